@@ -1,0 +1,58 @@
+"""Engine: where weights live. Sampling is an endpoint, learning is this protocol.
+
+The trainer drives it; it knows nothing of rollouts' origins, rewards or algorithms: it computes one SUM over tokens of
+weight × loss, and every normalisation is already in the weights. One contract suite (tests/engines/) runs against every
+engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Protocol
+
+from agentlightning.types import Loss, Sequence
+
+Metrics = dict[str, float]
+
+DEFAULT_POLICY = "default"
+
+
+class Engine(Protocol):
+    """The verbs of learning. Every one may raise EngineError; the policy's alias is `default` unless several are trained."""
+
+    async def start(self) -> list[str]:
+        """Start what serves and learns; returns base URLs that speak the token path (POST /inference/v1/generate)."""
+        ...
+
+    async def close(self) -> None:
+        """Stop everything that `start` started; a second call does nothing."""
+        ...
+
+    async def forward_backward(self, sequences: Seq[Sequence], loss: Loss, policy: str = DEFAULT_POLICY) -> Metrics:
+        """Add the gradient of SUM over tokens of weight × loss to what is accumulated since the last optim_step.
+
+        Metrics are sums or means over the trained tokens of this call: loss, tokens, ratio_max (largest |ratio - 1|),
+        clip_share, kl (k3 of sampler against trainer), entropy.
+        """
+        ...
+
+    async def logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+        """Log-probability of every token given those before it, at the sequence's temperature; 0 for the first."""
+        ...
+
+    async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:
+        """Clip the accumulated gradient to the norm, update, zero it. Metrics: grad_norm (before clipping)."""
+        ...
+
+    async def publish(self, version: int, policy: str = DEFAULT_POLICY) -> None:
+        """The current weights serve from now on, stamped `version`; calls in flight go on over them."""
+        ...
+
+    async def save(self, path: Path, policy: str = DEFAULT_POLICY) -> None:
+        """Write a transformers folder (weights, config, tokenizer) and the learner's state; whole or not at all."""
+        ...
+
+    async def load(self, path: Path, policy: str = DEFAULT_POLICY) -> None:
+        """Back to a saved state: the next update is bit for bit the one that would have followed the save."""
+        ...

@@ -1,0 +1,115 @@
+"""Every error that Agent Lightning raises on purpose, as one tree.
+
+    AgentLightningError              exit code 1: something failed; the message says what to do next
+    ├── InputError                   exit code 2: what the user gave is wrong; names the field and what was expected
+    │   ├── ConfigError              a setting: unknown, ignored, of the wrong type, in conflict
+    │   ├── DataError                a data set or a task row
+    │   ├── ModelError               a model path or name that does not load
+    │   └── RewardError              a reward that is not a finite number, or final rewards that contradict each other
+    ├── AgentError                   the agent's own code failed (its import, its run, its reward function)
+    │   └── NoCallsError             it finished, but no model call was recorded
+    ├── StoreError                   the store cannot serve: full disk, lost connection, newer schema
+    │   ├── NotFoundError            no such run, rollout, attempt
+    │   └── ConflictError            the change contradicts what is recorded (a rollout consumed twice, a stale lease)
+    ├── EngineError                  sampling or learning failed
+    ├── GatewayError                 the gateway cannot start or serve (port in use)
+    └── MissingExtraError            an optional dependency is absent; names the extra to install
+
+A failure in code that is not ours is typed where it enters, by `boundary`, so that every later reader knows whose fault it
+was. A bad rollout is data, not a crash: workers record these errors, they do not die of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class AgentLightningError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_code = 1
+    http_status = 500
+
+
+class InputError(AgentLightningError):
+    """What the user gave is wrong."""
+
+    exit_code = 2
+    http_status = 422
+
+
+class ConfigError(InputError):
+    """A setting is unknown, would be ignored, has the wrong type or contradicts another."""
+
+
+class DataError(InputError):
+    """A data set or a task row is not what was expected."""
+
+
+class ModelError(InputError):
+    """A model path or name does not load."""
+
+
+class RewardError(InputError):
+    """A reward is not a finite number, or final rewards contradict each other."""
+
+
+class AgentError(AgentLightningError):
+    """The agent's own code failed."""
+
+
+class NoCallsError(AgentError):
+    """Agents finish, but no model call of theirs is recorded."""
+
+
+class StoreError(AgentLightningError):
+    """The store cannot serve."""
+
+    http_status = 503
+
+
+class NotFoundError(StoreError):
+    """No such run, rollout or attempt."""
+
+    http_status = 404
+
+
+class ConflictError(StoreError):
+    """The change contradicts what is recorded."""
+
+    http_status = 409
+
+
+class EngineError(AgentLightningError):
+    """Sampling or learning failed."""
+
+    http_status = 502
+
+
+class GatewayError(AgentLightningError):
+    """The gateway cannot start or serve."""
+
+
+class MissingExtraError(AgentLightningError):
+    """An optional dependency is absent."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; install it with: pip install 'agentlightning[{extra}]'")
+
+
+@contextmanager
+def boundary(what: str, error: type[AgentLightningError] = AgentError) -> Iterator[None]:
+    """Run code that is not ours: whatever escapes becomes `error`, with `what` failed and the cause chained.
+
+    >>> with boundary("reward function"):
+    ...     1 / 0
+    Traceback (most recent call last):
+    agentlightning.errors.AgentError: reward function failed: ZeroDivisionError: division by zero
+    """
+    try:
+        yield
+    except AgentLightningError:
+        raise
+    except Exception as cause:
+        raise error(f"{what} failed: {type(cause).__name__}: {cause}") from cause

@@ -1,0 +1,293 @@
+"""LightningStore: the verbs of the durable centre, which every other part may be killed around.
+
+Driven by gateways, workers and trainers; knows nothing of HTTP, agents or tensors. Each verb is one transaction: when it
+returns, what it did survives SIGKILL of every process. Verbs take and return batches. One conformance suite
+(tests/store/) runs against every implementation.
+
+Life of a rollout::
+
+    queued --claim--> running --finish--> succeeded
+      ^                  |  `--finish(failed | timed_out)--> queued again while the retry policy allows, else failed
+      `--- lease expires | finish(lost) ---'                 (lost attempts are counted apart, up to retry.max_lost)
+    queued | running --cancel--> cancelled
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from agentlightning.errors import RewardError
+from agentlightning.types import (
+    JSON,
+    Attempt,
+    Call,
+    Checkpoint,
+    Claim,
+    Consumed,
+    Finish,
+    Lease,
+    Metric,
+    Mode,
+    NewRollout,
+    Resource,
+    Reward,
+    Rollout,
+    RolloutState,
+    Run,
+    RunState,
+    Span,
+    Step,
+    Worker,
+)
+
+LEASE_S = 30.0
+"""Seconds a lease lasts without a heartbeat; workers beat every 10."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutQuery:
+    """Which rollouts to list; every field given must match. Results are in id order (by creation time)."""
+
+    run_id: str | None = None
+    ids: Sequence[str] | None = None
+    mode: Mode | None = None
+    states: Sequence[RolloutState] | None = None
+    group_ids: Sequence[str] | None = None
+    step: int | None = None
+    unconsumed: bool = False
+    """Only rollouts without an outcome."""
+    after: str | None = None
+    """Cursor: only ids greater than this one."""
+    limit: int | None = None
+    newest_first: bool = False
+
+
+class LightningStore(abc.ABC):
+    """The abstract store. Every method may raise StoreError when the store cannot serve."""
+
+    @abc.abstractmethod
+    async def open(self) -> None:
+        """Connect, create or check the schema. Raises StoreError where the database is newer than this program."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Finish what was accepted and disconnect; a second call does nothing."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @abc.abstractmethod
+    async def signing_secret(self) -> bytes:
+        """32 random bytes, made once and kept in the store, that sign the keys of attempts: all gateways agree on them.
+
+        Only for processes that own the store; over HTTP it raises StoreError.
+        """
+
+    # --- runs -----------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def create_run(self, name: str, config: JSON, run_id: str | None = None) -> Run:
+        """A new run in state running; without `run_id` its id is made from the time. ConflictError if the id exists."""
+
+    @abc.abstractmethod
+    async def update_run(self, run_id: str, state: RunState | None = None, summary: JSON | None = None) -> Run:
+        """Change the state, merge `summary` into the run's. NotFoundError if there is no such run."""
+
+    @abc.abstractmethod
+    async def runs(self, ids: Sequence[str] | None = None, limit: int | None = None) -> list[Run]:
+        """Runs, newest first."""
+
+    # --- rollouts and attempts ------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
+        """Queue rollouts; for a (run_id, group_id, replica) that exists, the existing one is returned unchanged.
+
+        The result is in the order given. NotFoundError if a run does not exist.
+        """
+
+    @abc.abstractmethod
+    async def claim(
+        self,
+        worker: Worker,
+        limit: int = 1,
+        lease_s: float = LEASE_S,
+        wait_s: float = 0.0,
+    ) -> list[Claim]:
+        """Take up to `limit` queued rollouts of the worker's run: each starts a new attempt under a lease.
+
+        No rollout is claimed twice. Where none is queued, waits up to `wait_s` seconds for one (pushed, not polled).
+        Records the worker as seen. Leases that have expired are given up first.
+        """
+
+    @abc.abstractmethod
+    async def heartbeat(self, worker: Worker, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
+        """Extend leases; False for each one no longer held (expired and given up, finished, or cancelled)."""
+
+    @abc.abstractmethod
+    async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
+        """End attempts, each with its last rewards, in one transaction; False where the lease is stale (nothing changes).
+
+        On succeeded: the rollout's reward becomes `final_reward` of the attempt's records; if that raises, the attempt
+        ends as failed with the sentence as its error. An attempt without a recorded call gets a warning that says so,
+        with the diagnosis. On failed, timed_out, lost: queued again or failed, by the rollout's retry policy.
+        """
+
+    @abc.abstractmethod
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        """Cancel queued and running rollouts (their leases become stale); returns how many."""
+
+    @abc.abstractmethod
+    async def expire_leases(self) -> int:
+        """End as lost every attempt whose lease has run out; returns how many. Called regularly by the server."""
+
+    @abc.abstractmethod
+    async def rollouts(self, query: RolloutQuery) -> list[Rollout]:
+        """Rollouts that match."""
+
+    @abc.abstractmethod
+    async def count(self, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
+        """How many rollouts of the run are in each state, by mode."""
+
+    @abc.abstractmethod
+    async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
+        """All attempts of these rollouts, by rollout and number."""
+
+    @abc.abstractmethod
+    async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
+        """Rollouts of the run that finished after position `after`, in the order of `finished_seq`.
+
+        Returns as soon as there are `at_least` of them, or with what there is after `timeout_s` seconds. One waiter
+        costs nothing while nothing finishes: it is pushed, not polled.
+        """
+
+    @abc.abstractmethod
+    async def workers(self, run_id: str | None = None) -> list[Worker]:
+        """Workers, last seen first."""
+
+    # --- the record -----------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def append_calls(self, calls: Sequence[Call]) -> None:
+        """Record model calls; durable on return. A call whose id exists is ignored, so appending may be repeated."""
+
+    @abc.abstractmethod
+    async def append_spans(self, spans: Sequence[Span]) -> None:
+        """Record other events of attempts; ids that exist are ignored."""
+
+    @abc.abstractmethod
+    async def calls(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
+        """Calls of these rollouts in the order they finished, by rollout; of the latest attempt unless one is named."""
+
+    @abc.abstractmethod
+    async def spans(self, rollout_ids: Sequence[str]) -> list[Span]:
+        """Spans of these rollouts, by rollout and start time."""
+
+    @abc.abstractmethod
+    async def record_rewards(self, rewards: Sequence[Reward]) -> None:
+        """Record rewards; ids that exist are ignored. RewardError where a value is not a finite number.
+
+        A rollout's final reward is settled when it finishes; a record that comes later is kept, and changes nothing.
+        """
+
+    @abc.abstractmethod
+    async def rewards(self, rollout_ids: Sequence[str]) -> list[Reward]:
+        """Reward records of these rollouts, by rollout and creation time."""
+
+    @abc.abstractmethod
+    async def put_resources(self, resources: Sequence[Resource]) -> list[Resource]:
+        """Store each as the next version of (run_id, name); returns them with their versions."""
+
+    @abc.abstractmethod
+    async def resources(self, run_id: str, name: str | None = None, latest: bool = True) -> list[Resource]:
+        """Resources of a run, the newest version of each or all versions in order."""
+
+    @abc.abstractmethod
+    async def log_metrics(self, metrics: Sequence[Metric]) -> None:
+        """Record numbers; the last one of a (run, step, name) that is not abandoned counts."""
+
+    @abc.abstractmethod
+    async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
+        """Metrics of a run by step, name and time, abandoned ones included and marked."""
+
+    # --- steps and checkpoints ------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def open_step(self, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step:
+        """Write a training step's ordered list before it learns; sets each rollout's outcome.
+
+        A rollout is consumed by one step only, and only finished training rollouts can be: ConflictError otherwise, and
+        nothing is written. Opening a step that is open again with the same list returns it.
+        """
+
+    @abc.abstractmethod
+    async def close_step(self, run_id: str, step: int, version: int) -> Step:
+        """The step learned and published `version`. Closing it again with the same version does nothing."""
+
+    @abc.abstractmethod
+    async def steps(self, run_id: str) -> list[Step]:
+        """Steps that are not abandoned, in order."""
+
+    @abc.abstractmethod
+    async def reopen_steps(self, run_id: str, after: int) -> list[Step]:
+        """Go back to checkpoint `after`: later closed steps become open again, to be executed from their lists.
+
+        Metrics of those steps are marked abandoned. Returns the steps to execute, in order.
+        """
+
+    @abc.abstractmethod
+    async def release_steps(self, run_id: str, after: int) -> int:
+        """Abandon the steps later than `after` and free their rollouts; returns how many rollouts."""
+
+    @abc.abstractmethod
+    async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Record a checkpoint whose files are complete; replaces an earlier one of the same step."""
+
+    @abc.abstractmethod
+    async def checkpoints(self, run_id: str) -> list[Checkpoint]:
+        """Checkpoints of a run by step."""
+
+
+def final_reward(rewards: Sequence[Reward], source: str | None = None) -> float | None:
+    """The final reward among an attempt's records, in the order they were made; None where there is none.
+
+    The agent's return value counts before the reward function's, that before what was printed, posted or emitted without
+    a call, of which the last one counts. Where two sources that are meant as final (return value, reward function,
+    output) are both present, or one of them and a posted one, RewardError names them, unless `source` says which to take.
+    """
+    finals = [reward for reward in rewards if reward.call_id is None]
+    if source is not None:
+        finals = [reward for reward in finals if reward.source == source]
+    deliberate = {reward.source for reward in finals if reward.source != "emitted"}
+    if len(deliberate) > 1:
+        raise RewardError(
+            f"final rewards from two sources ({', '.join(sorted(deliberate))}) contradict each other: "
+            "give the reward in one way only"
+        )
+    chosen = [reward for reward in finals if reward.source in deliberate] or finals
+    return chosen[-1].value if chosen else None
+
+
+def reward_number(value: Any, name: str = "reward") -> float:
+    """`value` as a finite float; RewardError, with the value and what was expected, otherwise.
+
+    Booleans count as 0 and 1 (``return answer == expected`` is the commonest reward there is).
+    """
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise RewardError(f"{name}: expected a finite number, got {type(value).__name__} {value!r:.80}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise RewardError(f"{name}: expected a finite number, got {number}")
+    return number
+
+
+NO_CALLS: Literal["no model call was recorded"] = "no model call was recorded"
+"""How the warning of an attempt without a call begins."""

@@ -1,0 +1,382 @@
+"""The words of the project as frozen types: what a store keeps, a gateway records and an engine trains on.
+
+Every other module speaks in these. The file holds no behaviour and imports nothing but the standard library, so that an
+agent machine can load it in milliseconds. Times are integers: nanoseconds since the epoch, UTC. Ids of rollouts, calls and
+rewards are UUIDv7 strings and sort by creation time; ids of runs are readable and sort by time too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+JSON = dict[str, Any]
+
+Mode = Literal["train", "eval"]
+RunState = Literal["running", "finished", "interrupted", "failed"]
+RolloutState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+AttemptState = Literal["running", "succeeded", "failed", "timed_out", "lost"]
+AttemptEnd = Literal["succeeded", "failed", "timed_out", "lost"]
+Outcome = Literal["trained", "zero_variance", "stale", "surplus", "invalid"]
+RewardSource = Literal["return", "function", "output", "emitted", "posted"]
+StepState = Literal["open", "closed", "abandoned"]
+
+FINAL_STATES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the gateway samples for one rollout, whatever the agent asks for; fixed at enqueue."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    max_tokens: int | None = None
+    """Most tokens of one call; the agent's own smaller limit is honoured. None: the agent's, else the model's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """When a rollout is tried again. Attempts that end as lost are ours to answer for and count apart."""
+
+    max_attempts: int = 1
+    timeout_s: float = 600.0
+    """Seconds one attempt may take, from its claim."""
+    retry_on: tuple[AttemptEnd, ...] = ("failed", "timed_out")
+    max_lost: int = 5
+    """Lost attempts after which the rollout fails, so that a rollout that kills its worker cannot circle for ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One experiment: a configuration, its rollouts, metrics and checkpoints."""
+
+    id: str
+    name: str
+    state: RunState
+    config: JSON
+    created_ns: int
+    updated_ns: int
+    summary: JSON = field(default_factory=dict)
+    """Free facts about the run that a list of runs shows: step, reward, held-out success."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRollout:
+    """A rollout to enqueue. (run_id, group_id, replica) is unique: enqueueing it again returns the one that exists."""
+
+    run_id: str
+    task: JSON
+    group_id: str
+    """Rollouts of one group are compared with each other."""
+    replica: int = 0
+    """Position within the group, from 0."""
+    mode: Mode = "train"
+    step: int = 0
+    """The training step it was enqueued for."""
+    sampling: Sampling = Sampling()
+    retry: RetryPolicy = RetryPolicy()
+    priority: int = 0
+    """Higher is claimed first; equal priorities first come, first served."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One execution of the agent on one task; survives retries."""
+
+    id: str
+    run_id: str
+    task: JSON
+    group_id: str
+    replica: int
+    mode: Mode
+    step: int
+    sampling: Sampling
+    retry: RetryPolicy
+    priority: int
+    state: RolloutState
+    attempt: int
+    """Number of the latest attempt, from 1; 0 before the first claim."""
+    lost: int
+    """How many attempts ended as lost."""
+    created_ns: int
+    started_ns: int | None = None
+    finished_ns: int | None = None
+    finished_seq: int | None = None
+    """Position in the order in which the rollouts of the run finished, from 1: the cursor of `wait`."""
+    reward: float | None = None
+    """The final reward of the successful attempt."""
+    calls: int = 0
+    """Recorded model calls of the latest attempt, counted when it finishes."""
+    error: str | None = None
+    """Why the last attempt did not succeed: the traceback or the output's tail."""
+    warning: str | None = None
+    """What looks wrong though the attempt succeeded, with the likely cause (for example: no model call was recorded)."""
+    outcome: Outcome | None = None
+    """What learning did with it; None until a training step consumed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try at a rollout, held by one worker under a lease."""
+
+    rollout_id: str
+    attempt: int
+    state: AttemptState
+    worker_id: str
+    lease_expires_ns: int
+    started_ns: int
+    finished_ns: int | None = None
+    error: str | None = None
+    output: str | None = None
+    """Tail of what a command agent printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to finish one attempt. A stale token changes nothing."""
+
+    rollout_id: str
+    attempt: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a worker gets when it claims a rollout."""
+
+    rollout: Rollout
+    lease: Lease
+    key: str
+    """API key (``sk-agl-…``) that opens this attempt, and only it, at the gateway."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """How an attempt ended."""
+
+    lease: Lease
+    state: AttemptEnd
+    rewards: tuple[Reward, ...] = ()
+    """Rewards that the worker still holds; they are recorded in the same transaction."""
+    error: str | None = None
+    output: str | None = None
+    diagnosis: str | None = None
+    """What in the worker's surroundings could explain an attempt without a recorded call (proxy variables, …)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """One reward record. Final rewards belong to no call; those with a call are step rewards."""
+
+    id: str
+    run_id: str
+    rollout_id: str
+    attempt: int
+    value: float
+    name: str = "reward"
+    call_id: str | None = None
+    source: RewardSource = "emitted"
+    created_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSpan:
+    """Sampled tokens [start, end) of a call came from this policy version."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One model call, stored by what its parent call did not have.
+
+    The full prompt is the parent's prompt, the parent's sampled ids, then ``suffix_ids``; without a parent it is
+    ``suffix_ids`` alone. A conversation of T turns so costs O(total tokens), not O(T²).
+    """
+
+    id: str
+    run_id: str
+    rollout_id: str
+    attempt: int
+    parent_id: str | None
+    suffix_ids: list[int]
+    sampled_ids: list[int]
+    logprobs: list[float]
+    """Natural log-probability of each sampled id under the distribution it was drawn from; same length."""
+    versions: list[VersionSpan]
+    prompt_tokens: int
+    """Length of the full prompt."""
+    policy: str
+    """Alias of the policy that sampled; '' for a call that an outside model answered."""
+    model: str
+    """The model name that the agent asked for."""
+    protocol: str
+    """Wire format: chat, completions, responses or messages."""
+    sampling: Sampling
+    history_hash: str
+    """Hash of tools and messages up to and with the answer: a later prompt that begins so continues this call."""
+    request_hash: str
+    """Hash of tools and messages before the answer: finds the answer of a request that is retried."""
+    messages: list[JSON]
+    """The messages that the parent's history did not have (all of them without a parent)."""
+    answer: JSON
+    """The assistant message as the agent received it."""
+    tools: list[JSON] | None = None
+    """Tool definitions; kept only where they differ from the parent's (so: on roots)."""
+    fork_cause: str | None = None
+    """Why the prompt does not continue an earlier call of the attempt; None where it does, or on the first call."""
+    agent: str | None = None
+    """Name of the sub-agent that made the call, where known."""
+    finish_reason: str = "stop"
+    started_ns: int = 0
+    finished_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One event of an attempt that is not a model call, in OpenTelemetry's terms."""
+
+    id: str
+    run_id: str
+    rollout_id: str
+    attempt: int
+    name: str
+    parent_id: str | None = None
+    attributes: JSON = field(default_factory=dict)
+    started_ns: int = 0
+    finished_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """A named, versioned thing that agents use: a policy endpoint, a prompt template. Versions are never used twice."""
+
+    run_id: str
+    name: str
+    kind: Literal["policy", "prompt_template"]
+    value: JSON
+    version: int = 0
+    """Given by the store: 1 for the first, then one more each time, whatever was abandoned."""
+    parent: int | None = None
+    """The version that this one was made from."""
+    step: int = 0
+    """The training step that made it."""
+    created_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One number of a run at a training step."""
+
+    run_id: str
+    step: int
+    name: str
+    value: float
+    created_ns: int = 0
+    abandoned: bool = False
+    """True where a crash undid the step and it was executed again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumed:
+    """One rollout of a training step and what became of it."""
+
+    rollout_id: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A training step's entry in the history: written open before learning, closed after publishing."""
+
+    run_id: str
+    step: int
+    state: StepState
+    consumed: list[Consumed]
+    """In the order in which they were learned from: executing the step again gives the same update."""
+    version: int | None = None
+    """The policy version it published, once closed."""
+    created_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Weights, optimizer and random state after a training step, in a folder."""
+
+    run_id: str
+    step: int
+    path: str
+    version: int
+    created_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A process that claims rollouts, as the store last saw it."""
+
+    id: str
+    run_id: str
+    host: str
+    pid: int
+    running: int
+    """Attempts it holds."""
+    seen_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """(state, action, reward) of one call: the MDP step of the unified data interface."""
+
+    call_id: str
+    prompt_ids: list[int]
+    sampled_ids: list[int]
+    logprobs: list[float]
+    versions: list[VersionSpan]
+    temperature: float = 1.0
+    policy: str = "default"
+    agent: str | None = None
+    reward: float = 0.0
+    """Step rewards recorded on this call, summed; 0 where none was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """All transitions of one rollout in the order they finished, with its final reward."""
+
+    rollout_id: str
+    group_id: str
+    reward: float
+    transitions: list[Transition]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequence:
+    """What an engine trains on: prefix-merged transitions. All lists have one entry per token."""
+
+    rollout_id: str
+    tokens: list[int]
+    mask: list[bool]
+    """True on sampled tokens; only these are trained. Never true on the first token."""
+    logprobs: list[float]
+    """The sampler's logprobs on masked tokens, 0 elsewhere."""
+    advantages: list[float]
+    weights: list[float]
+    """Per-token weight of the loss: every engine computes one SUM over tokens of weight × loss, and nothing else."""
+    segments: list[tuple[int, int]]
+    """[start, end) of each call's sampled tokens."""
+    temperature: float = 1.0
+    ref_logprobs: list[float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """The per-token loss that an engine applies; see engines/losses.py for the formulas."""
+
+    name: Literal["ppo_clip", "sft"] = "ppo_clip"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    entropy: float = 0.0
+    """Coefficient of the entropy bonus, per token, with the same weights."""
