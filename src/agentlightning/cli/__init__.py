@@ -1,0 +1,1 @@
+"""The command line; `app.py` puts the commands together."""

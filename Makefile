@@ -1,0 +1,42 @@
+# Everything a fresh machine with Python >= 3.11 and make needs. `make demo` and `make test` install what they use into .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+TORCH := 2.13.0
+
+.PHONY: demo test lint test-slow install clean
+
+demo: install
+	$(BIN)/agl demo $(ARGS)
+
+test: lint
+	$(BIN)/pytest -m "not slow" $(ARGS)
+
+test-slow: install
+	$(BIN)/pytest -m slow $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+install: .venv/.installed
+
+# torch goes first and alone: on Linux without a GPU it has to be a CPU build, where anything else that asks for torch would
+# pull gigabytes of CUDA packages. A CPU build that pip finds by itself is taken, else PyTorch's own CPU index is asked.
+.venv/.installed: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
+		$(BIN)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)+cpu" 2>/dev/null || \
+		$(BIN)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)+cpu" --extra-index-url https://download.pytorch.org/whl/cpu; \
+	else \
+		$(BIN)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)"; \
+	fi
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,175 @@
+"""Real word problems: ASDiv-A (Miao et al. 2020) and MAWPS (Koncel-Kedziorski et al. 2016), held out by template.
+
+They are read from $AGL_DATA/math/{asdiv_a,mawps}.jsonl.gz, else from the Hugging Face hub (`pip install datasets`).
+
+Held out are whole *templates*: questions whose words (numbers left out) overlap by half or more, directly or through
+others, are one template, and no question of a held-out template has such a neighbour in training. A split at random
+would let a model that copies its nearest neighbour's solution look twice as good as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import hashlib
+import json
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from word_problem import name_numbers, to_number
+
+SETS = {"asdiv_a": "MU-NLPC/Calc-asdiv_a", "mawps": "MU-NLPC/Calc-mawps"}
+BLANK = "_"
+HELD_OUT = 51
+"""Of 256: a fifth of the templates."""
+
+Step = tuple[str, str, str]
+"""Operand, operator, operand: ("N0", "-", "R0")."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    question: str
+    answer: str
+    equation: str
+
+    def row(self) -> dict[str, str]:
+        """What the agent gets. The equation is not in it: training sees answers only."""
+        return {"question": self.question, "answer": self.answer}
+
+
+def train(seed: int = 0, epochs: int = 4, blanks: float = 0.1) -> list[dict[str, str]]:
+    """Training rows of some epochs, each with other words blanked out, so that the model cannot learn questions by heart."""
+    problems, _ = split(load())
+    rng = random.Random(seed)
+    return [
+        {"question": blank_words(problem.question, blanks, rng), "answer": problem.answer}
+        for _ in range(epochs)
+        for problem in rng.sample(problems, len(problems))
+    ]
+
+
+def heldout() -> list[dict[str, str]]:
+    """Rows of the held-out templates, as they are."""
+    _, problems = split(load())
+    return [problem.row() for problem in problems]
+
+
+def load() -> list[Problem]:
+    """All problems in a fixed order, each question once."""
+    seen = set()
+    problems = []
+    for row in _rows():
+        key = " ".join(re.findall(r"[a-z0-9.]+", row["question"].lower()))
+        answer = to_number(str(row["result"]).strip())
+        if key in seen or answer is None:
+            continue
+        seen.add(key)
+        problems.append(Problem(row["question"], str(answer), _equation(row)))
+    return problems
+
+
+def split(problems: list[Problem]) -> tuple[list[Problem], list[Problem]]:
+    """(training, held out): whole templates go to one side, chosen by a hash of the template's first question."""
+    first: dict[int, str] = {}
+    sides: tuple[list[Problem], list[Problem]] = ([], [])
+    for problem, template in zip(problems, templates([p.question for p in problems]), strict=True):
+        name = first.setdefault(template, problem.question)
+        sides[hashlib.md5(name.encode()).digest()[0] < HELD_OUT].append(problem)
+    return sides
+
+
+def templates(questions: list[str]) -> list[int]:
+    """The number of each question's template: word sets with a Jaccard index of at least 0.5 are joined."""
+    places: dict[str, int] = {}
+    sets = []  # a set of words as the bits of one integer, so that 3.7 million pairs take a second
+    for question in questions:
+        words = set(re.findall(r"\b[a-z]+\b", name_numbers(question)[0]))
+        sets.append(sum(1 << places.setdefault(word, len(places)) for word in words))
+    sizes = [bits.bit_count() for bits in sets]
+    parent = list(range(len(sets)))
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    for i, bits in enumerate(sets):
+        for j in range(i):
+            # |a ∩ b| / |a ∪ b| >= 1/2, with |a ∪ b| = |a| + |b| - |a ∩ b|
+            if 3 * (bits & sets[j]).bit_count() >= sizes[i] + sizes[j]:
+                parent[root(i)] = root(j)
+    return [root(index) for index in range(len(sets))]
+
+
+def program(problem: Problem) -> list[Step] | None:
+    """The equation as at most three steps over named numbers; None where it needs a number that the question lacks.
+
+    "7 + 2 * 3" on numbers 7, 2, 3 -> [("N1", "*", "N2"), ("N0", "+", "R0")]
+    """
+    numbers = name_numbers(problem.question)[1]
+    used: Counter[int] = Counter()
+    steps: list[Step] = []
+    operators = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+
+    def name(node: ast.expr) -> str:
+        if isinstance(node, ast.BinOp) and type(node.op) in operators:
+            steps.append((name(node.left), operators[type(node.op)], name(node.right)))
+            return f"R{len(steps) - 1}"
+        if isinstance(node, ast.Constant):
+            number = to_number(str(node.value))
+            at = min((i for i, n in enumerate(numbers) if n == number), key=lambda i: used[i], default=None)
+            if at is not None:
+                used[at] += 1
+                return f"N{at}"
+        raise ValueError(f"no name for {ast.unparse(node)}")
+
+    try:
+        name(ast.parse(problem.equation.replace(",", "").strip(), mode="eval").body)
+    except (ValueError, SyntaxError):
+        return None
+    return steps if 1 <= len(steps) <= 3 else None
+
+
+def blank_words(question: str, share: float, rng: random.Random) -> str:
+    """The question with a share of its words, never its numbers, replaced by a blank."""
+
+    def blank(match: re.Match[str]) -> str:
+        word = match.group()
+        return BLANK if to_number(word.lower()) is None and rng.random() < share else word
+
+    return re.sub(r"[A-Za-z]+", blank, question)
+
+
+def _equation(row: dict[str, Any]) -> str:
+    """The hub's sets write it in Calc-X markup only: <gadget id="calculator">7 + 2</gadget>."""
+    markup = re.findall(r'<gadget id="calculator">(.*?)</gadget>', row.get("chain") or "")
+    return str(row["equation"]) if row.get("equation_ok") else markup[0] if len(markup) == 1 else ""
+
+
+def _rows() -> Iterator[dict[str, Any]]:
+    root = os.environ.get("AGL_DATA")
+    for name, hub in SETS.items():
+        path = Path(root, "math", f"{name}.jsonl.gz") if root else None
+        if path is not None and path.exists():
+            with gzip.open(path, "rt", encoding="utf-8") as lines:
+                yield from map(json.loads, lines)
+        else:
+            yield from _hub_rows(hub, path)
+
+
+def _hub_rows(hub: str, missing: Path | None) -> Iterable[dict[str, Any]]:
+    try:
+        from datasets import load_dataset
+    except ImportError as cause:
+        where = f"{missing} does not exist" if missing else "AGL_DATA is not set"
+        raise FileNotFoundError(f"{where}, and reading {hub} from the hub needs: pip install datasets") from cause
+    splits = load_dataset(hub)
+    return [row for split_name in sorted(splits) for row in splits[split_name]]

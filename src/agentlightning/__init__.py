@@ -1,0 +1,68 @@
+"""Agent Lightning: train the model behind any AI agent without touching the agent.
+
+    import agentlightning as agl
+
+Names are loaded when they are first used: importing the package loads neither torch nor a web server.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentlightning.algorithms.lightning_rl import LightningRL
+    from agentlightning.gateway.server import AgentLightningServer
+    from agentlightning.runner.agent import LLM, PromptTemplate, Result, emit_reward, rollout
+    from agentlightning.runner.client import AgentLightningClient
+    from agentlightning.store.base import LightningStore
+    from agentlightning.store.client import LightningStoreClient
+    from agentlightning.store.sql import InMemoryLightningStore, SqlLightningStore
+    from agentlightning.trainer.trainer import Trainer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "AgentLightningClient": "runner.client",
+    "AgentLightningServer": "gateway.server",
+    "InMemoryLightningStore": "store.sql",
+    "LLM": "runner.agent",
+    "LightningRL": "algorithms.lightning_rl",
+    "LightningStore": "store.base",
+    "LightningStoreClient": "store.client",
+    "PromptTemplate": "runner.agent",
+    "Result": "runner.agent",
+    "SqlLightningStore": "store.sql",
+    "Trainer": "trainer.trainer",
+    "emit_reward": "runner.agent",
+    "rollout": "runner.agent",
+}
+
+__all__ = [
+    "LLM",
+    "AgentLightningClient",
+    "AgentLightningServer",
+    "InMemoryLightningStore",
+    "LightningRL",
+    "LightningStore",
+    "LightningStoreClient",
+    "PromptTemplate",
+    "Result",
+    "SqlLightningStore",
+    "Trainer",
+    "emit_reward",
+    "rollout",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'agentlightning' has no attribute {name!r}")
+    try:
+        module = import_module(f"agentlightning.{_HOMES[name]}")
+    except ModuleNotFoundError as cause:
+        extra = "train" if name in ("Trainer",) else "server"
+        raise ImportError(
+            f"agentlightning.{name} needs {cause.name}; install it with: pip install 'agentlightning[{extra}]'"
+        ) from cause
+    return getattr(module, name)

@@ -1,0 +1,49 @@
+"""The command line: ``agl`` and ``agentlightning`` are the same.
+
+Each command is a file of this folder. Modules are imported after parsing, by the command that needs them, so that ``agl
+--help`` answers at once; nothing here decides anything that a caller of the library could not.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from agentlightning.cli import check, demo, evaluate, export, rollouts, runs, serve, train, worker
+from agentlightning.errors import AgentLightningError
+
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="agl",
+    help="Train the model behind any AI agent without touching the agent.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("demo")(demo.demo)
+app.command("train")(train.train)
+app.command("check")(check.check)
+app.command("eval")(evaluate.evaluate)
+app.command("export")(export.export)
+app.command("serve")(serve.serve)
+app.command("worker")(worker.worker)
+app.add_typer(runs.app, name="runs")
+app.add_typer(rollouts.app, name="rollouts")
+
+
+def main() -> None:
+    """Entry point: errors raised on purpose become one sentence and their exit code."""
+    try:
+        app()
+    except AgentLightningError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

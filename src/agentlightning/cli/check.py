@@ -1,0 +1,58 @@
+"""``agl check``: one rollout before paying for more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentlightning.cli.options import Runs, Settings, Store, store_setting
+
+LEAST_SUCCESS = 0.08
+"""Below this base success, most groups have no successful rollout, and there is little to learn from."""
+
+
+def check(
+    config: Annotated[Path, typer.Argument(help="TOML file with the configuration.")],
+    tasks: Annotated[int, typer.Option("--tasks", help="Training tasks for the base success.")] = 32,
+    settings: Settings = None,
+    store: Store = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Run the agent on one task and show its calls, tokens and reward; then the base success over a few tasks."""
+    import asyncio
+
+    import orjson
+
+    from agentlightning.cli.display import Display
+    from agentlightning.cli.rollouts import print_rollout
+    from agentlightning.config import load_config
+    from agentlightning.errors import AgentError
+    from agentlightning.trainer.check import check_agent
+    from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.trainer import new_run_id
+
+    loaded = load_config(config, settings or [], store_setting(store))
+    with Display(f"check {config}") as display:
+        checked = asyncio.run(check_agent(loaded, RunFolder(runs, new_run_id()), display, tasks))
+    print_rollout(display.console, checked.rollout, checked.calls, checked.rewards)
+    if checked.rollout.state != "succeeded":
+        raise AgentError("the agent failed on the first task; see its traceback above")
+    if checked.success < LEAST_SUCCESS:
+        display.note(
+            f"base success {checked.success:.2f} is below {LEAST_SUCCESS}: most groups would have nothing to compare; "
+            "warm-start the model, or begin with easier tasks"
+        )
+    typer.echo(
+        orjson.dumps(
+            {
+                "calls": len(checked.calls),
+                "prompt_tokens": sum(call.prompt_tokens for call in checked.calls),
+                "sampled_tokens": sum(len(call.sampled_ids) for call in checked.calls),
+                "forked_calls": sum(call.fork_cause is not None for call in checked.calls),
+                "reward": checked.rollout.reward,
+                "base_success": checked.success,
+            }
+        ).decode()
+    )

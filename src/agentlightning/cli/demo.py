@@ -1,0 +1,72 @@
+"""``agl demo``: see an ordinary agent learn in a few minutes, on a laptop, without a key or a download."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentlightning.cli.options import Runs, Store, store_url
+
+
+class Task(StrEnum):
+    sql = "sql"
+    calculator = "calculator"
+    lookup = "lookup"
+
+
+class Control(StrEnum):
+    random_reward = "random-reward"
+
+
+def demo(
+    task: Annotated[Task, typer.Option("--task", help="What the agent does.")] = Task.sql,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the model, the tasks and the sampling.")] = 0,
+    control: Annotated[
+        Control | None, typer.Option("--control", help="Train on a random reward: nothing should improve.")
+    ] = None,
+    store: Store = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Build a tiny model, warm-start it on flawed demonstrations, train it on reward, and print what it learned."""
+    import asyncio
+
+    import orjson
+
+    from agentlightning.cli.display import Display
+    from agentlightning.cli.train import report, supervised
+    from agentlightning.demo.first_light import configure, process_started, summarize, warm_start
+    from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.trainer import new_run_id
+
+    started = process_started()
+    folder = RunFolder(runs, new_run_id())
+    title = f"demo {task.value}, seed {seed}{f', {control.value}' if control else ''}"
+    with Display(title) as display:
+        warm = asyncio.run(warm_start(task.value, seed, folder.path / "warm-start", display))
+        display.note(
+            f"warm start: {warm.parameters:,} parameters imitated a scripted demonstrator with bad habits "
+            f"({warm.demonstrator:.0%} success) for {warm.seconds:.0f} s; from here on only the reward teaches"
+        )
+        config = configure(task.value, seed, folder, warm.folder, store_url(store), control is not None)
+        result = supervised(config, folder, display, name=title)
+    report(display.console, result)
+    if not result.finished:
+        return
+    summary = summarize(task.value, seed, started, warm, result)
+    display.console.print(_table(summary))
+    typer.echo(orjson.dumps(summary).decode())
+
+
+def _table(summary: dict[str, float]) -> object:
+    from rich.table import Table
+
+    table = Table(box=None, title="success on held-out tasks", title_justify="left")
+    for column in ("", "greedy", "T = 1"):
+        table.add_column(column, justify="left" if not column else "right")
+    table.add_row("demonstrator", "", f"{summary['demonstrator']:.2f}")
+    table.add_row("before training", f"{summary['before_greedy']:.2f}", f"{summary['before_t1']:.2f}")
+    table.add_row("after training", f"{summary['after_greedy']:.2f}", f"{summary['after_t1']:.2f}")
+    return table

@@ -1,0 +1,49 @@
+"""``agl eval``: held-out success of a configured model or of a run's trained one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentlightning.cli.options import Runs, Settings, Store, store_setting, store_url
+
+
+def evaluate(
+    target: Annotated[str, typer.Argument(help="Id of a run (its last checkpoint) or a TOML file (its model).")],
+    settings: Settings = None,
+    store: Store = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Run every held-out task once greedily and once at temperature 1, and print the success of both."""
+    import asyncio
+
+    import orjson
+
+    from agentlightning.cli.display import Display
+    from agentlightning.config import load_config
+    from agentlightning.errors import ConfigError, NotFoundError
+    from agentlightning.store.open import open_store
+    from agentlightning.trainer.check import evaluate_model
+    from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint
+    from agentlightning.trainer.trainer import new_run_id
+
+    async def checkpoint_of(run: str) -> str:
+        async with open_store(store_url(store)) as opened:
+            checkpoint = await last_checkpoint(opened, run)
+        if checkpoint is None:
+            raise NotFoundError(f"{run}: has no checkpoint yet; see: agl runs list")
+        return checkpoint.path
+
+    if target.endswith(".toml"):
+        config = load_config(Path(target), settings or [], store_setting(store))
+    else:
+        if settings:
+            raise ConfigError("--set works on a TOML file; a run is evaluated with its own configuration")
+        config = RunFolder(runs, target).config()
+        model = config.model.model_copy(update={"path": asyncio.run(checkpoint_of(target))})
+        config = config.model_copy(update={"model": model})
+    with Display(f"eval {target}") as display:
+        success = asyncio.run(evaluate_model(config, RunFolder(runs, new_run_id()), display, name=f"eval {target}"))
+    typer.echo(orjson.dumps({"target": target, **success}).decode())

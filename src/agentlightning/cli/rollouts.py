@@ -1,0 +1,165 @@
+"""``agl rollouts``: what agents did, call by call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentlightning.cli.options import Store, store_url
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from agentlightning.types import Call, Reward, Rollout
+
+app = typer.Typer(help="List and show rollouts.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command("list")
+def list_rollouts(
+    run: Annotated[str, typer.Argument(help="Id of the run.")],
+    mode: Annotated[str | None, typer.Option("--mode", help="train or eval.")] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", help="queued, running, succeeded, failed or cancelled.")
+    ] = None,
+    step: Annotated[int | None, typer.Option("--step", help="Only those enqueued for this training step.")] = None,
+    limit: Annotated[int, typer.Option("--limit", help="Most rollouts to list, newest first.")] = 20,
+    store: Store = None,
+) -> None:
+    """List the rollouts of a run, newest first."""
+    import asyncio
+    from typing import get_args
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from agentlightning.errors import ConfigError
+    from agentlightning.store.base import RolloutQuery
+    from agentlightning.store.open import open_store
+    from agentlightning.types import Mode, RolloutState
+
+    for name, value, known in (("--mode", mode, get_args(Mode)), ("--state", state, get_args(RolloutState))):
+        if value is not None and value not in known:
+            raise ConfigError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+
+    async def work() -> None:
+        query = RolloutQuery(
+            run_id=run,
+            mode=mode,  # type: ignore[arg-type]  # checked above
+            states=[state] if state else None,  # type: ignore[list-item]
+            step=step,
+            limit=limit,
+            newest_first=True,
+        )
+        async with open_store(store_url(store)) as opened:
+            found = await opened.rollouts(query)
+        table = Table(box=None)
+        for column in (
+            "rollout",
+            "mode",
+            "step",
+            "group",
+            "state",
+            "try",
+            "calls",
+            "reward",
+            "outcome",
+            "what went wrong",
+        ):
+            table.add_column(column, no_wrap=column == "rollout")
+        for rollout in found:
+            wrong = (rollout.error or rollout.warning or "").strip().splitlines()
+            table.add_row(
+                rollout.id,
+                rollout.mode,
+                str(rollout.step),
+                f"{rollout.group_id}/{rollout.replica}",
+                rollout.state,
+                str(rollout.attempt),
+                str(rollout.calls),
+                "" if rollout.reward is None else f"{rollout.reward:.3f}",
+                rollout.outcome or "",
+                wrong[-1][:60] if wrong else "",
+            )
+        Console().print(table if found else "no rollout matches")
+
+    asyncio.run(work())
+
+
+@app.command("show")
+def show_rollout(
+    rollout: Annotated[str, typer.Argument(help="Id of the rollout.")],
+    tokens: Annotated[bool, typer.Option("--tokens", help="Also print token ids and logprobs, one a line.")] = False,
+    store: Store = None,
+) -> None:
+    """Show a rollout: the conversation, its tokens with logprobs, and its rewards."""
+    import asyncio
+
+    from rich.console import Console
+
+    from agentlightning.errors import NotFoundError
+    from agentlightning.store.base import RolloutQuery
+    from agentlightning.store.open import open_store
+
+    async def work() -> None:
+        async with open_store(store_url(store)) as opened:
+            found = await opened.rollouts(RolloutQuery(ids=[rollout]))
+            if not found:
+                raise NotFoundError(f"{rollout}: no such rollout; see: agl rollouts list RUN")
+            calls = await opened.calls([rollout])
+            rewards = await opened.rewards([rollout])
+        print_rollout(Console(), found[0], calls, rewards, tokens)
+
+    asyncio.run(work())
+
+
+def print_rollout(
+    console: Console, rollout: Rollout, calls: list[Call], rewards: list[Reward], tokens: bool = False
+) -> None:
+    """Print one rollout for a person; shared with ``agl check``."""
+    import orjson
+
+    console.print(
+        f"rollout {rollout.id}  {rollout.mode}  step {rollout.step}  {rollout.state}  attempt {rollout.attempt}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(f"task {orjson.dumps(rollout.task).decode()}", highlight=False, markup=False, soft_wrap=True)
+    for number, call in enumerate(calls, 1):
+        version = ", ".join(f"v{span.version}" for span in call.versions)
+        cause = f"  fork: {call.fork_cause}" if call.fork_cause else ""
+        console.rule(
+            f"call {number}  {call.policy or call.model}  {version}  prompt {call.prompt_tokens} tokens  "
+            f"sampled {len(call.sampled_ids)}  logprob {sum(call.logprobs):.2f}  T={call.sampling.temperature:g}{cause}",
+            align="left",
+        )
+        for message in call.messages:
+            console.print(_message(message))
+        console.print(_message(call.answer))
+        if tokens:
+            for token, logprob in zip(call.sampled_ids, call.logprobs, strict=True):
+                console.print(f"    {token:>8}  {logprob:9.4f}", highlight=False)
+    console.rule(align="left")
+    for reward in rewards:
+        where = f" on call {reward.call_id}" if reward.call_id else ""
+        console.print(f"reward {reward.name} {reward.value:g} ({reward.source}, attempt {reward.attempt}){where}")
+    console.print(f"final reward {rollout.reward}  outcome {rollout.outcome}")
+    for text in (rollout.warning, rollout.error):
+        if text:
+            console.print(text, markup=False, highlight=False, style="yellow")
+
+
+def _message(message: dict[str, object]) -> Text:
+    import orjson
+    from rich.text import Text
+
+    role = str(message.get("role", ""))
+    style = {"assistant": "bold green", "user": "cyan", "system": "magenta", "tool": "blue"}.get(role, "")
+    content = message.get("content")
+    body = content if isinstance(content, str) else "" if content is None else orjson.dumps(content).decode()
+    line = Text.assemble((f"{role:>9} ", style), body)
+    if calls := message.get("tool_calls"):
+        line.append(" " + orjson.dumps(calls).decode(), style="dim")
+    return line

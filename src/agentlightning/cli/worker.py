@@ -1,0 +1,27 @@
+"""``agl worker``: run agents for a server, on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def worker(
+    agent: Annotated[str, typer.Argument(help="file.py:name, or a command such as 'node agent.js'.")],
+    server: Annotated[str, typer.Option("--server", help="URL of the server (its key in AGL_SERVER_KEY).")],
+    run: Annotated[str, typer.Option("--run", help="Id of the run to work for.")],
+    reward: Annotated[str | None, typer.Option("--reward", help="Reward function file.py:name.")] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", help="Rollouts at a time.")] = 32,
+) -> None:
+    """Claim rollouts of a run and run the agent on them until Ctrl-C."""
+    import os
+    import socket
+
+    from agentlightning.cli.train import is_function
+    from agentlightning.runner.__main__ import main
+
+    arguments = ["--server", server, "--run", run, "--concurrency", str(concurrency)]
+    arguments += ["--agent" if is_function(agent) else "--command", agent]
+    arguments += ["--reward", reward] if reward is not None else []
+    raise SystemExit(main([*arguments, "--worker-id", f"{socket.gethostname()}-{os.getpid()}"]))

@@ -1,0 +1,245 @@
+"""Typed settings of every part, read from TOML with dotted overrides.
+
+The command line and `Trainer` make a `Config`; every part gets its own table and none reads another's. A setting that does
+not exist, has the wrong type, or would be ignored by the chosen parts is a `ConfigError` before anything starts. Knows
+nothing of what the settings do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from agentlightning.errors import ConfigError
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class Table(BaseModel):
+    """A table of settings: unknown names are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(Table):
+    path: str
+    """Hub name or local folder of a transformers causal language model with a chat template."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature of training rollouts; evaluation is greedy and at temperature 1."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Most tokens of one call. None: what the agent asks for, else what the context holds."""
+
+
+class AgentConfig(Table):
+    run: str | None = None
+    """Function agent: ``file.py:name`` or ``package.module:name``."""
+    command: str | None = None
+    """Command agent: any program, for example ``node agent.js``."""
+    reward: str | None = None
+    """Reward function ``file.py:name`` called with (task, result); None: the agent's own return value or records."""
+    workers: int = Field(2, ge=0)
+    """Worker processes to start here; 0 where workers run elsewhere."""
+    concurrency: int = Field(32, ge=1)
+    """Rollouts at a time in each worker."""
+    timeout_s: float = Field(300.0, gt=0)
+    max_attempts: int = Field(2, ge=1)
+    on_failure: Literal["drop", "zero"] = "drop"
+    """A rollout that failed all its attempts: left out, or reward 0."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.run is None) == (self.command is None):
+            raise ValueError("give either run (a function, 'file.py:name') or command (a program), not both")
+        return self
+
+
+class DataConfig(Table):
+    train: str
+    """Tasks: a .jsonl, .csv or .parquet file, ``hub:NAME[:SPLIT]``, or a Python callable ``file.py:name``."""
+    val: str | None = None
+    """Held-out tasks, never trained on."""
+    fields: tuple[str, ...] | None = None
+    """Fields that every task must have; None: the fields of the first task."""
+
+
+class TrainerConfig(Table):
+    steps: int = Field(100, ge=1)
+    tasks_per_step: int = Field(32, ge=1)
+    learning_rate: float = Field(1e-5, gt=0)
+    warmup_steps: int = Field(0, ge=0)
+    final_learning_rate: float = Field(0.1, ge=0, le=1)
+    """Share of the learning rate that is left at the end of a linear decay; 1 keeps it constant."""
+    grad_clip: float = Field(1.0, gt=0)
+    checkpoint_every: int = Field(10, ge=1)
+    """Steps between checkpoints; a crash repeats at most this many updates, and samples nothing again."""
+    keep_checkpoints: int = Field(2, ge=1)
+    seed: int = 0
+
+
+class EvalConfig(Table):
+    every: int = Field(0, ge=0)
+    """Steps between greedy evaluations; 0: only before and after training."""
+    tasks: int | None = Field(None, ge=1)
+    """Most held-out tasks to use, the first ones; None: all."""
+    sampled: bool = True
+    """Also evaluate at temperature 1 before and after."""
+
+
+class EngineConfig(Table):
+    name: Literal["local"] = "local"
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    muon_learning_rate: float | None = Field(None, gt=0)
+    """Learning rate of the matrices under muon; the others take trainer.learning_rate."""
+    weight_decay: float = Field(0.0, ge=0)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    microbatch_tokens: int = Field(4096, ge=1)
+    max_rows: int = Field(64, ge=1)
+    """Requests sampled at a time: on a CPU few enough for the cache."""
+    sampler_threads: int = Field(1, ge=1)
+    learner_threads: int = Field(2, ge=1)
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if self.optimizer == "muon" and self.muon_learning_rate is None:
+            raise ValueError("muon_learning_rate is needed with optimizer = 'muon'")
+        if self.optimizer != "muon" and self.muon_learning_rate is not None:
+            raise ValueError("muon_learning_rate has no effect with optimizer = 'adamw'")
+        return self
+
+
+class StoreConfig(Table):
+    url: str = "sqlite:///runs/agl.db"
+
+
+class Config(Table):
+    """Everything `agl train` needs."""
+
+    model: ModelConfig
+    agent: AgentConfig
+    data: DataConfig
+    algorithm: dict[str, Any] = {}
+    """The algorithm's own settings; `name` picks it (default lightning_rl). The algorithm checks them."""
+    trainer: TrainerConfig = TrainerConfig()
+    eval: EvalConfig = EvalConfig()
+    engine: EngineConfig = EngineConfig()
+    store: StoreConfig = StoreConfig()
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if self.data.val is None and self.eval.model_fields_set:
+            raise ValueError("eval: has no effect without data.val")
+        return self
+
+
+def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> Config:
+    """Read a TOML file, then apply settings `given` by dotted name and ``a.b=value`` overrides (TOML or plain text).
+
+    Paths in the file that exist beside it are relative to it, all others to the working directory. Raises ConfigError.
+    """
+    table: dict[str, Any] = {}
+    if path is not None:
+        table = _read(path)
+        _anchor(table, path.parent)
+    for name, value in (given or {}).items():
+        _set(table, name, value)
+    for override in overrides:
+        name, separator, text = override.partition("=")
+        if not separator:
+            raise ConfigError(f"--set {override}: expected table.setting=value")
+        _set(table, name.strip(), _value(text))
+    _anchor(table, Path.cwd())
+    return parse_config(table, str(path) if path is not None else "settings")
+
+
+def parse_config(table: dict[str, Any], where: str = "configuration") -> Config:
+    """A table as a Config; every problem in one ConfigError, a line each, with the dotted name of the setting."""
+    return parse_settings(Config, table, where)
+
+
+def parse_settings(kind: type[T], table: dict[str, Any], where: str) -> T:
+    try:
+        return kind.model_validate(table)
+    except ValidationError as cause:
+        raise ConfigError("\n".join(f"{where}: {_sentence(kind, error)}" for error in cause.errors())) from cause
+
+
+def _sentence(kind: type[BaseModel], error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = _settings_at(kind, error["loc"][:-1])
+        close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+        return f"{name}: no such setting; {hint}"
+    if error["type"] == "missing":
+        return f"{name}: is required"
+    message = error["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(error["input"], dict) else f", got {error['input']!r}"
+    return f"{name}: {message}{given}" if name else message
+
+
+def _settings_at(kind: type[BaseModel], path: Sequence[Any]) -> list[str]:
+    for part in path:
+        annotation = kind.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        kind = annotation
+    return list(kind.model_fields)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as cause:
+        raise ConfigError(f"{path}: no such file; give the path of a TOML file") from cause
+    except (OSError, UnicodeDecodeError) as cause:
+        raise ConfigError(f"{path}: cannot be read: {cause}") from cause
+    except tomllib.TOMLDecodeError as cause:
+        raise ConfigError(f"{path}: not valid TOML: {cause}") from cause
+
+
+def _set(table: dict[str, Any], name: str, value: Any) -> None:
+    parts = name.split(".")
+    if not all(parts):
+        raise ConfigError(f"{name!r}: expected the name of a setting, such as trainer.steps")
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{name}: {part} is a setting, not a table")
+    table[parts[-1]] = value
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _anchor(table: dict[str, Any], folder: Path) -> None:
+    """Make paths that exist under `folder` absolute, so that a run can be resumed from anywhere."""
+    for section, name in (
+        ("model", "path"),
+        ("agent", "run"),
+        ("agent", "reward"),
+        ("data", "train"),
+        ("data", "val"),
+    ):
+        value = table.get(section, {}).get(name) if isinstance(table.get(section), dict) else None
+        if not isinstance(value, str):
+            continue
+        file, separator, rest = value.partition(":") if ".py:" in value else (value, "", "")
+        if not Path(file).is_absolute() and (folder / file).exists():
+            table[section][name] = f"{(folder / file).resolve()}{separator}{rest}"
+
+
+def config_text(config: Config) -> str:
+    """The configuration as JSON, for the run folder."""
+    return json.dumps(config.model_dump(mode="json"), indent=2)

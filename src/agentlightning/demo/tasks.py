@@ -1,0 +1,85 @@
+"""What a demo task is: questions, a flawed demonstrator, an environment and an agent, each in one module.
+
+The warm start, the demo command and the tests drive it. A task module knows nothing of models, engines or training; its
+`solve` is ordinary OpenAI-SDK code that would run against any provider. A question is held out by its content, and where
+a task has databases, held-out questions are asked of databases that training never sees. The wordings are all seen in
+training: held out means new questions on new data, not new language.
+
+Every demonstrator knows the protocol but has bad habits: it mixes up pairs of words in most cases. That choice decides
+whether the demo works. A demonstrator that is right on average gives a policy that is greedily right at once and leaves
+nothing to learn; one that guesses uniformly gives a policy that never looks at the wording, and reward alone then has to
+build that from nothing. A systematic confusion is greedily wrong, yet the wording is represented and reward can flip it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import import_module
+from random import Random
+from typing import Any, Literal, Protocol, cast
+
+from agentlightning.errors import InputError
+from agentlightning.types import JSON
+
+Split = Literal["train", "test"]
+Message = dict[str, str]
+
+NAMES = ("sql", "calculator", "lookup")
+
+
+class DemoTask(Protocol):
+    """What a task module offers."""
+
+    @property
+    def SPECIAL_WORDS(self) -> tuple[str, str]:
+        """Opening and closing tag of a tool call: one token each."""
+
+    @property
+    def MAX_CALLS(self) -> int:
+        """Model calls after which the agent gives up."""
+
+    @property
+    def WARM_START_STEPS(self) -> int:
+        """Optimizer steps of the warm start, of 64 demonstrations each."""
+
+    @property
+    def TRAINING_STEPS(self) -> int:
+        """Training steps that the demo takes, of 64 groups of 8 rollouts each."""
+
+    def sample(self, rng: Random, split: Split) -> JSON:
+        """One task row: `question` and `answer`, what the environment needs, and `plan`, for the demonstrator only."""
+
+    def demonstrate(self, task: JSON, rng: Random) -> list[Message]:
+        """The conversation of the flawed demonstrator on this task, from the question to its answer."""
+
+    async def solve(self, task: JSON, llm: Any) -> float:
+        """The agent: answers the question with the model behind `llm`, and returns 1.0 if the answer is right, else 0.0."""
+
+
+def load(name: str) -> DemoTask:
+    """The task module of that name."""
+    if name not in NAMES:
+        raise InputError(f"task: {name!r} is not a demo task; expected one of {', '.join(NAMES)}")
+    return cast(DemoTask, import_module(f"agentlightning.demo.{name}"))
+
+
+def rows(task: DemoTask, split: Split, count: int, seed: int) -> list[JSON]:
+    """`count` task rows, the same ones for the same arguments."""
+    rng = Random(f"{split} {seed}")
+    return [task.sample(rng, split) for _ in range(count)]
+
+
+def demonstrations(task: DemoTask, count: int, seed: int) -> tuple[list[list[Message]], float]:
+    """`count` conversations of the demonstrator on training tasks, and its success rate on them."""
+    rng = Random(f"demonstrations {seed}")
+    conversations, successes = [], 0
+    for _ in range(count):
+        row = task.sample(rng, "train")
+        conversations.append(task.demonstrate(row, rng))
+        successes += conversations[-1][-1]["content"] == f"Answer: {row['answer']}"
+    return conversations, successes / max(count, 1)
+
+
+def held_out(content: str) -> bool:
+    """Whether a question with this content belongs to the test split; true for a quarter of all contents."""
+    return hashlib.md5(content.encode(), usedforsecurity=False).digest()[0] < 64

@@ -1,0 +1,70 @@
+"""Drawing tokens: counter-based noise and the distribution it is applied to.
+
+The token at position p of an answer depends on the request's seed, p and the logits alone, never on what else is in the
+batch. The scheduler drives it; it knows nothing of requests or models.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+MASK_64 = (1 << 64) - 1
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+# 53 random bits as a fraction, a hair below 1, so that u * total < total for every float64 total.
+FRACTION = 2.0**-53 * (1.0 - 2.0**-52)
+
+
+def stream(seed: int) -> int:
+    """Where a seed's noise starts: mixed once, so that the seeds 0, 1, 2, … have unrelated streams."""
+    return int(_mix(np.array([seed & MASK_64], dtype=np.uint64))[0])
+
+
+def uniforms(streams_B: NDArray[np.uint64], positions_B: NDArray[np.int64]) -> NDArray[np.float64]:
+    """One number in [0, 1) for each (stream, position): SplitMix64 (Steele, Lea and Flood, 2014), read at a counter."""
+    bits = _mix(streams_B + (positions_B.astype(np.uint64) + np.uint64(1)) * GOLDEN)
+    return (bits >> np.uint64(11)).astype(np.float64) * FRACTION
+
+
+def draw(logits_BV: Tensor, uniforms_B: Tensor, temperatures_B: Tensor, top_ps_B: Tensor) -> tuple[Tensor, Tensor]:
+    """One token a row by inverse CDF, and its log-probability under the distribution it was drawn from.
+
+    That is softmax(logits / temperature), cut to the nucleus and renormalised where top_p < 1. Temperature 0 takes the
+    largest logit and reports its plain log_softmax.
+    """
+    greedy_B = temperatures_B == 0
+    some_greedy = bool(greedy_B.any())
+    if some_greedy:
+        temperatures_B = torch.where(greedy_B, 1.0, temperatures_B)
+    logprobs_BV = torch.log_softmax(logits_BV / temperatures_B[:, None], -1)
+    nucleus_B = (top_ps_B < 1) & ~greedy_B
+    if bool(nucleus_B.any()):
+        logprobs_BV = torch.where(nucleus_B[:, None], _nucleus(logprobs_BV, top_ps_B), logprobs_BV)
+    # float64, so that the sum over a large vocabulary loses no tail.
+    cumulative_BV = logprobs_BV.exp().cumsum(-1, dtype=torch.float64)
+    targets_B = uniforms_B[:, None] * cumulative_BV[:, -1:]
+    tokens_B = torch.searchsorted(cumulative_BV, targets_B, right=True)[:, 0]
+    tokens_B = tokens_B.clamp_(max=logits_BV.shape[-1] - 1)  # reached only where the logits are not finite
+    if some_greedy:
+        tokens_B = torch.where(greedy_B, logits_BV.argmax(-1), tokens_B)
+    return tokens_B, logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
+
+
+def _nucleus(logprobs_BV: Tensor, top_ps_B: Tensor) -> Tensor:
+    """The smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., 2020, section 3.1)."""
+    sorted_BV, order_BV = logprobs_BV.sort(-1, descending=True, stable=True)
+    mass_BV = sorted_BV.exp().cumsum(-1, dtype=torch.float64)
+    before_BV = mass_BV - sorted_BV.exp()
+    outside_BV = (before_BV >= top_ps_B[:, None]).scatter(1, order_BV[:, :1], False)
+    cut_BV = sorted_BV.masked_fill(outside_BV, float("-inf"))
+    kept_BV = cut_BV - cut_BV.logsumexp(-1, keepdim=True)
+    return torch.empty_like(kept_BV).scatter_(1, order_BV, kept_BV)
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(31))
+    return mixed

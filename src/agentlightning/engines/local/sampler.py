@@ -1,0 +1,377 @@
+"""The sampler process: token ids in, token ids out, over HTTP (vLLM's /inference/v1/generate face).
+
+    python -m agentlightning.engines.local.sampler --model DIR --fd N [--threads 1] [--max-rows 64]
+
+The engine starts it on a listening socket of its own, so that a restarted sampler keeps its port. One thread does both the
+arithmetic and HTTP, taking turns: at tiny sizes two threads would spend their time handing the interpreter lock to each
+other after every kernel. Where a turn takes long (large models), it runs in a worker thread and HTTP goes on beside it.
+Refuses to know agents, messages and rewards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import torch
+from aiohttp import web
+
+from agentlightning.children import end_with_parent
+from agentlightning.engines.local.checkpoint import read_config, stop_ids
+from agentlightning.engines.local.decoder import Decoder, open_decoder
+from agentlightning.engines.local.scheduler import Request, Scheduler
+from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError
+
+LONG_TURN_S = 0.02
+"""A turn longer than this runs beside the event loop rather than in it."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1, None),
+    "logprobs": (0, 1, None),
+    "prompt_logprobs": (None,),
+    "top_k": (-1, 0, None),
+    "min_p": (0, None),
+    "min_tokens": (0, None),
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+    "repetition_penalty": (1, None),
+    "ignore_eos": (False, None),
+    "logit_bias": (None,),
+    "bad_words": (None, []),
+}
+"""Sampling parameters of vLLM that are served only with the values that change nothing."""
+ABOUT_TEXT = frozenset(
+    {"detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind"}
+)
+KNOWN = frozenset({"temperature", "top_p", "max_tokens", "seed", "stop", "stop_token_ids"})
+
+log = logging.getLogger("agentlightning.sampler")
+
+
+class Sampler:
+    """Requests in flight over one scheduler; `run` is the loop that does the work."""
+
+    def __init__(self, decoder: Decoder, scheduler: Scheduler, end_ids: frozenset[int]) -> None:
+        self.scheduler = scheduler
+        self._decoder = decoder
+        self._end_ids = end_ids
+        self._wake = asyncio.Event()
+        self._news: dict[Request, asyncio.Event] = {}
+        self._loads: list[tuple[Path, str, asyncio.Future[None]]] = []
+
+    def submit(self, request: Request) -> asyncio.Event:
+        """Queue a request; the event is set whenever it has news."""
+        self._news[request] = asyncio.Event()
+        self.scheduler.submit(request)
+        self._wake.set()
+        return self._news[request]
+
+    def drop(self, request: Request) -> None:
+        """Its client is gone or has its answer: free what it holds."""
+        request.cancelled = True
+        self._news.pop(request, None)
+
+    async def load(self, folder: Path, version: str) -> None:
+        """Between two turns, take other weights. Raises ModelError and keeps the old ones where they do not load."""
+        loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loads.append((folder, version, loaded))
+        self._wake.set()
+        await loaded
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        long_turns = False
+        with ThreadPoolExecutor(1, "turn") as beside:
+            while True:
+                while self._loads:
+                    folder, version, loaded = self._loads.pop(0)
+                    try:
+                        await loop.run_in_executor(beside, self.scheduler.load, folder, version)
+                    except ModelError as error:
+                        loaded.set_exception(error)
+                    else:
+                        log.info("sampling with weights version %s", version)
+                        loaded.set_result(None)
+                if not self.scheduler.busy:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                started = time.perf_counter()
+                if long_turns:
+                    news = await loop.run_in_executor(beside, self.scheduler.turn)
+                else:
+                    news = self.scheduler.turn()
+                long_turns = time.perf_counter() - started > LONG_TURN_S
+                for request in news:
+                    if request in self._news:
+                        self._news[request].set()
+                # Two passes of the loop: one reads what clients sent, one runs the handlers that this wakes.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+
+    def parse(self, body: bytes) -> tuple[str, Request]:
+        """A request id and a Request, or InputError naming the field that is wrong."""
+        try:
+            given = orjson.loads(body)
+        except orjson.JSONDecodeError as cause:
+            raise InputError(f"the body is not JSON: {cause}") from cause
+        if not isinstance(given, dict):
+            raise InputError("the body must be a JSON object")
+        prompt = self._prompt(given.get("token_ids"))
+        sampling = given.get("sampling_params") or {}
+        if not isinstance(sampling, dict):
+            raise InputError("sampling_params must be an object")
+        for name, value in sampling.items():
+            if name in NEUTRAL and value not in NEUTRAL[name]:
+                raise InputError(f"sampling_params.{name} is {value!r}; the local engine serves only {NEUTRAL[name][0]!r}")
+            if name not in KNOWN and name not in NEUTRAL and name not in ABOUT_TEXT:
+                raise InputError(f"sampling_params.{name} is not known to the local engine")
+        room = self._decoder.context - len(prompt)
+        max_tokens = _number(sampling, "max_tokens", room, 1, float("inf"), whole=True)
+        seed = sampling.get("seed")
+        if not (seed is None or (isinstance(seed, int) and not isinstance(seed, bool))):
+            raise InputError(f"sampling_params.seed must be a whole number, not {seed!r}")
+        stops = sampling.get("stop") or []
+        stops = [stops] if isinstance(stops, str) else stops
+        if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+            raise InputError("sampling_params.stop must be a string or a list of strings, none of them empty")
+        more_ids = sampling.get("stop_token_ids") or []
+        if not isinstance(more_ids, list) or not all(isinstance(i, int) for i in more_ids):
+            raise InputError("sampling_params.stop_token_ids must be a list of token ids")
+        return str(given.get("request_id", "")), Request(
+            prompt=prompt,
+            max_tokens=int(min(max_tokens, room)),
+            temperature=_number(sampling, "temperature", 1.0, 0.0, float("inf")),
+            top_p=_number(sampling, "top_p", 1.0, 0.0, 1.0, above=True),
+            seed=int.from_bytes(os.urandom(8)) if seed is None else seed,
+            stops=tuple(stops),
+            stop_ids=self._end_ids.union(more_ids) if more_ids else self._end_ids,
+            streamed=bool(given.get("stream", False)),
+        )
+
+    def _prompt(self, ids: Any) -> list[int]:
+        if not isinstance(ids, list) or not ids:
+            raise InputError("token_ids must be a list of at least one token id")
+        try:
+            array = np.array(ids)
+        except ValueError:  # a ragged list
+            array = np.array(None)
+        if array.ndim != 1 or array.dtype.kind != "i":
+            raise InputError("token_ids must be a list of whole numbers")
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= self._decoder.vocab:
+            wrong = low if low < 0 else high
+            raise InputError(f"token_ids holds {wrong}; the model's vocabulary has ids 0 to {self._decoder.vocab - 1}")
+        if len(ids) >= self._decoder.context:
+            raise InputError(
+                f"the prompt has {len(ids)} tokens; the model's context is {self._decoder.context}, "
+                "answer included"
+            )
+        return ids
+
+
+def create_app(sampler: Sampler) -> web.Application:
+    """The HTTP face."""
+
+    async def generate(http: web.Request) -> web.StreamResponse:
+        try:
+            request_id, request = sampler.parse(await http.read())
+        except InputError as error:
+            return _error(400, error)
+        news = sampler.submit(request)
+        try:
+            if request.streamed:
+                return await _stream(http, request_id, request, news)
+            await news.wait()
+        finally:
+            sampler.drop(request)
+        if request.finish == "error":
+            return _error(500, _not_finite(request))
+        return web.Response(body=_answer(request_id, request, 0), content_type="application/json")
+
+    async def collective_rpc(http: web.Request) -> web.Response:
+        try:
+            given = orjson.loads(await http.read())
+            method, kwargs = given["method"], given.get("kwargs", {})
+            folder, version = Path(kwargs["weights_path"]), str(kwargs["weight_version"])
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+            return _error(400, InputError("expected method, kwargs.weights_path and kwargs.weight_version"))
+        if method != "reload_weights":
+            return _error(400, InputError(f"method {method!r} is not known; reload_weights is"))
+        try:
+            await sampler.load(folder, version)
+        except ModelError as error:
+            return _error(400, error)
+        return web.json_response({"results": [None]})
+
+    async def health(_: web.Request) -> web.Response:
+        active, waiting = sampler.scheduler.counts
+        return web.json_response({"version": sampler.scheduler.version, "active": active, "waiting": waiting})
+
+    async def run(_: web.Application) -> Any:
+        work = asyncio.create_task(sampler.run())
+        work.add_done_callback(_end_on_failure)
+        yield
+        work.cancel()
+
+    app = web.Application(client_max_size=64 << 20)
+    app.router.add_post("/inference/v1/generate", generate)
+    app.router.add_post("/collective_rpc", collective_rpc)
+    app.router.add_get("/health", health)
+    app.cleanup_ctx.append(run)
+    return app
+
+
+async def _stream(http: web.Request, request_id: str, request: Request, news: asyncio.Event) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(http)
+    sent = 0
+    while True:
+        await news.wait()
+        news.clear()
+        if request.finish == "error":
+            body = orjson.dumps(_error_body(500, _not_finite(request)))
+        else:
+            body = _answer(request_id, request, sent)
+            sent = len(request.sampled)
+        ended = request.finish is not None
+        await response.write(b"data: " + body + (b"\n\ndata: [DONE]\n\n" if ended else b"\n\n"))
+        if ended:
+            await response.write_eof()
+            return response
+
+
+def _answer(request_id: str, request: Request, start: int) -> bytes:
+    """The answer from token `start` on; versions come with the end."""
+    tokens, logprobs = request.sampled[start:], request.logprobs[start:]
+    choice: dict[str, Any] = {
+        "index": 0,
+        "token_ids": tokens,
+        "logprobs": {"content": [{"token_id": t, "logprob": p} for t, p in zip(tokens, logprobs, strict=True)]},
+        "finish_reason": request.finish,
+        "stop_reason": request.stop_reason,
+    }
+    if request.finish:
+        ends = [begin for _, begin in request.versions[1:]] + [len(request.sampled)]
+        choice["weight_versions"] = [
+            {"version": version, "start": begin, "end": end}
+            for (version, begin), end in zip(request.versions, ends, strict=True)
+            if begin < end
+        ]
+    return orjson.dumps({"request_id": request_id, "choices": [choice]})
+
+
+def _number(
+    given: dict[str, Any], name: str, default: float, low: float, high: float, above: bool = False, whole: bool = False
+) -> float:
+    value = given.get(name)
+    if value is None:
+        return default
+    kinds = (int,) if whole else (int, float)
+    right = isinstance(value, kinds) and not isinstance(value, bool)
+    if not right or not (low < value if above else low <= value) or value > high or value == float("inf"):
+        expected = f"{'a whole number' if whole else 'a number'} {'above' if above else 'of at least'} {low:g}"
+        raise InputError(
+            f"sampling_params.{name} is {value!r}; expected {expected}" + (f", at most {high:g}" if high < 2 else "")
+        )
+    return float(value)
+
+
+def _not_finite(request: Request) -> EngineError:
+    return EngineError(f"the model's logits are not finite (weights version {request.versions[-1][0]})")
+
+
+def _error(status: int, error: AgentLightningError) -> web.Response:
+    return web.Response(status=status, body=orjson.dumps(_error_body(status, error)), content_type="application/json")
+
+
+def _error_body(status: int, error: AgentLightningError) -> dict[str, Any]:
+    kind = "invalid_request_error" if status < 500 else "internal_error"
+    return {"error": {"message": str(error), "type": kind, "code": status}}
+
+
+def _end_on_failure(work: asyncio.Task[None]) -> None:
+    """A fault in the work loop ends the process: the engine starts it again, and nothing waits for an answer for ever."""
+    if not work.cancelled() and work.exception() is not None:
+        log.critical("sampling failed", exc_info=work.exception())
+        os._exit(1)
+
+
+def _text_decoder(folder: Path) -> Callable[[list[int]], str]:
+    """Ids to text; the tokenizer is loaded when the first stop string asks for it."""
+    loaded: list[Any] = []
+
+    def decode(ids: list[int]) -> str:
+        if not loaded:
+            from transformers import AutoTokenizer
+
+            loaded.append(AutoTokenizer.from_pretrained(folder))
+        text: str = loaded[0].decode(ids, skip_special_tokens=False)
+        return text
+
+    return decode
+
+
+def open_sampler(options: argparse.Namespace) -> Sampler:
+    """A Sampler of the model in options.model, with the weights of options.weights where given."""
+    torch.set_num_threads(options.threads)
+    folder = Path(options.model)
+    decoder = open_decoder(folder, DTYPES[options.dtype], options.device)
+    if options.weights:
+        decoder.load(Path(options.weights))
+    scheduler = Scheduler(
+        decoder,
+        max_rows=options.max_rows,
+        decode_text=_text_decoder(folder),
+        cache_bytes=int(options.cache_gib * 2**30),
+        version=options.weight_version,
+        device=options.device,
+    )
+    return Sampler(decoder, scheduler, stop_ids(folder, read_config(folder)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="agentlightning.engines.local.sampler")
+    parser.add_argument("--model", required=True, help="transformers folder")
+    parser.add_argument("--weights", default="", help="folder with newer weights of the same model")
+    parser.add_argument("--weight-version", default="0")
+    parser.add_argument("--fd", type=int, required=True, help="descriptor of a listening socket")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--max-rows", type=int, default=64)
+    parser.add_argument("--cache-gib", type=float, default=4.0, help="bound of keys and values of active rows")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args(arguments)
+    end_with_parent()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s sampler %(message)s")
+    try:
+        sampler = open_sampler(options)
+    except AgentLightningError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    listener = socket.socket(fileno=options.fd)
+    log.info("serving %s", options.model)
+    web.run_app(
+        create_app(sampler),
+        sock=listener,
+        access_log=None,
+        print=None,
+        handler_cancellation=True,
+        keepalive_timeout=3600.0,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,296 @@
+"""Continuous batching: requests join free rows between decode steps and leave when they end.
+
+The sampler's event loop drives it, one `turn` at a time: admit and prefill what waits, then one decode step for every
+active row. Active rows are kept dense (the last row moves into a hole), so that a batch is always a view of the cache.
+Refuses to know HTTP and what a model is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from agentlightning.engines.local.decoder import Decoder
+from agentlightning.engines.local.noise import draw, stream, uniforms
+from agentlightning.engines.local.prefixes import ID_BYTES, PrefixCache
+
+PREFILL_TOKENS = 640
+"""Padded tokens of one prefill: activations of tiny models stay in a 2 MB cache."""
+CHUNK = 512
+"""Most new tokens of a row in one operation; bounds the memory of attention scores."""
+ROOM = 64
+"""The cache grows in multiples of this many tokens."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One answer to sample, and what has been sampled of it."""
+
+    prompt: list[int]
+    max_tokens: int
+    """At least 1; prompt and answer fit the context."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    stops: tuple[str, ...] = ()
+    stop_ids: frozenset[int] = frozenset()
+    streamed: bool = False
+    """Report every token, not only the end."""
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[tuple[str, int]] = field(default_factory=list)
+    """(weight version, index of its first token), oldest first."""
+    finish: str | None = None
+    """stop, length, or error: the logits were not finite."""
+    stop_reason: str | None = None
+    cancelled: bool = False
+
+
+class Scheduler:
+    """Rows of a decoder, shared out among requests.
+
+    decode_text turns ids into text (only for stop strings). cache_bytes bounds the keys and values of active rows; what
+    does not fit waits, and a row that outgrows it is put back and continued later with the same noise.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        max_rows: int,
+        decode_text: Callable[[list[int]], str],
+        cache_bytes: int = 4 << 30,
+        version: str = "0",
+        device: str = "cpu",
+    ) -> None:
+        self.version = version
+        self._decoder = decoder
+        self._max_rows = max_rows
+        self._decode_text = decode_text
+        self._cache_bytes = cache_bytes
+        self._device = device
+        self._waiting: deque[Request] = deque()
+        self._active: list[Request] = []
+        self._prefixes = PrefixCache(cache_bytes // 4)
+        self._rows = self._room = 0
+        # One entry a row, kept dense with it: the last token, its position, and what to draw with.
+        self._tokens = np.zeros(max_rows, dtype=np.int64)
+        self._lengths = np.zeros(max_rows, dtype=np.int64)
+        self._starts = np.zeros(max_rows, dtype=np.int64)
+        self._streams = np.zeros(max_rows, dtype=np.uint64)
+        self._temperatures = np.zeros(max_rows, dtype=np.float32)
+        self._top_ps = np.zeros(max_rows, dtype=np.float32)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._active or self._waiting)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Active and waiting requests."""
+        return len(self._active), len(self._waiting)
+
+    def submit(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    def load(self, folder: Path, version: str) -> None:
+        """Sample from these weights from the next token on; rows in flight keep the keys and values they have."""
+        self._decoder.load(folder)
+        self.version = version
+        self._prefixes.clear()
+        for request in self._active:
+            request.versions.append((version, len(request.sampled)))
+
+    def turn(self) -> list[Request]:
+        """Admit, prefill, decode once. Returns the requests that have news: an end, or a token of a streamed one."""
+        news: list[Request] = []
+        self._drop_cancelled()
+        self._admit(news)
+        if self._active:
+            self._make_room(int(self._lengths[: len(self._active)].max()) + 1)
+            rows = len(self._active)
+            tokens, lengths = torch.from_numpy(self._tokens[:rows]), torch.from_numpy(self._lengths[:rows])
+            take = torch.zeros(rows, dtype=torch.long)
+            logits = self._decoder.extend(0, tokens[:, None].to(self._device), lengths.to(self._device), take)
+            self._lengths[:rows] += 1
+            self._accept(0, logits, news)
+        return news
+
+    def _drop_cancelled(self) -> None:
+        for row in range(len(self._active) - 1, -1, -1):
+            if self._active[row].cancelled:
+                self._leave(row)
+
+    def _admit(self, news: list[Request]) -> None:
+        if not self._active and self._bytes(self._rows, self._room) > self._cache_bytes // 2:
+            self._rows = self._room = 0  # one very long row must not narrow the batch for ever
+            self._decoder.reserve(0, 0)
+        joining: list[tuple[list[int], bytes, int, object, Request]] = []
+        longest = max(self._room, ROOM)
+        while self._waiting and len(self._active) + len(joining) < self._max_rows:
+            request = self._waiting[0]
+            if not request.cancelled:
+                ids = request.prompt + request.sampled
+                longest = max(longest, _rounded(len(ids) + 1))
+                count = len(self._active) + len(joining) + 1
+                if count > 1 and self._bytes(count, longest) > self._cache_bytes:
+                    break
+                key = np.array(ids, dtype=np.int32).tobytes()
+                known, cached = self._prefixes.longest(key)
+                joining.append((ids, key, known, cached, request))
+            self._waiting.popleft()
+        joining.sort(key=lambda each: (len(each[0]) - each[2], each[1]))
+        group: list[tuple[list[int], bytes, int, object, Request]] = []
+        for each in joining:
+            new = len(each[0]) - each[2]
+            # Padding must fit the context too: it is written behind the rows.
+            reach = max([each[2], *(other[2] for other in group)]) + new
+            if group and ((len(group) + 1) * new > PREFILL_TOKENS or reach > self._decoder.context):
+                self._prefill(group, news)
+                group = []
+            group.append(each)
+        if group:
+            self._prefill(group, news)
+
+    def _prefill(self, group: list[tuple[list[int], bytes, int, object, Request]], news: list[Request]) -> None:
+        """Rows for a group, longest last; equal prompts (the rollouts of one task) are computed once and copied."""
+        leaders: dict[bytes, int] = {}
+        order = []
+        for each in group:
+            if each[1] not in leaders:
+                leaders[each[1]] = len(leaders)
+                order.append(each)
+        width = max(len(ids) - known for ids, _, known, _, _ in order)
+        self._reserve(len(self._active) + len(group), max(known for _, _, known, _, _ in order) + width)
+        first = len(self._active)
+        for row, (_, _, _, cached, _) in enumerate(order):
+            if cached is not None:
+                self._decoder.write(first + row, cached)
+        logits = self._read_prompts(first, [(ids[known:], known) for ids, _, known, _, _ in order], width)
+        arranged = [each[4] for each in order]
+        source = list(range(len(order)))
+        unplaced = {id(request) for request in arranged}
+        for ids, key, _, _, request in group:
+            if id(request) in unplaced:
+                continue
+            self._decoder.move(first + leaders[key], first + len(arranged), len(ids))
+            arranged.append(request)
+            source.append(leaders[key])
+        if len(source) > len(order):
+            logits = logits[torch.tensor(source, device=logits.device)]
+        for request in arranged:
+            self._join(request)
+        self._accept(first, logits, news)
+
+    def _read_prompts(self, first: int, rows: list[tuple[list[int], int]], width: int) -> torch.Tensor:
+        """Logits after the last token of every row; long prompts are read in chunks."""
+        last = torch.tensor([len(new) - 1 for new, _ in rows])
+        offsets = torch.tensor([known for _, known in rows], device=self._device)
+        tokens = torch.tensor([new + [0] * (width - len(new)) for new, _ in rows], device=self._device)
+        if width <= CHUNK:
+            return self._decoder.extend(first, tokens, offsets, last.to(self._device))
+        found: torch.Tensor | None = None
+        for start in range(0, width, CHUNK):
+            part = tokens[:, start : start + CHUNK]
+            inside = (last >= start) & (last < start + CHUNK)
+            take = (last - start).clamp(0, part.shape[1] - 1)
+            logits = self._decoder.extend(first, part, offsets + start, take.to(self._device))
+            found = logits if found is None else torch.where(inside[:, None].to(logits.device), logits, found)
+        assert found is not None
+        return found
+
+    def _join(self, request: Request) -> None:
+        row = len(self._active)
+        self._active.append(request)
+        if not request.versions or request.versions[-1][0] != self.version:
+            request.versions.append((self.version, len(request.sampled)))
+        self._lengths[row] = len(request.prompt) + len(request.sampled)
+        self._starts[row] = len(request.prompt)
+        self._streams[row] = stream(request.seed)
+        self._temperatures[row] = request.temperature
+        self._top_ps[row] = request.top_p
+
+    def _accept(self, first: int, logits: torch.Tensor, news: list[Request]) -> None:
+        """Draw a token for the rows from `first` on, and let go of those that end with it."""
+        rows = slice(first, first + len(logits))
+        noise = uniforms(self._streams[rows], self._lengths[rows] - self._starts[rows])
+        drawn = draw(
+            logits.cpu(),
+            torch.from_numpy(noise),
+            torch.from_numpy(self._temperatures[rows]),
+            torch.from_numpy(self._top_ps[rows]),
+        )
+        self._tokens[rows] = drawn[0].numpy()
+        tokens, logprobs = drawn[0].tolist(), drawn[1].tolist()
+        ended: list[int] = []
+        for row, (request, token, logprob) in enumerate(zip(self._active[rows], tokens, logprobs, strict=True), first):
+            if logprob != logprob:  # not a number
+                request.finish = "error"
+            else:
+                request.sampled.append(token)
+                request.logprobs.append(logprob)
+                self._check_end(request, token)
+            if request.finish:
+                ended.append(row)
+                news.append(request)
+            elif request.streamed:
+                news.append(request)
+        for row in reversed(ended):
+            self._leave(row)
+
+    def _check_end(self, request: Request, token: int) -> None:
+        if token in request.stop_ids:
+            request.finish = "stop"
+            return
+        for stop in request.stops:
+            # A character takes at most four tokens (bytes); what lies further back was checked before.
+            if stop in self._decode_text(request.sampled[-4 * len(stop) - 4 :]):
+                request.finish, request.stop_reason = "stop", stop
+                return
+        if len(request.sampled) >= request.max_tokens:
+            request.finish = "length"
+
+    def _leave(self, row: int) -> None:
+        """Free a row: remember a finished answer's keys and values, move the last row into the hole."""
+        request, length, last = self._active[row], int(self._lengths[row]), len(self._active) - 1
+        if request.finish in ("stop", "length") and len(request.versions) == 1:
+            ids = np.array((request.prompt + request.sampled)[:length], dtype=np.int32).tobytes()
+            size = length * (self._decoder.row_bytes + ID_BYTES)
+            self._prefixes.put(ids, self._decoder.read(row, length), size)
+        if row != last:
+            self._decoder.move(last, row, int(self._lengths[last]))
+            self._active[row] = self._active[last]
+            for column in (
+                self._tokens, self._lengths, self._starts, self._streams, self._temperatures, self._top_ps,
+            ):  # fmt: skip
+                column[row] = column[last]
+        self._active.pop()
+
+    def _make_room(self, length: int) -> None:
+        """Grow the cache for the next token; where that breaks the bound, the youngest rows wait for their turn."""
+        while len(self._active) > 1 and self._bytes(len(self._active), _rounded(length)) > self._cache_bytes:
+            self._waiting.appendleft(self._active[-1])
+            self._leave(len(self._active) - 1)
+            length = int(self._lengths[: len(self._active)].max()) + 1
+        self._reserve(len(self._active), length)
+
+    def _reserve(self, rows: int, length: int) -> None:
+        if rows <= self._rows and length <= self._room:
+            return
+        self._room = max(self._room, min(_rounded(length), self._decoder.context))
+        # Rows double, so that a burst of arrivals copies the cache a few times only; not where memory is what is short.
+        ample = min(self._max_rows, max(8, self._rows, 1 << (rows - 1).bit_length()))
+        self._rows = ample if self._bytes(ample, self._room) <= self._cache_bytes else rows
+        self._decoder.reserve(self._rows, self._room)
+
+    def _bytes(self, rows: int, length: int) -> int:
+        return rows * length * self._decoder.row_bytes
+
+
+def _rounded(length: int) -> int:
+    return -(-length // ROOM) * ROOM

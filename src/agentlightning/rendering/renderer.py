@@ -1,0 +1,204 @@
+"""Renderer: text and token ids of conversations with one model, from its tokenizer folder.
+
+Driven by the conversation graph and the gateway. It compiles the model's own chat template once, as transformers does, and
+loads the fast tokenizer without torch. It knows nothing of recorded calls: which prefix is kept is the graph's decision.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import orjson
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from agentlightning.errors import InputError, ModelError
+from agentlightning.rendering.tools import AnswerParser
+from agentlightning.types import JSON
+
+PROBE = "agl-probe-7f3a9c"
+"""Stands for an answer's text where the template is asked what it puts after one; no template trims or rewrites it."""
+
+LONGEST_CACHED_TEXT = 16_384
+
+
+class RenderError(InputError):
+    """The model's chat template does not accept these messages."""
+
+
+class Renderer:
+    """Text and token ids for one tokenizer folder.
+
+    `cached_texts` bounds the encodings that are kept: replicas of a task share their first prompt, tools repeat answers.
+    """
+
+    def __init__(self, folder: str | Path, cached_texts: int = 4096) -> None:
+        settings = _settings(Path(folder))
+        self._tokenizer = _tokenizer(Path(folder))
+        self._variables = _special_tokens(settings)
+        self._template = _compiled(settings["chat_template"], folder)
+        self._encode_cached = lru_cache(maxsize=cached_texts)(self._encode)
+        self._special = {
+            index: token.content for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
+        }
+        self.end_ids = self._end_ids(settings)
+        """Ids that end an answer, with their texts."""
+        self.closing = self._find_closing()
+        """What the template puts between an answer's text and whatever follows; None where it cannot be told."""
+        self.parser = AnswerParser(settings["chat_template"], settings.get("response_template"))
+
+    def render(self, messages: list[JSON], tools: list[JSON] | None, generate: bool) -> str:
+        """The conversation as text, with the opening of the next answer if `generate`. Messages are normal ones."""
+        try:
+            return self._template.render(
+                messages=messages, tools=tools, documents=None, add_generation_prompt=generate, **self._variables
+            )
+        except jinja2.TemplateError as cause:
+            raise RenderError(f"messages: the model's chat template refuses them: {cause}") from cause
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as cause:
+            raise RenderError(
+                f"messages: the model's chat template fails on them: {type(cause).__name__}: {cause}"
+            ) from cause
+
+    def encode(self, text: str, after: int | None = None) -> list[int]:
+        """Ids of `text`, tokenised as what follows the token `after` (a special one), or as a beginning."""
+        anchor = self._special.get(after, "") if after is not None else ""
+        return self._encode_cached(text, anchor) if len(text) <= LONGEST_CACHED_TEXT else self._encode(text, anchor)
+
+    def decode(self, ids: list[int], special: bool = False) -> str:
+        """Text of ids; with `special`, special tokens are written out as templates write them."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=not special))
+
+    def token_text(self, index: int) -> str:
+        """Text of one token alone."""
+        return str(self._tokenizer.decode([index], skip_special_tokens=False))
+
+    def split_end(self, ids: list[int]) -> tuple[list[int], int | None]:
+        """Sampled ids without the token that ended the answer, and that token (None where the answer was cut)."""
+        if ids and ids[-1] in self.end_ids:
+            return ids[:-1], ids[-1]
+        return ids, None
+
+    def text_stream(self) -> TextStream:
+        """Decodes ids as they are sampled."""
+        return TextStream(self._tokenizer)
+
+    def after_answer(self, end: int | None) -> str | None:
+        """What the template puts after an answer that ended with token `end`, or was cut; None where it cannot be told.
+
+        An end token that the template never writes leaves the closing whole, unless the closing has another one.
+        """
+        if self.closing is None or end is None:
+            return self.closing
+        before, found, after = self.closing.partition(self.end_ids[end])
+        if found:
+            return after
+        return None if any(text in before for text in self._special.values()) else self.closing
+
+    def _encode(self, text: str, anchor: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(anchor + text, add_special_tokens=False).ids
+        return ids[1:] if anchor else ids
+
+    def _end_ids(self, settings: JSON) -> dict[int, str]:
+        ids = settings.get("eos_token_id") or []
+        found = {index: self.token_text(index) for index in ([ids] if isinstance(ids, int) else ids)}
+        eos = self._tokenizer.token_to_id(self._variables.get("eos_token") or "")
+        return found if eos is None else {eos: self._variables["eos_token"], **found}
+
+    def _find_closing(self) -> str | None:
+        """Compares an answer that is last with one that is followed by a question: what both put after the text."""
+        turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": PROBE}]
+        tails = []
+        for messages, generate in ((turn, False), ([*turn, turn[0]], True)):
+            try:
+                tails.append(self.render(messages, None, generate).rpartition(PROBE))
+            except RenderError:
+                continue
+        if not tails or any(not found for _, found, _ in tails):
+            return None
+        if len(tails) == 1:
+            return tails[0][2]
+        last, followed = (self._tokenizer.encode(tail, add_special_tokens=False) for _, _, tail in tails)
+        end = 0
+        for left, right, (_, stop) in zip(last.ids, followed.ids, last.offsets, strict=False):
+            if left != right:
+                break
+            end = stop
+        return tails[0][2][:end]
+
+
+class TextStream:
+    """Incremental decoding that never splits a character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+
+    def feed(self, ids: list[int]) -> str:
+        """Text that these ids complete."""
+        return "".join(self._stream.step(self._tokenizer, index) or "" for index in ids)
+
+
+# --- loading ------------------------------------------------------------------------------------------------------
+
+
+def _settings(folder: Path) -> JSON:
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such folder; expected one with a tokenizer")
+    settings = _json(folder / "tokenizer_config.json")
+    settings["eos_token_id"] = _json(folder / "generation_config.json").get("eos_token_id")
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        settings["chat_template"] = template.read_text(encoding="utf-8")
+    elif isinstance(settings.get("chat_template"), list):
+        named = {entry["name"]: entry["template"] for entry in settings["chat_template"]}
+        settings["chat_template"] = named.get("default")
+    if not settings.get("chat_template"):
+        raise ModelError(f"{folder}: its tokenizer has no chat template, so that messages cannot be rendered")
+    return settings
+
+
+def _json(path: Path) -> JSON:
+    if not path.is_file():
+        return {}
+    try:
+        value = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as cause:
+        raise ModelError(f"{path}: not valid JSON: {cause}") from cause
+    return value if isinstance(value, dict) else {}
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as cause:  # the Rust side raises bare Exception
+            raise ModelError(f"{file}: not a tokenizer: {cause}") from cause
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+    from transformers import AutoTokenizer  # converts older tokenizers; slow to import, rarely needed
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
+    except (OSError, ValueError, AttributeError) as cause:
+        raise ModelError(f"{folder}: no tokenizer can be loaded from it: {cause}") from cause
+
+
+def _special_tokens(settings: JSON) -> dict[str, str]:
+    tokens: dict[str, Any] = {name: settings.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    return {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items() if token}
+
+
+def _compiled(template: str, folder: str | Path) -> jinja2.Template:
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        compiled: jinja2.Template = _compile_jinja_template(template)
+    except jinja2.TemplateError as cause:
+        raise ModelError(f"{folder}: its chat template does not compile: {cause}") from cause
+    return compiled

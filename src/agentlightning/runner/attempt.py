@@ -1,0 +1,103 @@
+"""The attempt that a piece of agent code belongs to, wherever that code runs.
+
+A worker opens one `RunningAttempt` for each claim; the agent's code, its tasks and its threads find it by context variable.
+Knows nothing of stores, processes or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Coroutine, Generator
+from contextvars import Context, ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import uuid_utils
+
+from agentlightning.errors import AgentError
+from agentlightning.types import Claim, Finish, Lease, Reward, RewardSource
+
+CURRENT: ContextVar[RunningAttempt] = ContextVar("agentlightning_attempt")
+
+MOST_REWARDS = 10_000
+"""Rewards one attempt may hold: an agent that emits in an endless loop must not fill the worker's memory."""
+
+Interruption = Literal["timed_out", "lost", "revoked"]
+
+
+@dataclass(eq=False, slots=True)
+class RunningAttempt:
+    """One claim while its agent runs."""
+
+    claim: Claim
+    started: float
+    """time.monotonic() of the claim."""
+    boot: str | None = None
+    """Boot id of the server that granted the claim, where known."""
+    rewards: list[Reward] = field(default_factory=list)
+    open: bool = True
+    """False once the attempt's end is decided; later rewards are refused."""
+    interruption: Interruption | None = None
+    """Why the worker interrupted it; revoked: the lease is no longer held, so nothing is reported."""
+    tasks: weakref.WeakSet[asyncio.Task[Any]] = field(default_factory=weakref.WeakSet)
+    """Tasks started by the agent, to find out whose code blocks an event loop."""
+    thread: int | None = None
+    """Identity of the thread that a synchronous agent runs in, while it does."""
+    work: asyncio.Task[Finish] | None = None
+    """The task that runs the agent."""
+    hung: bool = False
+    """The agent could not be interrupted: its thread or task still runs."""
+
+    @property
+    def lease(self) -> Lease:
+        return self.claim.lease
+
+    @property
+    def deadline(self) -> float:
+        return self.started + self.claim.rollout.retry.timeout_s
+
+    def reward(self, value: float, source: RewardSource, name: str = "reward", call_id: str | None = None) -> Reward:
+        """A reward record of this attempt; not yet added to `rewards`."""
+        rollout = self.claim.rollout
+        return Reward(
+            id=str(uuid_utils.uuid7()),
+            run_id=rollout.run_id,
+            rollout_id=rollout.id,
+            attempt=self.lease.attempt,
+            value=value,
+            name=name,
+            call_id=call_id,
+            source=source,
+            created_ns=time.time_ns(),
+        )
+
+    def interrupt(self, why: Interruption) -> None:
+        """Cancel the agent, unless it has ended or is being interrupted already."""
+        if self.work is not None and not self.work.done() and self.interruption is None:
+            self.interruption = why
+            self.work.cancel()
+
+    def emit(self, reward: Reward) -> None:
+        """Keep a reward until the attempt finishes. AgentError once it has ended or holds too many."""
+        if not self.open:
+            raise AgentError(f"reward {reward.name!r}: its attempt has ended; emit rewards before the agent returns")
+        if len(self.rewards) >= MOST_REWARDS:
+            raise AgentError(f"reward {reward.name!r}: an attempt can hold at most {MOST_REWARDS} rewards")
+        self.rewards.append(reward)
+
+
+def attributed_task(
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+    *,
+    context: Context | None = None,
+    **options: Any,
+) -> asyncio.Task[Any]:
+    """A task factory that notes which attempt started each task (Task.get_context exists only from Python 3.12)."""
+    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, context=context, **options)  # type: ignore[arg-type]
+    attempt = context.get(CURRENT) if context is not None else CURRENT.get(None)
+    if attempt is not None:
+        attempt.tasks.add(task)
+    return task

@@ -1,0 +1,268 @@
+"""The runner for agents that are programs: any language, any framework, nothing of ours inside.
+
+The program finds its model, key and task in its environment and gives its reward as the last JSON line of its standard output
+(``{"reward": 0.5}`` or a bare number), by POST to AGL_REWARD_URL, or leaves it to a reward function. Driven by the worker;
+whatever way an attempt ends, nothing that the program started stays behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
+
+from agentlightning.errors import AgentError, ConfigError
+from agentlightning.runner.agent import LLM
+from agentlightning.runner.function import Run
+from agentlightning.runner.processes import kill_group, kill_marked
+from agentlightning.types import Claim
+
+KEPT_BYTES = 64 * 1024
+"""Most output held in memory for a running program."""
+RECORDED_BYTES = 8 * 1024
+"""Tail of the output kept with the attempt."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class CommandRunner:
+    """Runs a command line, split as a shell would but without a shell.
+
+    ConfigError where it is empty or its program is not found. `scored`: a reward function judges the output, so that only
+    ``{"reward": …}`` is taken for a reward, not a bare number.
+    """
+
+    def __init__(self, command: str, *, scored: bool = False, term_s: float = 2.0) -> None:
+        try:
+            self._arguments = shlex.split(command)
+        except ValueError as cause:
+            raise ConfigError(f"agent command {command!r} cannot be split into words: {cause}") from cause
+        if not self._arguments:
+            raise ConfigError("agent command: expected a program with its arguments, got nothing")
+        if shutil.which(self._arguments[0]) is None:
+            raise ConfigError(f"agent command {command!r}: program {self._arguments[0]!r} is not found on PATH")
+        self._scored = scored
+        self._term_s = term_s
+        self._mark = f"AGL_WORKER_MARK={secrets.token_hex(8)}"
+        self._guardian: subprocess.Popen[str] | None = None
+
+    async def run(self, claim: Claim, llm: LLM) -> Run:
+        with tempfile.TemporaryDirectory(prefix="agl-task-") as folder:
+            task = Path(folder) / "task.json"
+            task.write_text(json.dumps(claim.rollout.task), encoding="utf-8")
+            environment = command_environment(os.environ, claim, llm, task)
+            name, _, value = self._mark.partition("=")
+            environment[name] = value
+            return await self._run(claim, environment)
+
+    async def _run(self, claim: Claim, environment: dict[str, str]) -> Run:
+        printed, both = Tail(), Tail()
+        process: asyncio.subprocess.Process | None = None
+        code: int | None
+        # Pipes of our own: waiting for the program must not wait for a leaked child that holds its output open.
+        readers: list[_Reader] = []
+        ends: list[int] = []
+        try:
+            for tails in ((printed, both), (both,)):
+                read, write = os.pipe()
+                ends.append(write)
+                readers.append(await _read(read, *tails))
+            process = await self._start(environment, *ends)
+            self._tell_guardian(f"+{process.pid}")
+            code = await process.wait()
+        except asyncio.CancelledError:
+            code = None
+        finally:
+            for end in ends:
+                os.close(end)
+            await self._end(process, claim)
+            await asyncio.wait({reader.closed for reader in readers}, timeout=self._term_s)
+            for reader in readers:
+                reader.close()
+        output = both.text(RECORDED_BYTES)
+        if code is None:
+            raise CommandFailed("the program was interrupted", output)
+        if code != 0:
+            raise CommandFailed(f"program {_ended(code)}; the end of its output:\n{output}", output)
+        reward = printed_reward(printed.text(KEPT_BYTES), bare_numbers=not self._scored)
+        return Run(output=printed.text(RECORDED_BYTES), reward=reward, reward_source="output", printed=output)
+
+    async def _start(self, environment: dict[str, str], stdout: int, stderr: int) -> asyncio.subprocess.Process:
+        try:
+            return await asyncio.create_subprocess_exec(
+                *self._arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as cause:
+            raise AgentError(f"program {self._arguments[0]!r} cannot be started: {cause}") from cause
+
+    async def _end(self, process: asyncio.subprocess.Process | None, claim: Claim) -> None:
+        """Nothing that the program started is left when this returns: SIGTERM if it still runs, then SIGKILL to all."""
+        try:
+            if process is not None and process.returncode is None and kill_group(process.pid, signal.SIGTERM):
+                await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=self._term_s)
+        finally:
+            if process is not None:
+                kill_group(process.pid)
+                self._tell_guardian(f"-{process.pid}")
+            kill_marked(f"AGL_ROLLOUT_ID={claim.rollout.id}", f"AGL_ATTEMPT={claim.lease.attempt}")
+        if process is not None:
+            await process.wait()
+
+    def _tell_guardian(self, line: str) -> None:
+        if self._guardian is None:
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), self._mark],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
+                env={},
+            )
+        _send(self._guardian, line)
+
+    def close(self) -> None:
+        """End the guardian, which ends what the worker left."""
+        if self._guardian is not None and self._guardian.stdin is not None:
+            self._guardian.stdin.close()
+            self._guardian.wait()
+            self._guardian = None
+
+
+class CommandFailed(AgentError):
+    """A program was interrupted, or ended with an exit code other than 0."""
+
+    def __init__(self, message: str, output: str) -> None:
+        super().__init__(message)
+        self.output = output
+
+
+def command_environment(inherited: Mapping[str, str], claim: Claim, llm: LLM, task: Path) -> dict[str, str]:
+    """The environment of a program: everything inherited but the server's key, and what it needs to be traced."""
+    environment = {name: value for name, value in inherited.items() if name != "AGL_SERVER_KEY"}
+    environment |= {
+        "OPENAI_BASE_URL": llm.base_url,
+        "OPENAI_API_KEY": llm.api_key,
+        "ANTHROPIC_BASE_URL": llm.anthropic_base_url,
+        "ANTHROPIC_API_KEY": llm.api_key,
+        "AGL_MODEL": llm.model,
+        "AGL_TASK": str(task),
+        "AGL_REWARD_URL": f"{llm.base_url}/reward",
+        "AGL_ROLLOUT_ID": claim.rollout.id,
+        "AGL_ATTEMPT": str(claim.lease.attempt),
+    }
+    environment["NO_PROXY"] = environment["no_proxy"] = without_proxy(inherited, llm.base_url)
+    return environment
+
+
+def without_proxy(inherited: Mapping[str, str], server_url: str) -> str:
+    """NO_PROXY with the loopback names, and the server's own where it is on this machine, added to what is there."""
+    present = inherited.get("no_proxy") or inherited.get("NO_PROXY") or ""
+    names = [name.strip() for name in present.split(",") if name.strip()]
+    host = urlsplit(server_url).hostname or ""
+    local = (*LOOPBACK, host) if host.startswith("127.") else LOOPBACK
+    return ",".join(dict.fromkeys([*names, *local]))
+
+
+def printed_reward(text: str, *, bare_numbers: bool) -> object:
+    """The reward in a program's standard output, as it stands there; None where there is none.
+
+    The last line that is a JSON object with "reward" counts; a bare number counts only as the very last line.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines and bare_numbers:
+        last = _json(lines[-1])
+        if isinstance(last, int | float) and not isinstance(last, bool):
+            return last
+    for line in reversed(lines):
+        if line.startswith("{"):
+            found = _json(line)
+            if isinstance(found, dict) and "reward" in found:
+                return found["reward"]
+    return None
+
+
+def _json(line: str) -> object:
+    try:
+        value: object = json.loads(line)
+    except ValueError:
+        return None
+    return value
+
+
+class Tail:
+    """The last bytes of an output."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def add(self, chunk: bytes) -> None:
+        self._bytes += chunk
+        if len(self._bytes) > 2 * KEPT_BYTES:
+            del self._bytes[:-KEPT_BYTES]
+
+    def text(self, most: int) -> str:
+        return bytes(self._bytes[-most:]).decode(errors="replace")
+
+
+class _Reader(asyncio.Protocol):
+    """Appends what a pipe brings to tails."""
+
+    def __init__(self, tails: tuple[Tail, ...]) -> None:
+        self._tails = tails
+        self._transport: asyncio.BaseTransport | None = None
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for tail in self._tails:
+            tail.add(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+async def _read(descriptor: int, *tails: Tail) -> _Reader:
+    pipe: IO[bytes] = os.fdopen(descriptor, "rb", 0)
+    _, reader = await asyncio.get_running_loop().connect_read_pipe(lambda: _Reader(tails), pipe)
+    return reader
+
+
+def _send(guardian: subprocess.Popen[str], line: str) -> None:
+    assert guardian.stdin is not None
+    try:
+        guardian.stdin.write(line + "\n")
+        guardian.stdin.flush()
+    except BrokenPipeError:
+        pass  # somebody killed the guardian; the worker still cleans up after every attempt it sees end
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

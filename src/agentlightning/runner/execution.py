@@ -1,0 +1,130 @@
+"""One attempt from its claim to its end: run the agent within its time, settle its rewards, tell what went wrong.
+
+Driven by the worker, which claims, reports and decides what an end means for the process. Whatever user code does becomes a
+`Finish`; nothing of it escapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any
+
+from agentlightning.errors import RewardError, boundary
+from agentlightning.runner.agent import Result, llm_for
+from agentlightning.runner.attempt import CURRENT, RunningAttempt
+from agentlightning.runner.command import CommandFailed
+from agentlightning.runner.connections import Connections
+from agentlightning.runner.failure import bounded, describe, interrupted_at, proxy_diagnosis, stack
+from agentlightning.runner.function import Run, Runner, invoke
+from agentlightning.store.base import LightningStore, reward_number
+from agentlightning.types import AttemptEnd, Finish, Reward
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How the attempts of one worker are executed."""
+
+    store: LightningStore
+    server_url: str
+    model: str
+    runner: Runner
+    reward: Callable[..., Any] | None
+    """Reward function ``(task, result) -> number``; called in `threads` where it is synchronous."""
+    threads: Executor
+    abandon_s: float
+    """What an interrupted agent gets before it counts as hung."""
+    connections: Connections = dataclasses.field(default_factory=Connections)
+
+    async def execute(self, attempt: RunningAttempt) -> Finish:
+        """Run the attempt to its end; marks it as hung where its agent cannot be interrupted."""
+        CURRENT.set(attempt)
+        attempt.work = work = asyncio.create_task(self._work(attempt))
+        await asyncio.wait({work}, timeout=max(0.0, attempt.deadline - time.monotonic()))
+        if not work.done():
+            attempt.interrupt("timed_out")
+            await asyncio.wait({work}, timeout=self.abandon_s)
+        attempt.open = False
+        if not work.done():
+            attempt.hung = True
+            finish = ended(attempt, "failed", f"could not be interrupted at:\n{stack(attempt.thread)}")
+        elif work.cancelled():  # before its first step
+            finish = ended(attempt, "failed", "")
+        else:
+            finish = work.result()
+        return _interrupted(attempt, finish) if attempt.interruption is not None else finish
+
+    async def _work(self, attempt: RunningAttempt) -> Finish:
+        llm = llm_for(attempt.claim, self.server_url, self.model, self.connections)
+        try:
+            run = await self.runner.run(attempt.claim, llm)
+            rewards = await self._settle(attempt, run)
+        except asyncio.CancelledError as cause:
+            if attempt.interruption is None:
+                return ended(attempt, "failed", "the agent's code cancelled its own attempt")
+            where = interrupted_at(cause)
+            return ended(attempt, "failed", f"it was at:\n{where}" if where else "")
+        except CommandFailed as failure:
+            return ended(attempt, "failed", bounded(str(failure)), failure.output)
+        except Exception as error:  # the agent's own code: whatever it raises ends its attempt only
+            return ended(attempt, "failed", describe(error))
+        return Finish(
+            lease=attempt.lease,
+            state="succeeded",
+            rewards=rewards,
+            output=run.printed,
+            diagnosis=proxy_diagnosis(self.server_url, os.environ) if run.printed is None else None,
+        )
+
+    async def _settle(self, attempt: RunningAttempt, run: Run) -> tuple[Reward, ...]:
+        """All rewards of the attempt. RewardError where the final one is missing, given twice or no number."""
+        final: list[Reward] = []
+        if run.reward is not None:
+            name = "the agent's return value" if run.reward_source == "return" else "the printed reward"
+            final.append(attempt.reward(reward_number(run.reward, name), run.reward_source))
+            if self.reward is not None:
+                raise RewardError(
+                    f"{name} ({final[0].value:g}) is a reward and a reward function is configured: "
+                    "give the reward in one way only"
+                )
+        if self.reward is not None:
+            final.append(attempt.reward(await self._judge(attempt, run), "function"))
+        rewards = (*attempt.rewards, *final)
+        if all(reward.call_id is not None for reward in rewards) and not await self._was_posted(attempt):
+            raise RewardError(
+                "the attempt has no final reward: return a number, call emit_reward, POST one to the reward URL, "
+                'print {"reward": …} as the last line, or configure a reward function'
+            )
+        return rewards
+
+    async def _judge(self, attempt: RunningAttempt, run: Run) -> float:
+        calls = await self.store.calls([attempt.lease.rollout_id], attempt.lease.attempt)
+        with boundary("the reward function"):
+            value = await invoke(
+                self.reward, self.threads, attempt.claim.rollout.task, Result(output=run.output, calls=calls)
+            )
+        return reward_number(value, "the reward function's value")
+
+    async def _was_posted(self, attempt: RunningAttempt) -> bool:
+        recorded = await self.store.rewards([attempt.lease.rollout_id])
+        return any(reward.attempt == attempt.lease.attempt and reward.call_id is None for reward in recorded)
+
+
+def ended(attempt: RunningAttempt, state: AttemptEnd, error: str, output: str | None = None) -> Finish:
+    """A Finish other than succeeded; a lost attempt takes its rewards with it."""
+    rewards = tuple(attempt.rewards) if state != "lost" else ()
+    return Finish(lease=attempt.lease, state=state, rewards=rewards, error=error, output=output)
+
+
+def _interrupted(attempt: RunningAttempt, finish: Finish) -> Finish:
+    """The end of an interrupted attempt, whatever the agent made of the interruption."""
+    limit = attempt.claim.rollout.retry.timeout_s
+    late = attempt.interruption == "timed_out"
+    text = f"the attempt took longer than its {limit:g} s" if late else "the worker was stopped"
+    if late and finish.error:
+        text = bounded(f"{text}; {finish.error}")
+    return ended(attempt, "timed_out" if late else "lost", text, finish.output)

@@ -1,0 +1,86 @@
+"""How a failure in agent code is told: a traceback of the user's frames, short enough to keep.
+
+Pure functions of exceptions, frames and environments; driven by the worker.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from urllib.parse import urlsplit
+
+from agentlightning.errors import AgentLightningError
+
+MOST_CHARACTERS = 8192
+"""Longest error text of an attempt."""
+
+_OURS = str(Path(__file__).resolve().parent)
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def describe(error: BaseException) -> str:
+    """The error as text: our own errors by their sentence, others with the frames of the user's files."""
+    if isinstance(error, AgentLightningError) and error.__cause__ is None:
+        return bounded(str(error))
+    told = traceback.TracebackException.from_exception(error)
+    _trim(told)
+    return bounded("".join(told.format()).rstrip())
+
+
+def interrupted_at(error: BaseException) -> str:
+    """Where an agent was when `error` was thrown into it, by its frames in the user's files; '' where it has none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith((_OURS, "<frozen", *_LIBRARIES))]
+    return bounded("".join(traceback.format_list(theirs)).rstrip())
+
+
+def stack(thread: int | None) -> str:
+    """Where a thread is now, by its frames in the user's files; '' where it is not running."""
+    frame: FrameType | None = sys._current_frames().get(thread) if thread is not None else None
+    if frame is None:
+        return ""
+    return bounded("".join(traceback.format_list(_of_user(traceback.extract_stack(frame)))).rstrip())
+
+
+def bounded(text: str) -> str:
+    """At most `MOST_CHARACTERS`: the beginning and, three times as long, the end."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    gap = "\n…\n"
+    head = MOST_CHARACTERS // 4
+    return text[:head] + gap + text[-(MOST_CHARACTERS - head - len(gap)) :]
+
+
+def proxy_diagnosis(server_url: str, environment: Mapping[str, str]) -> str | None:
+    """The proxy variable that diverts an agent's calls from the server, as a sentence; None where none does."""
+    host = urlsplit(server_url).hostname or ""
+    exempt = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    for entry in (part.strip().lower().lstrip(".") for part in exempt.split(",")):
+        if entry and (entry == "*" or host == entry.split(":")[0] or host.endswith(f".{entry}")):
+            return None
+    scheme = urlsplit(server_url).scheme
+    for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY", "all_proxy", "ALL_PROXY"):
+        if environment.get(name):
+            return (
+                f"{name} is set where the worker runs and NO_PROXY does not name {host}: "
+                "the agent's calls may have gone to the proxy"
+            )
+    return None
+
+
+def _trim(told: traceback.TracebackException) -> None:
+    told.stack = traceback.StackSummary.from_list(_of_user(told.stack))
+    for linked in (told.__cause__, told.__context__, *(told.exceptions or ())):
+        if linked is not None:
+            _trim(linked)
+
+
+def _of_user(frames: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    """The frames of the user's files and the one where it happened; all but ours where there are none."""
+    theirs = [frame for frame in frames if not frame.filename.startswith(_OURS)]
+    kept = [frame for frame in theirs[:-1] if not frame.filename.startswith(("<frozen", *_LIBRARIES))]
+    return [*kept, theirs[-1]] if theirs else list(frames)

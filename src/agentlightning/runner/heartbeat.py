@@ -1,0 +1,159 @@
+"""The worker's second thread: extends leases, whatever the agents do to the event loop, and notices when they block it.
+
+It has a client and an event loop of its own. Where agent code blocks the worker's loop for too long, nothing in the process
+can go on: the thread reports the guilty attempt as timed out and its siblings as lost, and ends the process. Driven by the
+worker; knows nothing of agents' results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from agentlightning.errors import AgentLightningError
+from agentlightning.runner.attempt import RunningAttempt
+from agentlightning.runner.failure import stack
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Finish, Worker
+
+EXIT_REPLACE = 75
+"""Exit code (EX_TEMPFAIL) of a worker process that an agent has hung: start another in its place."""
+TICK_S = 0.5
+"""How often the worker's loop is asked whether it still turns."""
+OVERDUE_S = 1.0
+"""A loop that has not turned for so long is blocked, once the deadline of the attempt that blocks it is over as well."""
+LAST_WORDS_S = 5.0
+"""Longest time for the report before the process ends."""
+
+
+class Heartbeat:
+    """Starts with `start`, on the worker's loop; `revoked` and `failed` are called there.
+
+    revoked(attempt): its lease is no longer held. failed(): the server could not be reached.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], LightningStore],
+        *,
+        worker: Callable[[], Worker],
+        held: Callable[[], Sequence[RunningAttempt]],
+        revoked: Callable[[RunningAttempt], None],
+        failed: Callable[[], None],
+        lease_s: float,
+        beat_s: float,
+        blocked_s: float,
+        watch_interpreter: bool,
+    ) -> None:
+        self._open_store = open_store
+        self._worker = worker
+        self._held = held
+        self._revoked = revoked
+        self._failed = failed
+        self._lease_s = lease_s
+        self._beat_s = beat_s
+        self._blocked_s = blocked_s
+        self._watch_interpreter = watch_interpreter
+        self._thread = threading.Thread(target=self._main, name="heartbeat", daemon=True)
+        self._own: asyncio.AbstractEventLoop | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._started = threading.Event()
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._asked = self._answered = time.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; the leases it held run out."""
+        self._started.wait(LAST_WORDS_S)
+        if self._own is not None and self._beating is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed already
+                self._own.call_soon_threadsafe(self._beating.cancel)
+        self._thread.join(LAST_WORDS_S)
+        if self._watch_interpreter:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _main(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._beat_until_stopped())
+
+    async def _beat_until_stopped(self) -> None:
+        self._own = asyncio.get_running_loop()
+        self._beating = asyncio.current_task()
+        self._started.set()
+        next_beat = time.monotonic() + self._beat_s
+        async with self._open_store() as store:
+            while True:
+                await asyncio.sleep(min(TICK_S, self._beat_s / 2))
+                await self._check_loop(store)
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + self._beat_s
+                    await self._beat(store)
+
+    async def _beat(self, store: LightningStore) -> None:
+        if self._watch_interpreter:
+            # Code that keeps the interpreter's lock (a regular expression that backtracks for ever) stops this thread too.
+            faulthandler.dump_traceback_later(2 * self._lease_s, exit=True, file=sys.__stderr__ or sys.stderr)
+        held = self._held()
+        try:
+            async with asyncio.timeout(self._lease_s / 2):
+                still = await store.heartbeat(
+                    self._worker(), [attempt.lease for attempt in held], lease_s=self._lease_s
+                )
+        except (AgentLightningError, TimeoutError):
+            self._loop.call_soon_threadsafe(self._failed)
+            return
+        for attempt, kept in zip(held, still, strict=True):
+            if not kept:
+                self._loop.call_soon_threadsafe(self._revoked, attempt)
+
+    async def _check_loop(self, store: LightningStore) -> None:
+        if self._answered >= self._asked:
+            self._asked = time.monotonic()
+            self._loop.call_soon_threadsafe(self._answer)
+            return
+        now = time.monotonic()
+        blocked = now - self._asked
+        if blocked < OVERDUE_S:
+            return
+        guilty = self._blocker()
+        overdue = guilty is not None and now > guilty.deadline
+        if overdue or blocked > self._blocked_s:
+            await self._end_process(store, guilty, blocked)
+
+    def _answer(self) -> None:
+        self._answered = time.monotonic()
+
+    def _blocker(self) -> RunningAttempt | None:
+        task = asyncio.current_task(self._loop)
+        return next((attempt for attempt in self._held() if task in attempt.tasks), None)
+
+    async def _end_process(self, store: LightningStore, guilty: RunningAttempt | None, blocked: float) -> None:
+        where = stack(self._loop_thread)
+        finishes = [
+            Finish(
+                lease=attempt.lease,
+                state="timed_out" if attempt is guilty else "lost",
+                rewards=tuple(attempt.rewards) if attempt is guilty else (),
+                error=f"the agent blocked the event loop of its worker for {blocked:.1f} s; it was at:\n{where}"
+                if attempt is guilty
+                else f"another agent blocked the event loop of the worker for {blocked:.1f} s",
+            )
+            for attempt in self._held()
+            if attempt.interruption != "revoked"
+        ]
+        with contextlib.suppress(AgentLightningError, TimeoutError):  # their leases run out instead
+            async with asyncio.timeout(LAST_WORDS_S):
+                await store.finish(finishes)
+        if sys.__stderr__ is not None:
+            sys.__stderr__.write(f"worker: an agent blocked the event loop for {blocked:.1f} s; replacing the process\n")
+            sys.__stderr__.flush()
+        os._exit(EXIT_REPLACE)

@@ -1,0 +1,250 @@
+"""The worker: claims rollouts under a lease, runs many at a time, and reports how each attempt ended.
+
+Drives an `Execution` against any `LightningStore`; whoever made it calls `run` and, from the same loop, `stop`. Knows nothing
+of how agents run, of models, or of training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable
+
+from agentlightning import types
+from agentlightning.errors import AgentLightningError, ConflictError, InputError, NotFoundError, StoreError
+from agentlightning.runner.attempt import RunningAttempt, attributed_task
+from agentlightning.runner.execution import Execution, ended
+from agentlightning.runner.heartbeat import EXIT_REPLACE, Heartbeat
+from agentlightning.store.base import LEASE_S, LightningStore
+from agentlightning.types import Claim, Finish, Lease
+
+BEAT_S = 10.0
+CLAIM_WAIT_S = 20.0
+"""How long one request for work stays open."""
+LONGEST_PAUSE_S = 2.0
+"""Between tries while the server is away."""
+
+
+class Worker:
+    """Runs up to `concurrency` attempts of one run at a time.
+
+    open_store: makes another client of the same store, for the heartbeat thread. boot: the id of the server's present life,
+    where the store has one. blocked_s: how long an agent may block the event loop. grace_s: what running attempts get to
+    end by themselves once the worker stops.
+    """
+
+    def __init__(
+        self,
+        store: LightningStore,
+        execution: Execution,
+        *,
+        open_store: Callable[[], LightningStore],
+        run_id: str,
+        worker_id: str,
+        concurrency: int,
+        boot: Callable[[], str | None] = lambda: None,
+        lease_s: float = LEASE_S,
+        beat_s: float = BEAT_S,
+        blocked_s: float = 60.0,
+        grace_s: float = 5.0,
+        watch_interpreter: bool = False,
+    ) -> None:
+        self._store = store
+        self._execution = execution
+        self._run_id = run_id
+        self._worker_id = worker_id
+        self._concurrency = concurrency
+        self._boot = boot
+        self._lease_s = lease_s
+        self._grace_s = grace_s
+        self._host = socket.gethostname()
+        self._running: dict[asyncio.Task[None], RunningAttempt] = {}
+        """Attempts that take a place."""
+        self._held: dict[Lease, RunningAttempt] = {}
+        """Attempts whose end the store does not know yet: their leases are extended."""
+        self._unsent: list[Finish] = []
+        self._news = asyncio.Event()
+        self._freed = asyncio.Event()
+        self._reported = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._hung = False
+        self._away = float("-inf")
+        """time.monotonic() of the last time the server could not be reached."""
+        self._heartbeat = Heartbeat(
+            open_store,
+            worker=self._identity,
+            held=lambda: tuple(self._held.values()),
+            revoked=lambda attempt: attempt.interrupt("revoked"),
+            failed=self._note_absence,
+            lease_s=lease_s,
+            beat_s=beat_s,
+            blocked_s=blocked_s,
+            watch_interpreter=watch_interpreter,
+        )
+
+    def stop(self) -> None:
+        """Claim nothing more; running attempts get the grace period, the rest end as lost."""
+        self._stopping.set()
+
+    async def run(self) -> int:
+        """Work until `stop`; returns the exit code: 0, or EXIT_REPLACE where an agent could not be interrupted.
+
+        Errors that no waiting mends (no such run, a wrong server key) are raised.
+        """
+        asyncio.get_running_loop().set_task_factory(attributed_task)
+        self._heartbeat.start()
+        claiming = asyncio.create_task(self._claim_for_ever())
+        reporting = asyncio.create_task(self._report_for_ever())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({claiming, reporting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (claiming, reporting):
+                if task.done():
+                    task.result()
+            # A claim that the server grants just now is not seen any more; its lease runs out.
+            claiming.cancel()
+            await self._drain()
+        finally:
+            for task in (claiming, reporting, stopping):
+                task.cancel()
+            await asyncio.wait({claiming, reporting, stopping})
+            self._heartbeat.stop()
+            self._execution.connections.close()
+        return EXIT_REPLACE if self._hung else 0
+
+    async def _claim_for_ever(self) -> None:
+        pause = 0.1
+        while True:
+            free = self._concurrency - len(self._running)
+            if free <= 0:
+                self._freed.clear()
+                await self._freed.wait()
+                continue
+            try:
+                claims = await self._store.claim(
+                    self._identity(), limit=free, lease_s=self._lease_s, wait_s=CLAIM_WAIT_S
+                )
+            except NotFoundError:
+                raise
+            except StoreError:
+                self._note_absence()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+                continue
+            pause = 0.1
+            for claim in claims:
+                self._start(claim)
+
+    def _start(self, claim: Claim) -> None:
+        attempt = RunningAttempt(claim, time.monotonic(), self._boot())
+        self._held[claim.lease] = attempt
+        task = asyncio.create_task(self._attempt(attempt))
+        self._running[task] = attempt
+        task.add_done_callback(self._free)
+
+    def _free(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self._freed.set()
+
+    async def _attempt(self, attempt: RunningAttempt) -> None:
+        finish = await self._execution.execute(attempt)
+        if attempt.hung:
+            self._hung = True
+            self.stop()
+        if attempt.interruption == "revoked":
+            self._let_go([attempt.lease])
+            return
+        if finish.state in ("failed", "timed_out") and await self._is_ours(attempt):
+            finish = ended(attempt, "lost", f"the server was away during the attempt, which then failed: {finish.error}")
+        self._report(finish)
+
+    async def _is_ours(self, attempt: RunningAttempt) -> bool:
+        """Whether the server was away or restarted since the claim: then the failure is not the agent's."""
+        if self._away < attempt.started:
+            try:
+                await self._store.heartbeat(self._identity(), [attempt.lease], lease_s=self._lease_s)
+            except (NotFoundError, ConflictError):
+                return False
+            except StoreError:
+                self._note_absence()
+        return self._away >= attempt.started or self._boot() != attempt.boot
+
+    # --- reporting: what has ended since the last request goes into the next one ------------------------------------
+
+    def _report(self, finish: Finish) -> None:
+        self._unsent.append(finish)
+        self._news.set()
+
+    async def _report_for_ever(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            batch, self._unsent = self._unsent, []
+            if batch:
+                await self._send(batch)
+                self._let_go([finish.lease for finish in batch])
+
+    async def _send(self, batch: list[Finish]) -> None:
+        """Deliver until the server is back, but not longer than the leases can last without it."""
+        give_up = time.monotonic() + self._lease_s
+        pause = 0.1
+        while True:
+            try:
+                await self._store.finish(batch)
+                return
+            except (InputError, NotFoundError, ConflictError) as refused:
+                if len(batch) == 1:
+                    batch = [Finish(lease=batch[0].lease, state="failed", error=str(refused))]
+                    with contextlib.suppress(AgentLightningError):
+                        await self._store.finish(batch)
+                    return
+                for finish in batch:  # one of them spoils the transaction of all
+                    await self._send([finish])
+                return
+            except StoreError:
+                self._note_absence()
+                if time.monotonic() > give_up:
+                    return
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _let_go(self, leases: list[Lease]) -> None:
+        for lease in leases:
+            self._held.pop(lease, None)
+        self._reported.set()
+
+    # --- stopping -------------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """Grace for what runs, then the rest is lost; returns when every end is reported or the server is not there."""
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=self._grace_s)
+        for attempt in self._running.values():
+            attempt.interrupt("lost")
+        if self._running:
+            await asyncio.wait(set(self._running), timeout=self._execution.abandon_s)
+        for attempt in self._running.values():
+            attempt.open = False
+            self._hung = True
+            self._report(ended(attempt, "lost", "the worker was stopped"))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace_s):
+                while self._held:
+                    self._reported.clear()
+                    await self._reported.wait()
+
+    def _note_absence(self) -> None:
+        self._away = time.monotonic()
+
+    def _identity(self) -> types.Worker:
+        return types.Worker(
+            id=self._worker_id,
+            run_id=self._run_id,
+            host=self._host,
+            pid=os.getpid(),
+            running=len(self._running),
+            seen_ns=time.time_ns(),
+        )

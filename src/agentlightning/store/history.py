@@ -1,0 +1,297 @@
+"""The history of runs in SQL: runs, their training steps with what each consumed, their checkpoints.
+
+Verbs of the writer take a transaction and a list of arguments, one a caller; functions that read take a connection.
+base.py says what they mean.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from agentlightning.errors import ConflictError, InputError, NotFoundError
+from agentlightning.store import rows
+from agentlightning.store.lifecycle import require_runs
+from agentlightning.store.tables import checkpoints, consumption, metrics, rollouts, runs, steps
+from agentlightning.store.writer import Transaction
+from agentlightning.types import FINAL_STATES, JSON, Checkpoint, Consumed, Run, RunState, Step
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    name: str
+    config: str
+    run_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunChange:
+    run_id: str
+    state: RunState | None
+    summary: JSON | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    run_id: str
+    step: int
+    consumed: Sequence[Consumed]
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    run_id: str
+    step: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class GoingBack:
+    run_id: str
+    after: int
+
+
+def check_run_id(run_id: str) -> None:
+    """Run ids name folders."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", run_id):
+        raise InputError(f"run_id: expected letters, digits, '.', '_' and '-', got {run_id!r}")
+
+
+def create_run(transaction: Transaction, requests: Sequence[NewRun]) -> list[Run]:
+    return [_create(transaction, request) for request in requests]
+
+
+def update_run(transaction: Transaction, changes: Sequence[RunChange]) -> list[Run]:
+    return [_change(transaction, change) for change in changes]
+
+
+def open_step(transaction: Transaction, openings: Sequence[Opening]) -> list[Step]:
+    return [_open(transaction, opening) for opening in openings]
+
+
+def close_step(transaction: Transaction, closings: Sequence[Closing]) -> list[Step]:
+    return [_close(transaction, closing) for closing in closings]
+
+
+def reopen_steps(transaction: Transaction, requests: Sequence[GoingBack]) -> list[list[Step]]:
+    return [_reopen(transaction, request) for request in requests]
+
+
+def release_steps(transaction: Transaction, requests: Sequence[GoingBack]) -> list[int]:
+    return [_release(transaction, request) for request in requests]
+
+
+def put_checkpoint(transaction: Transaction, new: Sequence[Checkpoint]) -> list[None]:
+    require_runs(transaction.connection, {checkpoint.run_id for checkpoint in new})
+    statement = upsert(checkpoints)
+    changes = {name: statement.excluded[name] for name in ("path", "version", "created_ns")}
+    transaction.connection.execute(
+        statement.on_conflict_do_update(index_elements=["run_id", "step"], set_=changes),
+        [
+            {
+                "run_id": checkpoint.run_id,
+                "step": checkpoint.step,
+                "path": checkpoint.path,
+                "version": checkpoint.version,
+                "created_ns": checkpoint.created_ns or transaction.now_ns,
+            }
+            for checkpoint in new
+        ],
+    )
+    return [None] * len(new)
+
+
+def read_runs(connection: Connection, ids: Sequence[str] | None, limit: int | None) -> list[Run]:
+    query = select(runs).order_by(runs.c.created_ns.desc(), runs.c.id.desc()).limit(limit)
+    if ids is not None:
+        query = query.where(runs.c.id.in_(ids))
+    return [rows.read_run(row) for row in connection.execute(query)]
+
+
+def read_steps(connection: Connection, run_id: str, after: int | None = None, only: int | None = None) -> list[Step]:
+    """Steps that are not abandoned, in order: all, those later than `after`, or one."""
+    query = select(steps).where(steps.c.run_id == run_id, steps.c.state != "abandoned").order_by(steps.c.step)
+    if after is not None:
+        query = query.where(steps.c.step > after)
+    if only is not None:
+        query = query.where(steps.c.step == only)
+    found = connection.execute(query).all()
+    consumed = defaultdict(list)
+    wanted = select(consumption).where(consumption.c.step_id.in_([row.id for row in found]))
+    for row in connection.execute(wanted.order_by(consumption.c.step_id, consumption.c.position)):
+        consumed[row.step_id].append(Consumed(rollout_id=row.rollout_id, outcome=row.outcome))
+    return [
+        Step(
+            run_id=row.run_id,
+            step=row.step,
+            state=row.state,
+            consumed=consumed[row.id],
+            version=row.version,
+            created_ns=row.created_ns,
+        )
+        for row in found
+    ]
+
+
+def read_checkpoints(connection: Connection, run_id: str) -> list[Checkpoint]:
+    query = select(checkpoints).where(checkpoints.c.run_id == run_id).order_by(checkpoints.c.step)
+    return [Checkpoint(**row._mapping) for row in connection.execute(query)]
+
+
+def _create(transaction: Transaction, request: NewRun) -> Run:
+    now_ns = transaction.now_ns
+    run_id = request.run_id or _free_id(transaction.connection, now_ns)
+    values: dict[str, Any] = {
+        "id": run_id,
+        "name": request.name,
+        "state": "running",
+        "config": request.config,
+        "created_ns": now_ns,
+        "updated_ns": now_ns,
+        "summary": "{}",
+    }
+    statement = upsert(runs).on_conflict_do_nothing(index_elements=["id"])
+    if transaction.connection.execute(statement, values).rowcount == 0:
+        raise ConflictError(f"run {run_id} exists already")
+    return _run(transaction.connection, run_id)
+
+
+def _free_id(connection: Connection, now_ns: int) -> str:
+    """The UTC second, then the part of it in 1/65536ths: readable, and sorted by time."""
+    while True:
+        second, rest = divmod(now_ns, 10**9)
+        run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(second))}-{rest * 65536 // 10**9:04x}"
+        if connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is None:
+            return run_id
+        now_ns += 10**9 // 65536 + 1
+
+
+def _run(connection: Connection, run_id: str) -> Run:
+    row = connection.execute(select(runs).where(runs.c.id == run_id)).first()
+    if row is None:
+        raise NotFoundError(f"no such run: {run_id}")
+    return rows.read_run(row)
+
+
+def _change(transaction: Transaction, change: RunChange) -> Run:
+    run = _run(transaction.connection, change.run_id)
+    values = {
+        "state": change.state or run.state,
+        "summary": rows.dump({**run.summary, **(change.summary or {})}, "summary"),
+        "updated_ns": transaction.now_ns,
+    }
+    transaction.connection.execute(update(runs).where(runs.c.id == run.id).values(values))
+    return _run(transaction.connection, run.id)
+
+
+def _step(connection: Connection, run_id: str, step: int) -> Step | None:
+    return next(iter(read_steps(connection, run_id, only=step)), None)
+
+
+def _open(transaction: Transaction, opening: Opening) -> Step:
+    connection, run_id, step = transaction.connection, opening.run_id, opening.step
+    require_runs(connection, {run_id})
+    present = _step(connection, run_id, step)
+    if present is not None:
+        if present.state == "open" and present.consumed == list(opening.consumed):
+            return present
+        held = "closed" if present.state == "closed" else "open with another list of rollouts"
+        raise ConflictError(f"step {step} of run {run_id} is {held} already")
+    _refuse_unfit(connection, opening)
+    values = {"run_id": run_id, "step": step, "state": "open", "created_ns": transaction.now_ns}
+    step_id = connection.execute(insert(steps).values(values).returning(steps.c.id)).scalar_one()
+    eaten = [
+        {
+            "rollout_id": consumed.rollout_id,
+            "run_id": run_id,
+            "mode": "train",
+            "step_id": step_id,
+            "position": position,
+            "outcome": consumed.outcome,
+        }
+        for position, consumed in enumerate(opening.consumed)
+    ]
+    if eaten:
+        connection.execute(insert(consumption), eaten)
+    opened = _step(connection, run_id, step)
+    assert opened is not None
+    return opened
+
+
+def _refuse_unfit(connection: Connection, opening: Opening) -> None:
+    """What the constraints would refuse without saying why, and what they cannot know: that a rollout is finished."""
+    where = f"step {opening.step} of run {opening.run_id}"
+    wanted = [consumed.rollout_id for consumed in opening.consumed]
+    if len(set(wanted)) < len(wanted):
+        raise ConflictError(f"{where}: a rollout is listed twice")
+    columns = (rollouts.c.id, rollouts.c.run_id, rollouts.c.mode, rollouts.c.state, steps.c.step)
+    eaten = rollouts.outerjoin(consumption, consumption.c.rollout_id == rollouts.c.id).outerjoin(
+        steps, steps.c.id == consumption.c.step_id
+    )
+    known = {
+        row.id: row
+        for part in rows.chunks(wanted)
+        for row in connection.execute(select(*columns).select_from(eaten).where(rollouts.c.id.in_(part)))
+    }
+    for rollout_id in wanted:
+        row = known.get(rollout_id)
+        if row is None:
+            raise NotFoundError(f"{where}: no such rollout: {rollout_id}")
+        if row.run_id != opening.run_id:
+            raise ConflictError(f"{where}: rollout {rollout_id} belongs to run {row.run_id}")
+        if row.mode != "train":
+            raise ConflictError(f"{where}: rollout {rollout_id} is an evaluation rollout, which is never learned from")
+        if row.state not in FINAL_STATES:
+            raise ConflictError(f"{where}: rollout {rollout_id} is {row.state}, not finished")
+        if row.step is not None:
+            raise ConflictError(f"{where}: rollout {rollout_id} was consumed by step {row.step} already")
+
+
+def _close(transaction: Transaction, closing: Closing) -> Step:
+    where = f"step {closing.step} of run {closing.run_id}"
+    present = _step(transaction.connection, closing.run_id, closing.step)
+    if present is None:
+        raise NotFoundError(f"no such step: {where}")
+    if present.state == "closed":
+        if present.version != closing.version:
+            raise ConflictError(f"{where} was closed with version {present.version}, not {closing.version}")
+        return present
+    transaction.connection.execute(
+        update(steps)
+        .where(steps.c.run_id == closing.run_id, steps.c.step == closing.step, steps.c.state == "open")
+        .values(state="closed", version=closing.version)
+    )
+    closed = _step(transaction.connection, closing.run_id, closing.step)
+    assert closed is not None
+    return closed
+
+
+def _reopen(transaction: Transaction, request: GoingBack) -> list[Step]:
+    require_runs(transaction.connection, {request.run_id})
+    later = steps.c.run_id == request.run_id, steps.c.step > request.after, steps.c.state == "closed"
+    transaction.connection.execute(update(steps).where(*later).values(state="open", version=None))
+    _abandon_metrics(transaction.connection, request)
+    return read_steps(transaction.connection, request.run_id, after=request.after)
+
+
+def _release(transaction: Transaction, request: GoingBack) -> int:
+    require_runs(transaction.connection, {request.run_id})
+    later = steps.c.run_id == request.run_id, steps.c.step > request.after, steps.c.state != "abandoned"
+    ids = transaction.connection.execute(select(steps.c.id).where(*later)).scalars().all()
+    freed = transaction.connection.execute(delete(consumption).where(consumption.c.step_id.in_(ids))).rowcount
+    transaction.connection.execute(update(steps).where(*later).values(state="abandoned"))
+    _abandon_metrics(transaction.connection, request)
+    return freed
+
+
+def _abandon_metrics(connection: Connection, request: GoingBack) -> None:
+    later = metrics.c.run_id == request.run_id, metrics.c.step > request.after
+    connection.execute(update(metrics).where(*later).values(abandoned=True))

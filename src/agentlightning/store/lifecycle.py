@@ -1,0 +1,465 @@
+"""The life of rollouts in SQL: enqueue, claim, heartbeat, finish, cancel, expire.
+
+Verbs of the writer: each takes a transaction and a list of arguments, one a caller, and returns one result for each. A
+group of callers costs a handful of statements, not a handful each. base.py says what the verbs mean.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, tuple_, update
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from agentlightning.errors import NotFoundError, RewardError
+from agentlightning.store import rows, tables
+from agentlightning.store.base import NO_CALLS, RolloutQuery, final_reward, reward_number
+from agentlightning.store.tables import (
+    QUEUED,
+    RUNNING,
+    attempts,
+    calls,
+    consumption,
+    rewards,
+    rollouts,
+    runs,
+    spans,
+    workers,
+)
+from agentlightning.store.writer import Transaction
+from agentlightning.types import Attempt, AttemptEnd, Finish, Lease, Mode, Reward, Rollout, RolloutState, Worker
+
+QUEUED = "queued"
+FINISHED = "finished"
+"""What the bell tells: that rollouts of a run are queued; how many of it have finished."""
+
+IGNORED_BASE_URL = "the agent did not use the base URL it was given"
+
+SELECT_ROLLOUT = select(*[column for column in rollouts.c], consumption.c.outcome).select_from(
+    rollouts.outerjoin(consumption, consumption.c.rollout_id == rollouts.c.id)
+)
+"""Rollouts with their outcomes, as `rows.read_rollout` takes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    worker: Worker
+    limit: int
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    worker: Worker
+    leases: Sequence[Lease]
+    lease_s: float
+
+
+def enqueue(transaction: Transaction, batches: Sequence[Sequence[dict[str, Any]]]) -> list[list[Rollout]]:
+    """Rows as `rows.rollout_row` makes them; the rollouts that then exist, in the order given."""
+    new = [row for batch in batches for row in batch]
+    require_runs(transaction.connection, {row["run_id"] for row in new})
+    if new:
+        transaction.connection.execute(_INSERT_ROLLOUT, new)
+    found: dict[tuple[str, str, int], Rollout] = {}
+    groups: dict[str, set[str]] = defaultdict(set)
+    for row in new:
+        groups[row["run_id"]].add(row["group_id"])
+    for run_id, group_ids in groups.items():
+        for part in rows.chunks(list(group_ids)):
+            query = SELECT_ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.group_id.in_(part))
+            for rollout in map(rows.read_rollout, transaction.connection.execute(query)):
+                found[run_id, rollout.group_id, rollout.replica] = rollout
+        transaction.tell(QUEUED, run_id)
+    return [[found[row["run_id"], row["group_id"], row["replica"]] for row in batch] for batch in batches]
+
+
+def claim(transaction: Transaction, requests: Sequence[ClaimRequest]) -> list[list[tuple[Rollout, Lease]]]:
+    """What each caller gets: earlier callers first, higher priorities first."""
+    _see(transaction, [request.worker for request in requests])
+    expire(transaction, [None])
+    by_run: dict[str, list[ClaimRequest]] = defaultdict(list)
+    for request in requests:
+        by_run[request.worker.run_id].append(request)
+    taken: dict[int, list[tuple[Rollout, Lease]]] = {}
+    started: list[dict[str, Any]] = []
+    for run_id, group in by_run.items():
+        wanted = {"run": run_id, "now": transaction.now_ns, "most": sum(request.limit for request in group)}
+        found = [rows.read_rollout(row) for row in transaction.connection.execute(_TAKE, wanted)]
+        found.sort(key=lambda rollout: (-rollout.priority, rollout.id))
+        for request in group:
+            mine, found = found[: request.limit], found[request.limit :]
+            taken[id(request)] = [_lease(transaction, request, rollout, started) for rollout in mine]
+    if started:
+        transaction.connection.execute(insert(attempts), started)
+    return [taken[id(request)] for request in requests]
+
+
+def heartbeat(transaction: Transaction, beats: Sequence[Beat]) -> list[list[bool]]:
+    _see(transaction, [beat.worker for beat in beats])
+    running = _running(transaction.connection, {lease.rollout_id for beat in beats for lease in beat.leases})
+    answers, held = [], []
+    for beat in beats:
+        answer = [_holds(running, lease) for lease in beat.leases]
+        expires = transaction.now_ns + int(beat.lease_s * 1e9)
+        held += [
+            {"rollout": lease.rollout_id, "number": lease.attempt, "lease_expires_ns": expires}
+            for lease, holds in zip(beat.leases, answer, strict=True)
+            if holds
+        ]
+        answers.append(answer)
+    if held:
+        transaction.connection.execute(_UPDATE_ATTEMPT, held)
+    return answers
+
+
+def finish(transaction: Transaction, batches: Sequence[Sequence[Finish]]) -> list[list[bool]]:
+    finishes = [finish for batch in batches for finish in batch]
+    running = _running(transaction.connection, {finish.lease.rollout_id for finish in finishes})
+    ended: list[_End] = []
+    answers = []
+    for finish in finishes:
+        holds = _holds(running, finish.lease)
+        answers.append(holds)
+        if holds:
+            row = running.pop(finish.lease.rollout_id)
+            ended.append(_End(row, finish.state, finish.error, finish.output, finish))
+    _record_last_rewards(transaction, ended)
+    _settle_rewards(transaction.connection, ended)
+    _look_at_calls(transaction.connection, ended)
+    _end(transaction, ended)
+    in_order = iter(answers)
+    return [[next(in_order) for _ in batch] for batch in batches]
+
+
+def cancel(transaction: Transaction, batches: Sequence[Sequence[str]]) -> list[int]:
+    counts = []
+    for batch in batches:
+        count = 0
+        for part in rows.chunks(batch):
+            live = rollouts.c.id.in_(part), rollouts.c.state.in_(("queued", "running"))
+            found = transaction.connection.execute(_SELECT_TO_END.where(*live)).all()
+            ends = [_End(row, "lost", "the rollout was cancelled", None) for row in found]
+            _end(transaction, ends, cancelled=True)
+            count += len(ends)
+        counts.append(count)
+    return counts
+
+
+def expire(transaction: Transaction, requests: Sequence[None]) -> list[int]:
+    """End as lost what ran out; the first caller gets the count."""
+    overdue = attempts.c.lease_expires_ns <= transaction.now_ns
+    found = transaction.connection.execute(_SELECT_RUNNING.where(overdue)).all()
+    _end(transaction, [_End(row, "lost", f"worker {row.worker_id} stopped sending heartbeats", None) for row in found])
+    return [len(found)] + [0] * (len(requests) - 1)
+
+
+def read_rollouts(connection: Connection, query: RolloutQuery) -> list[Rollout]:
+    chosen = SELECT_ROLLOUT
+    for column, value in (
+        (rollouts.c.run_id, query.run_id),
+        (rollouts.c.mode, query.mode),
+        (rollouts.c.step, query.step),
+    ):
+        if value is not None:
+            chosen = chosen.where(column == value)
+    for column, values in ((rollouts.c.state, query.states), (rollouts.c.group_id, query.group_ids)):
+        if values is not None:
+            chosen = chosen.where(column.in_(values))
+    if query.unconsumed:
+        chosen = chosen.where(consumption.c.outcome.is_(None))
+    if query.after is not None:
+        chosen = chosen.where(rollouts.c.id > query.after)
+    chosen = chosen.order_by(rollouts.c.id.desc() if query.newest_first else rollouts.c.id).limit(query.limit)
+    if query.ids is None:
+        return [rows.read_rollout(row) for row in connection.execute(chosen)]
+    parts = list(rows.chunks(query.ids))
+    if query.newest_first:
+        parts.reverse()
+    found = [
+        rows.read_rollout(row) for part in parts for row in connection.execute(chosen.where(rollouts.c.id.in_(part)))
+    ]
+    return found[: query.limit]
+
+
+def read_counts(connection: Connection, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
+    query = select(rollouts.c.mode, rollouts.c.state, func.count()).where(rollouts.c.run_id == run_id)
+    found = connection.execute(query.group_by(rollouts.c.mode, rollouts.c.state))
+    return {(mode, state): count for mode, state, count in found}
+
+
+def read_last_finished(connection: Connection, run_id: str) -> int:
+    """How many rollouts of the run have finished."""
+    last = connection.execute(select(runs.c.finished).where(runs.c.id == run_id)).scalar()
+    if last is None:
+        raise NotFoundError(f"no such run: {run_id}")
+    return int(last)
+
+
+def read_finished(connection: Connection, run_id: str, after: int) -> list[Rollout]:
+    query = SELECT_ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.finished_seq > after)
+    return [rows.read_rollout(row) for row in connection.execute(query.order_by(rollouts.c.finished_seq))]
+
+
+def read_attempts(connection: Connection, rollout_ids: Sequence[str]) -> list[Attempt]:
+    columns = [column for column in attempts.c if column.name != "token"]
+    return [
+        Attempt(**row._mapping)
+        for part in rows.chunks(rollout_ids)
+        for row in connection.execute(
+            select(*columns)
+            .where(attempts.c.rollout_id.in_(part))
+            .order_by(attempts.c.rollout_id, attempts.c.attempt)
+        )
+    ]
+
+
+def read_workers(connection: Connection, run_id: str | None) -> list[Worker]:
+    query = select(workers).order_by(workers.c.seen_ns.desc(), workers.c.id)
+    if run_id is not None:
+        query = query.where(workers.c.run_id == run_id)
+    return [Worker(**row._mapping) for row in connection.execute(query)]
+
+
+def require_runs(connection: Connection, run_ids: Collection[str]) -> None:
+    """NotFoundError that names the runs which do not exist."""
+    found = set(connection.execute(select(runs.c.id).where(runs.c.id.in_(run_ids))).scalars())
+    if missing := sorted(set(run_ids) - found):
+        raise NotFoundError(f"no such run: {', '.join(missing)}")
+
+
+@dataclass(slots=True)
+class _End:
+    """An attempt that ends, and what is then known of it."""
+
+    row: Row[Any]
+    state: AttemptEnd
+    error: str | None
+    output: str | None
+    finish: Finish | None = None
+    reward: float | None = None
+    calls: int = 0
+    warning: str | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.row.id, self.row.attempt
+
+    def next_state(self) -> RolloutState:
+        """By the retry policy. Every attempt that ended and was not lost used one of max_attempts."""
+        if self.state == "succeeded":
+            return "succeeded"
+        retry = rows.read_retry(self.row.retry)
+        if self.state == "lost":
+            return "queued" if self.row.lost + 1 < retry.max_lost else "failed"
+        used = self.row.attempt - self.row.lost
+        return "queued" if self.state in retry.retry_on and used < retry.max_attempts else "failed"
+
+
+_INSERT_ROLLOUT = upsert(rollouts).on_conflict_do_nothing(index_elements=["run_id", "group_id", "replica"])
+
+_NEXT = (
+    select(rollouts.c.id)
+    .where(rollouts.c.run_id == bindparam("run"), rollouts.c.state == "queued")
+    .order_by(rollouts.c.priority.desc(), rollouts.c.id)
+    .limit(bindparam("most"))
+    .with_for_update(skip_locked=True)
+)
+_TAKE = (
+    update(rollouts)
+    .where(rollouts.c.id.in_(_NEXT))
+    .values(
+        state="running",
+        attempt=rollouts.c.attempt + 1,
+        started_ns=func.coalesce(rollouts.c.started_ns, bindparam("now")),
+    )
+    .returning(*rollouts.c)
+)
+
+_COLUMNS_TO_END = (rollouts.c.id, rollouts.c.run_id, rollouts.c.attempt, rollouts.c.retry, rollouts.c.lost, rollouts.c.state)
+_SELECT_TO_END = select(*_COLUMNS_TO_END)
+_SELECT_RUNNING = (
+    select(*_COLUMNS_TO_END, attempts.c.token, attempts.c.worker_id)
+    .join_from(attempts, rollouts, attempts.c.rollout_id == rollouts.c.id)
+    .where(attempts.c.state == tables.RUNNING)
+)
+
+# The columns that these two set are those that their parameters name.
+_UPDATE_ATTEMPT = update(attempts).where(
+    attempts.c.rollout_id == bindparam("rollout"), attempts.c.attempt == bindparam("number")
+)
+_UPDATE_ROLLOUT = update(rollouts).where(rollouts.c.id == bindparam("rollout"))
+
+
+def _see(transaction: Transaction, seen: Iterable[Worker]) -> None:
+    latest = {(worker.run_id, worker.id): worker for worker in seen}
+    require_runs(transaction.connection, {run_id for run_id, _ in latest})
+    statement = upsert(workers)
+    changes = {name: statement.excluded[name] for name in ("host", "pid", "running", "seen_ns")}
+    transaction.connection.execute(
+        statement.on_conflict_do_update(index_elements=["run_id", "id"], set_=changes),
+        [
+            {
+                "id": worker.id,
+                "run_id": worker.run_id,
+                "host": worker.host,
+                "pid": worker.pid,
+                "running": worker.running,
+                "seen_ns": transaction.now_ns,
+            }
+            for worker in latest.values()
+        ],
+    )
+
+
+def _lease(
+    transaction: Transaction, request: ClaimRequest, rollout: Rollout, started: list[dict[str, Any]]
+) -> tuple[Rollout, Lease]:
+    lease = Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=secrets.token_hex(12))
+    started.append(
+        {
+            "rollout_id": rollout.id,
+            "attempt": rollout.attempt,
+            "state": "running",
+            "worker_id": request.worker.id,
+            "token": lease.token,
+            "lease_expires_ns": transaction.now_ns + int(request.lease_s * 1e9),
+            "started_ns": transaction.now_ns,
+        }
+    )
+    return rollout, lease
+
+
+def _running(connection: Connection, rollout_ids: Collection[str]) -> dict[str, Row[Any]]:
+    """The running attempt of each rollout that has one."""
+    return {
+        row.id: row
+        for part in rows.chunks(list(rollout_ids))
+        for row in connection.execute(_SELECT_RUNNING.where(attempts.c.rollout_id.in_(part)))
+    }
+
+
+def _holds(running: Mapping[str, Row[Any]], lease: Lease) -> bool:
+    row = running.get(lease.rollout_id)
+    return row is not None and row.attempt == lease.attempt and secrets.compare_digest(row.token, lease.token)
+
+
+def _record_last_rewards(transaction: Transaction, ended: Iterable[_End]) -> None:
+    """Rewards that came with the finish. One that is no reward fails its attempt: user code is never a store's error."""
+    brought: list[tuple[_End, Reward]] = []
+    for end in ended:
+        if end.finish is not None:
+            brought += [(end, reward) for reward in end.finish.rewards]
+    named = [reward.call_id for _, reward in brought if reward.call_id is not None]
+    known = set()
+    for part in rows.chunks(named):
+        known |= set(transaction.connection.execute(select(calls.c.id).where(calls.c.id.in_(part))).scalars())
+    new = []
+    for end, reward in brought:
+        try:
+            value = reward_number(reward.value, reward.name)
+            if reward.call_id is not None and reward.call_id not in known:
+                raise RewardError(f"{reward.name}: expected call_id to name a recorded call, got {reward.call_id}")
+        except RewardError as error:
+            end.state, end.error = "failed", str(error)
+            continue
+        created_ns = reward.created_ns or transaction.now_ns
+        place = (reward.id, end.row.run_id, end.row.id, end.row.attempt)  # the lease says whose it is
+        new.append((*place, value, reward.name, reward.call_id, reward.source, created_ns))
+    transaction.insert_new(rewards, new)
+
+
+def _settle_rewards(connection: Connection, ended: Iterable[_End]) -> None:
+    """The final reward of attempts that succeeded; contradictory ones end as failed."""
+    succeeded = {end.key: end for end in ended if end.state == "succeeded"}
+    records: dict[tuple[str, int], list[Reward]] = defaultdict(list)
+    for part in rows.chunks([rollout_id for rollout_id, _ in succeeded]):
+        query = select(*[column for column in rewards.c if column.name != "seq"])
+        query = query.where(rewards.c.rollout_id.in_(part)).order_by(rewards.c.created_ns, rewards.c.seq)
+        for row in connection.execute(query):
+            records[row.rollout_id, row.attempt].append(Reward(**row._mapping))
+    for key, end in succeeded.items():
+        try:
+            end.reward = final_reward(records[key])
+        except RewardError as error:
+            end.state, end.error = "failed", str(error)
+
+
+def _look_at_calls(connection: Connection, ended: Sequence[_End]) -> None:
+    """Count the calls; where there is none, say so with the likely cause: evidence before suspicion."""
+    keys = tuple_(calls.c.rollout_id, calls.c.attempt)
+    counts: Counter[tuple[str, int]] = Counter()
+    for part in rows.chunks([end.row.id for end in ended]):
+        query = select(calls.c.rollout_id, calls.c.attempt, func.count()).where(calls.c.rollout_id.in_(part))
+        for rollout_id, attempt, count in connection.execute(query.group_by(*keys)):
+            counts[rollout_id, attempt] = count
+    silent = {}
+    for end in ended:
+        end.calls = counts[end.key]
+        if end.calls == 0 and end.state != "lost":
+            silent[end.key] = end
+            cause = end.finish.diagnosis if end.finish is not None else None
+            end.warning = f"{NO_CALLS}: {cause or IGNORED_BASE_URL}"
+    for part in rows.chunks([rollout_id for rollout_id, _ in silent]):
+        query = select(spans.c.rollout_id, spans.c.attempt, spans.c.attributes).order_by(spans.c.started_ns.desc())
+        unknown = spans.c.name == "gateway.unknown_route"
+        for rollout_id, attempt, attributes in connection.execute(query.where(unknown, spans.c.rollout_id.in_(part))):
+            if (rollout_id, attempt) in silent:
+                path = orjson.loads(attributes).get("path")
+                silent[rollout_id, attempt].warning = (
+                    f"{NO_CALLS}: the agent asked for {path}, which is no route; its base URL must end as it was given"
+                )
+
+
+def _end(transaction: Transaction, ended: Sequence[_End], *, cancelled: bool = False) -> None:
+    """Write what was decided; rollouts that are then finished get their places in the order of their run."""
+    if not ended:
+        return
+    states: list[RolloutState] = ["cancelled" if cancelled else end.next_state() for end in ended]
+    places = _places(transaction, ended, states)
+    now_ns = transaction.now_ns
+    end_attempts, end_rollouts = [], []
+    for end, state in zip(ended, states, strict=True):
+        error = rows.text(end.error) if end.state != "succeeded" else None
+        ran = end.row.state == "running"
+        if ran:
+            what = {"rollout": end.row.id, "number": end.row.attempt, "state": end.state, "finished_ns": now_ns}
+            end_attempts.append({**what, "error": error, "output": rows.text(end.output)})
+        if state == "queued":
+            transaction.tell(QUEUED, end.row.run_id)
+        place = places.get(end.row.id)
+        end_rollouts.append(
+            {
+                "rollout": end.row.id,
+                "state": state,
+                "lost": end.row.lost + (ran and end.state == "lost"),
+                "finished_ns": None if place is None else now_ns,
+                "finished_seq": place,
+                "reward": end.reward,
+                "calls": end.calls,
+                "error": error,
+                "warning": rows.text(end.warning),
+            }
+        )
+    if end_attempts:
+        transaction.connection.execute(_UPDATE_ATTEMPT, end_attempts)
+    transaction.connection.execute(_UPDATE_ROLLOUT, end_rollouts)
+
+
+def _places(transaction: Transaction, ended: Sequence[_End], states: Sequence[RolloutState]) -> dict[str, int]:
+    by_run: dict[str, list[str]] = defaultdict(list)
+    for end, state in zip(ended, states, strict=True):
+        if state != "queued":
+            by_run[end.row.run_id].append(end.row.id)
+    places = {}
+    for run_id, ids in by_run.items():
+        counted = update(runs).where(runs.c.id == run_id).values(finished=runs.c.finished + len(ids))
+        last = transaction.connection.execute(counted.returning(runs.c.finished)).scalar_one()
+        places.update(zip(ids, range(last - len(ids) + 1, last + 1), strict=True))
+        transaction.tell(FINISHED, run_id, last)
+    return places

@@ -1,0 +1,31 @@
+"""open_store: the store at a URL.
+
+Driven by everything that is told where its store is. Knows the schemes and nothing else; what a scheme needs is imported only
+when it is asked for, so that a machine with agents needs no database.
+"""
+
+from __future__ import annotations
+
+from agentlightning.errors import ConfigError, MissingExtraError
+from agentlightning.store.base import LightningStore
+
+
+def open_store(url: str, server_key: str | None = None) -> LightningStore:
+    """The store at `url`, not yet open: use it with ``async with``. `server_key` is for servers only.
+
+    ``memory://``, ``sqlite:///path`` (``sqlite:////absolute/path``), ``http://server``, ``https://server``.
+    """
+    scheme = url.partition("://")[0]
+    if scheme in ("http", "https"):
+        from agentlightning.store.client import LightningStoreClient
+
+        return LightningStoreClient(url, server_key)
+    if scheme in ("memory", "sqlite"):
+        try:
+            from agentlightning.store.sql import SqlLightningStore
+        except ModuleNotFoundError as error:
+            if error.name != "sqlalchemy":
+                raise
+            raise MissingExtraError("sqlalchemy", "server") from error
+        return SqlLightningStore(url)
+    raise ConfigError(f"store: expected a memory://, sqlite:///path, http:// or https:// URL, got {url!r}")

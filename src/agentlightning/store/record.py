@@ -1,0 +1,156 @@
+"""The record of attempts in SQL: calls, spans and rewards; and what belongs to a run: resources and metrics.
+
+Verbs of the writer take a transaction and a list of arguments, one a caller (rows of hot tables come ready made, see
+rows.py, so that a group of callers is one executemany); functions that read take a connection. base.py says what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, Table, and_, bindparam, select
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from agentlightning.errors import NotFoundError
+from agentlightning.store import rows
+from agentlightning.store.lifecycle import require_runs
+from agentlightning.store.tables import attempts, calls, metrics, resource_versions, resources, rewards, rollouts, spans
+from agentlightning.store.writer import Transaction
+from agentlightning.types import Call, Metric, Resource, Reward, Span
+
+Rows = list[tuple[Any, ...]]
+
+
+def append_calls(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
+    return _append(transaction, calls, batches)
+
+
+def append_spans(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
+    return _append(transaction, spans, batches)
+
+
+def record_rewards(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
+    return _append(transaction, rewards, batches)
+
+
+def log_metrics(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
+    return _append(transaction, metrics, batches)
+
+
+def put_resources(transaction: Transaction, batches: Sequence[Sequence[Resource]]) -> list[list[Resource]]:
+    require_runs(transaction.connection, {resource.run_id for batch in batches for resource in batch})
+    return [[_put(transaction, resource) for resource in batch] for batch in batches]
+
+
+def missing(connection: Connection, table: Table, new: Rows) -> NotFoundError:
+    """Which of the things that rows refer to does not exist: said when a foreign key refused them."""
+    place = {column.name: index for index, column in enumerate(c for c in table.columns if c.name != "seq")}
+    require_runs(connection, {row[place["run_id"]] for row in new})
+    if "attempt" not in place:
+        return NotFoundError(f"{table.name}: they refer to what is not recorded")
+    known = {
+        tuple(row)
+        for part in rows.chunks([row[place["rollout_id"]] for row in new])
+        for row in connection.execute(
+            select(attempts.c.rollout_id, attempts.c.attempt).where(attempts.c.rollout_id.in_(part))
+        )
+    }
+    for row in new:
+        rollout_id, attempt = row[place["rollout_id"]], row[place["attempt"]]
+        if (rollout_id, attempt) not in known:
+            return NotFoundError(f"{table.name}: rollout {rollout_id} has no attempt {attempt}")
+    return NotFoundError(f"{table.name}: they name a call that is not recorded (a parent comes before its children)")
+
+
+def read_calls(connection: Connection, rollout_ids: Sequence[str], attempt: int | None) -> list[Call]:
+    found = []
+    for part in rows.chunks(rollout_ids):
+        query = select(calls).where(calls.c.rollout_id.in_(part))
+        if attempt is None:
+            latest = and_(rollouts.c.id == calls.c.rollout_id, rollouts.c.attempt == calls.c.attempt)
+            query = query.join(rollouts, latest)
+        else:
+            query = query.where(calls.c.attempt == attempt)
+        query = query.order_by(calls.c.rollout_id, calls.c.finished_ns, calls.c.id)
+        found += [rows.read_call(row) for row in connection.execute(query)]
+    return found
+
+
+def read_spans(connection: Connection, rollout_ids: Sequence[str]) -> list[Span]:
+    return [
+        rows.read_span(row)
+        for part in rows.chunks(rollout_ids)
+        for row in connection.execute(
+            select(spans)
+            .where(spans.c.rollout_id.in_(part))
+            .order_by(spans.c.rollout_id, spans.c.started_ns, spans.c.id)
+        )
+    ]
+
+
+def read_rewards(connection: Connection, rollout_ids: Sequence[str]) -> list[Reward]:
+    return [
+        Reward(**row._mapping)
+        for part in rows.chunks(rollout_ids)
+        for row in connection.execute(
+            select(*[column for column in rewards.c if column.name != "seq"])
+            .where(rewards.c.rollout_id.in_(part))
+            .order_by(rewards.c.rollout_id, rewards.c.created_ns, rewards.c.seq)
+        )
+    ]
+
+
+def read_resources(connection: Connection, run_id: str, name: str | None, latest: bool) -> list[Resource]:
+    query = select(resources).where(resources.c.run_id == run_id)
+    if name is not None:
+        query = query.where(resources.c.name == name)
+    if latest:
+        newest = and_(
+            resource_versions.c.run_id == resources.c.run_id,
+            resource_versions.c.name == resources.c.name,
+            resource_versions.c.last == resources.c.version,
+        )
+        query = query.join(resource_versions, newest)
+    query = query.order_by(resources.c.name, resources.c.version)
+    return [rows.read_resource(row) for row in connection.execute(query)]
+
+
+def read_metrics(connection: Connection, run_id: str, name: str | None) -> list[Metric]:
+    query = select(*[column for column in metrics.c if column.name != "seq"]).where(metrics.c.run_id == run_id)
+    if name is not None:
+        query = query.where(metrics.c.name == name)
+    query = query.order_by(metrics.c.step, metrics.c.name, metrics.c.created_ns, metrics.c.seq)
+    return [rows.read_metric(row) for row in connection.execute(query)]
+
+
+def _append(transaction: Transaction, table: Table, batches: Sequence[Rows]) -> list[None]:
+    transaction.insert_new(table, [row for batch in batches for row in batch])
+    return [None] * len(batches)
+
+
+_COUNT_UP = upsert(resource_versions).values(run_id=bindparam("run"), name=bindparam("of"), last=1)
+_NEXT_VERSION = _COUNT_UP.on_conflict_do_update(
+    index_elements=["run_id", "name"], set_={"last": resource_versions.c.last + 1}
+).returning(resource_versions.c.last)
+
+
+def _put(transaction: Transaction, resource: Resource) -> Resource:
+    counted = transaction.connection.execute(_NEXT_VERSION, {"run": resource.run_id, "of": resource.name})
+    created_ns = resource.created_ns or transaction.now_ns
+    stored = replace(resource, version=counted.scalar_one(), created_ns=created_ns)
+    transaction.connection.execute(
+        resources.insert(),
+        {
+            "run_id": stored.run_id,
+            "name": stored.name,
+            "version": stored.version,
+            "kind": stored.kind,
+            "value": rows.dump(stored.value, "value"),
+            "parent": stored.parent,
+            "step": stored.step,
+            "created_ns": stored.created_ns,
+        },
+    )
+    return stored

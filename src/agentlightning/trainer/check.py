@@ -1,0 +1,112 @@
+"""Check and evaluate a model behind an agent without training it.
+
+Driven by ``agl check``, ``agl eval`` and whoever wants a number before paying for more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from agentlightning.config import Config
+from agentlightning.engines.base import DEFAULT_POLICY
+from agentlightning.errors import ConfigError
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.collect import Collector
+from agentlightning.trainer.evaluate import TEMPERATURES, evaluate
+from agentlightning.trainer.processes import Processes
+from agentlightning.trainer.progress import Progress
+from agentlightning.trainer.tasks import load_tasks
+from agentlightning.types import JSON, Call, NewRollout, Resource, RetryPolicy, Reward, Rollout, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What one rollout looked like, and how often the base model succeeds."""
+
+    rollout: Rollout
+    calls: list[Call]
+    rewards: list[Reward]
+    success: float
+    """Mean final reward at the training temperature over the first training tasks."""
+
+
+async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, name: str) -> dict[str, float]:
+    """Held-out success of the configured model: ``{"greedy": …, "sampled": …}``."""
+    if config.data.val is None:
+        raise ConfigError("data.val: is required to evaluate; name held-out tasks")
+    rows = load_tasks(config.data.val, config.data.fields, config.trainer.seed)[: config.eval.tasks]
+    async with Processes(config, folder) as processes:
+        collector = await _serve(config, folder, processes, name)
+        success = {}
+        for kind in TEMPERATURES:
+            success[kind] = await processes.beside(
+                evaluate(
+                    collector,
+                    folder.run_id,
+                    rows,
+                    step=0,
+                    kind=kind,
+                    max_tokens=config.model.max_tokens,
+                    retry=_once(config),
+                    on_progress=partial(progress.phase, f"evaluate {kind}"),
+                )
+            )
+            progress.evaluated(0, kind, success[kind])
+        await processes.store.update_run(folder.run_id, state="finished")
+    return {str(kind): value for kind, value in success.items()}
+
+
+async def check_agent(config: Config, folder: RunFolder, progress: Progress, tasks: int) -> Checked:
+    """One rollout on the first training task, then the base success over the first `tasks` ones."""
+    rows = load_tasks(config.data.train, config.data.fields, config.trainer.seed)[:tasks]
+    async with Processes(config, folder) as processes:
+        collector = await _serve(config, folder, processes, "check")
+        (first,) = await processes.beside(collector.collect(_rollouts(config, folder, rows[:1])))
+        rollouts = [first]
+        if first.state == "succeeded" and len(rows) > 1:
+            rollouts += await processes.beside(
+                collector.collect(
+                    _rollouts(config, folder, rows)[1:],
+                    lambda done, total: progress.phase("base success", done, total),
+                )
+            )
+        checked = Checked(
+            rollout=first,
+            calls=await processes.store.calls([first.id]),
+            rewards=await processes.store.rewards([first.id]),
+            success=sum(rollout.reward or 0.0 for rollout in rollouts) / len(rollouts),
+        )
+        await processes.store.update_run(folder.run_id, state="finished")
+    return checked
+
+
+async def _serve(config: Config, folder: RunFolder, processes: Processes, name: str) -> Collector:
+    """Make the run, serve the model's weights as they are, start the workers."""
+    folder.create(config)
+    store = processes.store
+    await store.create_run(name, config.model_dump(mode="json"), folder.run_id)
+    (policy,) = await store.put_resources(
+        [Resource(run_id=folder.run_id, name=DEFAULT_POLICY, kind="policy", value=processes.policy)]
+    )
+    await processes.engine.publish(policy.version)
+    processes.start_workers()
+    return Collector(store, folder.run_id)
+
+
+def _rollouts(config: Config, folder: RunFolder, rows: list[JSON]) -> list[NewRollout]:
+    return [
+        NewRollout(
+            run_id=folder.run_id,
+            task=row,
+            group_id=f"check:{position}",
+            mode="eval",
+            sampling=Sampling(temperature=config.model.temperature, max_tokens=config.model.max_tokens),
+            retry=_once(config),
+        )
+        for position, row in enumerate(rows)
+    ]
+
+
+def _once(config: Config) -> RetryPolicy:
+    return RetryPolicy(max_attempts=1, timeout_s=config.agent.timeout_s)

@@ -1,0 +1,190 @@
+"""Supervisor: starts the server and the workers as child processes, and replaces the ones that die.
+
+Driven by the trainer, which runs in the same process. The supervisor binds the server's socket itself and hands it down, so
+that a restarted server keeps its address and calls that arrive meanwhile wait in the socket's queue. It knows nothing of
+rollouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from agentlightning.children import listen, start_child, stop_child
+from agentlightning.errors import AgentError, AgentLightningError, GatewayError, InputError
+
+log = logging.getLogger(__name__)
+
+START_DEADLINE_S = 60.0
+MOST_RESTARTS = 5
+"""Unexpected ends of one child within `RESTART_WINDOW_S` after which it is given up."""
+RESTART_WINDOW_S = 60.0
+EXIT_INPUT_ERROR = 2
+
+
+@dataclass
+class _Child:
+    name: str
+    arguments: list[str]
+    log: Path
+    pass_fds: tuple[int, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+    restartable: bool = True
+    ends: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_RESTARTS))
+
+
+class Supervisor:
+    """Owns the server and worker processes of one run folder."""
+
+    def __init__(self, folder: Path, store_url: str, server_key: str | None = None) -> None:
+        self.server_key = server_key or os.environ.get("AGL_SERVER_KEY") or f"sk-agl-server-{secrets.token_urlsafe(24)}"
+        self._folder = folder
+        self._store_url = store_url
+        self._children: dict[str, _Child] = {}
+        self._stopping = False
+        self._failure: asyncio.Future[None] | None = None
+
+    async def start_server(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Start the server process and wait until it answers; returns its URL. GatewayError where it cannot."""
+        try:
+            listener = listen(host, port)
+        except OSError as cause:
+            raise GatewayError(f"port {port} on {host} cannot be used: {cause.strerror}; choose another") from cause
+        with listener:
+            address = listener.getsockname()
+            descriptor = os.dup(listener.fileno())
+            os.set_inheritable(descriptor, True)
+        child = _Child(
+            name="server",
+            arguments=["agentlightning.gateway", "--store", self._store_url, "--fd", str(descriptor)],
+            log=self._folder / "logs" / "server.log",
+            pass_fds=(descriptor,),
+            restartable=not self._store_url.startswith("memory:"),
+        )
+        self._launch(child)
+        url = f"http://{address[0]}:{address[1]}"
+        await self._ready(child, f"{url}/healthz")
+        return url
+
+    def start_workers(self, count: int, arguments: Sequence[str]) -> None:
+        """Start `count` workers, each ``python -m agentlightning.runner --child … arguments``."""
+        for number in range(count):
+            name = f"worker-{number}"
+            self._launch(
+                _Child(
+                    name=name,
+                    arguments=["agentlightning.runner", "--child", "--worker-id", name, *arguments],
+                    log=self._folder / "logs" / f"{name}.log",
+                )
+            )
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the children by name."""
+        return {child.name: child.process.pid for child in self._children.values() if child.process is not None}
+
+    async def watch(self) -> None:
+        """Never returns; raises when a child cannot be kept running. Run it beside the work."""
+        await self._failed()
+
+    async def stop(self) -> None:
+        """End the workers first, then the server, which finishes what it accepted."""
+        self._stopping = True
+        workers = [child for child in self._children.values() if child.name != "server"]
+        await asyncio.gather(*(asyncio.to_thread(_end, child) for child in workers))
+        if (server := self._children.get("server")) is not None:
+            await asyncio.to_thread(_end, server)
+            for descriptor in server.pass_fds:
+                with contextlib.suppress(OSError):
+                    os.close(descriptor)
+        self._children.clear()
+
+    def _failed(self) -> asyncio.Future[None]:
+        if self._failure is None:
+            self._failure = asyncio.get_running_loop().create_future()
+        return self._failure
+
+    def _launch(self, child: _Child) -> None:
+        child.log.parent.mkdir(parents=True, exist_ok=True)
+        child.process = start_child(
+            child.arguments,
+            pass_fds=child.pass_fds,
+            env={"AGL_SERVER_KEY": self.server_key, "PYTHONUNBUFFERED": "1"},
+            log=child.log,
+        )
+        self._children[child.name] = child
+        loop = asyncio.get_running_loop()
+        _on_exit(child.process, lambda code: loop.call_soon_threadsafe(self._ended, child, code))
+
+    def _ended(self, child: _Child, code: int) -> None:
+        if self._stopping or self._children.get(child.name) is not child:
+            return
+        if code == EXIT_INPUT_ERROR:
+            self._give_up(InputError(f"{child.name} could not start: {_tail(child.log)}"))
+            return
+        now = time.monotonic()
+        recent = [end for end in child.ends if now - end < RESTART_WINDOW_S]
+        child.ends.append(now)
+        if not child.restartable:
+            self._give_up(GatewayError(f"{child.name} ended with exit code {code} and its memory:// store with it"))
+        elif len(recent) >= MOST_RESTARTS:
+            kind = GatewayError if child.name == "server" else AgentError
+            self._give_up(kind(f"{child.name} ended {len(recent) + 1} times in a minute: {_tail(child.log)}"))
+        else:
+            log.warning("%s ended with exit code %s; starting it again", child.name, code)
+            self._launch(child)
+
+    def _give_up(self, error: AgentLightningError) -> None:
+        failure = self._failed()
+        if not failure.done():
+            failure.set_exception(error)
+
+    async def _ready(self, child: _Child, url: str) -> None:
+        deadline = time.monotonic() + START_DEADLINE_S
+        failure = self._failed()
+        async with aiohttp.ClientSession() as session:
+            while time.monotonic() < deadline:
+                if failure.done():
+                    failure.result()
+                # The socket is bound already: the request waits in its queue until the child accepts.
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                    async with session.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
+                        if response.status == 200:
+                            return
+                await asyncio.sleep(0.05)
+        raise GatewayError(f"{child.name} did not answer within {START_DEADLINE_S:.0f} s: {_tail(child.log)}")
+
+
+def _on_exit(process: subprocess.Popen[bytes], call: Callable[[int], object]) -> None:
+    """Call from a thread of its own when the process ends: pushed by the kernel, nothing polls."""
+
+    def wait() -> None:
+        code = process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop may be closed by then
+            call(code)
+
+    threading.Thread(target=wait, name=f"exit-of-{process.pid}", daemon=True).start()
+
+
+def _end(child: _Child) -> None:
+    if child.process is not None:
+        stop_child(child.process)
+
+
+def _tail(path: Path, lines: int = 6) -> str:
+    try:
+        text = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return f"see {path}"
+    return " | ".join(text[-lines:]) or f"see {path}"

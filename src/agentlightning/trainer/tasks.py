@@ -1,0 +1,141 @@
+"""Tasks: the rows an agent is run on, from files, hub data sets or a callable, and the order in which training takes them.
+
+Driven by the trainer; knows nothing of agents or stores. Every row is one JSON object.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import inspect
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentlightning.errors import DataError, MissingExtraError, boundary
+from agentlightning.runner.user_code import load
+from agentlightning.types import JSON
+
+Source = str | Sequence[JSON] | Callable[..., Iterable[JSON]]
+
+
+def load_tasks(source: Source, fields: Sequence[str] | None = None, seed: int = 0) -> list[JSON]:
+    """All rows of a source; DataError, with the row's number and field, where one is not what was expected.
+
+    Args:
+        source: a .jsonl, .csv or .parquet file (.jsonl.gz too), ``hub:NAME[:SPLIT]``, ``file.py:name`` or a callable (which
+            may take ``seed``), or the rows themselves.
+        fields: names that every row must have, no others allowed; None: those of the first row must be in all rows.
+    """
+    name = source if isinstance(source, str) else "tasks"
+    rows = list(_read(source, seed))
+    if not rows:
+        raise DataError(f"{name}: holds no task")
+    expected = set(fields) if fields is not None else None
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise DataError(f"{name}, row {number}: expected a JSON object, got {type(row).__name__}")
+        if expected is None:
+            expected = set(row)
+        if missing := sorted(expected - set(row)):
+            raise DataError(f"{name}, row {number}: field {missing[0]!r} is missing")
+        if fields is not None and (unknown := sorted(set(row) - expected)):
+            raise DataError(
+                f"{name}, row {number}: unknown field {unknown[0]!r}; expected {', '.join(sorted(expected))}"
+            )
+        try:
+            orjson.dumps(row)
+        except TypeError as cause:
+            raise DataError(f"{name}, row {number}: not JSON: {cause}") from cause
+    return rows
+
+
+class TaskOrder:
+    """The tasks of each training step: every epoch is a new permutation, and a step's tasks depend on the seed alone.
+
+    >>> order = TaskOrder(count=3, per_step=2, seed=0)
+    >>> [order.step(step) for step in (1, 2)]  # rows by position; the third epoch position wraps into the next epoch
+    [[...], [...]]
+    """
+
+    def __init__(self, count: int, per_step: int, seed: int) -> None:
+        self._count = count
+        self._per_step = per_step
+        self._seed = seed
+        self._epoch = (-1, list[int]())
+
+    def step(self, step: int) -> list[int]:
+        """Positions of the tasks of `step` (from 1), as many as tasks_per_step."""
+        start = (step - 1) * self._per_step
+        return [self._position(place) for place in range(start, start + self._per_step)]
+
+    def _position(self, place: int) -> int:
+        epoch, offset = divmod(place, self._count)
+        if epoch != self._epoch[0]:
+            permutation = list(range(self._count))
+            random.Random(f"{self._seed}:{epoch}").shuffle(permutation)
+            self._epoch = (epoch, permutation)
+        return self._epoch[1][offset]
+
+
+def _read(source: Source, seed: int) -> Iterable[JSON]:
+    if not isinstance(source, str):
+        return _called(source, seed) if callable(source) else source
+    if source.startswith("hub:"):
+        return _hub(source.removeprefix("hub:"))
+    if ".py:" in source or (":" in source and not Path(source).exists()):
+        return _called(load(source, parameters=None, what="data function"), seed)
+    path = Path(source)
+    if not path.exists():
+        raise DataError(f"{source}: no such file; give a .jsonl, .csv or .parquet file, hub:NAME or file.py:name")
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    if path.suffix == ".parquet":
+        return _parquet(path)
+    if path.name.endswith((".jsonl", ".jsonl.gz", ".json")):
+        return _jsonl(path)
+    raise DataError(f"{source}: unknown kind of file; expected .jsonl, .csv or .parquet")
+
+
+def _called(function: Callable[..., Iterable[JSON]], seed: int) -> Iterable[JSON]:
+    takes_seed = "seed" in inspect.signature(function).parameters
+    with boundary(f"data function {getattr(function, '__name__', function)}", DataError):
+        return list(function(seed=seed) if takes_seed else function())
+
+
+def _jsonl(path: Path) -> list[JSON]:
+    rows: list[JSON] = []
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError as cause:
+                raise DataError(f"{path}, line {number}: not JSON: {cause}") from cause
+    return rows
+
+
+def _parquet(path: Path) -> list[JSON]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as cause:
+        raise MissingExtraError("pyarrow", "data") from cause
+    rows: list[Any] = parquet.read_table(path).to_pylist()
+    return rows
+
+
+def _hub(name: str) -> Iterable[JSON]:
+    try:
+        import datasets
+    except ImportError as cause:
+        raise MissingExtraError("datasets", "data") from cause
+    path, _, split = name.partition(":")
+    with boundary(f"hub data set {name}", DataError):
+        return [dict(row) for row in datasets.load_dataset(path, split=split or "train")]

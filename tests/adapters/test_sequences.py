@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.adapters.sequences import Aggregation, merge, token_weights, unmerged
+from agentlightning.types import Trajectory, Transition
+
+
+def transition(prompt: list[int], sampled: list[int], temperature: float = 1.0) -> Transition:
+    return Transition(
+        call_id="c",
+        prompt_ids=prompt,
+        sampled_ids=sampled,
+        logprobs=[-float(token) for token in sampled],
+        versions=[],
+        temperature=temperature,
+    )
+
+
+def trajectory(*transitions: Transition) -> Trajectory:
+    return Trajectory(rollout_id="r", group_id="g", reward=1.0, transitions=list(transitions))
+
+
+def test_a_conversation_becomes_one_row_and_another_prompt_a_second() -> None:
+    transitions = [transition([1, 2], [3]), transition([1, 2, 3, 4], [5, 6]), transition([9], [8])]
+    first, second = merge("r", transitions, [0.5, -1.0, 2.0], [0.1, 0.2, 0.3])
+    assert first.tokens == [1, 2, 3, 4, 5, 6]
+    assert first.mask == [False, False, True, False, True, True]
+    assert first.logprobs == [0, 0, -3.0, 0, -5.0, -6.0]
+    assert first.advantages == [0, 0, 0.5, 0, -1.0, -1.0]
+    assert first.weights == [0, 0, 0.1, 0, 0.2, 0.2]
+    assert first.segments == [(2, 3), (4, 6)]
+    assert (second.tokens, second.mask, second.segments) == ([9, 8], [False, True], [(1, 2)])
+    assert {first.rollout_id, second.rollout_id} == {"r"}
+
+
+def test_siblings_become_rows_of_their_own_and_the_shared_answer_is_trained_once() -> None:
+    transitions = [transition([1], [2]), transition([1, 2, 3], [4]), transition([1, 2, 5], [6])]
+    first, second = merge("r", transitions, [1.0] * 3, [1.0] * 3)
+    assert (first.tokens, first.mask) == ([1, 2, 3, 4], [False, True, False, True])
+    assert (second.tokens, second.mask) == ([1, 2, 5, 6], [False, False, False, True])
+    assert second.segments == [(3, 4)]
+
+
+def test_a_branch_is_continued_by_its_own_next_call() -> None:
+    transitions = [
+        transition([1], [2]),
+        transition([1, 2, 3], [4]),
+        transition([1, 2, 5], [6]),
+        transition([1, 2, 5, 6, 7], [8]),
+    ]
+    assert [row.tokens for row in merge("r", transitions, [1.0] * 4, [1.0] * 4)] == [[1, 2, 3, 4], [1, 2, 5, 6, 7, 8]]
+
+
+def test_equal_answers_to_equal_prompts_are_both_trained() -> None:
+    rows = merge("r", [transition([1], [2]), transition([1], [2])], [1.0] * 2, [1.0] * 2)
+    assert [(row.tokens, row.mask) for row in rows] == [([1, 2], [False, True])] * 2
+
+
+def test_a_prompt_that_ends_with_the_answer_before_it_continues_the_row() -> None:
+    [row] = merge("r", [transition([1], [2]), transition([1, 2], [3])], [1.0] * 2, [1.0] * 2)
+    assert (row.tokens, row.segments) == ([1, 2, 3], [(1, 2), (2, 3)])
+
+
+def test_calls_of_different_temperatures_never_share_a_row() -> None:
+    rows = merge("r", [transition([1], [2], 1.0), transition([1, 2, 3], [4], 0.5)], [1.0] * 2, [1.0] * 2)
+    assert [(row.tokens, row.mask, row.temperature) for row in rows] == [
+        ([1, 2], [False, True], 1.0),
+        ([1, 2, 3, 4], [False, False, False, True], 0.5),
+    ]
+
+
+def test_unmerged_keeps_one_row_a_call() -> None:
+    rows = unmerged("r", [transition([1], [2]), transition([1, 2, 3], [4])], [1.0, 2.0], [0.5] * 2)
+    assert [(row.tokens, row.mask, row.advantages) for row in rows] == [
+        ([1, 2], [False, True], [0, 1.0]),
+        ([1, 2, 3, 4], [False, False, False, True], [0, 0, 0, 2.0]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("token_mean", [[1 / 8, 1 / 8], [1 / 8]]),  # 8 sampled tokens
+        ("sequence_mean", [[1 / 3, 1 / 9], [1 / 12]]),  # 3 calls of 1, 3 and 4 tokens
+        ("rollout_mean", [[1 / 8, 1 / 8], [1 / 8]]),  # 2 rollouts of 4 tokens each
+    ],
+)
+def test_weights_come_from_the_original_transitions(aggregation: Aggregation, expected: list[list[float]]) -> None:
+    batch = [
+        trajectory(transition([1], [2]), transition([1, 2, 3], [4, 5, 6])),
+        trajectory(transition([1], [2, 3, 4, 5])),
+    ]
+    for row, expected_row in zip(token_weights(batch, aggregation), expected, strict=True):
+        assert row == pytest.approx(expected_row)
+
+
+@st.composite
+def call_trees(draw: st.DrawFn) -> list[Transition]:
+    """Calls that continue an earlier call or start afresh, over an alphabet so small that prefixes meet by chance."""
+    ids = st.lists(st.integers(1, 2), min_size=1, max_size=3)
+    calls: list[Transition] = []
+    for _ in range(draw(st.integers(1, 8))):
+        parent = draw(st.sampled_from([None, *calls]))
+        before = [] if parent is None else parent.prompt_ids + parent.sampled_ids
+        suffix = draw(ids if parent is None else st.lists(st.integers(1, 2), max_size=2))
+        calls.append(transition(before + suffix, draw(ids), draw(st.sampled_from([1.0, 1.0, 0.5]))))
+    return calls
+
+
+@given(call_trees(), st.sampled_from(["token_mean", "sequence_mean", "rollout_mean"]))
+def test_merging_trains_each_sampled_token_once_in_its_own_context(
+    calls: list[Transition], aggregation: Aggregation
+) -> None:
+    [weights] = token_weights([trajectory(*calls)], aggregation)
+    advantages = [float(index + 1) for index in range(len(calls))]
+
+    def trained(rows: list) -> list[tuple]:
+        """Each trained token with everything that its gradient depends on."""
+        return sorted(
+            (row.tokens[: at + 1], row.temperature, row.logprobs[at], row.advantages[at], row.weights[at])
+            for row in rows
+            for at, masked in enumerate(row.mask)
+            if masked
+        )
+
+    merged = merge("r", calls, advantages, weights)
+    plain = unmerged("r", calls, advantages, weights)
+    assert trained(merged) == trained(plain)
+    assert sum(map(len, trained(plain))) // 5 == sum(len(call.sampled_ids) for call in calls)
+    assert math.fsum(w for row in merged for w in row.weights) == pytest.approx(1.0)
+    for row in merged:
+        assert not row.mask[0]
+        assert {len(row.tokens), len(row.mask), len(row.logprobs), len(row.advantages), len(row.weights)} == {
+            len(row.tokens)
+        }
+        in_segments = [any(start <= at < end for start, end in row.segments) for at in range(len(row.tokens))]
+        assert in_segments == row.mask
+        assert all(row.weights[at] == 0.0 for at, masked in enumerate(row.mask) if not masked)
+
+
+@given(call_trees())
+def test_a_merged_row_begins_with_the_prompt_and_answer_of_each_of_its_calls(calls: list[Transition]) -> None:
+    numbers = [float(index) for index in range(len(calls))]  # advantages that name the call
+    for row in merge("r", calls, numbers, numbers):
+        for start, end in row.segments:
+            call = calls[int(row.advantages[start])]
+            assert row.tokens[:end] == call.prompt_ids + call.sampled_ids

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from agentlightning.adapters.trajectories import trajectories
+from agentlightning.types import Call, RetryPolicy, Reward, Rollout, Sampling
+
+
+def rollout(id: str = "r", reward: float | None = 1.0, attempt: int = 1) -> Rollout:
+    return Rollout(
+        id=id,
+        run_id="run",
+        task={},
+        group_id="g",
+        replica=0,
+        mode="train",
+        step=1,
+        sampling=Sampling(),
+        retry=RetryPolicy(),
+        priority=0,
+        state="succeeded",
+        attempt=attempt,
+        lost=0,
+        created_ns=0,
+        reward=reward,
+    )
+
+
+def call(
+    id: str,
+    suffix: list[int],
+    sampled: list[int],
+    *,
+    parent: str | None = None,
+    prompt_tokens: int,
+    rollout_id: str = "r",
+    attempt: int = 1,
+    policy: str = "default",
+    sampling: Sampling = Sampling(),
+) -> Call:
+    return Call(
+        id=id,
+        run_id="run",
+        rollout_id=rollout_id,
+        attempt=attempt,
+        parent_id=parent,
+        suffix_ids=suffix,
+        sampled_ids=sampled,
+        logprobs=[-0.5] * len(sampled),
+        versions=[],
+        prompt_tokens=prompt_tokens,
+        policy=policy,
+        model="m",
+        protocol="chat",
+        sampling=sampling,
+        history_hash="",
+        request_hash="",
+        messages=[],
+        answer={},
+    )
+
+
+def reward(value: float, call_id: str | None = None) -> Reward:
+    return Reward(id=f"w{value}", run_id="run", rollout_id="r", attempt=1, value=value, call_id=call_id)
+
+
+def test_full_prompts_are_rebuilt_from_parents_and_suffixes() -> None:
+    calls = [
+        call("a", [1, 2], [3], prompt_tokens=2),
+        call("b", [4], [5, 6], parent="a", prompt_tokens=4),
+        call("c", [7], [8], parent="b", prompt_tokens=7),
+    ]
+    [trajectory], left_out = trajectories([rollout()], calls)
+    assert [(t.call_id, t.prompt_ids, t.sampled_ids) for t in trajectory.transitions] == [
+        ("a", [1, 2], [3]),
+        ("b", [1, 2, 3, 4], [5, 6]),
+        ("c", [1, 2, 3, 4, 5, 6, 7], [8]),
+    ]
+    assert left_out == {}
+
+
+def test_a_parent_may_finish_after_its_child() -> None:
+    calls = [call("b", [4], [5], parent="a", prompt_tokens=4), call("a", [1, 2], [3], prompt_tokens=2)]
+    [trajectory], _ = trajectories([rollout()], calls)
+    assert [t.prompt_ids for t in trajectory.transitions] == [[1, 2, 3, 4], [1, 2]]
+
+
+def test_trajectories_come_in_the_order_of_the_rollouts() -> None:
+    calls = [call("a", [1], [2], prompt_tokens=1, rollout_id="x"), call("b", [1], [2], prompt_tokens=1, rollout_id="y")]
+    kept, _ = trajectories([rollout("y", 0.25), rollout("x", 0.75)], calls)
+    assert [(t.rollout_id, t.reward) for t in kept] == [("y", 0.25), ("x", 0.75)]
+
+
+def test_step_rewards_are_summed_on_their_transition_and_final_ones_are_not() -> None:
+    calls = [call("a", [1], [2], prompt_tokens=1), call("b", [3], [4], parent="a", prompt_tokens=3)]
+    [trajectory], _ = trajectories([rollout()], calls, [reward(0.5, "a"), reward(0.25, "a"), reward(9.0)])
+    assert [t.reward for t in trajectory.transitions] == [0.75, 0.0]
+
+
+def test_only_the_latest_attempt_counts() -> None:
+    calls = [call("a", [1], [2], prompt_tokens=1, attempt=1), call("b", [1], [3], prompt_tokens=1, attempt=2)]
+    [trajectory], _ = trajectories([rollout(attempt=2)], calls)
+    assert [t.call_id for t in trajectory.transitions] == ["b"]
+
+
+def test_a_call_that_an_outside_model_answered_is_context_only() -> None:
+    calls = [
+        call("a", [1], [2], prompt_tokens=1, policy=""),
+        call("b", [3], [4], parent="a", prompt_tokens=3),
+    ]
+    [trajectory], _ = trajectories([rollout()], calls)
+    assert [(t.call_id, t.prompt_ids) for t in trajectory.transitions] == [("b", [1, 2, 3])]
+
+
+def test_a_greedy_call_is_trained_at_temperature_one() -> None:
+    calls = [call("a", [1], [2], prompt_tokens=1, sampling=Sampling(temperature=0.0))]
+    [trajectory], _ = trajectories([rollout()], calls)
+    assert trajectory.transitions[0].temperature == 1.0
+
+
+def test_rollouts_that_cannot_be_learned_from_are_left_out_with_the_reason() -> None:
+    rollouts = [
+        rollout("unrewarded", None),
+        rollout("silent"),
+        rollout("outside"),
+        rollout("orphan"),
+        rollout("broken"),
+    ]
+    calls = [
+        call("a", [1], [2], prompt_tokens=1, rollout_id="unrewarded"),
+        call("b", [1], [2], prompt_tokens=1, rollout_id="outside", policy=""),
+        call("c", [1], [2], prompt_tokens=5, rollout_id="orphan", parent="gone"),
+        call("d", [1], [2], prompt_tokens=5, rollout_id="broken"),
+    ]
+    kept, left_out = trajectories(rollouts, calls)
+    assert kept == []
+    assert left_out == {
+        "unrewarded": "it has no reward",
+        "silent": "the policy answered none of its calls",
+        "outside": "the policy answered none of its calls",
+        "orphan": "call c continues call gone, which is not recorded",
+        "broken": "call d is recorded with 5 prompt tokens and 1 logprobs, "
+        "but its parts have 1 prompt tokens and 1 sampled ones",
+    }

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.algorithms import LightningRL
+from agentlightning.errors import ConfigError
+from agentlightning.types import Loss, Trajectory, Transition
+
+
+def trajectory(rollout_id: str, reward: float, calls: int = 2, length: int = 2) -> Trajectory:
+    """A conversation: each call's prompt continues the one before by a token, with `length` sampled tokens."""
+    transitions = []
+    prompt = [1]
+    for index in range(calls):
+        sampled = [10 + index] * length
+        transitions.append(
+            Transition(
+                call_id=f"{rollout_id}/{index}",
+                prompt_ids=prompt,
+                sampled_ids=sampled,
+                logprobs=[-1.0] * length,
+                versions=[],
+            )
+        )
+        prompt = [*prompt, *sampled, 2]
+    return Trajectory(rollout_id=rollout_id, group_id=rollout_id[0], reward=reward, transitions=transitions)
+
+
+def group(name: str, *rewards: float, calls: int = 2) -> list[Trajectory]:
+    return [trajectory(f"{name}{index}", reward, calls) for index, reward in enumerate(rewards)]
+
+
+def test_a_group_of_two_by_hand() -> None:
+    # rewards 1 and 0: mean 0.5, sample deviation sqrt(0.5); 2 rollouts of 2 calls of 2 tokens
+    plan = LightningRL(minibatches=1).plan([group("a", 1.0, 0.0)], seed=0)
+    [minibatch] = plan.minibatches
+    by_rollout = {row.rollout_id: row for row in minibatch}
+    expected = 0.5 / (math.sqrt(0.5) + 1e-4)
+    assert by_rollout["a0"].tokens == [1, 10, 10, 2, 11, 11]
+    assert by_rollout["a0"].advantages == pytest.approx([0, expected, expected, 0, expected, expected])
+    assert by_rollout["a1"].advantages == pytest.approx([0, -expected, -expected, 0, -expected, -expected])
+    assert by_rollout["a1"].weights == [0, 1 / 8, 1 / 8, 0, 1 / 8, 1 / 8]
+    assert plan.outcomes == {"a0": "trained", "a1": "trained"}
+    assert plan.stats == pytest.approx(
+        {
+            "reward_mean": 0.5,
+            "reward_std": math.sqrt(0.5),
+            "mixed_groups": 1.0,
+            "turns": 2.0,
+            "tokens_sampled": 8.0,
+            "tokens_trained": 8.0,
+            "zero_variance": 0.0,
+            "sequences": 2.0,
+        }
+    )
+
+
+def test_rollouts_of_a_group_without_variance_are_dropped_and_counted() -> None:
+    plan = LightningRL(minibatches=1).plan([group("a", 1.0, 0.0), group("b", 0.7, 0.7, 0.7), group("c", 0.0)], seed=0)
+    assert plan.outcomes == {"a0": "trained", "a1": "trained"} | dict.fromkeys(
+        ["b0", "b1", "b2", "c0"], "zero_variance"
+    )
+    assert {row.rollout_id for row in plan.minibatches[0]} == {"a0", "a1"}
+    assert sum(map(sum, (row.weights for row in plan.minibatches[0]))) == pytest.approx(1.0)
+    assert plan.stats["mixed_groups"] == pytest.approx(1 / 3)
+    assert plan.stats["zero_variance"] == pytest.approx(4 / 6)
+    assert (plan.stats["tokens_sampled"], plan.stats["tokens_trained"]) == (24.0, 8.0)
+
+
+def test_the_solved_bonus_trains_solved_groups_and_leaves_failed_ones_out() -> None:
+    plan = LightningRL(minibatches=1, solved_bonus=0.3).plan([group("a", 1.0, 1.0), group("b", 0.0, 0.0)], seed=0)
+    assert plan.outcomes == {"a0": "trained", "a1": "trained", "b0": "zero_variance", "b1": "zero_variance"}
+    assert {max(row.advantages) for row in plan.minibatches[0]} == {0.3}
+
+
+def test_the_loss_carries_the_settings() -> None:
+    plan = LightningRL(clip_low=0.1, clip_high=0.3, entropy=0.02).plan([], seed=0)
+    assert plan.loss == Loss(name="ppo_clip", clip_low=0.1, clip_high=0.3, entropy=0.02)
+    assert (plan.minibatches, plan.outcomes) == ([], {})
+
+
+def test_there_are_never_more_minibatches_than_rollouts_to_learn_from() -> None:
+    assert len(LightningRL(minibatches=4).plan([group("a", 1.0, 0.0)], seed=0).minibatches) == 2
+
+
+def test_the_seed_decides_the_minibatches_and_nothing_else() -> None:
+    groups = [group("a", 1.0, 0.0, 0.0, 1.0), group("b", 1.0, 0.0, 0.5, 0.25)]
+    algorithm = LightningRL(minibatches=4)
+    assert algorithm.plan(groups, seed=3) == algorithm.plan(groups, seed=3)
+    one, other = algorithm.plan(groups, seed=3), algorithm.plan(groups, seed=4)
+    assert one.minibatches != other.minibatches
+    assert (one.outcomes, one.stats) == (other.outcomes, other.stats)
+
+
+rewards = st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=1, max_size=5)
+
+
+@given(
+    st.lists(st.tuples(rewards, st.integers(1, 3)), max_size=4),
+    st.integers(1, 5),
+    st.booleans(),
+    st.sampled_from(["token_mean", "sequence_mean", "rollout_mean"]),
+    st.integers(0, 9),
+)
+def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
+    drawn: list[tuple[list[float], int]], minibatches: int, merge: bool, aggregation: str, seed: int
+) -> None:
+    groups = [group("abcd"[index], *values, calls=calls) for index, (values, calls) in enumerate(drawn)]
+    algorithm = LightningRL(minibatches=minibatches, merge=merge, aggregation=aggregation)  # type: ignore[arg-type]
+    plan = algorithm.plan(groups, seed)
+    placed = [{row.rollout_id for row in minibatch} for minibatch in plan.minibatches]
+    trained = {rollout for rollout, outcome in plan.outcomes.items() if outcome == "trained"}
+    assert sum(map(len, placed)) == len(trained)  # no rollout is split over minibatches
+    assert set().union(*placed) == trained
+    for trajectory in (trajectory for members in groups for trajectory in members):
+        tokens = sum(
+            sum(row.mask) for part in plan.minibatches for row in part if row.rollout_id == trajectory.rollout_id
+        )
+        sampled = sum(len(transition.sampled_ids) for transition in trajectory.transitions)
+        assert tokens == (sampled if trajectory.rollout_id in trained else 0)
+    for minibatch in plan.minibatches:
+        assert math.fsum(weight for row in minibatch for weight in row.weights) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"group_size": 1}, "algorithm.group_size: expected a whole number of at least 2, got 1"),
+        ({"group_size": True}, "algorithm.group_size: expected a whole number of at least 2, got True"),
+        ({"minibatches": 0}, "algorithm.minibatches: expected a whole number of at least 1, got 0"),
+        ({"credit": "luck"}, "algorithm.credit: expected one of uniform, got 'luck'"),
+        ({"advantage": "gae"}, "algorithm.advantage: expected one of grpo, got 'gae'"),
+        (
+            {"aggregation": "mean"},
+            "algorithm.aggregation: expected one of rollout_mean, sequence_mean, token_mean, got 'mean'",
+        ),
+        ({"entropy": float("nan")}, "algorithm.entropy: expected a number of at least 0, got nan"),
+        ({"solved_bonus": -1}, "algorithm.solved_bonus: expected a number of at least 0, got -1"),
+        ({"clip_low": 1.5}, "algorithm.clip_low: expected a number from 0 to 1, got 1.5"),
+        ({"clip_high": float("inf")}, "algorithm.clip_high: expected a number of at least 0, got inf"),
+        ({"merge": 1}, "algorithm.merge: expected true or false, got 1"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_was_expected(settings: dict, sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LightningRL(**settings)
+    assert str(caught.value) == sentence

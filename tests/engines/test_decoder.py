@@ -1,0 +1,99 @@
+"""Both decoders give transformers' logits, whatever way the tokens come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentlightning.engines.local.decoder import LlamaDecoder, TransformersDecoder, open_decoder
+from agentlightning.errors import ModelError
+
+SCALED: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+    }
+}  # fmt: skip
+MODELS: list[tuple[str, dict[str, Any], type]] = [
+    ("Llama", {}, LlamaDecoder),
+    ("Llama", {"tie_word_embeddings": False, "num_key_value_heads": 4, "attention_bias": True}, LlamaDecoder),
+    ("Llama", SCALED, LlamaDecoder),
+    ("Qwen2", {}, LlamaDecoder),
+    ("Qwen3", {}, LlamaDecoder),
+    ("Mistral", {}, LlamaDecoder),
+    ("GPT2", {}, TransformersDecoder),
+    ("Gemma2", {"head_dim": 8, "query_pre_attn_scalar": 8}, TransformersDecoder),
+    ("Llama", {"mlp_bias": True}, TransformersDecoder),
+]
+
+
+@pytest.mark.parametrize(("family", "changes", "kind"), MODELS)
+def test_prefill_continuation_and_decoding_give_the_logits_of_transformers(
+    build: Callable[..., Path], family: str, changes: dict[str, Any], kind: type
+) -> None:
+    folder = build(family, **changes)
+    decoder = open_decoder(folder)
+    assert type(decoder) is kind
+    reference = AutoModelForCausalLM.from_pretrained(folder)
+    lengths = [23, 9, 17]
+    rows = [torch.randint(2, 64, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in lengths]
+    with torch.inference_mode():
+        expected = [reference(input_ids=torch.tensor([row])).logits[0] for row in rows]
+
+    decoder.reserve(8, 24)
+    first, prompts = 2, [row[:-6] for row in rows]
+    check(decoder, first, prompts, [0, 0, 0], expected)
+    decoder.reserve(8, 64)
+    check(decoder, first, [row[-6:-2] for row in rows], [len(p) for p in prompts], expected)
+    for back in (2, 1):
+        check(decoder, first, [[row[-back]] for row in rows], [len(row) - back for row in rows], expected)
+    cached = decoder.read(first + 2, lengths[2] - 1)
+    decoder.move(first, first + 2, lengths[0] - 1)
+    check(decoder, first + 2, [rows[0][-1:]], [lengths[0] - 1], expected[:1])
+    decoder.write(first, cached)
+    check(decoder, first, [rows[2][-1:]], [lengths[2] - 1], expected[2:])
+
+
+def check(decoder: Any, first: int, new: list[list[int]], offsets: list[int], expected: list[torch.Tensor]) -> None:
+    width = max(map(len, new))
+    tokens = torch.tensor([row + [0] * (width - len(row)) for row in new])
+    take = torch.tensor([len(row) - 1 for row in new])
+    found = decoder.extend(first, tokens, torch.tensor(offsets), take)
+    for row, logits in enumerate(found):
+        torch.testing.assert_close(logits, expected[row][offsets[row] + len(new[row]) - 1], atol=1e-4, rtol=1e-4)
+
+
+def test_a_windowed_model_is_offered_only_the_context_where_the_window_changes_nothing(
+    build: Callable[..., Path],
+) -> None:
+    assert open_decoder(build("Mistral", sliding_window=96)).context == 96
+
+
+def test_weights_that_do_not_fit_leave_the_old_ones_in_place(build: Callable[..., Path], llama: Path) -> None:
+    decoder = open_decoder(llama)
+    decoder.reserve(1, 8)
+    before = decoder.extend(0, torch.tensor([[5, 6]]), torch.tensor([0]), torch.tensor([1]))
+    with pytest.raises(ModelError, match=r"model\.norm\.weight|shape"):
+        decoder.load(build("Llama", hidden_size=64))
+    after = decoder.extend(0, torch.tensor([[5, 6]]), torch.tensor([0]), torch.tensor([1]))
+    assert torch.equal(before, after)
+
+
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"{tmp_path}.*config.json"):
+        open_decoder(tmp_path)
+
+
+def test_a_model_with_a_recurrent_state_is_refused(build: Callable[..., Path], tmp_path: Path) -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4)).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(ModelError, match="local engine"):
+        open_decoder(tmp_path)

@@ -1,0 +1,258 @@
+"""The calculator example's own parts, without a trainer: data, names, calculator, tokenizer, agent."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import importlib
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator"
+MODULES = ("agent", "data", "warm_start", "word_problem")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _example_on_the_path() -> Iterator[None]:
+    """The example's files are scripts, not a package: they are importable for these tests only."""
+    sys.path.insert(0, str(EXAMPLE))
+    yield
+    sys.path.remove(str(EXAMPLE))
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def module() -> Callable[[str], ModuleType]:
+    return importlib.import_module
+
+
+def row(question: str, result: str, equation: str) -> dict[str, Any]:
+    return {"question": question, "result": result, "equation": equation, "equation_ok": True}
+
+
+@pytest.fixture
+def data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "math").mkdir()
+    rows = {
+        "asdiv_a": [
+            row("7 red apples and 2 green apples are in the basket. How many apples are there?", "9", "7 + 2"),
+            row("5 red apples and 3 green apples are in the basket. How many apples are there?", "8", "5 + 3"),
+            row("5 red apples and 3 green apples are in the basket. How many apples are there?", "8", "5 + 3"),
+        ],
+        "mawps": [row("Joan ran 12 miles. Her dog walked half as far over 3 days.", "2", "12 / 3 / 2")],
+    }
+    for name, lines in rows.items():
+        with gzip.open(tmp_path / "math" / f"{name}.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    monkeypatch.setenv("AGL_DATA", str(tmp_path))
+    return tmp_path
+
+
+def test_numbers_get_names_in_the_order_of_the_text(module: Callable[[str], ModuleType]) -> None:
+    text, numbers = module("word_problem").name_numbers("Each of three packs costs $1,200.50; a dozen cost 3/4.")
+    assert text == "each of N0 packs costs $ N1 ; a N2 cost N3 ."
+    assert numbers == [3, Fraction("1200.5"), 12, Fraction(3, 4)]
+
+
+def test_the_calculator_names_its_results_and_says_what_kind_they_are(module: Callable[[str], ModuleType]) -> None:
+    calculator = module("word_problem").Calculator([Fraction(6), Fraction(4)])
+    replies = [calculator.calculate(text) for text in ("N0 + N1", "N1 - N0", "N0 / N1", "R0 * R2", "N0 + N7", "N0")]
+    assert replies == ["ok R0", "neg R1", "frac R2", "ok R3", "err", "err"]
+    assert calculator.is_right("answer R3", "15")
+    assert not any(calculator.is_right(reply, "15") for reply in ("answer R0", "R3", "answer 15", "answer R9", ""))
+
+
+def test_division_by_zero_is_an_error_reply(module: Callable[[str], ModuleType]) -> None:
+    assert module("word_problem").Calculator([Fraction(6), Fraction(0)]).calculate("N0 / N1") == "err"
+
+
+def test_a_question_that_occurs_twice_is_one_problem(module: Callable[[str], ModuleType], data_root: Path) -> None:
+    problems = module("data").load()
+    assert [problem.answer for problem in problems] == ["9", "8", "2"]
+    assert [problem.equation for problem in problems] == ["7 + 2", "5 + 3", "12 / 3 / 2"]
+
+
+def test_questions_that_differ_in_numbers_only_have_one_template_and_one_side(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    data = module("data")
+    problems = data.load()
+    first, second, other = data.templates([problem.question for problem in problems])
+    assert first == second != other
+    sides = [{problem.question for problem in side} for side in data.split(problems)]
+    assert any({problems[0].question, problems[1].question} <= side for side in sides)
+    assert not sides[0] & sides[1]
+
+
+@given(st.lists(st.sets(st.sampled_from("abcdefgh"), min_size=1).map(sorted), min_size=2, max_size=8))
+def test_templates_agree_with_the_definition(word_lists: list[list[str]]) -> None:
+    data = importlib.import_module("data")
+    found = data.templates([" ".join(words) for words in word_lists])
+    sets = [set(words) for words in word_lists]
+    joined = [{index} for index in range(len(sets))]
+    for i, a in enumerate(sets):
+        for j, b in enumerate(sets[:i]):
+            if len(a & b) / len(a | b) >= 0.5 and joined[i] is not joined[j]:
+                union = joined[i] | joined[j]
+                for index in union:
+                    joined[index] = union
+    assert all((found[i] == found[j]) == (j in joined[i]) for i in range(len(sets)) for j in range(len(sets)))
+
+
+def test_an_equation_becomes_steps_over_names(module: Callable[[str], ModuleType]) -> None:
+    data = module("data")
+    assert data.program(data.Problem("7 and 2 and 3", "13", "7 + 2 * 3")) == [("N1", "*", "N2"), ("N0", "+", "R0")]
+    assert data.program(data.Problem("5 and 5", "10", "5 + 5")) == [("N0", "+", "N1")]
+    assert data.program(data.Problem("7 quarters", "175", "7 * 25")) is None
+    assert data.program(data.Problem("7", "7", "")) is None
+
+
+def test_training_rows_hold_no_equation_and_differ_between_epochs(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    data = module("data")
+    rows = data.train(seed=1, epochs=3, blanks=0.5) or data.heldout()
+    assert all(set(row) == {"question", "answer"} for row in rows)
+    assert rows == (data.train(seed=1, epochs=3, blanks=0.5) or data.heldout())
+
+
+def test_blanks_spare_the_numbers(module: Callable[[str], ModuleType]) -> None:
+    blanked = module("data").blank_words("Two dogs ate 3 bones.", 1.0, random.Random(0))
+    assert blanked == "Two _ _ 3 _."
+
+
+def test_data_that_is_nowhere_is_one_clear_sentence(
+    module: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGL_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"asdiv_a\.jsonl\.gz does not exist, and reading MU-NLPC/Calc-asdiv_a"):
+        module("data").load()
+
+
+@pytest.fixture
+def tokenizer(module: Callable[[str], ModuleType], tmp_path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    module("warm_start").make_tokenizer(["each of N0 packs costs $ N1 ."] * 2).save_pretrained(tmp_path)
+    return AutoTokenizer.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "message"),
+    [
+        ("answer R0 <|end|>", {"role": "assistant", "content": "answer R0"}),
+        (
+            "<tool> N0 - N1 </tool> <|end|>",
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {
+                        "type": "function",
+                        "function": {"name": "calculate", "arguments": {"expression": "N0 - N1"}},
+                    }
+                ],
+            },
+        ),
+    ],
+)
+def test_sampled_tokens_are_parsed_and_rendered_back_to_the_same_tokens(
+    tokenizer: Any, sampled: str, message: dict[str, Any]
+) -> None:
+    question = [{"role": "user", "content": "each of N0 packs"}]
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
+    ids = tokenizer.encode(sampled, add_special_tokens=False)
+    assert tokenizer.parse_response(ids, prefix=prompt) == message
+    assert tokenizer.apply_chat_template([*question, message], return_dict=False) == prompt + ids
+
+
+def test_a_demonstration_trains_what_the_model_writes_and_nothing_else(
+    module: Callable[[str], ModuleType], tokenizer: Any
+) -> None:
+    warm_start, data = module("warm_start"), module("data")
+    problem = data.Problem("Each of 3 packs costs $5.", "2", "5 - 3")
+    texts = set()
+    for seed in range(40):
+        tokens, mask = warm_start.demonstrate(problem, tokenizer, random.Random(seed))
+        texts.add(tokenizer.decode([token for token, own in zip(tokens, mask, strict=True) if own]))
+        assert not any(mask[:3])
+    assert "<tool> N1 - N0 </tool> <|end|> answer R0 <|end|>" in texts
+    assert len(texts) > 1  # some follow a random program
+
+
+class Server:
+    """An OpenAI-compatible server in the test's own loop: it answers from a list and keeps the requests."""
+
+    def __init__(self, answers: list[dict[str, Any]]) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self._answers = answers
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            length = next(int(line[15:]) for line in head.decode().lower().split("\r\n") if "content-length" in line)
+            self.requests.append(json.loads(await reader.readexactly(length)))
+            message = self._answers[len(self.requests) - 1]
+            choice = {
+                "index": 0,
+                "message": {"role": "assistant", "content": None} | message,
+                "finish_reason": "tool_calls" if "tool_calls" in message else "stop",
+            }
+            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+            answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "policy", "usage": usage}
+            body = json.dumps(answer | {"choices": [choice]}).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n")
+            writer.write(f"content-length: {len(body)}\r\n\r\n".encode() + body)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+            return
+
+
+def tool_call(expression: str) -> dict[str, Any]:
+    function = {"name": "calculate", "arguments": json.dumps({"expression": expression})}
+    return {"tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("answers", "reward", "replies"),
+    [
+        ([tool_call("N0 + N1"), {"content": "answer R0"}], 1.0, ["ok R0"]),
+        ([tool_call("N1 - N0"), tool_call("N0 - N1"), {"content": "answer R0"}], 0.0, ["neg R0", "ok R1"]),
+        ([{"content": "nine"}], 0.0, []),
+        ([tool_call("N0 + N1")] * 4, 0.0, ["ok R0", "ok R1", "ok R2"]),
+    ],
+)
+async def test_the_agent_keeps_its_tool_and_its_history_from_call_to_call(
+    module: Callable[[str], ModuleType], answers: list[dict[str, Any]], reward: float, replies: list[str]
+) -> None:
+    from openai import DefaultAsyncHttpxClient
+
+    server = Server(answers)
+    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with listener, DefaultAsyncHttpxClient(trust_env=False) as http_client:
+        llm = SimpleNamespace(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="key", model="policy", http_client=http_client
+        )
+        task = {"question": "7 red apples and 2 green apples. How many apples?", "answer": "9"}
+        assert await module("agent").solve(task, llm) == reward
+    first, last = server.requests[0], server.requests[-1]
+    assert len(server.requests) == len(answers)
+    assert first["messages"] == [{"role": "user", "content": "N0 red apples and N1 green apples . how many apples ?"}]
+    assert [tool["function"]["name"] for tool in last["tools"]] == ["calculate"]
+    assert [message["content"] for message in last["messages"] if message["role"] == "tool"] == replies
+    assert (
+        last["messages"][: len(server.requests[-2]["messages"])] == server.requests[-2]["messages"] if replies else True
+    )
+    assert first["parallel_tool_calls"] is False

@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+
+from agentlightning.config import load_config, parse_config
+from agentlightning.errors import ConfigError
+
+LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:solve"}, "data": {"train": "tasks.jsonl"}}
+
+
+def test_the_smallest_configuration_is_a_model_an_agent_and_tasks() -> None:
+    config = parse_config(LEAST)
+    assert config.trainer.steps == 100
+    assert config.engine.name == "local"
+
+
+def test_an_unknown_setting_is_an_error_that_names_the_one_that_was_meant() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.step: no such setting; did you mean 'steps'\?"):
+        parse_config(LEAST | {"trainer": {"step": 3}})
+
+
+def test_an_unknown_table_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="gpu: no such setting; known here: model, agent, data"):
+        parse_config(LEAST | {"gpu": {}})
+
+
+def test_a_wrong_type_names_the_setting_and_what_was_given() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.steps: .*integer.*, got 'many'"):
+        parse_config(LEAST | {"trainer": {"steps": "many"}})
+
+
+def test_every_problem_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(LEAST | {"trainer": {"steps": 0, "seed": "x"}})
+    assert str(caught.value).count("\n") == 1
+
+
+def test_a_setting_that_would_be_ignored_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"muon_learning_rate has no effect"):
+        parse_config(LEAST | {"engine": {"muon_learning_rate": 0.1}})
+    with pytest.raises(ConfigError, match=r"eval: has no effect without data\.val"):
+        parse_config(LEAST | {"eval": {"every": 5}})
+
+
+def test_an_agent_is_either_a_function_or_a_command() -> None:
+    with pytest.raises(ConfigError, match="agent: give either run"):
+        parse_config(LEAST | {"agent": {"run": "a.py:f", "command": "node agent.js"}})
+
+
+def test_overrides_reach_into_tables_and_read_toml_values(tmp_path: Path) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text('[model]\npath="m"\n[agent]\nrun="a.py:f"\n[data]\ntrain="t.jsonl"\n')
+    config = load_config(file, ["trainer.steps=7", "model.path=other/name", "eval.sampled=false", "data.val=v.jsonl"])
+    assert (config.trainer.steps, config.model.path, config.eval.sampled) == (7, "other/name", False)
+
+
+def test_paths_beside_the_file_do_not_depend_on_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("")
+    (tmp_path / "t.jsonl").write_text("")
+    file = tmp_path / "train.toml"
+    file.write_text('[model]\npath="hub/name"\n[agent]\nrun="agent.py:solve"\n[data]\ntrain="t.jsonl"\n')
+    config = load_config(file)
+    assert config.agent.run == f"{tmp_path / 'agent.py'}:solve"
+    assert config.data.train == str(tmp_path / "t.jsonl")
+    assert config.model.path == "hub/name"
+
+
+@pytest.mark.parametrize("text", ["[model", "model = 3 4"])
+def test_broken_toml_is_one_sentence_that_names_the_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "train.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"train\.toml: not valid TOML"):
+        load_config(file)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: no such file"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_an_override_without_a_value_says_what_was_expected() -> None:
+    with pytest.raises(ConfigError, match=r"expected table\.setting=value"):
+        load_config(None, ["trainer.steps"])
