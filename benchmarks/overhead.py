@@ -1,8 +1,8 @@
 """Where the demo's CPU time goes: agents, gateway, store, sampling, training.
 
 Runs ``agl demo`` and reads the CPU time of each of its processes (and, in the server, of each thread) from /proc until it
-ends. The server's event-loop thread is the gateway (with REST and the protocols), its other threads are the store's. Shares are
-of the CPU time of everything that the demo started. Linux only.
+ends. The server's event-loop thread is the gateway (with REST and the protocols), its other threads are the store's. Shares
+are of the CPU time of everything that the demo started. Linux only.
 
     python benchmarks/overhead.py [--task sql] [--seed 0]
 """

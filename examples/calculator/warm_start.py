@@ -149,7 +149,13 @@ def warm_start(
 ) -> None:
     """Supervised training on demonstrations, in place: warm-up over 20 updates, then linear decay to a twentieth."""
     learner = Learner(
-        folder, threads=1, optimizer="muon", muon_learning_rate=MUON_LEARNING_RATE, dropout=0.2, weight_decay=0.05
+        folder,
+        threads=1,
+        optimizer="muon",
+        muon_learning_rate_ratio=MUON_LEARNING_RATE / LEARNING_RATE,
+        weight_decay=0.05,
+        dropout=0.2,
+        seed=rng.randrange(2**31),
     )
     updates = epochs * len(problems) // BATCH
     batches = _batches(problems, rng)

@@ -118,13 +118,24 @@ def test_an_equation_becomes_steps_over_names(module: Callable[[str], ModuleType
     assert data.program(data.Problem("7", "7", "")) is None
 
 
-def test_training_rows_hold_no_equation_and_differ_between_epochs(
+def test_training_rows_are_every_training_question_once_an_epoch_without_its_equation(
     module: Callable[[str], ModuleType], data_root: Path
 ) -> None:
     data = module("data")
-    rows = data.train(seed=1, epochs=3, blanks=0.5) or data.heldout()
+    training, held_out = data.split(data.load())
+    rows = data.train(seed=1, epochs=3, blanks=0.0)
+    assert sorted(row["question"] for row in rows) == sorted(problem.question for problem in training * 3)
+    assert [row["question"] for row in data.heldout()] == [problem.question for problem in held_out]
     assert all(set(row) == {"question", "answer"} for row in rows)
-    assert rows == (data.train(seed=1, epochs=3, blanks=0.5) or data.heldout())
+
+
+def test_each_epoch_blanks_other_words_and_the_seed_decides_which(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    data = module("data")
+    rows = data.train(seed=1, epochs=8, blanks=0.5)
+    assert len({row["question"] for row in rows}) > len(rows) / 2
+    assert rows == data.train(seed=1, epochs=8, blanks=0.5) != data.train(seed=2, epochs=8, blanks=0.5)
 
 
 def test_blanks_spare_the_numbers(module: Callable[[str], ModuleType]) -> None:

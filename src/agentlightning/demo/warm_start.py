@@ -25,7 +25,7 @@ from agentlightning.types import JSON, Loss, Sequence
 
 DEMONSTRATIONS = 3000
 BATCH = 64
-LEARNING_RATE = 0.02
+LEARNING_RATE = 3e-3  # of AdamW; the matrices of the layers get 20/3 of it, 0.02, from Muon
 WARM_UP = 20
 GRAD_CLIP = 1.0
 
@@ -85,7 +85,7 @@ def imitate(
     threads: int,
     report: Callable[[JSON], None],
 ) -> None:
-    """Supervised learning on what the assistant says in the demonstrations; the folder's model is replaced by the result."""
+    """Supervised learning on what the assistant says in the demonstrations; the result replaces the folder's weights."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     encoded = [encode(tokenizer, demo) for demo in demos]
     learner = Learner(folder, threads=threads, optimizer="muon")
@@ -95,7 +95,7 @@ def imitate(
         learner.optim_step(LEARNING_RATE * schedule(step, steps), GRAD_CLIP)
         if (step + 1) % 10 == 0 or step + 1 == steps:
             report({"step": step + 1, "of": steps, "loss": round(loss, 4)})
-    learner.save(folder)
+    learner.export(folder)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, demo: list[Message]) -> tuple[list[int], list[bool]]:

@@ -6,7 +6,6 @@ Driven by the app and the proxy; knows nothing of what the bytes mean.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote
 
 from agentlightning.protocols.neutral import Refusal
 
@@ -125,6 +124,6 @@ def _split(path: str) -> tuple[tuple[str, int] | None, str | None]:
             raise Refusal(
                 f"{path}: expected /r/<rollout>/<attempt>/v1/…, with the number of the attempt", status=404, code="unknown_route"
             )
-        named = (unquote(rollout_id), int(number))
+        named = (rollout_id, int(number))
         rest = slash + rest
     return named, rest[4:] if rest.startswith("/v1/") else None

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
+import importlib.util
 import logging
 import os
 import secrets
 import signal
 import socket
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, NoReturn
 
 from agentlightning.children import end_with_parent
 from agentlightning.errors import AgentLightningError
-from agentlightning.runner.command import CommandRunner, without_proxy
+from agentlightning.runner.command import MARK, CommandRunner, without_proxy
 from agentlightning.runner.execution import Execution
-from agentlightning.runner.function import FunctionRunner
+from agentlightning.runner.function import FunctionRunner, Runner
 from agentlightning.runner.processes import kill_marked
 from agentlightning.runner.user_code import load
 from agentlightning.runner.worker import BEAT_S, Worker
@@ -35,29 +39,31 @@ def main(arguments: list[str] | None = None) -> int:
         end_with_parent()
     server_key = os.environ.pop("AGL_SERVER_KEY", "")  # nothing that an agent starts shall have it
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = without_proxy(os.environ, options.server)
-    mark = os.environ["AGL_PROCESS_MARK"] = secrets.token_hex(8)  # inherited by whatever agents start
-    try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_work(options, server_key))
-    except AgentLightningError as error:
-        sys.stderr.write(f"worker: {error}\n")
-        return error.exit_code
-    finally:
-        kill_marked(f"AGL_PROCESS_MARK={mark}")
+    mark = os.environ[MARK] = secrets.token_hex(8)
+    with ThreadPoolExecutor(options.concurrency, thread_name_prefix="agent") as threads:
+        try:
+            reward = load(options.reward, ("task", "result"), "reward function") if options.reward else None
+            runner = _runner(options, threads, mark, scored=reward is not None)
+        except AgentLightningError as error:
+            sys.stderr.write(f"worker: {error}\n")
+            return 2
+        with asyncio.Runner(loop_factory=_loop_factory()) as loop:
+            return loop.run(_work(options, server_key, runner, reward, threads))
 
 
-async def _work(options: argparse.Namespace, server_key: str) -> int:
-    threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix="agent")
-    try:
-        reward = load(options.reward, ("task", "result"), "reward function") if options.reward else None
-        runner: FunctionRunner | CommandRunner
-        if options.command:
-            runner = CommandRunner(options.command, scored=reward is not None)
-        else:
-            runner = FunctionRunner(load(options.agent), threads, scored=reward is not None)
-    except AgentLightningError as error:
-        sys.stderr.write(f"worker: {error}\n")
-        return 2
+def _runner(options: argparse.Namespace, threads: Executor, mark: str, scored: bool) -> Runner:
+    if options.command:
+        return CommandRunner(options.command, scored=scored, mark=mark)
+    return FunctionRunner(load(options.agent), threads, scored=scored)
+
+
+async def _work(
+    options: argparse.Namespace,
+    server_key: str,
+    runner: Runner,
+    reward: Callable[..., Any] | None,
+    threads: Executor,
+) -> int:
     store = LightningStoreClient(options.server, server_key)
     async with store:
         execution = Execution(
@@ -81,12 +87,66 @@ async def _work(options: argparse.Namespace, server_key: str) -> int:
             beat_s=options.beat_s,
             blocked_s=options.blocked_s,
             grace_s=options.grace_s,
+            last_act=kill_what_agents_left,
             watch_interpreter=True,
         )
         for sign in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(sign, worker.stop)
-        code = await worker.run()
-    if isinstance(runner, CommandRunner):
-        runner.close()
+        try:
+            code = await worker.run()
+        except AgentLightningError as error:
+            sys.stderr.write(f"worker: {error}\n")
+            code = error.exit_code
     _end_now(code)
-    return code
+
+
+def kill_what_agents_left() -> None:
+    """SIGKILL every process that an agent of this worker started and left behind."""
+    kill_marked(f"{MARK}={os.environ[MARK]}")
+
+
+def _end_now(code: int) -> NoReturn:
+    """End without waiting for what agents left running: their threads and tasks must not keep the process."""
+    kill_what_agents_left()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
+    return factory
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m agentlightning.runner", description="A worker process.")
+    parser.add_argument("--server", required=True, help="URL of the server")
+    parser.add_argument("--run", required=True, help="id of the run whose rollouts it claims")
+    agent = parser.add_mutually_exclusive_group(required=True)
+    agent.add_argument("--agent", help="file.py:name, package.module:name or a file.pkl")
+    agent.add_argument("--command", help="any program, with its arguments")
+    parser.add_argument("--reward", help="reward function (task, result) -> number, named like an agent")
+    parser.add_argument("--model", default="policy", help="model name given to agents")
+    parser.add_argument("--concurrency", type=_places, default=8, help="attempts at a time")
+    parser.add_argument("--worker-id", default=f"{socket.gethostname()}-{os.getpid()}")
+    parser.add_argument("--child", action="store_true", help="end when the parent does")
+    parser.add_argument("--lease-s", type=float, default=LEASE_S, help="how long a claim lasts without a heartbeat")
+    parser.add_argument("--beat-s", type=float, default=BEAT_S, help="seconds between heartbeats")
+    parser.add_argument("--blocked-s", type=float, default=60.0, help="how long an agent may block the event loop")
+    parser.add_argument("--grace-s", type=float, default=5.0, help="what running attempts get when the worker stops")
+    parser.add_argument("--abandon-s", type=float, default=5.0, help="what an interrupted agent gets before it is hung")
+    return parser
+
+
+def _places(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

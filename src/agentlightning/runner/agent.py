@@ -32,7 +32,7 @@ class LLM:
     api_key: str
     """Opens the gateway for this attempt only."""
     model: str
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     """What the gateway samples with, whatever the agent asks for."""
     connections: Connections = field(default_factory=Connections, repr=False, compare=False)
 

@@ -96,7 +96,7 @@ def attributed_task(
     **options: Any,
 ) -> asyncio.Task[Any]:
     """A task factory that notes which attempt started each task (Task.get_context exists only from Python 3.12)."""
-    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, context=context, **options)  # type: ignore[arg-type]
+    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, context=context, **options)
     attempt = context.get(CURRENT) if context is not None else CURRENT.get(None)
     if attempt is not None:
         attempt.tasks.add(task)

@@ -1,8 +1,8 @@
 """The runner for agents that are programs: any language, any framework, nothing of ours inside.
 
-The program finds its model, key and task in its environment and gives its reward as the last JSON line of its standard output
-(``{"reward": 0.5}`` or a bare number), by POST to AGL_REWARD_URL, or leaves it to a reward function. Driven by the worker;
-whatever way an attempt ends, nothing that the program started stays behind.
+The program finds its model, key and task in its environment and gives its reward as the last JSON line of its standard
+output (``{"reward": 0.5}`` or a bare number), by POST to AGL_REWARD_URL, or leaves it to a reward function. Driven by the
+worker; whatever way an attempt ends, nothing that the program started stays behind.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ KEPT_BYTES = 64 * 1024
 """Most output held in memory for a running program."""
 RECORDED_BYTES = 8 * 1024
 """Tail of the output kept with the attempt."""
+MARK = "AGL_WORKER_MARK"
+"""Variable that every process which agents of one worker start inherits, to find those that they leave behind."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -42,7 +44,7 @@ class CommandRunner:
     ``{"reward": …}`` is taken for a reward, not a bare number.
     """
 
-    def __init__(self, command: str, *, scored: bool = False, term_s: float = 2.0) -> None:
+    def __init__(self, command: str, *, scored: bool = False, mark: str | None = None, term_s: float = 2.0) -> None:
         try:
             self._arguments = shlex.split(command)
         except ValueError as cause:
@@ -53,7 +55,7 @@ class CommandRunner:
             raise ConfigError(f"agent command {command!r}: program {self._arguments[0]!r} is not found on PATH")
         self._scored = scored
         self._term_s = term_s
-        self._mark = f"AGL_WORKER_MARK={secrets.token_hex(8)}"
+        self._mark = mark or secrets.token_hex(8)
         self._guardian: subprocess.Popen[str] | None = None
 
     async def run(self, claim: Claim, llm: LLM) -> Run:
@@ -61,8 +63,7 @@ class CommandRunner:
             task = Path(folder) / "task.json"
             task.write_text(json.dumps(claim.rollout.task), encoding="utf-8")
             environment = command_environment(os.environ, claim, llm, task)
-            name, _, value = self._mark.partition("=")
-            environment[name] = value
+            environment[MARK] = self._mark
             return await self._run(claim, environment)
 
     async def _run(self, claim: Claim, environment: dict[str, str]) -> Run:
@@ -126,7 +127,7 @@ class CommandRunner:
     def _tell_guardian(self, line: str) -> None:
         if self._guardian is None:
             self._guardian = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), self._mark],
+                [sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), f"{MARK}={self._mark}"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -92,7 +92,7 @@ class Execution:
                     "give the reward in one way only"
                 )
         if self.reward is not None:
-            final.append(attempt.reward(await self._judge(attempt, run), "function"))
+            final.append(attempt.reward(await self._judge(self.reward, attempt, run), "function"))
         rewards = (*attempt.rewards, *final)
         if all(reward.call_id is not None for reward in rewards) and not await self._was_posted(attempt):
             raise RewardError(
@@ -101,12 +101,11 @@ class Execution:
             )
         return rewards
 
-    async def _judge(self, attempt: RunningAttempt, run: Run) -> float:
+    async def _judge(self, score: Callable[..., Any], attempt: RunningAttempt, run: Run) -> float:
         calls = await self.store.calls([attempt.lease.rollout_id], attempt.lease.attempt)
         with boundary("the reward function"):
-            value = await invoke(
-                self.reward, self.threads, attempt.claim.rollout.task, Result(output=run.output, calls=calls)
-            )
+            result = Result(output=run.output, calls=calls)
+            value = await invoke(score, self.threads, attempt.claim.rollout.task, result)
         return reward_number(value, "the reward function's value")
 
     async def _was_posted(self, attempt: RunningAttempt) -> bool:

@@ -49,6 +49,7 @@ class Heartbeat:
         lease_s: float,
         beat_s: float,
         blocked_s: float,
+        last_act: Callable[[], None],
         watch_interpreter: bool,
     ) -> None:
         self._open_store = open_store
@@ -59,6 +60,7 @@ class Heartbeat:
         self._lease_s = lease_s
         self._beat_s = beat_s
         self._blocked_s = blocked_s
+        self._last_act = last_act
         self._watch_interpreter = watch_interpreter
         self._thread = threading.Thread(target=self._main, name="heartbeat", daemon=True)
         self._own: asyncio.AbstractEventLoop | None = None
@@ -154,6 +156,9 @@ class Heartbeat:
             async with asyncio.timeout(LAST_WORDS_S):
                 await store.finish(finishes)
         if sys.__stderr__ is not None:
-            sys.__stderr__.write(f"worker: an agent blocked the event loop for {blocked:.1f} s; replacing the process\n")
+            sys.__stderr__.write(
+                f"worker: an agent blocked the event loop for {blocked:.1f} s; replacing the process\n"
+            )
             sys.__stderr__.flush()
+        self._last_act()
         os._exit(EXIT_REPLACE)

@@ -1,7 +1,7 @@
 """The worker: claims rollouts under a lease, runs many at a time, and reports how each attempt ended.
 
-Drives an `Execution` against any `LightningStore`; whoever made it calls `run` and, from the same loop, `stop`. Knows nothing
-of how agents run, of models, or of training.
+Drives an `Execution` against any `LightningStore`; whoever made it calls `run` and, from the same loop, `stop`. Knows
+nothing of how agents run, of models, or of training.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Worker:
 
     open_store: makes another client of the same store, for the heartbeat thread. boot: the id of the server's present life,
     where the store has one. blocked_s: how long an agent may block the event loop. grace_s: what running attempts get to
-    end by themselves once the worker stops.
+    end by themselves once the worker stops. last_act: called before the process is given up because the loop is blocked.
+    watch_interpreter: end the process where agent code keeps the interpreter's lock for two leases.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Worker:
         beat_s: float = BEAT_S,
         blocked_s: float = 60.0,
         grace_s: float = 5.0,
+        last_act: Callable[[], None] = lambda: None,
         watch_interpreter: bool = False,
     ) -> None:
         self._store = store
@@ -82,6 +84,7 @@ class Worker:
             lease_s=lease_s,
             beat_s=beat_s,
             blocked_s=blocked_s,
+            last_act=last_act,
             watch_interpreter=watch_interpreter,
         )
 
@@ -103,13 +106,14 @@ class Worker:
             await asyncio.wait({claiming, reporting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             for task in (claiming, reporting):
                 if task.done():
-                    task.result()
+                    await task  # raises what ended it
             # A claim that the server grants just now is not seen any more; its lease runs out.
             claiming.cancel()
             await self._drain()
         finally:
-            for task in (claiming, reporting, stopping):
-                task.cancel()
+            claiming.cancel()
+            reporting.cancel()
+            stopping.cancel()
             await asyncio.wait({claiming, reporting, stopping})
             self._heartbeat.stop()
             self._execution.connections.close()
@@ -158,7 +162,9 @@ class Worker:
             self._let_go([attempt.lease])
             return
         if finish.state in ("failed", "timed_out") and await self._is_ours(attempt):
-            finish = ended(attempt, "lost", f"the server was away during the attempt, which then failed: {finish.error}")
+            finish = ended(
+                attempt, "lost", f"the server was away during the attempt, which then failed: {finish.error}"
+            )
         self._report(finish)
 
     async def _is_ours(self, attempt: RunningAttempt) -> bool:

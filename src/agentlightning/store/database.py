@@ -96,7 +96,7 @@ _SENTENCES = {
 def prepare_schema(connection: Connection, name: str) -> bytes:
     """Create the tables where there are none, check their version, return the signing secret. In one transaction."""
     tables.meta.create(connection, checkfirst=True)
-    known: dict[str, bytes] = {key: value for key, value in connection.execute(select(tables.meta))}
+    known: dict[str, bytes] = {row.key: row.value for row in connection.execute(select(tables.meta))}
     if "schema_version" not in known:
         tables.metadata.create_all(connection)
         known = {"schema_version": str(tables.SCHEMA_VERSION).encode(), "signing_secret": secrets.token_bytes(32)}

@@ -10,18 +10,16 @@ import secrets
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, tuple_, update
+from sqlalchemy import Connection, bindparam, func, insert, select, tuple_, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from agentlightning.errors import NotFoundError, RewardError
 from agentlightning.store import rows, tables
 from agentlightning.store.base import NO_CALLS, RolloutQuery, final_reward, reward_number
 from agentlightning.store.tables import (
-    QUEUED,
-    RUNNING,
     attempts,
     calls,
     consumption,
@@ -34,13 +32,16 @@ from agentlightning.store.tables import (
 from agentlightning.store.writer import Transaction
 from agentlightning.types import Attempt, AttemptEnd, Finish, Lease, Mode, Reward, Rollout, RolloutState, Worker
 
+if TYPE_CHECKING:
+    from agentlightning.store.rows import AnyRow
+
 QUEUED = "queued"
 FINISHED = "finished"
 """What the bell tells: that rollouts of a run are queued; how many of it have finished."""
 
 IGNORED_BASE_URL = "the agent did not use the base URL it was given"
 
-SELECT_ROLLOUT = select(*[column for column in rollouts.c], consumption.c.outcome).select_from(
+SELECT_ROLLOUT = select(*rollouts.c, consumption.c.outcome).select_from(
     rollouts.outerjoin(consumption, consumption.c.rollout_id == rollouts.c.id)
 )
 """Rollouts with their outcomes, as `rows.read_rollout` takes them."""
@@ -212,9 +213,7 @@ def read_attempts(connection: Connection, rollout_ids: Sequence[str]) -> list[At
         Attempt(**row._mapping)
         for part in rows.chunks(rollout_ids)
         for row in connection.execute(
-            select(*columns)
-            .where(attempts.c.rollout_id.in_(part))
-            .order_by(attempts.c.rollout_id, attempts.c.attempt)
+            select(*columns).where(attempts.c.rollout_id.in_(part)).order_by(attempts.c.rollout_id, attempts.c.attempt)
         )
     ]
 
@@ -237,7 +236,7 @@ def require_runs(connection: Connection, run_ids: Collection[str]) -> None:
 class _End:
     """An attempt that ends, and what is then known of it."""
 
-    row: Row[Any]
+    row: AnyRow
     state: AttemptEnd
     error: str | None
     output: str | None
@@ -281,7 +280,14 @@ _TAKE = (
     .returning(*rollouts.c)
 )
 
-_COLUMNS_TO_END = (rollouts.c.id, rollouts.c.run_id, rollouts.c.attempt, rollouts.c.retry, rollouts.c.lost, rollouts.c.state)
+_COLUMNS_TO_END = (
+    rollouts.c.id,
+    rollouts.c.run_id,
+    rollouts.c.attempt,
+    rollouts.c.retry,
+    rollouts.c.lost,
+    rollouts.c.state,
+)
 _SELECT_TO_END = select(*_COLUMNS_TO_END)
 _SELECT_RUNNING = (
     select(*_COLUMNS_TO_END, attempts.c.token, attempts.c.worker_id)
@@ -335,7 +341,7 @@ def _lease(
     return rollout, lease
 
 
-def _running(connection: Connection, rollout_ids: Collection[str]) -> dict[str, Row[Any]]:
+def _running(connection: Connection, rollout_ids: Collection[str]) -> dict[str, AnyRow]:
     """The running attempt of each rollout that has one."""
     return {
         row.id: row
@@ -344,7 +350,7 @@ def _running(connection: Connection, rollout_ids: Collection[str]) -> dict[str, 
     }
 
 
-def _holds(running: Mapping[str, Row[Any]], lease: Lease) -> bool:
+def _holds(running: Mapping[str, AnyRow], lease: Lease) -> bool:
     row = running.get(lease.rollout_id)
     return row is not None and row.attempt == lease.attempt and secrets.compare_digest(row.token, lease.token)
 
@@ -411,7 +417,9 @@ def _look_at_calls(connection: Connection, ended: Sequence[_End]) -> None:
         for rollout_id, attempt, attributes in connection.execute(query.where(unknown, spans.c.rollout_id.in_(part))):
             if (rollout_id, attempt) in silent:
                 path = orjson.loads(attributes).get("path")
-                silent[rollout_id, attempt].warning = (
+                silent[
+                    rollout_id, attempt
+                ].warning = (
                     f"{NO_CALLS}: the agent asked for {path}, which is no route; its base URL must end as it was given"
                 )
 
@@ -456,7 +464,7 @@ def _places(transaction: Transaction, ended: Sequence[_End], states: Sequence[Ro
     for end, state in zip(ended, states, strict=True):
         if state != "queued":
             by_run[end.row.run_id].append(end.row.id)
-    places = {}
+    places: dict[str, int] = {}
     for run_id, ids in by_run.items():
         counted = update(runs).where(runs.c.id == run_id).values(finished=runs.c.finished + len(ids))
         last = transaction.connection.execute(counted.returning(runs.c.finished)).scalar_one()

@@ -1,6 +1,6 @@
 """open_store: the store at a URL.
 
-Driven by everything that is told where its store is. Knows the schemes and nothing else; what a scheme needs is imported only
+Driven by everything that is told where its store is. Knows the schemes and nothing else; what a scheme needs is imported
 when it is asked for, so that a machine with agents needs no database.
 """
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import orjson
-from sqlalchemy import Row
 
 from agentlightning.errors import InputError
 from agentlightning.types import (
@@ -29,7 +28,10 @@ from agentlightning.types import (
     VersionSpan,
 )
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from sqlalchemy import Row  # agent machines have none, and use `text` and `dump`
+
+    AnyRow = Row[*tuple[Any, ...]]
 
 IDS_A_QUERY = 10_000
 """Below SQLite's bound of 32766 parameters in a statement."""
@@ -76,7 +78,7 @@ def rollout_row(new: NewRollout, rollout_id: str, now_ns: int) -> dict[str, Any]
     }
 
 
-def read_rollout(row: Row[Any]) -> Rollout:
+def read_rollout(row: AnyRow) -> Rollout:
     fields = dict(row._mapping)
     fields["task"] = orjson.loads(fields["task"])
     fields["sampling"] = Sampling(**orjson.loads(fields["sampling"]))
@@ -90,7 +92,7 @@ def read_retry(value: str) -> RetryPolicy:
     return RetryPolicy(**fields)
 
 
-def read_run(row: Row[Any]) -> Run:
+def read_run(row: AnyRow) -> Run:
     fields = dict(row._mapping)
     del fields["finished"]
     fields["config"] = orjson.loads(fields["config"])
@@ -135,7 +137,7 @@ def call_row(call: Call) -> tuple[Any, ...]:
     )
 
 
-def read_call(row: Row[Any]) -> Call:
+def read_call(row: AnyRow) -> Call:
     fields = dict(row._mapping)
     for name, code in (("suffix_ids", "i"), ("sampled_ids", "i"), ("logprobs", "f")):
         numbers: array[Any] = array(code)
@@ -164,7 +166,7 @@ def span_row(span: Span) -> tuple[Any, ...]:
     )
 
 
-def read_span(row: Row[Any]) -> Span:
+def read_span(row: AnyRow) -> Span:
     fields = dict(row._mapping)
     fields["attributes"] = orjson.loads(fields["attributes"])
     return Span(**fields)
@@ -196,14 +198,14 @@ def metric_row(metric: Metric, now_ns: int) -> tuple[Any, ...]:
     )
 
 
-def read_metric(row: Row[Any]) -> Metric:
+def read_metric(row: AnyRow) -> Metric:
     fields = dict(row._mapping)
     if fields["value"] is None:
         fields["value"] = math.nan
     return Metric(**fields)
 
 
-def read_resource(row: Row[Any]) -> Resource:
+def read_resource(row: AnyRow) -> Resource:
     fields = dict(row._mapping)
     fields["value"] = orjson.loads(fields["value"])
     return Resource(**fields)

@@ -58,7 +58,6 @@ class SqlLightningStore(LightningStore):
         self._now_ns = now_ns
         self._bell = Bell()
         self._writer: Writer | None = None
-        self._engine: Engine | None = None
         self._reader: Engine | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._secret = b""
@@ -66,8 +65,7 @@ class SqlLightningStore(LightningStore):
     async def open(self) -> None:
         if self._writer is not None:
             return
-        self._engine = self._database.writer()
-        self._writer = Writer(self._engine, self._now_ns, self._bell)
+        self._writer = Writer(self._database.writer(), self._now_ns, self._bell)
         try:
             self._secret = await self._write(_prepare, self._database.name)
         except BaseException:
@@ -84,10 +82,9 @@ class SqlLightningStore(LightningStore):
         await asyncio.to_thread(writer.stop)
         if self._threads is not None:
             await asyncio.to_thread(self._threads.shutdown)
-        for engine in (self._reader, self._engine):
-            if engine is not None:
-                engine.dispose()
-        self._reader = self._engine = self._threads = None
+        if self._reader is not None:
+            self._reader.dispose()
+        self._reader = self._threads = None
 
     async def signing_secret(self) -> bytes:
         self._opened()

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     Double,
     ForeignKey,
     ForeignKeyConstraint,
@@ -33,9 +34,8 @@ from sqlalchemy import (
 
 SCHEMA_VERSION = 1
 
-RUNNING = literal_column("'running'")
-QUEUED = literal_column("'queued'")
-"""States as literals, not parameters: only so can a planner prove that a partial index applies."""
+RUNNING: ColumnElement[str] = literal_column("'running'")
+"""A literal, not a parameter: only so can a planner prove that a partial index applies."""
 
 metadata = MetaData()
 

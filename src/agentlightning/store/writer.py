@@ -119,6 +119,7 @@ class Writer:
             _answer(group)
         if connection is not None:
             connection.close()
+        self._engine.dispose()  # here, since a connection to memory may be closed by the thread that made it only
 
     def _next_group(self) -> tuple[list[_Work], bool]:
         """Everything that is queued, up to a bound; waits for the first. False once stopped."""

@@ -1,0 +1,347 @@
+"""LocalEngine: a sampler and a learner on this machine, each in a process of its own.
+
+The trainer drives it through the Engine protocol. It starts the children, hands them their sockets, moves weights between
+them through shared memory, and restarts a sampler that died; it imports no torch and computes nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+
+from agentlightning import errors
+from agentlightning.children import listen, start_child, stop_child
+from agentlightning.engines.base import DEFAULT_POLICY, Metrics
+from agentlightning.engines.local.models import find_model
+from agentlightning.errors import AgentLightningError, EngineError, ModelError
+from agentlightning.types import Loss, Sequence
+
+START_DEADLINE_S = 120.0
+"""Torch, transformers and a few GB of weights load in less on any disk worth using."""
+PUBLISH_DEADLINE_S = 120.0
+WATCH_S = 0.1
+MAX_QUICK_RESTARTS = 5
+"""A sampler that dies this often within a minute is not restarted again: the fault is not a passing one."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerOptions:
+    """Options of the sampler process; see engines/local/sampler.py."""
+
+    threads: int = 1
+    max_rows: int = 64
+    """Answers sampled at a time; more wait."""
+    cache_gib: float = 4.0
+    """Bound of keys and values of the answers being sampled."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerOptions:
+    """Options of the learner process; see engines/local/learner.py."""
+
+    threads: int = 1
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    muon_learning_rate_ratio: float = 20 / 3
+    """Muon's learning rate over the one given to optim_step."""
+    max_tokens_per_microbatch: int = 4096
+    dropout: float = 0.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    seed: int = 0
+
+
+class LocalEngine:
+    """One policy, sampled and trained on this machine.
+
+    model is a transformers folder or hub name; logs go to work_dir/logs. `start` must be called on a thread that lives as
+    long as the engine: on Linux children end with the thread that started them.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        work_dir: str | Path,
+        sampler: SamplerOptions | None = None,
+        learner: LearnerOptions | None = None,
+    ) -> None:
+        self._model = model
+        self._work_dir = Path(work_dir).resolve()
+        self._sampler_options = sampler or SamplerOptions()
+        self._learner_options = learner or LearnerOptions()
+        self._folder = Path()
+        self._listener: socket.socket | None = None
+        self._sampler: subprocess.Popen[bytes] | None = None
+        self._learner: _LearnerProcess | None = None
+        self._http: aiohttp.ClientSession | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._published: tuple[Path, str] | None = None
+        self._publishing = asyncio.Lock()
+        # Named after the run's folder, so that what a killed run left in shared memory is found and removed.
+        name = f"agentlightning-{hashlib.sha256(str(self._work_dir).encode()).hexdigest()[:16]}"
+        shared = Path("/dev/shm")
+        self._weights = (shared if shared.is_dir() else self._work_dir) / name
+
+    @property
+    def sampler_pid(self) -> int | None:
+        return self._sampler.pid if self._sampler else None
+
+    @property
+    def learner_pid(self) -> int | None:
+        return self._learner.child.pid if self._learner else None
+
+    async def start(self) -> list[str]:
+        self._folder = find_model(self._model)
+        (self._work_dir / "logs").mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self._weights, ignore_errors=True)
+        self._listener = listen("127.0.0.1", 0)
+        self._http = aiohttp.ClientSession()
+        try:
+            self._sampler = self._start_sampler()
+            self._learner = self._start_learner()
+            await asyncio.gather(self._sampler_ready(), self._learner_ready())
+        except BaseException:
+            await self.close()
+            raise
+        self._watch = asyncio.create_task(self._keep_sampler())
+        return [self._url]
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+            self._watch = None
+        children = [self._sampler, self._learner.child if self._learner else None]
+        await asyncio.gather(*(asyncio.to_thread(stop_child, child) for child in children if child is not None))
+        if self._learner is not None:
+            self._learner.pipe.close()
+        if self._http is not None:
+            await self._http.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._sampler = self._learner = self._http = self._listener = None
+        shutil.rmtree(self._weights, ignore_errors=True)
+
+    async def restart_learner(self) -> None:
+        """A fresh learner with the weights the engine was made with; `load` a checkpoint next."""
+        if self._learner is not None:
+            await asyncio.to_thread(stop_child, self._learner.child)
+            self._learner.pipe.close()
+        self._learner = self._start_learner()
+        await self._learner_ready()
+
+    async def forward_backward(self, sequences: Seq[Sequence], loss: Loss, policy: str = DEFAULT_POLICY) -> Metrics:
+        metrics: Metrics = await self._verb(policy, "forward_backward", list(sequences), loss)
+        return metrics
+
+    async def logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+        values: list[list[float]] = await self._verb(policy, "logprobs", list(sequences))
+        return values
+
+    async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:
+        metrics: Metrics = await self._verb(policy, "optim_step", learning_rate, grad_clip)
+        return metrics
+
+    async def publish(self, version: int, policy: str = DEFAULT_POLICY) -> None:
+        async with self._publishing:
+            folder = self._weights / f"v{version}"
+            await self._verb(policy, "export", str(folder))
+            old = self._published
+            # From here on a restarted sampler starts with these weights, so a death in the middle loses nothing.
+            self._published = folder, str(version)
+            await self._reload(folder, str(version))
+            if old is not None and old[0] != folder:
+                shutil.rmtree(old[0], ignore_errors=True)
+
+    async def save(self, path: Path, policy: str = DEFAULT_POLICY) -> None:
+        await self._verb(policy, "save", str(path))
+
+    async def load(self, path: Path, policy: str = DEFAULT_POLICY) -> None:
+        await self._verb(policy, "load", str(path))
+
+    @property
+    def _url(self) -> str:
+        assert self._listener is not None
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def _log_file(self, name: str) -> Path:
+        return self._work_dir / "logs" / f"{name}.log"
+
+    def _start_sampler(self) -> subprocess.Popen[bytes]:
+        assert self._listener is not None
+        options = self._sampler_options
+        arguments = ["--model", str(self._folder), "--fd", str(self._listener.fileno())]
+        arguments += ["--threads", str(options.threads), "--max-rows", str(options.max_rows)]
+        arguments += ["--cache-gib", str(options.cache_gib), "--dtype", options.dtype, "--device", options.device]
+        if self._published is not None:
+            arguments += ["--weights", str(self._published[0]), "--weight-version", self._published[1]]
+        return start_child(
+            ["agentlightning.engines.local.sampler", *arguments],
+            pass_fds=[self._listener.fileno()],
+            env=_thread_bound(options.threads),
+            log=self._log_file("sampler"),
+        )
+
+    def _start_learner(self) -> _LearnerProcess:
+        options = self._learner_options
+        ours, theirs = socket.socketpair()
+        with theirs:
+            arguments = ["--model", str(self._folder), "--fd", str(theirs.fileno())]
+            arguments += ["--threads", str(options.threads), "--optimizer", options.optimizer]
+            arguments += ["--betas", *map(str, options.betas), "--weight-decay", str(options.weight_decay)]
+            arguments += ["--muon-learning-rate-ratio", str(options.muon_learning_rate_ratio)]
+            arguments += ["--max-tokens-per-microbatch", str(options.max_tokens_per_microbatch)]
+            arguments += ["--dropout", str(options.dropout), "--dtype", options.dtype, "--device", options.device]
+            arguments += ["--seed", str(options.seed)]
+            child = start_child(
+                ["agentlightning.engines.local.learner", *arguments],
+                pass_fds=[theirs.fileno()],
+                env=_thread_bound(options.threads),
+                log=self._log_file("learner"),
+            )
+        return _LearnerProcess(child, Connection(ours.detach()))
+
+    async def _sampler_ready(self) -> None:
+        """The socket is ours and listens already, so the first answer comes when the sampler serves."""
+        assert self._http is not None and self._sampler is not None
+        deadline = time.monotonic() + START_DEADLINE_S
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with self._http.get(f"{self._url}/health", timeout=aiohttp.ClientTimeout(0.5)) as answer:
+                    if answer.status == 200:
+                        return
+            if self._sampler.poll() is not None:
+                raise self._ended_early("sampler", self._sampler.returncode)
+            if time.monotonic() > deadline:
+                raise EngineError(f"the sampler is not ready after {START_DEADLINE_S:.0f} s; {self._tail('sampler')}")
+
+    async def _learner_ready(self) -> None:
+        assert self._learner is not None
+        learner = self._learner
+        try:
+            await asyncio.wait_for(asyncio.to_thread(learner.receive), START_DEADLINE_S)
+        except TimeoutError as late:
+            # Its end of the pipe closes with it, which ends the thread that waits.
+            learner.child.kill()
+            raise EngineError(
+                f"the learner is not ready after {START_DEADLINE_S:.0f} s; {self._tail('learner')}"
+            ) from late
+        except _PipeEndedError as ended:
+            raise self._ended_early("learner", await asyncio.to_thread(learner.child.wait)) from ended
+
+    def _ended_early(self, name: str, code: int) -> AgentLightningError:
+        if code == ModelError.exit_code:
+            lines = self._log_file(name).read_text(errors="replace").strip().splitlines()
+            return ModelError(lines[-1] if lines else f"the {name} refused the model {self._folder}")
+        return EngineError(f"the {name} ended with code {code} before it was ready; {self._tail(name)}")
+
+    def _tail(self, name: str) -> str:
+        path = self._log_file(name)
+        lines = path.read_text(errors="replace").strip().splitlines()[-5:] if path.is_file() else []
+        return f"its log {path} ends: {' | '.join(lines)}" if lines else f"its log {path} is empty"
+
+    async def _verb(self, policy: str, method: str, *arguments: Any) -> Any:
+        if policy != DEFAULT_POLICY:
+            raise EngineError(f"the local engine has one policy, {DEFAULT_POLICY!r}; {policy!r} is not known")
+        if self._learner is None:
+            raise EngineError("the engine is not started")
+        try:
+            return await asyncio.to_thread(self._learner.call, method, *arguments)
+        except _PipeEndedError as ended:
+            raise EngineError(
+                f"the learner ended during {method}; resume from the last checkpoint ({self._tail('learner')})"
+            ) from ended
+
+    async def _reload(self, folder: Path, version: str) -> None:
+        """Tell the sampler; where it dies meanwhile, its successor starts with the weights and agrees."""
+        assert self._http is not None
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder), "weight_version": version}}
+        deadline = time.monotonic() + PUBLISH_DEADLINE_S
+        timeout = aiohttp.ClientTimeout(PUBLISH_DEADLINE_S)
+        while True:
+            try:
+                async with self._http.post(f"{self._url}/collective_rpc", json=body, timeout=timeout) as answer:
+                    if answer.status == 200:
+                        return
+                    message = (await answer.json())["error"]["message"]
+                    raise EngineError(f"the sampler did not take weights version {version}: {message}")
+            except (aiohttp.ClientError, TimeoutError) as cause:
+                if time.monotonic() > deadline or self._watch is None or self._watch.done():
+                    raise EngineError(
+                        f"the sampler did not take weights version {version}; {self._tail('sampler')}"
+                    ) from cause
+                await asyncio.sleep(WATCH_S)
+
+    async def _keep_sampler(self) -> None:
+        """Start a sampler that died again, on the same port, with the weights that were published last."""
+        deaths: list[float] = []
+        while True:
+            await asyncio.sleep(WATCH_S)
+            assert self._sampler is not None
+            if self._sampler.poll() is None:
+                continue
+            deaths = [at for at in deaths if at > time.monotonic() - 60] + [time.monotonic()]
+            if len(deaths) > MAX_QUICK_RESTARTS:
+                log.error("the sampler ended %d times within a minute; it stays down; %s", len(deaths), self._tail("sampler"))
+                return
+            log.warning("the sampler ended with code %s; starting it again", self._sampler.returncode)
+            stop_child(self._sampler)
+            self._sampler = self._start_sampler()
+
+
+class _PipeEndedError(Exception):
+    """The learner's end of the pipe closed."""
+
+
+class _LearnerProcess:
+    """The learner's end of the pipe: one verb at a time, whole, even where the caller stops waiting."""
+
+    def __init__(self, child: subprocess.Popen[bytes], pipe: Connection) -> None:
+        self.child = child
+        self.pipe = pipe
+        self._one = threading.Lock()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        with self._one:
+            try:
+                self.pipe.send((method, arguments))
+            except OSError as cause:
+                raise _PipeEndedError from cause
+            return self.receive()
+
+    def receive(self) -> Any:
+        try:
+            answer = self.pipe.recv()
+        except (EOFError, OSError) as cause:
+            raise _PipeEndedError from cause
+        if answer[0] == "ok":
+            return answer[1]
+        kind = getattr(errors, answer[1], EngineError)
+        raise kind(answer[2])
+
+
+def _thread_bound(threads: int) -> dict[str, str]:
+    """OpenMP threads that wait for work must sleep: the machine's other core belongs to somebody else."""
+    return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}

@@ -1,0 +1,322 @@
+"""The learner: gradients, updates and checkpoints of one model, in process; and the process that serves it.
+
+    python -m agentlightning.engines.local.learner --model DIR --fd N [options]
+
+The engine drives the process over a socket pair with (method, arguments) messages; a warm start drives the class
+directly. It computes one SUM over tokens of weight × loss and refuses to know rewards and rollouts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentlightning.children import end_with_parent
+from agentlightning.engines.local.checkpoint import load_model, write_model
+from agentlightning.engines.local.decoder import LLAMA_SHAPED
+from agentlightning.engines.local.models import copy_tokenizer
+from agentlightning.engines.local.optimizer import Optimizer, OptimizerName
+from agentlightning.engines.losses import Tokens, summary, token_loss
+from agentlightning.errors import AgentLightningError, EngineError, ModelError
+from agentlightning.types import Loss, Sequence
+
+STATE = "learner.pt"
+LOGITS = 1 << 25
+"""Most logits held at once: 128 MB as float32."""
+VERBS = ("forward_backward", "logprobs", "optim_step", "save", "load", "export")
+
+log = logging.getLogger("agentlightning.learner")
+
+
+class Learner:
+    """A model, its optimizer and its random state.
+
+    Weights and optimizer are float32; dtype "bfloat16" computes under autocast. Sequences are bucketed by length into
+    micro-batches of at most max_tokens_per_microbatch padded tokens, padded on the right: with causal attention no mask is
+    needed. dropout is residual dropout (embeddings, attention and MLP outputs), only in forward_backward.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | Path,
+        *,
+        threads: int = 1,
+        optimizer: OptimizerName = "adamw",
+        betas: tuple[float, float] = (0.9, 0.95),
+        weight_decay: float = 0.0,
+        muon_learning_rate_ratio: float = 20 / 3,
+        max_tokens_per_microbatch: int = 4096,
+        dropout: float = 0.0,
+        dtype: str = "float32",
+        device: str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        torch.set_num_threads(threads)
+        self._folder = Path(model_dir)
+        self._device = device
+        self._autocast = dtype == "bfloat16"
+        self._budget = max_tokens_per_microbatch
+        self.model = load_model(self._folder, torch.float32).to(device)
+        self._optimizer = Optimizer(self.model, optimizer, betas, weight_decay, muon_learning_rate_ratio)
+        self._noise = torch.Generator(device=device).manual_seed(seed)
+        self._dropout = dropout
+        self._training = False
+        self._pending = False
+        self.updates = 0
+        """Optimizer steps taken, over resumes."""
+        # Models of this shape give logits = lm_head(hidden) and nothing more, so that only sampled tokens need any.
+        self._llama = type(self.model).__name__ in LLAMA_SHAPED
+        if dropout:
+            self._add_dropout()
+
+    def forward_backward(self, sequences: Seq[Sequence], loss: Loss) -> dict[str, float]:
+        """Add the gradient of SUM over tokens of weight × loss; see Engine.forward_backward for the metrics."""
+        self._check(sequences)
+        reports: list[Tensor] = []
+        count = 0
+        self._training = True
+        try:
+            for batch in self._microbatches([s for s in sequences if any(s.mask)]):
+                found, tokens = self._backward(batch, loss)
+                reports += found
+                count += tokens
+        finally:
+            self._training = False
+        self._pending = self._pending or count > 0
+        return summary(loss, reports, count)
+
+    def logprobs(self, sequences: Seq[Sequence]) -> list[list[float]]:
+        """Log-probability of every token given those before it, at the sequence's temperature; 0 for the first."""
+        self._check(sequences)
+        found: dict[int, list[float]] = {}
+        with torch.inference_mode():
+            for batch in self._microbatches(sequences):
+                tokens_BT = self._padded(batch)
+                where = [(row, at) for row, s in enumerate(batch) for at in range(len(s.tokens) - 1)]
+                if where:
+                    rows_N, ats_N = torch.tensor(where, device=self._device).unbind(1)
+                    temperatures_N = self._temperatures(batch)[rows_N]
+                    states_NX = self._states(tokens_BT)[rows_N, ats_N]
+                    targets_N = tokens_BT[rows_N, ats_N + 1]
+                    parts = [
+                        self._distributions(states, temperatures).gather(1, targets[:, None])[:, 0]
+                        for states, temperatures, targets in self._pieces(states_NX, temperatures_N, targets_N)
+                    ]
+                    values = torch.cat(parts).tolist()
+                start = 0
+                for sequence in batch:
+                    end = start + len(sequence.tokens) - 1
+                    found[id(sequence)] = [0.0, *values[start:end]] if end > start else [0.0]
+                    start = end
+        return [found[id(sequence)] for sequence in sequences]
+
+    def optim_step(self, learning_rate: float, grad_clip: float) -> dict[str, float]:
+        """Clip the accumulated gradient to the norm, update, zero it. grad_norm is before clipping."""
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, grad_clip)) if parameters else 0.0
+        if norm != norm or norm == float("inf"):
+            self.model.zero_grad(set_to_none=True)
+            self._pending = False
+            raise EngineError(f"the gradient's norm is {norm}; the update was not applied")
+        self._optimizer.step(learning_rate)
+        self.model.zero_grad(set_to_none=True)
+        self._pending = False
+        self.updates += 1
+        return {"grad_norm": norm}
+
+    def save(self, path: str | Path) -> None:
+        """Write a transformers folder and the learner's state; whole or not at all. An old folder there is replaced."""
+        if self._pending:
+            raise EngineError("a learner is saved between updates; call optim_step first")
+        state = {"optimizer": self._optimizer.state(), "noise": self._noise.get_state(), "updates": self.updates}
+
+        def complete(folder: Path) -> None:
+            copy_tokenizer(self._folder, folder)
+            torch.save(state, folder / STATE)
+
+        try:
+            write_model(self.model, Path(path), complete)
+        except OSError as cause:
+            raise EngineError(f"the checkpoint {path} cannot be written: {cause}") from cause
+
+    def load(self, path: str | Path) -> None:
+        """Back to a saved state: the next update is bit for bit the one that would have followed the save."""
+        path = Path(path)
+        if not (path / STATE).is_file():
+            raise ModelError(f"checkpoint {path}: it has no {STATE}, so it was not written by a learner")
+        saved = load_model(path, torch.float32).to(self._device)
+        state = torch.load(path / STATE, map_location=self._device, weights_only=True)
+        try:
+            self.model.load_state_dict(saved.state_dict())
+            self._optimizer.load(state["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as cause:
+            raise ModelError(f"checkpoint {path}: it belongs to another model or optimizer ({cause})") from cause
+        self._noise.set_state(state["noise"].cpu())
+        self.updates = state["updates"]
+        self.model.zero_grad(set_to_none=True)
+        self._pending = False
+
+    def export(self, folder: str | Path) -> None:
+        """Write weights and configuration, for a sampler to take."""
+        try:
+            write_model(self.model, Path(folder))
+        except OSError as cause:
+            raise EngineError(f"weights cannot be written to {folder}: {cause}") from cause
+
+    def _backward(self, batch: list[Sequence], loss: Loss) -> tuple[list[Tensor], int]:
+        tokens_BT = self._padded(batch)
+        where = [(row, at - 1) for row, s in enumerate(batch) for at, sampled in enumerate(s.mask) if sampled]
+        rows_N, ats_N = torch.tensor(where, device=self._device).unbind(1)
+
+        def column(name: str) -> Tensor:
+            values = [value for s in batch for value, m in zip(getattr(s, name), s.mask, strict=True) if m]
+            return torch.tensor(values, dtype=torch.float32, device=self._device)
+
+        known_NC = torch.stack([column("logprobs"), column("advantages"), column("weights")], 1)
+        states_NX = self._states(tokens_BT)[rows_N, ats_N]
+        targets_N = tokens_BT[rows_N, ats_N + 1]
+        # The graph is cut at the states, so that the logits of one piece at a time exist.
+        cut_NX = states_NX.detach().requires_grad_()
+        reports = []
+        for states, temperatures, targets, known in self._pieces(
+            cut_NX, self._temperatures(batch)[rows_N], targets_N, known_NC
+        ):
+            distributions = self._distributions(states, temperatures)
+            total, report = token_loss(loss, distributions, targets, Tokens(*known.unbind(1)))
+            total.backward()  # type: ignore[no-untyped-call]
+            reports.append(report)
+        states_NX.backward(cut_NX.grad)  # type: ignore[no-untyped-call]
+        return reports, len(where)
+
+    def _states(self, tokens_BT: Tensor) -> Tensor:
+        """Per position: hidden states where the head comes later, else logits."""
+        with torch.autocast(self._device.split(":")[0], torch.bfloat16, enabled=self._autocast):
+            if self._llama:
+                states: Tensor = self.model.model(input_ids=tokens_BT, use_cache=False).last_hidden_state
+            else:
+                states = self.model(input_ids=tokens_BT, use_cache=False).logits
+        return states
+
+    def _distributions(self, states_NX: Tensor, temperatures_N: Tensor) -> Tensor:
+        with torch.autocast(self._device.split(":")[0], torch.bfloat16, enabled=self._autocast):
+            logits_NV = self.model.lm_head(states_NX) if self._llama else states_NX
+        return torch.log_softmax(logits_NV.float() / temperatures_N[:, None], -1)
+
+    def _pieces(self, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        size = max(1, LOGITS // self.model.config.get_text_config().vocab_size)
+        return zip(*(column.split(size) for column in columns), strict=True)
+
+    def _microbatches(self, sequences: Seq[Sequence]) -> Iterator[list[Sequence]]:
+        batch: list[Sequence] = []
+        for sequence in sorted(sequences, key=lambda s: len(s.tokens)):
+            if batch and (len(batch) + 1) * len(sequence.tokens) > self._budget:
+                yield batch
+                batch = []
+            batch.append(sequence)
+        if batch:
+            yield batch
+
+    def _padded(self, batch: list[Sequence]) -> Tensor:
+        width = max(len(s.tokens) for s in batch)
+        return torch.tensor([s.tokens + [0] * (width - len(s.tokens)) for s in batch], device=self._device)
+
+    def _temperatures(self, batch: list[Sequence]) -> Tensor:
+        """Greedy answers report plain log-probabilities, so 0 counts as 1."""
+        return torch.tensor([s.temperature or 1.0 for s in batch], dtype=torch.float32, device=self._device)
+
+    def _check(self, sequences: Seq[Sequence]) -> None:
+        config = self.model.config.get_text_config()
+        longest = getattr(config, "max_position_embeddings", None)
+        for sequence in sequences:
+            if not sequence.tokens or (longest and len(sequence.tokens) > longest):
+                raise EngineError(
+                    f"a sequence of rollout {sequence.rollout_id} has {len(sequence.tokens)} tokens; expected 1 to {longest}"
+                )
+            if sequence.mask[0]:
+                raise EngineError(f"the first token of rollout {sequence.rollout_id} is masked as sampled; nothing precedes it")
+            if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < config.vocab_size:
+                raise EngineError(
+                    f"a sequence of rollout {sequence.rollout_id} holds ids from {min(sequence.tokens)} to "
+                    f"{max(sequence.tokens)}; the model's vocabulary has ids 0 to {config.vocab_size - 1}"
+                )
+
+    def _add_dropout(self) -> None:
+        keep = 1.0 - self._dropout
+
+        def drop(_: Any, __: Any, output: Any) -> Any:
+            if not self._training:
+                return output
+            hidden = output[0] if isinstance(output, tuple) else output
+            kept = torch.empty_like(hidden).bernoulli_(keep, generator=self._noise)
+            hidden = hidden * kept / keep
+            return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+        names = ("self_attn", "attn", "attention", "mlp")
+        found = [m for n, m in self.model.named_modules() if n.split(".")[-1] in names]
+        if not found:
+            raise EngineError(f"dropout: the layers of {type(self.model).__name__} have no part named one of {names}")
+        for module in (self.model.get_input_embeddings(), *found):
+            module.register_forward_hook(drop)
+
+
+def serve(learner: Learner, pipe: Connection) -> None:
+    """Answer (method, arguments) with ("ok", result) or ("error", class name, message) until the pipe closes."""
+    while True:
+        try:
+            method, arguments = pipe.recv()
+        except EOFError:
+            return
+        try:
+            if method not in VERBS:
+                raise EngineError(f"the learner has no verb {method!r}")
+            answer = ("ok", getattr(learner, method)(*arguments))
+        except AgentLightningError as error:
+            answer = ("error", type(error).__name__, str(error))
+        except Exception as error:
+            log.exception("%s failed", method)
+            answer = ("error", "EngineError", f"{method} failed: {type(error).__name__}: {error}")
+        pipe.send(answer)
+
+
+def main(arguments: Seq[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="agentlightning.engines.local.learner")
+    parser.add_argument("--model", required=True, help="transformers folder")
+    parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket pair's end")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
+    parser.add_argument("--betas", type=float, nargs=2, default=(0.9, 0.95))
+    parser.add_argument("--weight-decay", type=float, default=0.0)
+    parser.add_argument("--muon-learning-rate-ratio", type=float, default=20 / 3)
+    parser.add_argument("--max-tokens-per-microbatch", type=int, default=4096)
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    options = vars(parser.parse_args(arguments))
+    end_with_parent()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s learner %(message)s")
+    pipe: Connection = Connection(options.pop("fd"))
+    try:
+        learner = Learner(options.pop("model"), betas=tuple(options.pop("betas")), **options)
+    except AgentLightningError as error:
+        sys.stderr.write(f"{error}\n")
+        pipe.send(("error", type(error).__name__, str(error)))
+        return error.exit_code
+    pipe.send(("ok", None))
+    with contextlib.suppress(ConnectionError):
+        serve(learner, pipe)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

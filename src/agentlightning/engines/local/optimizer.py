@@ -1,0 +1,56 @@
+"""AdamW, or Muon for the matrices of the layers and AdamW for the rest.
+
+The learner drives it. Refuses to know gradients' origin; one learning rate scales every group.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+OptimizerName = Literal["adamw", "muon"]
+
+
+class Optimizer:
+    """One or two torch optimizers behind one learning rate.
+
+    With "muon" (Jordan et al., 2024: momentum 0.95, Nesterov, 5 Newton-Schulz steps; torch.optim.Muon), two-dimensional
+    parameters of layers get muon_ratio × the learning rate: an update of Muon has the size of the matrix, one of AdamW has
+    the size of the rate.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        name: OptimizerName,
+        betas: tuple[float, float],
+        weight_decay: float,
+        muon_ratio: float,
+    ) -> None:
+        embedding = {id(p) for module in model.modules() if isinstance(module, torch.nn.Embedding) for p in [module.weight]}
+        trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        inner = [
+            p for n, p in trained if name == "muon" and p.ndim == 2 and id(p) not in embedding and "lm_head" not in n
+        ]
+        chosen = {id(p) for p in inner}
+        rest = [p for _, p in trained if id(p) not in chosen]
+        self._parts: list[tuple[torch.optim.Optimizer, float]] = [
+            (torch.optim.AdamW(rest, lr=0.0, betas=betas, weight_decay=weight_decay, fused=True), 1.0)
+        ]
+        if inner:
+            muon = torch.optim.Muon(inner, lr=0.0, momentum=0.95, nesterov=True, weight_decay=weight_decay, ns_steps=5)
+            self._parts.append((muon, muon_ratio))
+
+    def step(self, learning_rate: float) -> None:
+        for part, ratio in self._parts:
+            for group in part.param_groups:
+                group["lr"] = learning_rate * ratio
+            part.step()
+
+    def state(self) -> list[Any]:
+        return [part.state_dict() for part, _ in self._parts]
+
+    def load(self, state: list[Any]) -> None:
+        for (part, _), saved in zip(self._parts, state, strict=True):
+            part.load_state_dict(saved)

@@ -1,0 +1,77 @@
+"""The warm start: what it trains on, how it paces itself, what it leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentlightning.demo import tasks, tiny, warm_start
+
+
+def test_only_what_the_assistant_writes_is_trained_its_end_token_included():
+    demos, _ = tasks.demonstrations(tasks.load("lookup"), 50, seed=0)
+    tokenizer = tiny.train_tokenizer(
+        [message["content"] for demo in demos for message in demo], ("<find>", "</find>"), 400
+    )
+    demo = [
+        {"role": "user", "content": "Where does Ana live?"},
+        {"role": "assistant", "content": "<find>Ana city</find>"},
+        {"role": "user", "content": "Oslo"},
+        {"role": "assistant", "content": "Answer: Oslo"},
+    ]
+
+    tokens, mask = warm_start.encode(tokenizer, demo)
+
+    trained = tokenizer.decode([token for token, sampled in zip(tokens, mask, strict=True) if sampled])
+    assert trained == "<find>Ana city</find><|end|>Answer: Oslo<|end|>"
+    assert tokenizer.decode(tokens).startswith("<|user|>Where does Ana live?<|end|><|assistant|><find>")
+
+
+def test_the_weights_of_a_batch_sum_to_one_over_its_trained_tokens():
+    batch = [([5, 6, 7], [False, True, True]), ([5, 6, 7, 8], [False, False, True, True])]
+
+    sequences = warm_start.to_sequences(batch)
+
+    assert [sequence.weights for sequence in sequences] == [[0, 0.25, 0.25], [0, 0, 0.25, 0.25]]
+
+
+def test_every_demonstration_is_seen_once_before_any_is_seen_twice():
+    chosen = list(warm_start.batches(2 * warm_start.BATCH, 4, Random(0)))
+
+    first, second = sorted(chosen[0] + chosen[1]), sorted(chosen[2] + chosen[3])
+    assert first == second == list(range(2 * warm_start.BATCH))
+    assert chosen[:2] != chosen[2:]
+
+
+def test_the_learning_rate_warms_up_stays_and_falls_to_a_tenth():
+    rates = [warm_start.schedule(step, 200) for step in range(200)]
+
+    assert rates[:20] == [pytest.approx((step + 1) / 20) for step in range(20)]
+    assert set(rates[20:100]) == {1.0}
+    assert rates[100:] == sorted(rates[100:], reverse=True)
+    assert rates[-1] == 0.1
+
+
+def test_a_warm_start_leaves_a_model_that_has_begun_to_imitate(tmp_path: Path):
+    reports: list[dict[str, float]] = []
+
+    facts = warm_start.warm_start(
+        "lookup", tmp_path / "a", seed=0, threads=1, report=reports.append, steps=20, count=200
+    )
+
+    assert [(report["step"], report["of"]) for report in reports] == [(10, 20), (20, 20)]
+    assert reports[-1]["loss"] < reports[0]["loss"] - 1
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    assert sum(parameter.numel() for parameter in model.parameters()) == facts["parameters"]
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "a")) == model.config.vocab_size
+    assert 0.15 < facts["demonstrator"] < 0.45
+
+
+def test_the_same_seed_gives_the_same_policy(tmp_path: Path):
+    for name in "ab":
+        warm_start.warm_start("lookup", tmp_path / name, seed=3, threads=1, report=lambda _: None, steps=3, count=64)
+
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()

@@ -1,0 +1,91 @@
+"""An engine double that serves the real token path over HTTP and answers with what a test scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+Answers = Callable[[dict[str, Any]], list[int]]
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers requests with the ids that `answers` gives for them."""
+
+    answers: Answers
+    version: int = 1
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    refusals: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    """Given instead of answers, first come, first served."""
+    drop: int = 0
+    """How many connections to drop before answering."""
+    gate: asyncio.Event | None = None
+    """Where set: streams wait for it after their first token."""
+    chunk: int = 1
+    url: str = ""
+    _runner: web.AppRunner | None = None
+
+    async def start(self) -> ScriptedEngine:
+        app = web.Application()
+        app.router.add_post("/inference/v1/generate", self._generate)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _generate(self, http: web.Request) -> web.StreamResponse:
+        request = await http.json()
+        self.requests.append(request)
+        if self.drop:
+            self.drop -= 1
+            assert http.transport is not None
+            http.transport.close()
+            return web.Response()
+        if self.refusals:
+            status, body = self.refusals.pop(0)
+            return web.json_response(body, status=status)
+        ids = self.answers(request)
+        limit = request["sampling_params"].get("max_tokens") or 1000
+        finish = "stop" if len(ids) <= limit else "length"
+        ids = ids[:limit]
+        if not request["stream"]:
+            return web.json_response(self._shape(request, ids, finish, len(ids)))
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(http)
+        for start in range(0, len(ids), self.chunk):
+            end = min(start + self.chunk, len(ids))
+            last = end == len(ids)
+            await _send(response, self._shape(request, ids[start:end], finish if last else None, len(ids)))
+            if self.gate is not None:
+                await self.gate.wait()
+        if not ids:
+            await _send(response, self._shape(request, [], finish, 0))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _shape(self, request: dict[str, Any], ids: list[int], finish: str | None, total: int) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": 0,
+            "token_ids": ids,
+            "logprobs": {"content": [{"token_id": index, "logprob": -0.5} for index in ids]},
+            "finish_reason": finish,
+            "stop_reason": None,
+        }
+        if finish is not None:
+            choice["weight_versions"] = [{"version": str(self.version), "start": 0, "end": total}]
+        return {"request_id": request["request_id"], "choices": [choice]}
+
+
+async def _send(response: web.StreamResponse, data: dict[str, Any]) -> None:
+    await response.write(b"data: " + json.dumps(data).encode() + b"\n\n")

@@ -1,0 +1,204 @@
+"""What agents are written against, without a worker."""
+
+import asyncio
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import AsyncOpenAI, OpenAI
+
+from agentlightning.errors import AgentError, ConfigError, RewardError
+from agentlightning.runner.agent import LLM, PromptTemplate, Result, emit_reward, is_marked, llm_for, rollout
+from agentlightning.runner.attempt import CURRENT, RunningAttempt
+from agentlightning.runner.connections import Connections
+from agentlightning.types import Call, Claim, Lease, RetryPolicy, Rollout, Sampling
+
+
+def a_claim() -> Claim:
+    the_rollout = Rollout(
+        id="r1",
+        run_id="run",
+        task={},
+        group_id="g",
+        replica=0,
+        mode="train",
+        step=0,
+        sampling=Sampling(temperature=0.5),
+        retry=RetryPolicy(),
+        priority=0,
+        state="running",
+        attempt=2,
+        lost=0,
+        created_ns=0,
+    )
+    return Claim(rollout=the_rollout, lease=Lease(rollout_id="r1", attempt=2, token="t"), key="sk-agl-k")
+
+
+def an_llm() -> LLM:
+    return llm_for(a_claim(), "http://127.0.0.1:9/", "policy", Connections())
+
+
+def a_call(content: object) -> Call:
+    return Call(
+        id="c",
+        run_id="run",
+        rollout_id="r1",
+        attempt=2,
+        parent_id=None,
+        suffix_ids=[],
+        sampled_ids=[],
+        logprobs=[],
+        versions=[],
+        prompt_tokens=0,
+        policy="",
+        model="m",
+        protocol="chat",
+        sampling=Sampling(),
+        history_hash="",
+        request_hash="",
+        messages=[],
+        answer={"role": "assistant", "content": content},
+    )
+
+
+def test_the_llm_of_a_claim_carries_its_identity_in_url_and_key() -> None:
+    llm = an_llm()
+    assert llm.base_url == "http://127.0.0.1:9/r/r1/2/v1"
+    assert llm.anthropic_base_url == "http://127.0.0.1:9/r/r1/2"
+    assert (llm.api_key, llm.sampling.temperature) == ("sk-agl-k", 0.5)
+
+
+async def test_agents_of_one_loop_share_one_client_that_openai_accepts() -> None:
+    llm = an_llm()
+    client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
+    assert llm.http_client is llm.http_client
+    assert isinstance(llm.http_client, httpx2.AsyncClient)
+    assert client.timeout.read == 600  # type: ignore[union-attr]
+
+
+def test_a_client_is_closed_with_its_event_loop() -> None:
+    llm = an_llm()
+
+    async def use() -> httpx2.AsyncClient:
+        client: httpx2.AsyncClient = llm.http_client
+        return client
+
+    one, two = asyncio.run(use()), asyncio.run(use())
+    assert one is not two
+    assert one.is_closed
+    assert two.is_closed
+
+
+def test_threads_share_one_client_that_openai_accepts() -> None:
+    llm = an_llm()
+    with ThreadPoolExecutor(4) as threads:
+        clients = list(threads.map(lambda _: llm.sync_http_client, range(8)))
+    OpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=clients[0])
+    assert len(set(map(id, clients))) == 1
+    llm.connections.close()
+    assert clients[0].is_closed
+
+
+async def test_shared_clients_ignore_proxy_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    assert an_llm().http_client._mounts == {}
+
+
+def test_rollout_marks_a_callable_and_returns_it() -> None:
+    def solve(task: object, llm: object) -> float:
+        return 1.0
+
+    assert not is_marked(solve)
+    assert rollout(solve) is solve
+    assert rollout()(solve) is solve
+    assert is_marked(solve)
+
+
+def test_a_reward_outside_an_attempt_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(AgentError, match="outside an attempt: call it from an agent"):
+        emit_reward(1.0)
+
+
+async def test_rewards_of_tasks_and_threads_reach_their_attempt() -> None:
+    attempt = RunningAttempt(a_claim(), 0.0)
+
+    async def agent() -> None:
+        emit_reward(0.25)
+        await asyncio.to_thread(emit_reward, 0.5, "step", "call-1")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.to_thread(emit_reward, True))
+
+    CURRENT.set(attempt)
+    await agent()
+    assert [(r.value, r.name, r.call_id, r.source, r.attempt) for r in attempt.rewards] == [
+        (0.25, "reward", None, "emitted", 2),
+        (0.5, "step", "call-1", "emitted", 2),
+        (1.0, "reward", None, "emitted", 2),
+    ]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", None])
+async def test_a_reward_that_is_no_finite_number_is_refused_where_it_is_emitted(value: object) -> None:
+    CURRENT.set(RunningAttempt(a_claim(), 0.0))
+    with pytest.raises(RewardError, match="expected a finite number"):
+        emit_reward(value)  # type: ignore[arg-type]
+
+
+async def test_an_attempt_that_has_ended_takes_no_rewards() -> None:
+    attempt = RunningAttempt(a_claim(), 0.0)
+    attempt.open = False
+    CURRENT.set(attempt)
+    with pytest.raises(AgentError, match="its attempt has ended"):
+        emit_reward(1.0)
+
+
+async def test_an_endless_loop_of_rewards_is_stopped() -> None:
+    attempt = RunningAttempt(a_claim(), 0.0)
+    attempt.rewards = [attempt.reward(0.0, "emitted")] * 10_000
+    CURRENT.set(attempt)
+    with pytest.raises(AgentError, match="at most 10000"):
+        emit_reward(1.0)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.text(), min_size=1))
+def test_a_template_renders_every_field(fields: dict[str, str]) -> None:
+    text = "|".join(f"{{{name}}}" for name in fields)
+    assert PromptTemplate("p", text).render(**fields) == "|".join(fields.values())
+
+
+def test_a_template_names_the_field_that_is_missing() -> None:
+    with pytest.raises(ConfigError, match="'greet': field 'name' was not given; it has name, time, and got time"):
+        PromptTemplate("greet", "{name} at {time}").render(time=1)
+
+
+@pytest.mark.parametrize("text", ["{", "{0}", "{a.b}"])
+def test_a_template_that_cannot_be_read_says_so(text: str) -> None:
+    with pytest.raises(ConfigError, match="prompt template 'p'"):
+        PromptTemplate("p", text).render(a=1)
+
+
+@pytest.mark.parametrize(
+    ("output", "calls", "answer"),
+    [
+        ("out", [], "out"),
+        (None, [], ""),
+        (None, [a_call("first"), a_call("last")], "last"),
+        (None, [a_call(None)], ""),
+        (None, [a_call([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])], "ab"),
+    ],
+)
+def test_the_answer_of_a_result_is_the_last_calls_or_the_output(output: object, calls: list[Call], answer: str) -> None:
+    assert Result(output=output, calls=calls).answer == answer
+
+
+def test_the_worker_process_loads_no_heavy_library() -> None:
+    code = (
+        "import sys, agentlightning.runner.__main__\n"
+        "heavy = {'torch', 'fastapi', 'sqlalchemy', 'transformers', 'starlette', 'openai', 'httpx', 'httpx2', 'numpy'}\n"
+        "sys.stdout.write(','.join(sorted(heavy & set(sys.modules))))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == ""

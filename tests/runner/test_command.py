@@ -1,0 +1,253 @@
+"""The command runner on real programs, without a store."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentlightning.errors import ConfigError
+from agentlightning.runner.agent import LLM, llm_for
+from agentlightning.runner.command import (
+    KEPT_BYTES,
+    CommandFailed,
+    CommandRunner,
+    Tail,
+    command_environment,
+    printed_reward,
+    without_proxy,
+)
+from agentlightning.runner.connections import Connections
+from agentlightning.runner.function import Run
+from agentlightning.types import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
+
+Start = Callable[[str], CommandRunner]
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    runners: list[CommandRunner] = []
+
+    def make(command: str) -> CommandRunner:
+        runners.append(CommandRunner(command, term_s=0.5))
+        return runners[-1]
+
+    yield make
+    for runner in runners:
+        runner.close()
+
+
+def a_claim(task: JSON, rollout_id: str = "r1") -> Claim:
+    the_rollout = Rollout(
+        id=rollout_id,
+        run_id="run",
+        task=task,
+        group_id="g",
+        replica=0,
+        mode="train",
+        step=0,
+        sampling=Sampling(),
+        retry=RetryPolicy(),
+        priority=0,
+        state="running",
+        attempt=1,
+        lost=0,
+        created_ns=0,
+    )
+    return Claim(rollout=the_rollout, lease=Lease(rollout_id=rollout_id, attempt=1, token="t"), key="sk-agl-k")
+
+
+def an_llm(claim: Claim) -> LLM:
+    return llm_for(claim, "http://127.0.0.1:9", "policy", Connections())
+
+
+async def run(runner: CommandRunner, task: JSON | None = None, rollout_id: str = "r1") -> Run:
+    claim = a_claim(task or {}, rollout_id)
+    return await runner.run(claim, an_llm(claim))
+
+
+def python(folder: Path, source: str) -> str:
+    path = folder / f"agent{len(os.listdir(folder))}.py"
+    path.write_text(source)
+    return f"{sys.executable} -S {path}"
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, within two seconds; a zombie that nobody reaps has ended."""
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+async def written(path: Path) -> str:
+    deadline = time.monotonic() + 10
+    while not path.exists() or not path.read_text().endswith("\n"):
+        assert time.monotonic() < deadline, f"{path} was not written"
+        await asyncio.sleep(0.01)
+    return path.read_text()
+
+
+async def test_a_shell_program_finds_its_task_and_model_in_its_environment(start: Start) -> None:
+    script = (
+        """sh -c 'cat $AGL_TASK; echo; echo $OPENAI_BASE_URL $OPENAI_API_KEY $ANTHROPIC_BASE_URL $AGL_REWARD_URL'"""
+    )
+    done = await run(start(script), {"q": "1 + 1"})
+    task, urls = str(done.output).strip().splitlines()
+    root = "http://127.0.0.1:9/r/r1/1"
+    assert json.loads(task) == {"q": "1 + 1"}
+    assert urls.split() == [f"{root}/v1", "sk-agl-k", root, f"{root}/v1/reward"]
+    assert done.reward is None
+
+
+async def test_a_python_program_gives_its_reward_as_its_last_json_line(start: Start, tmp_path: Path) -> None:
+    source = "import json\nprint('thinking', flush=True)\nprint(json.dumps({'reward': 0.5}))\nprint('bye')\n"
+    done = await run(start(python(tmp_path, source)))
+    assert (done.reward, done.reward_source) == (0.5, "output")
+    assert done.printed is not None
+    assert "thinking" in done.printed
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+async def test_a_node_program_gives_its_reward_as_a_bare_number(start: Start) -> None:
+    script = "node -e \"const t = require(process.env.AGL_TASK); console.log('working'); console.log(t.x * 2)\""
+    assert (await run(start(script), {"x": 2})).reward == 4
+
+
+async def test_the_server_key_is_kept_from_programs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_SERVER_KEY", "secret-of-ours")
+    assert "secret-of-ours" not in str((await run(start("env"))).output)
+
+
+async def test_a_program_that_fails_leaves_its_exit_code_and_output(start: Start) -> None:
+    with pytest.raises(CommandFailed, match=r"ended with exit code 3; the end of its output:\n(?s:.*)broken") as failed:
+        await run(start("sh -c 'echo fine; echo broken >&2; exit 3'"))
+    assert "fine" in failed.value.output
+
+
+async def test_a_program_killed_by_a_signal_says_by_which(start: Start) -> None:
+    with pytest.raises(CommandFailed, match="was killed by SIGSEGV"):
+        await run(start("sh -c 'kill -SEGV $$'"))
+
+
+async def test_a_program_that_floods_its_output_is_kept_to_its_end(start: Start, tmp_path: Path) -> None:
+    source = "import sys\nfor _ in range(2000): sys.stdout.write('x' * 1000)\nprint()\nprint('{\"reward\": 1}')\n"
+    done = await run(start(python(tmp_path, source)))
+    assert done.reward == 1
+    assert len(str(done.printed)) <= 8192
+
+
+@pytest.mark.parametrize(
+    "leak", ["sleep 600 &", "setsid sleep 600 &", "nohup setsid sh -c 'sleep 600; :' >/dev/null &"]
+)
+async def test_children_that_a_program_leaks_end_with_it(start: Start, tmp_path: Path, leak: str) -> None:
+    script = tmp_path / "agent.sh"
+    script.write_text(f"{leak}\necho $! > {tmp_path}/pid\nwhile ! pgrep sleep >/dev/null; do :; done\necho 1\n")
+    done = await run(start(f"sh {script}"), rollout_id=f"leak-{tmp_path.name}")
+    assert done.reward == 1
+    assert gone(int((tmp_path / "pid").read_text()))
+    left = [
+        p
+        for p in psutil.process_iter(["environ"])
+        if (p.info["environ"] or {}).get("AGL_ROLLOUT_ID", "").startswith("leak-")
+    ]
+    assert [p for p in left if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+async def test_an_interrupted_program_gets_a_chance_to_end_well(start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "agent.sh"
+    script.write_text(f"trap 'echo saved; exit 0' TERM\necho ready > {tmp_path}/ready\nwhile :; do sleep 0.05; done\n")
+    work = asyncio.create_task(run(start(f"sh {script}")))
+    await written(tmp_path / "ready")
+    work.cancel()
+    with pytest.raises(CommandFailed) as interrupted:
+        await work
+    assert "saved" in interrupted.value.output
+
+
+async def test_a_program_that_ignores_sigterm_is_killed_with_its_group(start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "agent.sh"
+    script.write_text(f"trap '' TERM\nsleep 600 &\necho $$ $! > {tmp_path}/pids\nwhile :; do sleep 0.05; done\n")
+    work = asyncio.create_task(run(start(f"sh {script}")))
+    pids = [int(pid) for pid in (await written(tmp_path / "pids")).split()]
+    work.cancel()
+    with pytest.raises(CommandFailed):
+        await work
+    assert all(gone(pid) for pid in pids)
+
+
+def test_programs_of_a_worker_that_is_sigkilled_end_with_it(tmp_path: Path) -> None:
+    script = tmp_path / "agent.sh"
+    script.write_text(f"setsid sleep 600 &\necho $$ $! > {tmp_path}/pids\nsleep 600\n")
+    source = (
+        "import asyncio, sys; sys.path.insert(0, sys.argv[1]); import test_command as t\n"
+        "asyncio.run(t.run(t.CommandRunner(sys.argv[2])))\n"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", source, str(Path(__file__).parent), f"sh {script}"])
+    pids = [int(pid) for pid in asyncio.run(written(tmp_path / "pids")).split()]
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("", "expected a program"),
+        ("no-such-program --flag", "'no-such-program' is not found on PATH"),
+        ("sh -c 'oops", "cannot be split into words"),
+    ],
+)
+def test_a_bad_command_is_named_in_one_sentence(command: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        CommandRunner(command)
+
+
+@pytest.mark.parametrize(
+    ("text", "bare_numbers", "reward"),
+    [
+        ('{"reward": 0.5}', True, 0.5),
+        ('noise\n{"reward": 0.5, "why": "x"}\nbye\n\n', True, 0.5),
+        ('{"reward": 0}\n{"reward": 1}\n{"other": 2}', True, 1),
+        ("0.25\n", True, 0.25),
+        ("42\nbye", True, None),
+        ("42", False, None),
+        ('{"reward": "high"}', True, "high"),
+        ('{"reward": null}', True, None),
+        ("true", True, None),
+        ("[1]", True, None),
+        ("", True, None),
+    ],
+)
+def test_the_printed_reward(text: str, bare_numbers: bool, reward: object) -> None:
+    assert printed_reward(text, bare_numbers=bare_numbers) == reward
+
+
+def test_a_tail_is_bounded_and_keeps_the_end() -> None:
+    tail = Tail()
+    for number in range(100_000):
+        tail.add(b"%d\n" % number)
+    assert len(tail._bytes) <= 2 * KEPT_BYTES
+    assert tail.text(6) == "99999\n"
+
+
+def test_no_proxy_is_extended_not_replaced() -> None:
+    assert without_proxy({"NO_PROXY": "corp.example, localhost"}, "http://127.0.0.2:80") == (
+        "corp.example,localhost,127.0.0.1,::1,127.0.0.2"
+    )
+    claim = a_claim({})
+    environment = command_environment({"no_proxy": "a"}, claim, an_llm(claim), Path("t.json"))
+    assert environment["no_proxy"] == environment["NO_PROXY"] == "a,127.0.0.1,localhost,::1"
