@@ -85,7 +85,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rng = random.Random(arguments.seed)
-    training, held_out = split(load())
+    try:
+        training, held_out = split(load())
+    except FileNotFoundError as cause:
+        raise SystemExit(str(cause)) from cause
     labelled = [problem for problem in training if program(problem)]
     labelled = rng.sample(labelled, int(LABELLED * len(labelled)))
     tokenizer = make_tokenizer([name_numbers(problem.question)[0] for problem in training])

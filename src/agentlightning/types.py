@@ -375,7 +375,7 @@ class Sequence:
 class Loss:
     """The per-token loss that an engine applies; see engines/losses.py for the formulas."""
 
-    name: Literal["ppo_clip", "sft"] = "ppo_clip"
+    name: Literal["ppo_clip", "reinforce", "sft"] = "ppo_clip"
     clip_low: float = 0.2
     clip_high: float = 0.28
     entropy: float = 0.0

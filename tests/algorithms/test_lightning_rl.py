@@ -149,3 +149,9 @@ def test_a_wrong_setting_is_named_with_what_was_expected(settings: dict, sentenc
     with pytest.raises(ConfigError) as caught:
         LightningRL(**settings)
     assert str(caught.value) == sentence
+
+
+def test_reinforce_takes_one_update_a_step() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.minibatches: expected 1 with loss = 'reinforce'"):
+        LightningRL(loss="reinforce")
+    assert LightningRL(loss="reinforce", minibatches=1).plan([], 0).loss.name == "reinforce"

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from agentlightning.types import Sequence
-
 torch.set_num_threads(1)
 
 
@@ -22,27 +20,27 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         import transformers
 
         torch.manual_seed(seed)
-        settings: dict[str, Any] = dict(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            initializer_range=0.3,
-            bos_token_id=None,
-            eos_token_id=1,
-            pad_token_id=0,
-            tie_word_embeddings=True,
-        )
+        settings: dict[str, Any] = {
+            "vocab_size": 64,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "initializer_range": 0.3,
+            "bos_token_id": None,
+            "eos_token_id": 1,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+        }
         if family == "Qwen3":
             settings["head_dim"] = 8
         if family == "GPT2":
-            settings = dict(
-                vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3,
-                bos_token_id=None, eos_token_id=1,
-            )  # fmt: skip
+            settings = {
+                "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "initializer_range": 0.3,
+                "bos_token_id": None, "eos_token_id": 1,
+            }  # fmt: skip
         config = getattr(transformers, f"{family}Config")(**{**settings, **changes})
         model = getattr(transformers, f"{family}{'LMHeadModel' if family == 'GPT2' else 'ForCausalLM'}")(config)
         with torch.no_grad():
@@ -65,21 +63,6 @@ def llama(build: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="session")
 def other_llama(build: Callable[..., Path]) -> Path:
     return build("Llama", seed=7)
-
-
-def sequence(tokens: list[int], sampled: list[tuple[int, int]], **changes: Any) -> Sequence:
-    """A training sequence whose sampled tokens are the given [start, end) ranges."""
-    mask = [any(start <= i < end for start, end in sampled) for i in range(len(tokens))]
-    settings: dict[str, Any] = dict(
-        rollout_id="r",
-        tokens=tokens,
-        mask=mask,
-        logprobs=[-1.0 if m else 0.0 for m in mask],
-        advantages=[1.0 if m else 0.0 for m in mask],
-        weights=[1.0 if m else 0.0 for m in mask],
-        segments=sampled,
-    )
-    return Sequence(**{**settings, **changes})
 
 
 def _write_tokenizer(folder: Path) -> None:

@@ -10,7 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentlightning.engines.local.decoder import LlamaDecoder, TransformersDecoder, open_decoder
+from agentlightning.engines.local.decoder import open_decoder
+from agentlightning.engines.local.generic import TransformersDecoder
+from agentlightning.engines.local.llama import LlamaDecoder
 from agentlightning.errors import ModelError
 
 SCALED: dict[str, Any] = {

@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,6 +18,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai import DefaultAsyncHttpxClient
+
+from agentlightning.rendering.conversation import Conversation
+from agentlightning.rendering.renderer import Renderer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator"
 MODULES = ("agent", "data", "warm_start", "word_problem")
@@ -234,6 +239,19 @@ def tool_call(expression: str) -> dict[str, Any]:
     return {"tool_calls": [{"id": "c1", "type": "function", "function": function}]}
 
 
+async def run_agent(solve: Callable[..., Any], answers: list[dict[str, Any]]) -> tuple[float, list[dict[str, Any]]]:
+    """The reward of one rollout against scripted answers, and the requests that the agent sent."""
+    server = Server(answers)
+    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with listener, DefaultAsyncHttpxClient(trust_env=False) as http_client:
+        llm = SimpleNamespace(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="key", model="policy", http_client=http_client
+        )
+        task = {"question": "7 red apples and 2 green apples. How many apples?", "answer": "9"}
+        return await solve(task, llm), server.requests
+
+
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 @pytest.mark.parametrize(
     ("answers", "reward", "replies"),
@@ -247,23 +265,44 @@ def tool_call(expression: str) -> dict[str, Any]:
 async def test_the_agent_keeps_its_tool_and_its_history_from_call_to_call(
     module: Callable[[str], ModuleType], answers: list[dict[str, Any]], reward: float, replies: list[str]
 ) -> None:
-    from openai import DefaultAsyncHttpxClient
+    found, requests = await run_agent(module("agent").solve, answers)
+    assert found == reward
+    assert len(requests) == len(answers)
+    question = {"role": "user", "content": "N0 red apples and N1 green apples . how many apples ?"}
+    assert requests[0]["messages"] == [question]
+    for earlier, later in pairwise(requests):
+        assert later["messages"][: len(earlier["messages"])] == earlier["messages"]
+        assert later["tools"] == earlier["tools"]
+    sent_back = [message["content"] for message in requests[-1]["messages"] if message["role"] == "tool"]
+    assert sent_back == replies
+    assert requests[0]["parallel_tool_calls"] is False
 
-    server = Server(answers)
-    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    async with listener, DefaultAsyncHttpxClient(trust_env=False) as http_client:
-        llm = SimpleNamespace(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="key", model="policy", http_client=http_client
-        )
-        task = {"question": "7 red apples and 2 green apples. How many apples?", "answer": "9"}
-        assert await module("agent").solve(task, llm) == reward
-    first, last = server.requests[0], server.requests[-1]
-    assert len(server.requests) == len(answers)
-    assert first["messages"] == [{"role": "user", "content": "N0 red apples and N1 green apples . how many apples ?"}]
-    assert [tool["function"]["name"] for tool in last["tools"]] == ["calculate"]
-    assert [message["content"] for message in last["messages"] if message["role"] == "tool"] == replies
-    assert (
-        last["messages"][: len(server.requests[-2]["messages"])] == server.requests[-2]["messages"] if replies else True
-    )
-    assert first["parallel_tool_calls"] is False
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+@pytest.mark.parametrize(
+    "sampled",
+    [
+        "<tool> N0 - N1 </tool> <|end|>",
+        "<tool> <tool> N0 </tool> N1 </tool> <|end|>",  # parsed, it would not be rendered to the same tokens
+        "N0 <tool> N1 </tool> how <|end|>",
+        "<tool> N0 -",  # cut at the most tokens of a call
+    ],
+)
+async def test_the_next_prompt_begins_with_the_very_tokens_that_were_sampled(
+    module: Callable[[str], ModuleType], tokenizer: Any, tmp_path: Path, sampled: str
+) -> None:
+    renderer = Renderer(tmp_path)
+    sampled_ids = renderer.encode(sampled)
+    parsed = renderer.parser.parse(renderer.decode(renderer.split_end(sampled_ids)[0], special=True))
+    calls = [
+        {"id": f"c{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for index, (name, arguments) in enumerate(parsed.tool_calls)
+    ]
+    answer = {"role": "assistant", "content": parsed.content, "tool_calls": calls}
+    _, (first, second) = await run_agent(module("agent").solve, [answer, {"content": "answer R0"}])
+    conversation = Conversation(renderer)
+    plan = conversation.plan(first["messages"], first["tools"])
+    conversation.record(plan, "a", sampled_ids, answer)
+    following = conversation.plan(second["messages"], second["tools"])
+    assert following.fork_cause is None
+    assert following.prompt_ids[: len(plan.prompt_ids) + len(sampled_ids)] == plan.prompt_ids + sampled_ids

@@ -26,6 +26,10 @@ class ScriptedEngine:
     """How many connections to drop before answering."""
     gate: asyncio.Event | None = None
     """Where set: streams wait for it after their first token."""
+    raw: str | None = None
+    """Where set: sent instead of an answer."""
+    die_after: int | None = None
+    """Where set: streams break off after so many chunks."""
     chunk: int = 1
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -55,6 +59,8 @@ class ScriptedEngine:
         if self.refusals:
             status, body = self.refusals.pop(0)
             return web.json_response(body, status=status)
+        if self.raw is not None:
+            return web.Response(text=f"data: {self.raw}\n\n" if request["stream"] else self.raw)
         ids = self.answers(request)
         limit = request["sampling_params"].get("max_tokens") or 1000
         finish = "stop" if len(ids) <= limit else "length"
@@ -67,6 +73,10 @@ class ScriptedEngine:
             end = min(start + self.chunk, len(ids))
             last = end == len(ids)
             await _send(response, self._shape(request, ids[start:end], finish if last else None, len(ids)))
+            if self.die_after is not None and end >= self.die_after:
+                assert http.transport is not None
+                http.transport.close()
+                return response
             if self.gate is not None:
                 await self.gate.wait()
         if not ids:

@@ -128,7 +128,7 @@ async def test_rewards_of_tasks_and_threads_reach_their_attempt() -> None:
 
     async def agent() -> None:
         emit_reward(0.25)
-        await asyncio.to_thread(emit_reward, 0.5, "step", "call-1")
+        await asyncio.to_thread(emit_reward, 0.5, "step", "chatcmpl-call-1")
         async with asyncio.TaskGroup() as group:
             group.create_task(asyncio.to_thread(emit_reward, True))
 

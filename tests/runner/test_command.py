@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from runner_bench import written
 
 from agentlightning.errors import ConfigError
 from agentlightning.runner.agent import LLM, llm_for
@@ -91,14 +92,6 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.01)
     return False
-
-
-async def written(path: Path) -> str:
-    deadline = time.monotonic() + 10
-    while not path.exists() or not path.read_text().endswith("\n"):
-        assert time.monotonic() < deadline, f"{path} was not written"
-        await asyncio.sleep(0.01)
-    return path.read_text()
 
 
 async def test_a_shell_program_finds_its_task_and_model_in_its_environment(start: Start) -> None:

@@ -50,7 +50,8 @@ def test_a_module_is_loaded_by_its_dotted_name() -> None:
 
 
 def test_without_a_name_the_function_marked_with_rollout_is_taken(tmp_path: Path) -> None:
-    source = "from agentlightning.runner.agent import rollout\ndef other(task, llm): pass\n@rollout\ndef solve(task, llm): return 5\n"
+    source = "from agentlightning.runner.agent import rollout\ndef other(task, llm): pass\n"
+    source += "@rollout\ndef solve(task, llm): return 5\n"
     path = write(tmp_path, "agent.py", source)
     assert load(str(path))({}, None) == 5
 
@@ -82,7 +83,7 @@ def test_a_bad_agent_file_is_named_in_one_sentence(
 
 
 def test_a_module_that_does_not_exist_is_named() -> None:
-    with pytest.raises(ConfigError, match="module 'no_such_module' does not exist; expected file.py:name"):
+    with pytest.raises(ConfigError, match=r"module 'no_such_module' does not exist; expected file\.py:name"):
         load("no_such_module:solve")
 
 
@@ -129,5 +130,5 @@ def test_what_cannot_be_sent_is_named(tmp_path: Path) -> None:
     def solve(task: dict[str, int], llm: object) -> int:
         return file.write("")
 
-    with file, pytest.raises(ConfigError, match="cannot be sent to workers.*put it in a module"):
+    with file, pytest.raises(ConfigError, match=r"cannot be sent to workers.*put it in a module"):
         agent_spec(solve, tmp_path)

@@ -13,7 +13,7 @@ import random
 import statistics
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Literal, get_args
 
 from agentlightning.adapters.sequences import Aggregation, merge, token_weights, unmerged
 from agentlightning.algorithms.advantage import ADVANTAGES
@@ -50,6 +50,8 @@ class LightningRL:
     """Divide advantages by the group's standard deviation."""
     solved_bonus: float = 0.0
     """Adds solved_bonus × R to each advantage of a rollout: groups that are solved throughout are trained on, too."""
+    loss: Literal["ppo_clip", "reinforce"] = "ppo_clip"
+    """ppo_clip: clipped ratio to the sampler, for several updates a step. reinforce: no ratio, one update a step."""
     clip_low: float = 0.2
     clip_high: float = 0.28
     """The ratio to the sampler is clipped to [1 - clip_low, 1 + clip_high] (clip-higher: Yu et al. 2025, "DAPO")."""
@@ -65,8 +67,18 @@ class LightningRL:
     def __post_init__(self) -> None:
         _require(_whole(self.group_size, 2), "group_size", "a whole number of at least 2", self.group_size)
         _require(_whole(self.minibatches, 1), "minibatches", "a whole number of at least 1", self.minibatches)
-        for name, known in (("credit", CREDIT), ("advantage", ADVANTAGES), ("aggregation", get_args(Aggregation))):
+        for name, known in (
+            ("credit", CREDIT),
+            ("advantage", ADVANTAGES),
+            ("aggregation", get_args(Aggregation)),
+            ("loss", ("ppo_clip", "reinforce")),
+        ):
             _require(getattr(self, name) in known, name, f"one of {', '.join(sorted(known))}", getattr(self, name))
+        if self.loss == "reinforce" and self.minibatches != 1:
+            raise ConfigError(
+                "algorithm.minibatches: expected 1 with loss = 'reinforce', whose gradient holds for fresh samples only, "
+                f"got {self.minibatches}"
+            )
         for name in ("solved_bonus", "entropy"):
             _require(_number(getattr(self, name), 0), name, "a number of at least 0", getattr(self, name))
         _require(_number(self.clip_low, 0, 1), "clip_low", "a number from 0 to 1", self.clip_low)
@@ -94,7 +106,7 @@ class LightningRL:
         minibatches = [self._minibatch(trained[part::parts], advantages) for part in range(parts)]
         return Plan(
             minibatches=minibatches,
-            loss=Loss(name="ppo_clip", clip_low=self.clip_low, clip_high=self.clip_high, entropy=self.entropy),
+            loss=Loss(name=self.loss, clip_low=self.clip_low, clip_high=self.clip_high, entropy=self.entropy),
             outcomes=outcomes,
             stats=_stats(groups, trajectories, trained) | {"sequences": float(sum(map(len, minibatches)))},
         )

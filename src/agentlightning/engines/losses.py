@@ -35,6 +35,15 @@ def ppo_clip(logprobs_N: Tensor, sampler_logprobs_N: Tensor, advantages_N: Tenso
     return -torch.minimum(ratios_N * advantages_N, clipped_N * advantages_N)
 
 
+def reinforce(logprobs_N: Tensor, advantages_N: Tensor) -> Tensor:
+    """-A log p: the plain policy gradient, without a ratio to the sampler; right for one update on fresh samples.
+
+    Williams (1992), Simple Statistical Gradient-Following Algorithms, equation 4 with a baseline inside A. With dropout in
+    the learner it is the loss to take: a ratio to a sampler that has none would be noise. A = 2, log p = -0.5: 1.
+    """
+    return -advantages_N * logprobs_N
+
+
 def sft(logprobs_N: Tensor) -> Tensor:
     """-logprob: the cross-entropy of the token that the demonstrator wrote."""
     return -logprobs_N
@@ -59,6 +68,8 @@ def token_loss(loss: Loss, log_distributions_NV: Tensor, targets_N: Tensor, toke
     logprobs_N = log_distributions_NV.gather(1, targets_N[:, None])[:, 0]
     if loss.name == "ppo_clip":
         losses_N = ppo_clip(logprobs_N, tokens.sampler_logprobs, tokens.advantages, loss.clip_low, loss.clip_high)
+    elif loss.name == "reinforce":
+        losses_N = reinforce(logprobs_N, tokens.advantages)
     else:
         losses_N = sft(logprobs_N)
     with torch.set_grad_enabled(loss.entropy != 0 and torch.is_grad_enabled()):
@@ -69,9 +80,7 @@ def token_loss(loss: Loss, log_distributions_NV: Tensor, targets_N: Tensor, toke
     with torch.no_grad():
         ratios_N = (logprobs_N - tokens.sampler_logprobs).exp()
         # Clipped means: the gradient is cut, which depends on the sign of the advantage.
-        clipped_N = torch.where(
-            tokens.advantages >= 0, ratios_N > 1.0 + loss.clip_high, ratios_N < 1.0 - loss.clip_low
-        )
+        clipped_N = torch.where(tokens.advantages >= 0, ratios_N > 1.0 + loss.clip_high, ratios_N < 1.0 - loss.clip_low)
         report = torch.stack(
             [
                 total.detach(),
@@ -92,6 +101,8 @@ def summary(loss: Loss, reports: list[Tensor], tokens: int) -> dict[str, float]:
     table = torch.stack(reports)
     total, clipped, kl, entropies, logprobs = (float(table[:, i].sum()) for i in (0, 2, 3, 4, 5))
     metrics = {"loss": total, "tokens": float(tokens), "entropy": entropies / tokens, "nll": -logprobs / tokens}
+    if loss.name != "sft":
+        metrics |= {"ratio_max": float(table[:, 1].max()), "kl": kl / tokens}
     if loss.name == "ppo_clip":
-        metrics |= {"ratio_max": float(table[:, 1].max()), "clip_share": clipped / tokens, "kl": kl / tokens}
+        metrics["clip_share"] = clipped / tokens
     return metrics

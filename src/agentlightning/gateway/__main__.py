@@ -11,6 +11,7 @@ import asyncio
 import errno
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import uvicorn
 
 from agentlightning.children import end_with_parent, listen
 from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
-from agentlightning.gateway.app import create_app
+from agentlightning.gateway.app import App, create_app
 from agentlightning.store.open import open_store
 
 LOOPBACK = ("127.", "::1", "localhost")
@@ -46,7 +47,11 @@ def serve(store_url: str, listener: socket.socket, server_key: str | None) -> No
     """Serve on a bound socket until a signal. Raises ConfigError beyond loopback without a key."""
     host = str(listener.getsockname()[0])
     if server_key is None and not host.startswith(LOOPBACK):
-        raise ConfigError(f"AGL_SERVER_KEY: expected a key in the environment, because {host} is reachable from elsewhere")
+        raise ConfigError(
+            f"AGL_SERVER_KEY: expected a key in the environment, because {host} is reachable from elsewhere"
+        )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)  # uvicorn raises it again once it has stopped; the store must still be closed then
     uvicorn_run = _serve(store_url, listener, server_key)
     if sys.platform == "win32":
         asyncio.run(uvicorn_run)
@@ -56,10 +61,27 @@ def serve(store_url: str, listener: socket.socket, server_key: str | None) -> No
         uvloop.run(uvicorn_run)
 
 
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
+class _Server(uvicorn.Server):
+    """Tells the application before it waits for the requests in flight."""
+
+    def __init__(self, config: uvicorn.Config, app: App) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.stop()
+        await super().shutdown(sockets)
+
+
 async def _serve(store_url: str, listener: socket.socket, server_key: str | None) -> None:
     async with open_store(store_url) as store:
+        app = create_app(store, server_key)
         config = uvicorn.Config(
-            create_app(store, server_key),
+            app,
             http="httptools",
             access_log=False,
             log_level="warning",
@@ -67,7 +89,7 @@ async def _serve(store_url: str, listener: socket.socket, server_key: str | None
             timeout_graceful_shutdown=GRACE_S,
             backlog=4096,
         )
-        await uvicorn.Server(config).serve(sockets=[listener])
+        await _Server(config, app).serve(sockets=[listener])
 
 
 def _listener(options: argparse.Namespace) -> socket.socket:

@@ -63,20 +63,23 @@ def create_api(
     """
     bearer = HTTPBearer(auto_error=False, description="The server key (AGL_SERVER_KEY).")
 
-    def require_key(given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]) -> None:
+    def require_key(given: HTTPAuthorizationCredentials | None = Depends(bearer)) -> None:
         presented = given.credentials.encode() if given is not None else b""
         if server_key is not None and not hmac.compare_digest(presented, server_key.encode()):
             raise _KeyRefused(
                 "server key: missing or wrong; send `Authorization: Bearer` with the server's AGL_SERVER_KEY"
             )
 
-    require_key.__annotations__["given"] = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
-    api = FastAPI(title="Agent Lightning", dependencies=[Depends(require_key)], redoc_url=None)
-    api.add_middleware(_BootHeader, boot=boot or uuid.uuid4().hex)
+    api = FastAPI(
+        title="Agent Lightning",
+        dependencies=[Depends(require_key)],
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    api.add_middleware(_Edge, boot=boot or uuid.uuid4().hex)
     api.add_exception_handler(AgentLightningError, _on_error)
     api.add_exception_handler(RequestValidationError, _on_bad_input)
     api.add_exception_handler(HTTPException, _on_http_error)
-    api.add_exception_handler(Exception, _on_bug)
 
     def after(verb: str, given: dict[str, Any], result: Any) -> None:
         if verb == "finish" and on_finish is not None:
@@ -250,22 +253,28 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     return _error(error.status_code, kind, f"{request.method} {request.url.path}: {error.detail}")
 
 
-async def _on_bug(request: Request, error: Exception) -> Response:
-    log.error("%s failed", request.url.path, exc_info=error)
-    return _error(500, AgentLightningError, f"internal error ({type(error).__name__}); the server's log has more")
-
-
-class _BootHeader:
-    """Sends the id of this start of the server with every answer."""
+class _Edge:
+    """Sends the id of this start of the server with every answer, and answers for bugs: their tracebacks go to the log."""
 
     def __init__(self, app: ASGIApp, boot: str) -> None:
         self._app = app
         self._header = (BOOT_HEADER.encode(), boot.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
         async def send_with_header(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 message["headers"] = [*message.get("headers", ()), self._header]
             await send(message)
 
-        await self._app(scope, receive, send_with_header)
+        try:
+            await self._app(scope, receive, send_with_header)
+        except Exception as error:
+            if started:
+                raise
+            log.exception("%s failed", scope.get("path"))
+            said = f"internal error ({type(error).__name__}); the server's log has more"
+            await _error(500, AgentLightningError, said)(scope, receive, send_with_header)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
 
 import orjson
 from uuid_utils import uuid7
@@ -26,9 +25,10 @@ from agentlightning.protocols import chat
 from agentlightning.protocols.neutral import Refusal
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Finish, Resource
 
 log = logging.getLogger(__name__)
+
+LONG_POLLS = frozenset({"/api/claim", "/api/wait"})
 
 EXPIRY_S = 1.0
 """Seconds between two looks for leases that have run out."""
@@ -58,13 +58,19 @@ class App:
         self.boot = str(uuid7())
         """Names this start of the server; every response carries it, so that clients notice a restart."""
         self._boot = self.boot.encode()
+        self._stopping = asyncio.Event()
         self._store = store
         self._attempts = Attempts(store)
         self._upstreams = Upstreams(store, load_renderer, patience_s)
         self._metrics = GatewayMetrics()
         self._proxy = Proxy(store, self._attempts, self._upstreams, self._metrics)
-        watched = cast(LightningStore, _WatchedStore(store, self._attempts, self._upstreams))
-        self._api: Any = create_api(watched, server_key)
+        self._api = create_api(
+            store,
+            server_key,
+            boot=self.boot,
+            on_finish=lambda leases: self._attempts.forget({lease.rollout_id for lease in leases}),
+            on_resources=self._upstreams.forget,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection's event, by ASGI."""
@@ -73,17 +79,24 @@ class App:
         elif scope["type"] == "http":
             await self._http(scope, receive, send)
 
+    def stop(self) -> None:
+        """The server is about to end: long polls return, and calls in flight are answered."""
+        self._stopping.set()
+
     async def close(self) -> None:
         """Close the connections to engines."""
         await self._upstreams.close()
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
+        reply = Reply(send, self._boot)
         if path.startswith("/api/") or path == "/api":
             mounted = {**scope, "root_path": scope.get("root_path", "") + "/api"}
-            await self._api(mounted, receive, self._stamped(send))
+            if path in LONG_POLLS:
+                await self._poll(mounted, receive, reply)
+            else:
+                await self._api(mounted, receive, send)
             return
-        reply = Reply(send, self._boot)
         if path == "/healthz":
             await reply.whole(200, b'{"status":"ok"}')
         elif path == "/readyz":
@@ -98,13 +111,22 @@ class App:
                 return
             await self._proxy(incoming, reply)
 
-    def _stamped(self, send: Send) -> Send:
-        async def stamped(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), (b"x-agl-boot", self._boot)]}
-            await send(message)
-
-        return stamped
+    async def _poll(self, scope: Scope, receive: Receive, reply: Reply) -> None:
+        """A long poll, which must not hold up the end of the server."""
+        poll = asyncio.ensure_future(self._api(scope, receive, reply.send))
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({poll, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if poll.done() or reply.started:
+                await poll
+                return
+            poll.cancel()
+            await asyncio.wait({poll})
+            error = {"type": "StoreError", "message": "the server is stopping"}
+            await reply.whole(503, orjson.dumps({"error": error}))
+        finally:
+            poll.cancel()
+            stopping.cancel()
 
     async def _ready(self, reply: Reply) -> None:
         try:
@@ -133,30 +155,3 @@ class App:
             except StoreError as cause:
                 log.warning("leases were not checked: %s", cause)
             await asyncio.sleep(EXPIRY_S)
-
-
-class _WatchedStore:
-    """The store as ``/api`` sees it: the gateway hears of what makes its caches old."""
-
-    def __init__(self, store: LightningStore, attempts: Attempts, upstreams: Upstreams) -> None:
-        self._store = store
-        self._attempts = attempts
-        self._upstreams = upstreams
-
-    def __getattr__(self, verb: str) -> Any:
-        return getattr(self._store, verb)
-
-    async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
-        done = await self._store.finish(finishes)
-        self._attempts.forget({finish.lease.rollout_id for finish in finishes})
-        return done
-
-    async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        count = await self._store.cancel(rollout_ids)
-        self._attempts.forget(set(rollout_ids))
-        return count
-
-    async def put_resources(self, resources: Sequence[Resource]) -> list[Resource]:
-        stored = await self._store.put_resources(resources)
-        self._upstreams.forget({resource.run_id for resource in resources})
-        return stored

@@ -16,7 +16,9 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._calls = Counter("agl_calls", "Model calls by result", ["result"], registry=self._registry)
-        self._forks = Counter("agl_forks", "Prompts that do not continue a call, by cause", ["cause"], registry=self._registry)
+        self._forks = Counter(
+            "agl_forks", "Prompts that do not continue a call, by cause", ["cause"], registry=self._registry
+        )
         self.seconds = Histogram(
             "agl_call_seconds", "Time from a request to its answer", buckets=BUCKETS_S, registry=self._registry
         )
@@ -33,4 +35,4 @@ class GatewayMetrics:
 
     def text(self) -> bytes:
         """The exposition."""
-        return generate_latest(self._registry)
+        return bytes(generate_latest(self._registry))

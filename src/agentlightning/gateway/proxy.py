@@ -1,8 +1,8 @@
 """The proxy: a model call from bytes in to bytes out, for every protocol.
 
-Driven by the ASGI app for paths under ``/r/{rollout}/{attempt}/v1`` and, with a key, under ``/v1``. For one call it finds the
-attempt, plans the exact prompt, samples, parses, records, and only then sends the last byte: an agent cannot finish before
-its tokens are durable. It knows no wire format (protocols/), no template (rendering/) and no engine (upstreams.py).
+Driven by the ASGI app for paths under ``/r/{rollout}/{attempt}/v1`` and, with a key, under ``/v1``. For one call it finds
+the attempt, plans the exact prompt, samples, parses, records, and only then sends the last byte: an agent cannot finish
+before its tokens are durable. It knows no wire format (protocols/), no template (rendering/) and no engine (upstreams.py).
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Proxy:
         return answer
 
     async def _stream(self, job: Job, reply: Reply) -> Answer:
-        wire = chat.Stream(job.request, job.id, job.started_ns // 10**9)
+        wire = chat.Stream(job.request, job.id, job.request.model or job.policy.model, job.started_ns // 10**9)
         live = _Live(job)
         async for ids in self._upstreams.stream(
             job.attempt.rollout.run_id, job.policy, _engine_request(job), job.sampled
@@ -219,9 +219,7 @@ class Proxy:
         if plan.fork_cause is not None:
             metrics.forked(plan.fork_cause)
 
-    async def _replay(
-        self, attempt: Attempt, conversation: Conversation, request: Request, reply: Reply
-    ) -> bool:
+    async def _replay(self, attempt: Attempt, conversation: Conversation, request: Request, reply: Reply) -> bool:
         """Answer an SDK's retry with what its first try recorded or is about to; False where there is nothing."""
         request_hash = conversation.request_hash(request.messages, request.tools)
         pending = self._pending.get((attempt.rollout.id, attempt.number, request_hash))
@@ -239,7 +237,7 @@ class Proxy:
             answer = _recorded_answer(call, request, conversation)
         self._metrics.replayed.inc()
         if request.stream:
-            wire = chat.Stream(request, answer.call_id, answer.created_s)
+            wire = chat.Stream(request, answer.call_id, answer.model, answer.created_s)
             delta = Delta(content=answer.content or "", reasoning=answer.reasoning or "")
             await reply.start_events(wire.first())
             await reply.end(wire.delta(delta, answer.logprobs) + wire.last(answer))
@@ -300,8 +298,8 @@ class Proxy:
         await self._store.append_spans([span])
         base = incoming.base_url(identity if incoming.named is not None else None)
         raise Refusal(
-            f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, once); "
-            "routes under it are chat/completions, models and reward",
+            f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, "
+            "once); routes under it are chat/completions, models and reward",
             status=404,
             code="unknown_route",
         )

@@ -74,6 +74,11 @@ class Reply:
         self._boot = boot
         self.started = False
 
+    async def send(self, message: Any) -> None:
+        """Pass on a message of an inner application."""
+        self.started = True
+        await self._send(message)
+
     async def whole(self, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
         """Send everything at once."""
         self.started = True
@@ -122,7 +127,9 @@ def _split(path: str) -> tuple[tuple[str, int] | None, str | None]:
         number, slash, rest = rest.partition("/")
         if not (number.isascii() and number.isdigit() and len(number) < 6):
             raise Refusal(
-                f"{path}: expected /r/<rollout>/<attempt>/v1/…, with the number of the attempt", status=404, code="unknown_route"
+                f"{path}: expected /r/<rollout>/<attempt>/v1/…, with the number of the attempt",
+                status=404,
+                code="unknown_route",
             )
         named = (rollout_id, int(number))
         rest = slash + rest

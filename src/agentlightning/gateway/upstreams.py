@@ -96,10 +96,9 @@ class Upstreams:
         if self._session is not None:
             await self._session.close()
 
-    def forget(self, run_ids: set[str]) -> None:
-        """The policies of these runs changed."""
-        for run_id in run_ids:
-            self._policies.pop(run_id, None)
+    def forget(self, run_id: str) -> None:
+        """The policies of this run changed."""
+        self._policies.pop(run_id, None)
 
     async def policies(self, run_id: str) -> dict[str, Policy]:
         """The policies of a run by alias."""
@@ -157,7 +156,10 @@ class Upstreams:
             except UNREACHABLE as cause:
                 if sampled.ids:
                     raise Refusal(
-                        "the engine went away in the middle of an answer", status=502, type="server_error", code="engine_lost"
+                        "the engine went away in the middle of an answer",
+                        status=502,
+                        type="server_error",
+                        code="engine_lost",
                     ) from cause
                 await patience.wait(cause)
                 policy = await self._current(run_id, policy)
@@ -166,7 +168,12 @@ class Upstreams:
 
     async def _policy(self, resource: Resource) -> Policy:
         value = resource.value
-        folder = str(value["tokenizer"])
+        endpoints = value.get("endpoints")
+        if not (isinstance(endpoints, list) and endpoints and isinstance(value.get("tokenizer"), str)):
+            raise EngineError(
+                f"the policy resource {resource.name!r} is not complete: expected endpoints (at least one) and tokenizer"
+            )
+        folder = value["tokenizer"]
         loading = self._renderers.get(folder)
         if loading is None or (loading.done() and loading.exception() is not None):
             loading = asyncio.create_task(asyncio.to_thread(self._load_renderer, folder))
@@ -174,7 +181,7 @@ class Upstreams:
         return Policy(
             alias=resource.name,
             model=str(value.get("model") or resource.name),
-            endpoints=[str(endpoint).rstrip("/") for endpoint in value["endpoints"]],
+            endpoints=[str(endpoint).rstrip("/") for endpoint in endpoints],
             seed=int(value.get("seed", 0)),
             renderer=await asyncio.shield(loading),
         )

@@ -1,8 +1,9 @@
 """OpenAI Chat Completions: JSON <-> Request, Answer, Refusal. Pure.
 
-Driven by the gateway, which chooses the protocol by route. A field that would change the distribution tokens are drawn from,
-and that the trained policy's sampler does not have, is refused; it is never passed over in silence. `temperature` and `top_p`
-are accepted and overridden by the rollout's own sampling, which is recorded with the call. Unknown fields are passed over.
+Driven by the gateway, which chooses the protocol by route. A field that would change the distribution tokens are drawn
+from, and that the trained policy's sampler does not have, is refused; it is never passed over in silence. `temperature` and
+`top_p` are accepted and overridden by the rollout's own sampling, which is recorded with the call. Unknown fields are passed
+over.
 """
 
 from __future__ import annotations
@@ -131,13 +132,13 @@ def body(answer: Answer) -> bytes:
 class Stream:
     """The events of one streamed answer: `first`, any number of `delta`, then `last`, which only a durable call may send."""
 
-    def __init__(self, request: Request, call_id: str, created_s: int) -> None:
+    def __init__(self, request: Request, call_id: str, model: str, created_s: int) -> None:
         self._usage = request.include_usage
         self._frame: JSON = {
             "id": answer_id(call_id),
             "object": "chat.completion.chunk",
             "created": created_s,
-            "model": request.model,
+            "model": model,
         }
         if self._usage:
             self._frame["usage"] = None

@@ -184,9 +184,10 @@ def _tokenizer(folder: Path) -> Tokenizer:
     from transformers import AutoTokenizer  # converts older tokenizers; slow to import, rarely needed
 
     try:
-        return AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
+        converted: Tokenizer = AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
     except (OSError, ValueError, AttributeError) as cause:
         raise ModelError(f"{folder}: no tokenizer can be loaded from it: {cause}") from cause
+    return converted
 
 
 def _special_tokens(settings: JSON) -> dict[str, str]:

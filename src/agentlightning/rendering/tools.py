@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from agentlightning.errors import ModelError, boundary
 from agentlightning.types import JSON
 
 TOOL_OPEN = "<tool_call>"
@@ -35,7 +36,7 @@ class AnswerParser:
     """How one model's answers are read."""
 
     def __init__(self, chat_template: str, response_template: JSON | None = None) -> None:
-        self._response_template = response_template
+        self._response_template = _compiled(response_template)
         self.speaks_tools = TOOL_OPEN in chat_template or response_template is not None
         self.thinks = THINK_CLOSE in chat_template and "reasoning_content" in chat_template
         self.needs_special = response_template is not None
@@ -158,6 +159,15 @@ def held_back(text: str, markers: tuple[str, ...]) -> int:
                 longest = size
                 break
     return longest
+
+
+def _compiled(response_template: JSON | None) -> Any:
+    if response_template is None:
+        return None
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    with boundary("the tokenizer's response_template", ModelError):
+        return load_response_template(response_template)
 
 
 def _opens_reasoning(prompt: str) -> bool:

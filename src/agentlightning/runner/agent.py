@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.protocols import chat
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.connections import Connections
 from agentlightning.store.base import reward_number
@@ -133,9 +134,9 @@ def is_marked(value: object) -> bool:
 def emit_reward(value: float, name: str = "reward", call_id: str | None = None) -> None:
     """Record a reward for the attempt that this code runs in.
 
-    Without `call_id` it is a final reward, of which the last one counts; with one it is a step reward of that call. Works in
-    coroutines, tasks, synchronous agents and in threads started by asyncio.to_thread. RewardError where `value` is not a
-    finite number, AgentError outside an attempt.
+    Without `call_id` it is a final reward, of which the last one counts; with one (the `id` of the model's answer) it is a
+    step reward of that call. Works in coroutines, tasks, synchronous agents and in threads started by asyncio.to_thread.
+    RewardError where `value` is not a finite number, AgentError outside an attempt.
     """
     attempt = CURRENT.get(None)
     if attempt is None:
@@ -143,4 +144,5 @@ def emit_reward(value: float, name: str = "reward", call_id: str | None = None) 
             f"emit_reward({value!r}) was called outside an attempt: call it from an agent that a worker runs; a thread "
             "of your own sees its attempt when started by asyncio.to_thread or contextvars.copy_context().run"
         )
-    attempt.emit(attempt.reward(reward_number(value, name), "emitted", name, call_id))
+    call = chat.call_id(call_id) if call_id is not None else None
+    attempt.emit(attempt.reward(reward_number(value, name), "emitted", name, call))

@@ -17,8 +17,8 @@ from typing import Any
 TIMEOUT_S = 600.0
 """Longest silence of a call, as in the SDKs: a gateway holds calls while weights are exchanged."""
 CONNECT_S = 30.0
-KEEPALIVE_S = 4.0
-"""Shorter than the 5 s after which uvicorn closes idle connections, so that no call meets one that is closing."""
+KEEPALIVE_S = 60.0
+"""Shorter than the 75 s after which the gateway closes idle connections, so that no call meets one that is closing."""
 
 
 class Connections:

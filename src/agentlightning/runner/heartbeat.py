@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import faulthandler
 import os
+import socket
 import sys
 import threading
 import time
@@ -28,6 +29,8 @@ TICK_S = 0.5
 """How often the worker's loop is asked whether it still turns."""
 OVERDUE_S = 1.0
 """A loop that has not turned for so long is blocked, once the deadline of the attempt that blocks it is over as well."""
+HANG_UP_S = 0.1
+"""What the server gets to see that the blocked loop no longer waits for work."""
 LAST_WORDS_S = 5.0
 """Longest time for the report before the process ends."""
 
@@ -71,6 +74,7 @@ class Heartbeat:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._asked = self._answered = time.monotonic()
+        self._postpone_end()
         self._thread.start()
 
     def stop(self) -> None:
@@ -101,9 +105,7 @@ class Heartbeat:
                     await self._beat(store)
 
     async def _beat(self, store: LightningStore) -> None:
-        if self._watch_interpreter:
-            # Code that keeps the interpreter's lock (a regular expression that backtracks for ever) stops this thread too.
-            faulthandler.dump_traceback_later(2 * self._lease_s, exit=True, file=sys.__stderr__ or sys.stderr)
+        self._postpone_end()
         held = self._held()
         try:
             async with asyncio.timeout(self._lease_s / 2):
@@ -116,6 +118,12 @@ class Heartbeat:
         for attempt, kept in zip(held, still, strict=True):
             if not kept:
                 self._loop.call_soon_threadsafe(self._revoked, attempt)
+
+    def _postpone_end(self) -> None:
+        """Code that keeps the interpreter's lock (a regular expression that backtracks for ever) stops this thread too:
+        then the process ends by itself when its leases have long run out."""
+        if self._watch_interpreter:
+            faulthandler.dump_traceback_later(2 * self._lease_s, exit=True, file=sys.__stderr__ or sys.stderr)
 
     async def _check_loop(self, store: LightningStore) -> None:
         if self._answered >= self._asked:
@@ -154,6 +162,8 @@ class Heartbeat:
         ]
         with contextlib.suppress(AgentLightningError, TimeoutError):  # their leases run out instead
             async with asyncio.timeout(LAST_WORDS_S):
+                hang_up()
+                await asyncio.sleep(HANG_UP_S)
                 await store.finish(finishes)
         if sys.__stderr__ is not None:
             sys.__stderr__.write(
@@ -162,3 +172,14 @@ class Heartbeat:
             sys.__stderr__.flush()
         self._last_act()
         os._exit(EXIT_REPLACE)
+
+
+def hang_up() -> None:
+    """Shut down every TCP connection of this process, which is about to end.
+
+    One of the blocked loop's waits for work: what is given up now would be given to this very process.
+    """
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+            connection.getpeername()
+            connection.shutdown(socket.SHUT_RDWR)

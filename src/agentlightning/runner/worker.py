@@ -64,14 +64,13 @@ class Worker:
         self._grace_s = grace_s
         self._host = socket.gethostname()
         self._running: dict[asyncio.Task[None], RunningAttempt] = {}
-        """Attempts that take a place."""
         self._held: dict[Lease, RunningAttempt] = {}
-        """Attempts whose end the store does not know yet: their leases are extended."""
+        """Attempts whose end the store does not know yet: they take a place and their leases are extended."""
         self._unsent: list[Finish] = []
         self._news = asyncio.Event()
         self._freed = asyncio.Event()
-        self._reported = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._claiming: asyncio.Task[None] | None = None
         self._hung = False
         self._away = float("-inf")
         """time.monotonic() of the last time the server could not be reached."""
@@ -90,6 +89,8 @@ class Worker:
 
     def stop(self) -> None:
         """Claim nothing more; running attempts get the grace period, the rest end as lost."""
+        if self._claiming is not None:  # at once: what is given up now must not come back to this worker
+            self._claiming.cancel()
         self._stopping.set()
 
     async def run(self) -> int:
@@ -99,16 +100,15 @@ class Worker:
         """
         asyncio.get_running_loop().set_task_factory(attributed_task)
         self._heartbeat.start()
-        claiming = asyncio.create_task(self._claim_for_ever())
+        self._claiming = claiming = asyncio.create_task(self._claim_for_ever())
         reporting = asyncio.create_task(self._report_for_ever())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait({claiming, reporting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             for task in (claiming, reporting):
-                if task.done():
+                if task.done() and not task.cancelled():
                     await task  # raises what ended it
-            # A claim that the server grants just now is not seen any more; its lease runs out.
-            claiming.cancel()
+            claiming.cancel()  # one that the server granted just now is not seen any more; its lease runs out
             await self._drain()
         finally:
             claiming.cancel()
@@ -122,7 +122,8 @@ class Worker:
     async def _claim_for_ever(self) -> None:
         pause = 0.1
         while True:
-            free = self._concurrency - len(self._running)
+            # A place is free once its attempt's end is in the store: what ended during one report is claimed for at once.
+            free = self._concurrency - len(self._held)
             if free <= 0:
                 self._freed.clear()
                 await self._freed.wait()
@@ -147,11 +148,7 @@ class Worker:
         self._held[claim.lease] = attempt
         task = asyncio.create_task(self._attempt(attempt))
         self._running[task] = attempt
-        task.add_done_callback(self._free)
-
-    def _free(self, task: asyncio.Task[None]) -> None:
-        del self._running[task]
-        self._freed.set()
+        task.add_done_callback(self._running.__delitem__)
 
     async def _attempt(self, attempt: RunningAttempt) -> None:
         finish = await self._execution.execute(attempt)
@@ -220,7 +217,7 @@ class Worker:
     def _let_go(self, leases: list[Lease]) -> None:
         for lease in leases:
             self._held.pop(lease, None)
-        self._reported.set()
+        self._freed.set()
 
     # --- stopping -------------------------------------------------------------------------------------------------
 
@@ -239,8 +236,8 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
                 while self._held:
-                    self._reported.clear()
-                    await self._reported.wait()
+                    self._freed.clear()
+                    await self._freed.wait()
 
     def _note_absence(self) -> None:
         self._away = time.monotonic()
@@ -251,6 +248,6 @@ class Worker:
             run_id=self._run_id,
             host=self._host,
             pid=os.getpid(),
-            running=len(self._running),
+            running=len(self._held),
             seen_ns=time.time_ns(),
         )

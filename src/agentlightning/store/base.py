@@ -125,7 +125,8 @@ class LightningStore(abc.ABC):
         """Take up to `limit` queued rollouts of the worker's run: each starts a new attempt under a lease.
 
         No rollout is claimed twice. Where none is queued, waits up to `wait_s` seconds for one (pushed, not polled).
-        Records the worker as seen. Leases that have expired are given up first.
+        Records the worker as seen. Leases that have expired are given up first, and so are those of a worker of the same
+        name, run and host but another pid: it ended, and this is its successor.
         """
 
     @abc.abstractmethod

@@ -215,7 +215,7 @@ class LightningStoreClient(LightningStore):
     async def _call(self, verb: str, answer: type[R], *, repeatable: bool = True, wait: float = 0.0, **given: Any) -> R:
         """Send the verb; the answer as `answer`, a type. `wait` is how long the server was asked to wait."""
         body = rows.dump({key: list(value) if _is_list(value) else value for key, value in given.items()}, verb)
-        deadline = time.monotonic() + self._patience_s
+        deadline: float | None = None
         pause_s = 0.05
         while True:
             try:
@@ -223,6 +223,7 @@ class LightningStoreClient(LightningStore):
                 break
             except (aiohttp.ClientConnectionError, TimeoutError) as error:
                 unsent = isinstance(error, aiohttp.ClientConnectorError)
+                deadline = deadline or time.monotonic() + self._patience_s  # from the first failure: waiting is none
                 if time.monotonic() + pause_s > deadline or not (repeatable or unsent):
                     reason = str(error) or type(error).__name__
                     raise StoreError(

@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, select
+from sqlalchemy import Connection, Engine, create_engine, event, insert, select, update
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool, StaticPool
@@ -107,6 +107,8 @@ def prepare_schema(connection: Connection, name: str) -> bytes:
             f"{name}: its schema has version {version}, this program knows {tables.SCHEMA_VERSION}; "
             "upgrade agentlightning, or choose another path"
         )
+    proof = tables.meta.c.key == "schema_version"  # a file that cannot be written is refused now, not at the first call
+    connection.execute(update(tables.meta).where(proof).values(value=known["schema_version"]))
     return known["signing_secret"]
 
 

@@ -82,6 +82,7 @@ def enqueue(transaction: Transaction, batches: Sequence[Sequence[dict[str, Any]]
 
 def claim(transaction: Transaction, requests: Sequence[ClaimRequest]) -> list[list[tuple[Rollout, Lease]]]:
     """What each caller gets: earlier callers first, higher priorities first."""
+    _give_up_predecessors(transaction, [request.worker for request in requests])
     _see(transaction, [request.worker for request in requests])
     expire(transaction, [None])
     by_run: dict[str, list[ClaimRequest]] = defaultdict(list)
@@ -300,6 +301,24 @@ _UPDATE_ATTEMPT = update(attempts).where(
     attempts.c.rollout_id == bindparam("rollout"), attempts.c.attempt == bindparam("number")
 )
 _UPDATE_ROLLOUT = update(rollouts).where(rollouts.c.id == bindparam("rollout"))
+
+
+def _give_up_predecessors(transaction: Transaction, seen: Iterable[Worker]) -> None:
+    """A worker that starts again under its name on its host holds nothing of what its predecessor held."""
+    for worker in {(worker.run_id, worker.id): worker for worker in seen}.values():
+        replaced = transaction.connection.execute(
+            select(workers.c.pid).where(
+                workers.c.run_id == worker.run_id,
+                workers.c.id == worker.id,
+                workers.c.host == worker.host,
+                workers.c.pid != worker.pid,
+            )
+        ).first()
+        if replaced is not None:
+            held = attempts.c.worker_id == worker.id, rollouts.c.run_id == worker.run_id
+            found = transaction.connection.execute(_SELECT_RUNNING.where(*held)).all()
+            reason = f"worker {worker.id} ended and started again"
+            _end(transaction, [_End(row, "lost", reason, None) for row in found])
 
 
 def _see(transaction: Transaction, seen: Iterable[Worker]) -> None:

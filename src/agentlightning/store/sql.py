@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import uuid_utils
 from sqlalchemy import Connection, Engine, Table
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 
-from agentlightning.errors import InputError, StoreError
+from agentlightning.errors import ConflictError, InputError, StoreError
 from agentlightning.store import history, keys, lifecycle, record, rows, tables
 from agentlightning.store.base import LEASE_S, LightningStore, RolloutQuery, reward_number
 from agentlightning.store.bell import Bell
@@ -229,31 +230,37 @@ class SqlLightningStore(LightningStore):
         return self._writer
 
     async def _write(self, verb: Verb[A, R], argument: A) -> R:
-        try:
-            return await self._opened().submit(verb, argument)
-        except DBAPIError as error:
-            raise self._database.explain(error) from error
+        writer = self._opened()
+        with self._explaining():
+            return await writer.submit(verb, argument)
 
     async def _append(self, verb: Verb[record.Rows, None], table: Table, new: record.Rows) -> None:
         if not new:
             return
+        writer = self._opened()
         try:
-            await self._opened().submit(verb, new)
-        except IntegrityError as error:
-            if "FOREIGN KEY" not in str(error.orig).upper():
-                raise self._database.explain(error) from error
+            with self._explaining():
+                await writer.submit(verb, new)
+        except ConflictError as error:
+            if "FOREIGN KEY" not in str(error).upper():
+                raise
             raise await self._read(lambda connection: record.missing(connection, table, new)) from None
-        except DBAPIError as error:
-            raise self._database.explain(error) from error
 
     async def _read(self, query: Callable[[Connection], R]) -> R:
         self._opened()
         if self._threads is None:  # only the writer has the memory
             return await self._write(_query, query)
-        try:
+        with self._explaining():
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._query_file, query)
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
         except DBAPIError as error:
             raise self._database.explain(error) from error
+        except OverflowError as error:
+            raise InputError(f"expected integers of at most 64 bits: {error}") from None
 
     def _query_file(self, query: Callable[[Connection], R]) -> R:
         assert self._reader is not None

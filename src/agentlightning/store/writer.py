@@ -149,20 +149,27 @@ class Writer:
 
 def _run(transaction: Transaction, works: list[_Work]) -> None:
     """One call of the verb for all works; where that fails, one call for each, so that only the culprits fail."""
+    savepoint = transaction.connection.begin_nested()
     try:
-        with transaction.connection.begin_nested():
-            results = works[0].verb(transaction, [work.argument for work in works])
+        results = works[0].verb(transaction, [work.argument for work in works])
     except Exception as error:  # handed to the caller, who awaits it
-        if not transaction.connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
-            raise  # the database gave up the whole transaction (full disk, I/O error)
+        if not _alive(transaction.connection):
+            raise
+        savepoint.rollback()
         if len(works) == 1:
             works[0].error = error
             return
         for work in works:
             _run(transaction, [work])
     else:
+        savepoint.commit()
         for work, result in zip(works, results, strict=True):
             work.result = result
+
+
+def _alive(connection: Connection) -> bool:
+    """False where SQLite gave up the whole transaction, as it does on a full disk or an I/O error."""
+    return bool(getattr(connection.connection.driver_connection, "in_transaction", True))
 
 
 def _answer(group: list[_Work]) -> None:

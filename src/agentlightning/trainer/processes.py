@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from agentlightning.config import Config
-from agentlightning.engines.local.engine import LocalEngine
+from agentlightning.engines.local.engine import LearnerOptions, LocalEngine, SamplerOptions
 from agentlightning.errors import ModelError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
@@ -94,19 +94,22 @@ def _engine(config: Config, folder: RunFolder) -> LocalEngine:
     if (local.is_absolute() or path.startswith((".", "~")) or local.exists()) and not (local / "config.json").exists():
         raise ModelError(f"model.path: {path} is not a model folder (it has no config.json)")
     engine = config.engine
+    rate = config.trainer.learning_rate
     return LocalEngine(
         path,
         work_dir=folder.path,
-        optimizer=engine.optimizer,
-        muon_learning_rate_ratio=(engine.muon_learning_rate or config.trainer.learning_rate)
-        / config.trainer.learning_rate,
-        weight_decay=engine.weight_decay,
-        dropout=engine.dropout,
-        dtype=engine.dtype,
-        device=engine.device,
-        max_tokens_per_microbatch=engine.microbatch_tokens,
-        max_rows=engine.max_rows,
-        sampler_threads=engine.sampler_threads,
-        learner_threads=engine.learner_threads,
-        seed=config.trainer.seed,
+        sampler=SamplerOptions(
+            threads=engine.sampler_threads, max_rows=engine.max_rows, dtype=engine.dtype, device=engine.device
+        ),
+        learner=LearnerOptions(
+            threads=engine.learner_threads,
+            optimizer=engine.optimizer,
+            muon_learning_rate_ratio=(engine.muon_learning_rate or rate) / rate,
+            weight_decay=engine.weight_decay,
+            max_tokens_per_microbatch=engine.microbatch_tokens,
+            dropout=engine.dropout,
+            dtype=engine.dtype,
+            device=engine.device,
+            seed=config.trainer.seed,
+        ),
     )

@@ -13,7 +13,6 @@ import logging
 import shutil
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Sequence as Seq
@@ -225,7 +224,8 @@ class LocalEngine:
 
     async def _sampler_ready(self) -> None:
         """The socket is ours and listens already, so the first answer comes when the sampler serves."""
-        assert self._http is not None and self._sampler is not None
+        assert self._http is not None
+        assert self._sampler is not None
         deadline = time.monotonic() + START_DEADLINE_S
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
@@ -304,7 +304,9 @@ class LocalEngine:
                 continue
             deaths = [at for at in deaths if at > time.monotonic() - 60] + [time.monotonic()]
             if len(deaths) > MAX_QUICK_RESTARTS:
-                log.error("the sampler ended %d times within a minute; it stays down; %s", len(deaths), self._tail("sampler"))
+                log.error(
+                    "the sampler ended %d times within a minute; it stays down; %s", len(deaths), self._tail("sampler")
+                )
                 return
             log.warning("the sampler ended with code %s; starting it again", self._sampler.returncode)
             stop_child(self._sampler)

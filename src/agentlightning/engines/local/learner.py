@@ -23,7 +23,7 @@ from torch import Tensor
 
 from agentlightning.children import end_with_parent
 from agentlightning.engines.local.checkpoint import load_model, write_model
-from agentlightning.engines.local.decoder import LLAMA_SHAPED
+from agentlightning.engines.local.llama import LLAMA_SHAPED
 from agentlightning.engines.local.models import copy_tokenizer
 from agentlightning.engines.local.optimizer import Optimizer, OptimizerName
 from agentlightning.engines.losses import Tokens, summary, token_loss
@@ -31,8 +31,6 @@ from agentlightning.errors import AgentLightningError, EngineError, ModelError
 from agentlightning.types import Loss, Sequence
 
 STATE = "learner.pt"
-LOGITS = 1 << 25
-"""Most logits held at once: 128 MB as float32."""
 VERBS = ("forward_backward", "logprobs", "optim_step", "save", "load", "export")
 
 log = logging.getLogger("agentlightning.learner")
@@ -44,6 +42,7 @@ class Learner:
     Weights and optimizer are float32; dtype "bfloat16" computes under autocast. Sequences are bucketed by length into
     micro-batches of at most max_tokens_per_microbatch padded tokens, padded on the right: with causal attention no mask is
     needed. dropout is residual dropout (embeddings, attention and MLP outputs), only in forward_backward.
+    At most logits_at_once logits exist at a time (128 MB as float32): a vocabulary is large.
     """
 
     def __init__(
@@ -60,6 +59,7 @@ class Learner:
         dtype: str = "float32",
         device: str = "cpu",
         seed: int = 0,
+        logits_at_once: int = 1 << 25,
     ) -> None:
         torch.set_num_threads(threads)
         self._folder = Path(model_dir)
@@ -68,6 +68,7 @@ class Learner:
         self._budget = max_tokens_per_microbatch
         self.model = load_model(self._folder, torch.float32).to(device)
         self._optimizer = Optimizer(self.model, optimizer, betas, weight_decay, muon_learning_rate_ratio)
+        self._logits = logits_at_once
         self._noise = torch.Generator(device=device).manual_seed(seed)
         self._dropout = dropout
         self._training = False
@@ -213,8 +214,8 @@ class Learner:
         return torch.log_softmax(logits_NV.float() / temperatures_N[:, None], -1)
 
     def _pieces(self, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        size = max(1, LOGITS // self.model.config.get_text_config().vocab_size)
-        return zip(*(column.split(size) for column in columns), strict=True)
+        size = max(1, self._logits // self.model.config.get_text_config().vocab_size)
+        return zip(*(torch.split(column, size) for column in columns), strict=True)
 
     def _microbatches(self, sequences: Seq[Sequence]) -> Iterator[list[Sequence]]:
         batch: list[Sequence] = []
@@ -243,7 +244,9 @@ class Learner:
                     f"a sequence of rollout {sequence.rollout_id} has {len(sequence.tokens)} tokens; expected 1 to {longest}"
                 )
             if sequence.mask[0]:
-                raise EngineError(f"the first token of rollout {sequence.rollout_id} is masked as sampled; nothing precedes it")
+                raise EngineError(
+                    f"the first token of rollout {sequence.rollout_id} is masked as sampled; nothing precedes it"
+                )
             if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < config.vocab_size:
                 raise EngineError(
                     f"a sequence of rollout {sequence.rollout_id} holds ids from {min(sequence.tokens)} to "
@@ -279,7 +282,7 @@ def serve(learner: Learner, pipe: Connection) -> None:
         try:
             if method not in VERBS:
                 raise EngineError(f"the learner has no verb {method!r}")
-            answer = ("ok", getattr(learner, method)(*arguments))
+            answer: tuple[Any, ...] = ("ok", getattr(learner, method)(*arguments))
         except AgentLightningError as error:
             answer = ("error", type(error).__name__, str(error))
         except Exception as error:

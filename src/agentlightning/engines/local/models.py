@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from agentlightning.errors import ModelError
 
@@ -51,6 +52,13 @@ def check_model(folder: Path) -> None:
         raise ModelError(f"model {folder}: not a transformers model folder (it has no config.json)")
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"model {folder}: it has no weights (*.safetensors)")
+
+
+def context_length(config: Any) -> int:
+    """Positions the model has, or fewer where some layer sees a window: inside the window all attention is the same."""
+    windowed = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
+    longest = getattr(config, "max_position_embeddings", None) or 2048
+    return min(longest, windowed) if windowed else int(longest)
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

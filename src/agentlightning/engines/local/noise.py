@@ -54,10 +54,11 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperatures_B: Tensor, top_ps_B
 
 def _nucleus(logprobs_BV: Tensor, top_ps_B: Tensor) -> Tensor:
     """The smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., 2020, section 3.1)."""
-    sorted_BV, order_BV = logprobs_BV.sort(-1, descending=True, stable=True)
+    sorted_BV, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
     mass_BV = sorted_BV.exp().cumsum(-1, dtype=torch.float64)
     before_BV = mass_BV - sorted_BV.exp()
-    outside_BV = (before_BV >= top_ps_B[:, None]).scatter(1, order_BV[:, :1], False)
+    outside_BV = before_BV >= top_ps_B[:, None]
+    outside_BV[:, 0] = False  # whatever rounding says, the most likely token is in
     cut_BV = sorted_BV.masked_fill(outside_BV, float("-inf"))
     kept_BV = cut_BV - cut_BV.logsumexp(-1, keepdim=True)
     return torch.empty_like(kept_BV).scatter_(1, order_BV, kept_BV)

@@ -28,7 +28,9 @@ class Optimizer:
         weight_decay: float,
         muon_ratio: float,
     ) -> None:
-        embedding = {id(p) for module in model.modules() if isinstance(module, torch.nn.Embedding) for p in [module.weight]}
+        embedding = {
+            id(p) for module in model.modules() if isinstance(module, torch.nn.Embedding) for p in [module.weight]
+        }
         trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         inner = [
             p for n, p in trained if name == "muon" and p.ndim == 2 and id(p) not in embedding and "lm_head" not in n

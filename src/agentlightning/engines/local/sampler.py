@@ -134,7 +134,9 @@ class Sampler:
             raise InputError("sampling_params must be an object")
         for name, value in sampling.items():
             if name in NEUTRAL and value not in NEUTRAL[name]:
-                raise InputError(f"sampling_params.{name} is {value!r}; the local engine serves only {NEUTRAL[name][0]!r}")
+                raise InputError(
+                    f"sampling_params.{name} is {value!r}; the local engine serves only {NEUTRAL[name][0]!r}"
+                )
             if name not in KNOWN and name not in NEUTRAL and name not in ABOUT_TEXT:
                 raise InputError(f"sampling_params.{name} is not known to the local engine")
         room = self._decoder.context - len(prompt)
@@ -175,8 +177,7 @@ class Sampler:
             raise InputError(f"token_ids holds {wrong}; the model's vocabulary has ids 0 to {self._decoder.vocab - 1}")
         if len(ids) >= self._decoder.context:
             raise InputError(
-                f"the prompt has {len(ids)} tokens; the model's context is {self._decoder.context}, "
-                "answer included"
+                f"the prompt has {len(ids)} tokens; the model's context is {self._decoder.context}, answer included"
             )
         return ids
 

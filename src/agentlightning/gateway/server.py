@@ -1,0 +1,100 @@
+"""AgentLightningServer: the gateway and the store in a thread of this process, for scripts, notebooks and tests.
+
+``agl serve`` and the trainer run the same application as a process of its own; that is what survives a kill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from typing import Self
+
+import uvicorn
+
+from agentlightning.children import listen
+from agentlightning.errors import GatewayError
+from agentlightning.gateway.app import create_app
+from agentlightning.store.open import open_store
+
+START_DEADLINE_S = 30.0
+
+
+class AgentLightningServer:
+    """A server as a context manager; `url` is where it listens.
+
+    >>> with AgentLightningServer("memory://") as server:  # doctest: +SKIP
+    ...     client = AgentLightningClient(server.url)
+    """
+
+    def __init__(
+        self, store: str = "memory://", *, host: str = "127.0.0.1", port: int = 0, server_key: str | None = None
+    ) -> None:
+        """`store` is a store URL; port 0 takes a free one; `server_key` guards /api (needed beyond loopback)."""
+        if server_key is None and not host.startswith(("127.", "::1", "localhost")):
+            raise GatewayError(f"server_key: is required, because {host} is reachable from elsewhere")
+        self._store_url = store
+        self._server_key = server_key
+        self._address = (host, port)
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self.url = ""
+
+    def start(self) -> Self:
+        """Listen, and return once requests are answered. GatewayError where the port is in use."""
+        host, port = self._address
+        try:
+            listener = listen(host, port)
+        except OSError as cause:
+            raise GatewayError(f"port {port} of {host} cannot be used: {cause.strerror}; choose another") from cause
+        started = threading.Event()
+
+        def run() -> None:
+            try:
+                asyncio.run(self._serve(listener, started))
+            except BaseException as failure:
+                self._failure = failure
+            finally:
+                listener.close()
+                started.set()
+
+        self._thread = threading.Thread(target=run, name="agentlightning-server", daemon=True)
+        self._thread.start()
+        if not started.wait(START_DEADLINE_S):
+            raise GatewayError(f"the server did not start within {START_DEADLINE_S:.0f} s")
+        if self._failure is not None:
+            raise self._failure
+        self.url = f"http://{host}:{listener.getsockname()[1]}"
+        return self
+
+    def stop(self) -> None:
+        """Finish what was accepted and end; a second call does nothing."""
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join()
+            self._server = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
+        async with open_store(self._store_url) as store:
+            config = uvicorn.Config(create_app(store, self._server_key), access_log=False, log_level="warning")
+            self._server = _Announcing(config, started)
+            await self._server.serve(sockets=[listener])
+
+
+class _Announcing(uvicorn.Server):
+    """Tells when it has started; leaves signals to the process that it is a guest of."""
+
+    def __init__(self, config: uvicorn.Config, started: threading.Event) -> None:
+        super().__init__(config)
+        self._started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._started.set()

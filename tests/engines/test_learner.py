@@ -1,0 +1,221 @@
+"""The learner in process: gradients, dropout, checkpoints, and what it refuses."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_sequences import sequence
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentlightning.engines.local.learner import Learner
+from agentlightning.errors import EngineError, ModelError
+from agentlightning.types import Loss, Sequence
+
+SFT = Loss(name="sft")
+
+
+def batch(n: int = 9) -> list[Sequence]:
+    chance = random.Random(n)
+    found = []
+    for _ in range(n):
+        length = chance.randrange(8, 60)
+        tokens = [chance.randrange(2, 64) for _ in range(length)]
+        found.append(sequence(tokens, [(3, 6), (length - 2, length)], temperature=chance.choice([1.0, 0.7, 0.0])))
+    return found
+
+
+def gradients(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2"])
+@pytest.mark.parametrize("budget", [4096, 100])
+def test_gradients_and_logprobs_are_those_of_a_plain_loop_over_transformers(
+    build: Callable[..., Path], family: str, budget: int
+) -> None:
+    folder, sequences = build(family), batch()
+    learner = Learner(folder, max_tokens_per_microbatch=budget)
+    metrics = learner.forward_backward(sequences, Loss(entropy=0.05))
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    total = torch.zeros(())
+    for s, logprobs in zip(sequences, learner.logprobs(sequences), strict=True):
+        logits = model(input_ids=torch.tensor([s.tokens])).logits[0] / (s.temperature or 1.0)
+        distributions = torch.log_softmax(logits, -1)
+        assert logprobs[0] == 0.0
+        for at in range(1, len(s.tokens)):
+            logprob = distributions[at - 1, s.tokens[at]]
+            assert float(logprob.detach()) == pytest.approx(logprobs[at], abs=1e-4)
+            if s.mask[at]:
+                ratio = (logprob - s.logprobs[at]).exp()
+                objective = torch.minimum(ratio * s.advantages[at], ratio.clamp(0.8, 1.28) * s.advantages[at])
+                p = distributions[at - 1].exp()
+                total = total - s.weights[at] * (objective - 0.05 * (p * distributions[at - 1]).sum())
+    total.backward()
+    assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4)
+    assert metrics["tokens"] == sum(sum(s.mask) for s in sequences)
+    found = gradients(learner)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(found[name], p.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_gradients_accumulate_until_the_update(llama: Path) -> None:
+    whole, parts = Learner(llama), Learner(llama)
+    sequences = batch()
+    whole.forward_backward(sequences, SFT)
+    for s in sequences:
+        parts.forward_backward([s], SFT)
+    norm = whole.optim_step(1e-3, 1.0)["grad_norm"]
+    assert parts.optim_step(1e-3, 1.0)["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert whole.optim_step(1e-3, 1.0)["grad_norm"] == 0.0
+
+
+def test_clipping_and_weights_scale_what_they_say(llama: Path) -> None:
+    one, half = Learner(llama), Learner(llama)
+    sequences = batch()
+    one.forward_backward(sequences, SFT)
+    half.forward_backward(
+        [
+            sequence(s.tokens, list(s.segments), temperature=s.temperature, weights=[w / 2 for w in s.weights])
+            for s in sequences
+        ],
+        SFT,
+    )
+    assert half.optim_step(1e-3, 1.0)["grad_norm"] == pytest.approx(
+        one.optim_step(1e-3, 1.0)["grad_norm"] / 2, rel=1e-4
+    )
+
+
+def test_logits_in_small_pieces_give_the_same_gradient(llama: Path) -> None:
+    sequences = batch()
+    whole, pieces = Learner(llama), Learner(llama, logits_at_once=64 * 3)
+    assert whole.forward_backward(sequences, SFT) == pytest.approx(pieces.forward_backward(sequences, SFT), rel=1e-5)
+    found = gradients(pieces)
+    for name, gradient in gradients(whole).items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_after_a_checkpoint_goes_on_bit_for_bit(llama: Path, tmp_path: Path, optimizer: Any) -> None:
+    def update(learner: Learner) -> None:
+        learner.forward_backward(batch(), SFT)
+        learner.optim_step(3e-3, 1.0)
+
+    learner = Learner(llama, optimizer=optimizer, dropout=0.1, seed=4)
+    update(learner)
+    learner.save(tmp_path / "checkpoint")
+    update(learner)
+    update(learner)
+
+    resumed = Learner(llama, optimizer=optimizer, dropout=0.1, seed=5)
+    update(resumed)
+    resumed.load(tmp_path / "checkpoint")
+    assert resumed.updates == 1
+    update(resumed)
+    update(resumed)
+    for name, value in learner.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+    assert resumed.updates == 3
+
+
+def test_a_checkpoint_is_a_transformers_folder_with_its_tokenizer(llama: Path, tmp_path: Path) -> None:
+    learner = Learner(llama)
+    learner.forward_backward(batch(), SFT)
+    learner.optim_step(1e-2, 1.0)
+    for _ in range(2):  # the second replaces the first
+        learner.save(tmp_path / "checkpoint")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, learner.model.state_dict()[name])
+    assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint").eos_token == "<end>"
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_nothing_behind(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(EngineError, match="cannot be written"):
+        Learner(llama).save(tmp_path / "file" / "checkpoint")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_muon_moves_matrices_by_the_ratio_and_the_rest_by_adamw(llama: Path) -> None:
+    learner = Learner(llama, optimizer="muon", muon_learning_rate_ratio=5.0)
+    before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+    learner.forward_backward(batch(), SFT)
+    learner.optim_step(1e-3, 1.0)
+    for name, p in learner.model.named_parameters():
+        moved = p.detach() - before[name]
+        if "proj" in name:  # an orthogonal update: singular values near 1, times rate, ratio and shape
+            scale = 5e-3 * max(1.0, p.shape[0] / p.shape[1]) ** 0.5
+            values = torch.linalg.svdvals(moved) / scale
+            assert 0.3 < float(values.median()) < 1.4
+        else:
+            assert float(moved.abs().max()) <= 1.01e-3
+
+
+def test_dropout_acts_in_training_only_and_keeps_the_mean(llama: Path) -> None:
+    sequences = batch()
+    plain, noisy = Learner(llama), Learner(llama, dropout=0.2)
+    assert noisy.logprobs(sequences) == plain.logprobs(sequences)
+    losses = [noisy.forward_backward(sequences, SFT)["loss"] for _ in range(2)]
+    assert losses[0] != losses[1]
+
+
+def test_bfloat16_computes_close_to_float32_with_float32_weights(llama: Path) -> None:
+    exact, rough = Learner(llama), Learner(llama, dtype="bfloat16")
+    sequences = batch()
+    assert rough.forward_backward(sequences, SFT)["nll"] == pytest.approx(
+        exact.forward_backward(sequences, SFT)["nll"], rel=0.05
+    )
+    assert all(p.dtype == torch.float32 for p in rough.model.parameters())
+
+
+def test_sequences_without_sampled_tokens_add_nothing(llama: Path) -> None:
+    learner = Learner(llama)
+    assert learner.forward_backward([sequence([3, 4, 5], [])], SFT) == {"loss": 0.0, "tokens": 0.0}
+    assert learner.logprobs([sequence([3], [])]) == [[0.0]]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (sequence([5] * 300, [(1, 2)]), "300 tokens; expected 1 to 256"),
+        (sequence([5, 64], [(1, 2)]), "ids 0 to 63"),
+        (sequence([5, 6], [(0, 1)]), "first token"),
+    ],
+)
+def test_a_sequence_that_cannot_be_trained_on_is_named(llama: Path, wrong: Sequence, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        Learner(llama).forward_backward([wrong], SFT)
+
+
+def test_a_gradient_that_is_not_finite_is_not_applied(llama: Path) -> None:
+    learner = Learner(llama)
+    before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
+    learner.forward_backward([sequence([4, 5, 6], [(1, 3)], weights=[0.0, float("inf"), 1.0])], SFT)
+    with pytest.raises(EngineError, match="not applied"):
+        learner.optim_step(1e-3, 1.0)
+    assert all(torch.equal(p, before[name]) for name, p in learner.model.named_parameters())
+
+
+def test_saving_in_the_middle_of_an_update_is_refused(llama: Path, tmp_path: Path) -> None:
+    learner = Learner(llama)
+    learner.forward_backward(batch(), SFT)
+    with pytest.raises(EngineError, match="between updates"):
+        learner.save(tmp_path / "checkpoint")
+
+
+def test_a_folder_that_no_learner_wrote_and_one_of_another_model_are_refused(
+    llama: Path, build: Callable[..., Path], tmp_path: Path
+) -> None:
+    learner = Learner(llama)
+    with pytest.raises(ModelError, match=r"no learner\.pt"):
+        learner.load(llama)
+    Learner(build("Llama", hidden_size=64)).save(tmp_path / "other")
+    with pytest.raises(ModelError, match="another model"):
+        learner.load(tmp_path / "other")

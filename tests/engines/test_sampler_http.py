@@ -1,0 +1,198 @@
+"""The sampler's HTTP face, in process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from agentlightning.children import listen, start_child, stop_child
+from agentlightning.engines.local.sampler import create_app, open_sampler
+
+Client = TestClient[Any, Any]
+
+
+@pytest.fixture
+async def client(llama: Path) -> AsyncIterator[Client]:
+    options = argparse.Namespace(
+        model=str(llama), weights="", weight_version="0", threads=1, max_rows=4, cache_gib=1.0, dtype="float32", device="cpu"
+    )  # fmt: skip
+    async with TestClient(TestServer(create_app(open_sampler(options)))) as client:
+        yield client
+
+
+def body(token_ids: Any = (4, 5, 6), stream: bool = False, **sampling: Any) -> dict[str, Any]:
+    ids = list(token_ids) if isinstance(token_ids, tuple) else token_ids
+    return {"request_id": "c1", "model": "m", "token_ids": ids, "stream": stream, "sampling_params": sampling}
+
+
+async def generate(client: Client, **given: Any) -> dict[str, Any]:
+    async with client.post("/inference/v1/generate", json=body(**given)) as answer:
+        assert answer.status == 200, await answer.text()
+        found: dict[str, Any] = await answer.json()
+        return found
+
+
+async def test_an_answer_has_ids_logprobs_versions_and_its_request_s_id(client: Client) -> None:
+    answer = await generate(client, max_tokens=5, seed=1, logprobs=0, stop=[], stop_token_ids=[])
+    assert answer["request_id"] == "c1"
+    (choice,) = answer["choices"]
+    assert [entry["token_id"] for entry in choice["logprobs"]["content"]] == choice["token_ids"]
+    assert all(entry["logprob"] <= 0 for entry in choice["logprobs"]["content"])
+    assert choice["weight_versions"] == [{"version": "0", "start": 0, "end": len(choice["token_ids"])}]
+    assert choice["finish_reason"] in ("stop", "length")
+    assert choice["stop_reason"] is None
+
+
+async def test_a_stream_brings_the_tokens_of_the_plain_answer_and_ends_with_done(client: Client) -> None:
+    (plain,) = (await generate(client, max_tokens=6, seed=9))["choices"]
+    async with client.post("/inference/v1/generate", json=body(stream=True, max_tokens=6, seed=9)) as answer:
+        events = (await answer.text()).strip().split("\n\n")
+    assert events.pop() == "data: [DONE]"
+    choices = [orjson.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    assert [token for choice in choices for token in choice["token_ids"]] == plain["token_ids"]
+    assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + [plain["finish_reason"]]
+    assert choices[-1]["weight_versions"] == plain["weight_versions"]
+
+
+async def test_the_end_token_and_stop_tokens_end_an_answer_and_are_part_of_it(client: Client) -> None:
+    (free,) = (await generate(client, max_tokens=12, seed=2))["choices"]
+    wanted = free["token_ids"][3]
+    (choice,) = (await generate(client, max_tokens=12, seed=2, stop_token_ids=[wanted]))["choices"]
+    assert choice["token_ids"] == free["token_ids"][: free["token_ids"].index(wanted) + 1]
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_a_stop_string_ends_an_answer_and_is_named(client: Client, llama: Path) -> None:
+    (free,) = (await generate(client, max_tokens=12, seed=2))["choices"]
+    word = chr(ord("!") + free["token_ids"][4] - 2)
+    (choice,) = (await generate(client, max_tokens=12, seed=2, stop=word))["choices"]
+    assert choice["stop_reason"] == word
+    assert choice["token_ids"][-1] == free["token_ids"][4]
+
+
+async def test_answers_end_where_the_context_does(client: Client) -> None:
+    (choice,) = (await generate(client, token_ids=[7] * 250, max_tokens=1000, seed=3))["choices"]
+    assert len(choice["token_ids"]) <= 6
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"token_ids": [7] * 256}, "the prompt has 256 tokens; the model's context is 256"),
+    ({"token_ids": [7, 64]}, "token_ids holds 64; the model's vocabulary has ids 0 to 63"),
+    ({"token_ids": [7, -1]}, "token_ids holds -1"),
+    ({"token_ids": []}, "at least one token id"),
+    ({"token_ids": "abc"}, "at least one token id"),
+    ({"token_ids": [1.5]}, "whole numbers"),
+    ({"token_ids": [[1], [2, 3]]}, "whole numbers"),
+    ({"temperature": -1}, "sampling_params.temperature is -1"),
+    ({"temperature": "hot"}, "sampling_params.temperature is 'hot'"),
+    ({"top_p": 0}, "sampling_params.top_p is 0"),
+    ({"top_p": 1.5}, "at most 1"),
+    ({"max_tokens": 0}, "sampling_params.max_tokens is 0"),
+    ({"max_tokens": 1.5}, "a whole number"),
+    ({"seed": "x"}, "sampling_params.seed"),
+    ({"stop": [1]}, "sampling_params.stop"),
+    ({"top_k": 5}, "sampling_params.top_k is 5"),
+    ({"n": 2}, "sampling_params.n is 2"),
+    ({"beam_width": 2}, "sampling_params.beam_width is not known"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), WRONG)
+async def test_bad_input_gets_one_sentence_that_names_the_field(
+    client: Client, given: dict[str, Any], message: str
+) -> None:
+    async with client.post("/inference/v1/generate", json=body(**given)) as answer:
+        assert answer.status == 400
+        error = (await answer.json())["error"]
+    assert message in error["message"]
+    assert error["code"] == 400
+
+
+async def test_a_body_that_is_not_json_is_refused(client: Client) -> None:
+    for data in (b"{", b"[]"):
+        async with client.post("/inference/v1/generate", data=data) as answer:
+            assert answer.status == 400
+
+
+async def test_weights_that_do_not_load_are_refused_and_the_old_ones_go_on(
+    client: Client, tmp_path: Path, other_llama: Path
+) -> None:
+    before = await generate(client, max_tokens=8, seed=4)
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        status, answer = await reload(client, folder, "1")
+        assert status == 400
+        assert str(folder) in answer["error"]["message"]
+    assert await generate(client, max_tokens=8, seed=4) == before
+    assert (await reload(client, other_llama, "2"))[0] == 200
+    after = await generate(client, max_tokens=8, seed=4)
+    assert after["choices"][0]["weight_versions"][0]["version"] == "2"
+    assert after["choices"][0]["token_ids"] != before["choices"][0]["token_ids"]
+
+
+async def test_weights_that_change_in_the_middle_of_an_answer_stamp_its_tokens(
+    client: Client, other_llama: Path
+) -> None:
+    request = body(stream=True, max_tokens=200, seed=5)
+    # No end token: this answer must be under way when the weights change.
+    async with client.post("/inference/v1/generate", json=request) as answer:
+        await answer.content.readline()
+        assert (await reload(client, other_llama, "1"))[0] == 200
+        events = (await answer.text()).strip().split("\n\n")
+    last = orjson.loads(events[-2].removeprefix("data: "))["choices"][0]
+    versions = last["weight_versions"]
+    assert versions[0]["start"] == 0
+    assert [v["version"] for v in versions] in (["0", "1"], ["0"])
+    assert all(a["end"] == b["start"] for a, b in itertools.pairwise(versions))
+
+
+async def test_a_client_that_goes_away_frees_its_row(client: Client) -> None:
+    waiting = [
+        asyncio.create_task(generate(client, token_ids=[4], max_tokens=250, seed=s, stop_token_ids=[]))
+        for s in range(6)
+    ]
+    while (await health(client))["active"] == 0 and not all(task.done() for task in waiting):
+        pass
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    async with asyncio.timeout(5):
+        while (await health(client)) != {"version": "0", "active": 0, "waiting": 0}:
+            pass
+
+
+async def reload(client: Client, folder: Path, version: str) -> tuple[int, dict[str, Any]]:
+    order = {"method": "reload_weights", "kwargs": {"weights_path": str(folder), "weight_version": version}}
+    async with client.post("/collective_rpc", json=order) as answer:
+        return answer.status, await answer.json()
+
+
+async def health(client: Client) -> dict[str, Any]:
+    async with client.get("/health") as answer:
+        assert answer.status == 200
+        found: dict[str, Any] = await answer.json()
+        return found
+
+
+async def test_other_orders_than_a_reload_are_refused(client: Client) -> None:
+    async with client.post("/collective_rpc", json={"method": "sleep", "kwargs": {}}) as answer:
+        assert answer.status == 400
+
+
+def test_a_folder_that_is_no_model_ends_the_process_with_a_sentence(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as listener:
+        fd = listener.fileno()
+        arguments = ["agentlightning.engines.local.sampler", "--model", str(tmp_path), "--fd", str(fd)]
+        child = start_child(arguments, pass_fds=[fd], log=tmp_path / "log")
+        assert child.wait(60) == 2
+        stop_child(child)
+    sentence = f"model {tmp_path}: not a transformers model folder (it has no config.json)"
+    assert (tmp_path / "log").read_text().strip().splitlines()[-1] == sentence

@@ -1,0 +1,281 @@
+"""What an agent with the OpenAI SDK sees, and what is recorded of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from conftest import END, House, path
+from openai.types.chat import ChatCompletionMessageParam
+
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Call, Sampling
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+    }
+]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+def user(text: str) -> ChatCompletionMessageParam:
+    return {"role": "user", "content": text}
+
+
+async def recorded(house: House, rollout_id: str) -> list[Call]:
+    return await house.store.calls([rollout_id])
+
+
+def full_ids(calls: list[Call]) -> dict[str, tuple[list[int], list[int]]]:
+    """(prompt ids, prompt and sampled ids) of each call."""
+    found: dict[str, tuple[list[int], list[int]]] = {}
+    for call in calls:
+        prompt = (found[call.parent_id][1] if call.parent_id else []) + call.suffix_ids
+        found[call.id] = prompt, prompt + call.sampled_ids
+    return found
+
+
+async def test_an_answer_has_the_protocols_shape_and_is_recorded(house: House) -> None:
+    claim = await house.claim()
+    answer = await house.openai(claim).chat.completions.create(model="policy", messages=[user("hi")], logprobs=True)
+    choice = answer.choices[0]
+    assert (choice.message.content, choice.finish_reason, answer.model) == ("It is sunny.", "stop", "policy")
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert "".join(token.token for token in choice.logprobs.content) == "It is sunny."
+    (call,) = await recorded(house, claim.rollout.id)
+    assert answer.id == f"chatcmpl-{call.id}"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (call.prompt_tokens, len(call.sampled_ids))
+    assert call.suffix_ids == house.engine.requests[0]["token_ids"]
+    assert call.sampled_ids[-1] == END
+    assert call.logprobs == [-0.5] * len(call.sampled_ids)
+    assert [(span.version, span.start, span.end) for span in call.versions] == [(1, 0, len(call.sampled_ids))]
+    assert (call.policy, call.protocol, call.parent_id, call.fork_cause) == ("default", "chat", None, None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_conversation_with_tools_never_forks(house: House, stream: bool) -> None:
+    claim = await house.claim()
+    client = house.openai(claim)
+    house.say(CALL, f"Let me see.\n{CALL}", "It is sunny.")
+    messages: list[Any] = [user("what is the weather?")]
+    for _ in range(3):
+        if stream:
+            message = await streamed(client, messages)
+        else:
+            answer = await client.chat.completions.create(model="policy", messages=messages, tools=TOOLS)
+            message = answer.choices[0].message.model_dump()
+            assert answer.choices[0].finish_reason == ("tool_calls" if message["tool_calls"] else "stop")
+        messages.append(message)
+        for call in message.get("tool_calls") or []:
+            assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": "sunny"})
+    assert messages[-1]["content"] == "It is sunny."
+    calls = await recorded(house, claim.rollout.id)
+    assert [call.fork_cause for call in calls] == [None] * 3
+    assert [call.parent_id for call in calls] == [None, calls[0].id, calls[1].id]
+    ids = full_ids(calls)
+    for before, after in zip(calls, calls[1:], strict=False):
+        assert ids[after.id][0][: len(ids[before.id][1])] == ids[before.id][1]
+    assert [ids[call.id][0] for call in calls] == [request["token_ids"] for request in house.engine.requests]
+
+
+async def streamed(client: openai.AsyncOpenAI, messages: list[Any]) -> dict[str, Any]:
+    """One streamed call, put together as agents do."""
+    content, calls = "", dict[int, dict[str, Any]]()
+    events = await client.chat.completions.create(
+        model="policy", messages=messages, tools=TOOLS, stream=True, stream_options={"include_usage": True}
+    )
+    usage = None
+    async for event in events:
+        usage = event.usage or usage
+        for choice in event.choices:
+            content += choice.delta.content or ""
+            for call in choice.delta.tool_calls or []:
+                calls[call.index] = call.model_dump(exclude={"index"})
+    assert usage is not None
+    return {"role": "assistant", "content": content or None, **({"tool_calls": list(calls.values())} if calls else {})}
+
+
+async def test_text_is_streamed_as_it_is_sampled(house: House) -> None:
+    claim = await house.claim()
+    house.say("héllo 日本 😀 wörld")
+    events = await house.openai(claim).chat.completions.create(model="policy", messages=[user("hi")], stream=True)
+    parts = [event.choices[0].delta.content or "" async for event in events]
+    assert "".join(parts) == "héllo 日本 😀 wörld"
+    assert len([part for part in parts if part]) > 5
+    assert not any("�" in part for part in parts)
+
+
+async def test_stop_strings_end_the_text_and_stay_in_the_record(house: House) -> None:
+    claim = await house.claim()
+    house.say("The answer is 42. I do not know")
+    client = house.openai(claim)
+    whole = await client.chat.completions.create(model="policy", messages=[user("hi")], stop=[" I do"])
+    events = await client.chat.completions.create(model="policy", messages=[user("hi")], stop=" I do", stream=True)
+    text = "".join([event.choices[0].delta.content or "" async for event in events])
+    assert whole.choices[0].message.content == text == "The answer is 42."
+    calls = await recorded(house, claim.rollout.id)
+    assert house.renderer.decode(calls[0].sampled_ids) == "The answer is 42. I do not know"
+
+
+async def test_the_rollouts_sampling_overrides_the_agents(house: House) -> None:
+    claim = await house.claim(sampling=Sampling(temperature=0.0, top_p=0.9, max_tokens=3))
+    answer = await house.openai(claim).chat.completions.create(
+        model="policy", messages=[user("hi")], temperature=1.3, top_p=0.5, max_tokens=100
+    )
+    assert answer.choices[0].finish_reason == "length"
+    (call,) = await recorded(house, claim.rollout.id)
+    assert call.sampling == Sampling(temperature=0.0, top_p=0.9, max_tokens=3)
+    parameters = house.engine.requests[0]["sampling_params"]
+    assert (parameters["temperature"], parameters["top_p"], parameters["max_tokens"]) == (0.0, 0.9, 3)
+
+
+async def test_noise_is_a_function_of_the_runs_seed_and_the_calls_place(house: House) -> None:
+    async def seeds(group: str, replica: int, times: int) -> list[int]:
+        client = house.openai(await house.claim(group, replica))
+        before = len(house.engine.requests)
+        for _ in range(times):
+            await client.chat.completions.create(model="policy", messages=[user("hi")])
+        return [request["sampling_params"]["seed"] for request in house.engine.requests[before:]]
+
+    first = await seeds("g", 0, 2)
+    assert len({*first, *await seeds("g", 1, 2), *await seeds("h", 0, 2)}) == 6
+    claim = await house.claim("again")
+    await house.openai(claim).chat.completions.create(model="policy", messages=[user("hi")])
+    expected = house.engine.requests[-1]["sampling_params"]["seed"]
+    other = House(house.store, house.engine, house.renderer, house.folder)
+    await other.start()
+    await other.openai(await other.claim("again")).chat.completions.create(model="policy", messages=[user("hi")])
+    assert house.engine.requests[-1]["sampling_params"]["seed"] == expected
+    await other.close()
+
+
+async def test_a_restarted_gateway_continues_the_conversation(house: House) -> None:
+    claim = await house.claim()
+    messages: list[Any] = [user("hi")]
+    for number in range(4):
+        client = house.openai(claim, app=house.gateway())
+        answer = await client.chat.completions.create(model="policy", messages=messages)
+        messages += [answer.choices[0].message.model_dump(), user(f"and {number}?")]
+    calls = await recorded(house, claim.rollout.id)
+    assert [call.parent_id for call in calls] == [None, *(call.id for call in calls[:-1])]
+    assert [call.fork_cause for call in calls] == [None] * 4
+
+
+async def test_a_fork_is_recorded_with_its_cause_and_counted(house: House) -> None:
+    claim = await house.claim()
+    client = house.openai(claim)
+    await client.chat.completions.create(model="policy", messages=[user("hi")])
+    edited: list[Any] = [user("hi"), {"role": "assistant", "content": "edited"}, user("and?")]
+    await client.chat.completions.create(model="policy", messages=edited)
+    calls = await recorded(house, claim.rollout.id)
+    assert [call.fork_cause for call in calls] == [None, "assistant_message_edited"]
+    metrics = (await house.http().get("/metrics")).text
+    assert 'agl_forks_total{cause="assistant_message_edited"} 1.0' in metrics
+
+
+async def test_an_sdks_retry_gets_the_recorded_answer(house: House) -> None:
+    claim = await house.claim()
+    body = {"model": "policy", "messages": [user("hi")]}
+    url = f"{path(claim)}/v1/chat/completions"
+    http = house.http()
+    first = (await http.post(url, json=body)).json()
+    retry = await http.post(url, json=body, headers={"x-stainless-retry-count": "1"})
+    assert retry.json() == first
+    lines = (await http.post(url, json={**body, "stream": True}, headers={"x-stainless-retry-count": "2"})).text
+    assert first["id"] in lines
+    assert lines.endswith("data: [DONE]\n\n")
+    assert len(await recorded(house, claim.rollout.id)) == 1
+    assert (await http.post(url, json=body)).json()["id"] != first["id"]
+
+
+async def test_an_sdks_retry_joins_the_call_that_is_still_under_way(house: House) -> None:
+    claim = await house.claim()
+    house.engine.gate = asyncio.Event()
+    arrived = asyncio.Event()
+    house.engine.answers = lambda _: arrived.set() or [10, END]  # type: ignore[func-returns-value]
+    body = {"model": "policy", "messages": [user("hi")], "stream": True}
+    http = house.http()
+    url = f"{path(claim)}/v1/chat/completions"
+    first = asyncio.create_task(http.post(url, json=body))
+    await arrived.wait()
+    second = asyncio.create_task(http.post(url, json=body, headers={"x-stainless-retry-count": "1"}))
+    await asyncio.sleep(0)
+    house.engine.gate.set()
+    one, two = await first, await second
+    ids = {
+        json.loads(line[6:])["id"]
+        for reply in (one, two)
+        for line in reply.text.split("\n")
+        if line.startswith("data: {")
+    }
+    assert len(ids) == len(await recorded(house, claim.rollout.id)) == 1
+
+
+class HeldStore:
+    """The store, with commits of calls that wait until a test lets them."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self._store = store
+        self.asked = asyncio.Event()
+        self.allowed = asyncio.Event()
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._store, verb)
+
+    async def append_calls(self, calls: list[Call]) -> None:
+        self.asked.set()
+        await self.allowed.wait()
+        await self._store.append_calls(calls)
+
+
+async def test_the_end_of_a_stream_is_withheld_until_the_call_is_durable(house: House) -> None:
+    claim = await house.claim()
+    held = HeldStore(house.store)
+    app: Any = house.gateway(held)  # type: ignore[arg-type]
+    sent: list[bytes] = []
+    body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message.get("body", b""))
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": f"{path(claim)}/v1/chat/completions",
+        "headers": [],
+        "client": ("127.0.0.1", 1),
+    }
+    call = asyncio.create_task(app(scope, receive, send))
+    await held.asked.wait()
+    early = b"".join(sent)
+    deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in early.decode().split("\n") if line]
+    assert "".join(delta.get("content", "") for delta in deltas) == "It is sunny."
+    assert b"[DONE]" not in early
+    assert b'"finish_reason":"stop"' not in early
+    assert not call.done()
+    held.allowed.set()
+    await call
+    assert b"".join(sent).endswith(b"data: [DONE]\n\n")
+    assert b'"finish_reason":"stop"' in b"".join(sent)
+
+
+async def test_a_whole_answer_waits_for_the_commit_too(house: House) -> None:
+    claim = await house.claim()
+    held = HeldStore(house.store)
+    http = house.http(house.gateway(held))  # type: ignore[arg-type]
+    call = asyncio.create_task(http.post(f"{path(claim)}/v1/chat/completions", json={"messages": [user("hi")]}))
+    await held.asked.wait()
+    assert not call.done()
+    held.allowed.set()
+    assert (await call).status_code == 200

@@ -1,0 +1,331 @@
+"""Keys, wrong routes, rewards, engines that are away, and every kind of bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from conftest import SERVER_KEY, House, path
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentlightning.gateway.proxy import UNKNOWN_ROUTE
+from agentlightning.gateway.reply import Incoming
+from agentlightning.protocols import chat
+from agentlightning.protocols.neutral import Refusal
+from agentlightning.types import Claim, Finish, Resource
+
+HI: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+# --- who may call -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_key_alone_names_the_attempt(house: House) -> None:
+    claim = await house.claim()
+    reply = await house.http().post("/v1/chat/completions", json=HI, headers=bearer(claim.key))
+    assert reply.status_code == 200
+    assert len(await house.store.calls([claim.rollout.id])) == 1
+
+
+async def test_a_key_of_another_attempt_is_refused(house: House) -> None:
+    one, other = await house.claim("a"), await house.claim("b")
+    reply = await house.http().post(f"{path(one)}/v1/chat/completions", json=HI, headers=bearer(other.key))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "key_mismatch")
+
+
+@pytest.mark.parametrize("key", ["sk-agl-x", "sk-agl-" + "A" * 46])
+async def test_a_forged_key_is_refused(house: House, key: str) -> None:
+    claim = await house.claim()
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI, headers=bearer(key))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_a_path_without_key_is_for_this_machine_only(house: House) -> None:
+    claim = await house.claim()
+    url = f"{path(claim)}/v1/chat/completions"
+    assert (await house.http().post(url, json=HI, headers=bearer("whatever"))).status_code == 200
+    stranger = house.http(address="10.0.0.7")
+    assert (await stranger.post(url, json=HI)).status_code == 401
+    assert (await stranger.post(url, json=HI, headers=bearer(claim.key))).status_code == 200
+    assert (await house.http().post("/v1/chat/completions", json=HI)).status_code == 401
+
+
+async def test_calls_of_a_finished_attempt_are_refused_at_once(house: House) -> None:
+    claim = await house.claim()
+    http = house.http()
+    url = f"{path(claim)}/v1/chat/completions"
+    assert (await http.post(url, json=HI)).status_code == 200
+    finish = {"finishes": [{"lease": lease(claim), "state": "succeeded"}]}
+    reply = await http.post("/api/finish", json=finish, headers=bearer(SERVER_KEY))
+    assert reply.status_code == 200, reply.text
+    late = await http.post(url, json=HI)
+    assert (late.status_code, late.json()["error"]["code"]) == (410, "attempt_over")
+    assert len(await house.store.calls([claim.rollout.id])) == 1
+
+
+def lease(claim: Claim) -> dict[str, Any]:
+    return {"rollout_id": claim.lease.rollout_id, "attempt": claim.lease.attempt, "token": claim.lease.token}
+
+
+@pytest.mark.parametrize("where", ["/r/none/1/v1", "/r/01a1fb87-102d-74c1-aedc-82b9b8a4466d/1/v1", "/r/x/0/v1"])
+async def test_an_unknown_attempt_is_named(house: House, where: str) -> None:
+    reply = await house.http().post(f"{where}/chat/completions", json=HI)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_attempt")
+
+
+# --- wrong routes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", ["/chat/completions", "/v1/v1/chat/completions", "/v1", "/v1/embeddings", ""])
+async def test_a_wrong_route_names_the_right_base_url_and_leaves_a_span(house: House, route: str) -> None:
+    claim = await house.claim()
+    reply = await house.http().post(path(claim) + route, json=HI)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (404, "unknown_route")
+    assert f"http://gateway{path(claim)}/v1 " in error["message"]
+    (span,) = await house.store.spans([claim.rollout.id])
+    assert (span.name, span.attributes["path"]) == (UNKNOWN_ROUTE, path(claim) + route)
+
+
+@pytest.mark.parametrize("route", ["/chat/completions", "/v1/v1/chat/completions"])
+async def test_a_wrong_route_with_a_key_is_explained_too(house: House, route: str) -> None:
+    claim = await house.claim()
+    reply = await house.http().post(route, json=HI, headers=bearer(claim.key))
+    assert reply.status_code == 404
+    assert "http://gateway/v1 " in reply.json()["error"]["message"]
+    assert len(await house.store.spans([claim.rollout.id])) == 1
+
+
+async def test_a_path_without_an_attempts_number_is_explained(house: House) -> None:
+    reply = await house.http().post("/r/x/v1/chat/completions", json=HI)
+    assert reply.status_code == 404
+    assert "/r/<rollout>/<attempt>/v1" in reply.json()["error"]["message"]
+
+
+# --- rewards and the rest ---------------------------------------------------------------------------------------------
+
+
+async def test_a_reward_is_recorded_as_posted(house: House) -> None:
+    claim = await house.claim()
+    http = house.http()
+    answer = (await http.post(f"{path(claim)}/v1/chat/completions", json=HI)).json()
+    await http.post(f"{path(claim)}/v1/reward", json={"value": 1})
+    await http.post(
+        "/v1/reward", json={"value": 0.5, "name": "step", "call_id": answer["id"]}, headers=bearer(claim.key)
+    )
+    rewards = await house.store.rewards([claim.rollout.id])
+    (call,) = await house.store.calls([claim.rollout.id])
+    assert [(r.value, r.name, r.source, r.call_id) for r in rewards] == [
+        (1.0, "reward", "posted", None),
+        (0.5, "step", "posted", call.id),
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[1]", b"{}", b'{"value": "1"}', b'{"value": null}', b'{"value": 1e999}', b'{"value": 1, "name": 2}']
+    + [b'{"value": 1, "call_id": "x"}', b'{"value": [1]}'],
+)
+async def test_a_bad_reward_is_refused_in_one_sentence(house: House, body: bytes) -> None:
+    claim = await house.claim()
+    reply = await house.http().post(f"{path(claim)}/v1/reward", content=body)
+    assert reply.status_code == 422
+    assert "\n" not in reply.json()["error"]["message"]
+    assert await house.store.rewards([claim.rollout.id]) == []
+
+
+async def test_models_are_listed(house: House) -> None:
+    models = await house.openai(await house.claim()).models.list()
+    assert [model.id for model in models.data] == ["policy"]
+
+
+async def test_with_several_policies_an_unknown_name_lists_them(house: House) -> None:
+    claim = await house.claim()
+    value = {"model": "critic", "endpoints": [house.engine.url], "tokenizer": str(house.folder)}
+    await house.store.put_resources([Resource(run_id=house.run_id, name="second", kind="policy", value=value)])
+    client = house.openai(claim)
+    with pytest.raises(openai.NotFoundError, match="critic, policy"):
+        await client.chat.completions.create(model="gpt-9", messages=HI["messages"])
+    await client.chat.completions.create(model="critic", messages=HI["messages"])
+    assert house.engine.requests[-1]["model"] == "second"
+
+
+async def test_health_metrics_and_the_boot_id(house: House) -> None:
+    http = house.http()
+    for route in ("/healthz", "/readyz", "/metrics", "/r/x/1/v1/models", "/nothing"):
+        assert (await http.get(route)).headers["x-agl-boot"] == house.app.boot
+    assert (await http.get("/healthz")).status_code == 200
+    assert (await http.get("/readyz")).status_code == 200
+    runs = await http.get("/api/runs", headers=bearer(SERVER_KEY))
+    assert (runs.status_code, runs.headers["x-agl-boot"]) == (200, house.app.boot)
+    assert (await http.get("/api/runs")).status_code == 401
+    assert house.gateway().boot != house.app.boot
+
+
+# --- engines ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_drops_the_connection_is_asked_again(house: House, stream: bool) -> None:
+    claim = await house.claim()
+    house.engine.drop = 2
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json={**HI, "stream": stream})
+    assert reply.status_code == 200
+    assert len({request["request_id"] for request in house.engine.requests}) == 1
+    assert len(house.engine.requests) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_stays_away_is_a_503(house: House, stream: bool) -> None:
+    claim = await house.claim()
+    await house.engine.close()
+    http = house.http(house.gateway(patience_s=0.1))
+    reply = await http.post(f"{path(claim)}/v1/chat/completions", json={**HI, "stream": stream})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_unreachable")
+
+
+async def test_a_policy_that_moved_is_followed(house: House) -> None:
+    claim = await house.claim()
+    http = house.http()
+    await house.serve_policy(endpoints=["http://127.0.0.1:1"])
+    body = {"resources": [{"run_id": house.run_id, "name": "default", "kind": "policy", "value": {}}]}
+    url = f"{path(claim)}/v1/chat/completions"
+    value = {"model": "policy", "endpoints": [house.engine.url], "tokenizer": str(house.folder), "seed": 7}
+    body["resources"][0]["value"] = value
+    assert (await house.http(house.gateway(patience_s=0)).post(url, json=HI)).status_code == 503
+    assert (await http.post("/api/put_resources", json=body, headers=bearer(SERVER_KEY))).status_code == 200
+    assert (await http.post(url, json=HI)).status_code == 200
+
+
+async def test_a_run_without_a_policy_says_so(house: House) -> None:
+    empty = House(house.store, house.engine, house.renderer, house.folder)
+    empty.run_id = (await house.store.create_run("no policy", {})).id
+    claim = await empty.claim()
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_policy")
+
+
+async def test_a_prompt_that_is_too_long_names_both_lengths(house: House) -> None:
+    claim = await house.claim()
+    message = "the prompt has 600 tokens, and the context of the model 512"
+    house.engine.refusals = [(400, {"error": {"message": message, "type": "invalid_request_error", "code": None}})]
+    with pytest.raises(openai.BadRequestError) as error:
+        await house.openai(claim).chat.completions.create(**HI)
+    assert (error.value.code, error.value.body["message"]) == ("context_length_exceeded", message)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"choices": []}, {"choices": [{"token_ids": [1], "logprobs": {"content": []}}]}, [1], {"choices": 3}]
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_talks_nonsense_is_a_502(house: House, body: Any, stream: bool) -> None:
+    claim = await house.claim()
+    house.engine.raw = json.dumps(body)
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json={**HI, "stream": stream})
+    assert (reply.status_code, reply.json()["error"]["type"]) == (502, "server_error")
+
+
+async def test_an_engine_that_dies_in_the_middle_of_a_stream_ends_it_with_an_error(house: House) -> None:
+    claim = await house.claim()
+    house.engine.die_after = 2
+    with pytest.raises(openai.APIError, match="went away"):
+        async for _ in await house.openai(claim).chat.completions.create(**HI, stream=True):
+            pass
+    assert await house.store.calls([claim.rollout.id]) == []
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"n": 2}, "n"),
+        ({"seed": 3}, "seed"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"logit_bias": {"5": 10}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stop": [""]}, "stop"),
+        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+    ],
+)
+async def test_what_is_not_supported_is_refused_by_name(house: House, change: dict[str, Any], param: str) -> None:
+    claim = await house.claim()
+    with pytest.raises(openai.BadRequestError) as error:
+        await house.openai(claim).chat.completions.create(**{**HI, **change})
+    assert error.value.param == param
+    assert house.engine.requests == []
+
+
+anything = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=4)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
+    max_leaves=6,
+)
+message = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool", "system", "developer", "x"]), "content": anything},
+    optional={"tool_calls": anything, "tool_call_id": anything, "name": anything, "reasoning_content": anything},
+)
+FIELDS = ["model", "stop", "stream", "tools", "n", "max_tokens", "tool_choice", "stream_options", "logprobs", "seed"]
+requests = st.one_of(
+    anything,
+    st.fixed_dictionaries({"messages": st.lists(message, max_size=3)}, optional=dict.fromkeys(FIELDS, anything)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(body=requests)
+def test_random_bodies_are_parsed_or_refused(body: Any) -> None:
+    try:
+        chat.parse(json.dumps(body, allow_nan=True).encode())
+    except Refusal as refusal:
+        assert 400 <= refusal.status < 500
+        assert json.loads(chat.error(refusal))["error"]["message"]
+
+
+async def test_random_bodies_never_break_the_gateway(house: House) -> None:
+    claim = await house.claim()
+    http = house.http()
+    url = f"{path(claim)}/v1/chat/completions"
+    bodies: list[bytes] = []
+
+    @settings(max_examples=100, deadline=None, database=None)
+    @given(body=requests)
+    def collect(body: Any) -> None:
+        bodies.append(json.dumps(body).encode())
+
+    collect()
+    for body in bodies:
+        reply = await http.post(url, content=body)
+        assert reply.status_code in (200, 400), (body, reply.text)
+
+
+def test_a_chunked_body_is_put_together() -> None:
+    parts = [{"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.request", "body": b"b"}]
+
+    async def receive() -> dict[str, Any]:
+        return parts.pop(0)
+
+    incoming = Incoming({"method": "POST", "path": "/v1/x", "headers": []}, receive)
+    assert asyncio.run(incoming.body()) == b"ab"
+
+
+async def test_a_lost_attempt_may_not_call_any_more(house: House) -> None:
+    claim = await house.claim()
+    await house.store.finish([Finish(lease=claim.lease, state="failed", error="x")])
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
+    assert reply.status_code == 410

@@ -1,0 +1,263 @@
+"""The promise of the conversation graph: the prompt of turn t+1 begins with the exact ids of turn t."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_templates import THINKING
+
+from agentlightning.rendering.conversation import Conversation, Plan
+from agentlightning.rendering.renderer import Renderer
+from agentlightning.types import Call, Sampling
+
+Message = dict[str, Any]
+
+NAMES = ["plain", "chatml", "llama", "hermes", "qwen2_5", "qwen3_instruct_2507", "llama3_2", "phi3_5"]
+SPEAK_TOOLS = ["hermes", "qwen2_5", "qwen3_instruct_2507"]
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=20)
+words = st.sampled_from(["the answer is 42", " sunny", "Oslo\n", "  ", "héllo 日本 😀", ""])
+values = st.one_of(texts, st.integers(-99, 99), st.booleans(), st.none(), st.lists(st.integers(0, 9), max_size=2))
+arguments = st.dictionaries(texts, values, max_size=3)
+turns = st.lists(st.tuples(st.one_of(texts, words), st.booleans(), texts), min_size=1, max_size=5)
+
+
+def sample(renderer: Renderer, text: str, ended: bool) -> list[int]:
+    return renderer.encode(text) + ([next(iter(renderer.end_ids))] if ended else [])
+
+
+def record(conversation: Conversation, plan: Plan, call_id: str, ids: list[int]) -> Message:
+    """What the gateway does with an answer, and what the agent then sends back."""
+    renderer = conversation.renderer
+    body, _ = renderer.split_end(ids)
+    parsed = renderer.parser.parse(renderer.decode(body), plan.prompt_text)
+    message: Message = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning is not None:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.tool_calls:
+        message["tool_calls"] = [
+            {"id": f"c{index}", "type": "function", "function": {"name": name, "arguments": text}}
+            for index, (name, text) in enumerate(parsed.tool_calls)
+        ]
+    conversation.record(plan, call_id, ids, message)
+    return message
+
+
+def as_call(plan: Plan, call_id: str, ids: list[int], message: Message, conversation: Conversation) -> Call:
+    return Call(
+        id=call_id,
+        run_id="run",
+        rollout_id="rollout",
+        attempt=1,
+        parent_id=plan.parent.call_id if plan.parent else None,
+        suffix_ids=plan.suffix_ids,
+        sampled_ids=ids,
+        logprobs=[0.0] * len(ids),
+        versions=[],
+        prompt_tokens=len(plan.prompt_ids),
+        policy="default",
+        model="m",
+        protocol="chat",
+        sampling=Sampling(),
+        history_hash=conversation.history_hash(plan, message).hex(),
+        request_hash=plan.request_hash.hex(),
+        messages=[],
+        answer=message,
+    )
+
+
+def renderer_of(renderers: dict[str, Renderer], name: str) -> Renderer:
+    if name not in renderers:
+        pytest.skip("AGL_DATA does not have this template")
+    return renderers[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, deadline=None)
+@given(turns=turns, system=st.one_of(st.none(), texts))
+def test_every_prompt_begins_with_the_ids_before_it(
+    renderers: dict[str, Renderer], name: str, turns: list[tuple[str, bool, str]], system: str | None
+) -> None:
+    renderer = renderer_of(renderers, name)
+    conversation = Conversation(renderer)
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": "begin"})
+    before: list[int] = []
+    for number, (text, ended, answer) in enumerate(turns):
+        plan = conversation.plan(messages, None)
+        assert plan.fork_cause is None
+        assert plan.prompt_ids[: len(before)] == before
+        assert bool(number) == (plan.parent is not None)
+        ids = sample(renderer, text, ended)
+        message = record(conversation, plan, str(number), ids)
+        before = plan.prompt_ids + ids
+        messages = [*messages, message, {"role": "user", "content": answer}]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25, deadline=None)
+@given(turns=st.lists(st.tuples(st.just("the answer is 42"), st.booleans(), texts), min_size=1, max_size=4))
+def test_a_conversation_is_tokenised_as_the_template_would(
+    renderers: dict[str, Renderer], name: str, turns: list[tuple[str, bool, str]]
+) -> None:
+    renderer = renderer_of(renderers, name)
+    conversation = Conversation(renderer)
+    messages: list[Message] = [{"role": "user", "content": "begin"}]
+    for number, (text, ended, answer) in enumerate(turns):
+        plan = conversation.plan(messages, None)
+        fresh = Conversation(renderer).plan(messages, None)
+        assert plan.prompt_ids == fresh.prompt_ids
+        message = record(conversation, plan, str(number), sample(renderer, text, ended))
+        messages = [*messages, message, {"role": "user", "content": answer}]
+
+
+@pytest.mark.parametrize("name", SPEAK_TOOLS)
+@settings(max_examples=40, deadline=None)
+@given(calls=st.lists(st.tuples(arguments, words, st.booleans(), texts), min_size=1, max_size=4), loose=st.booleans())
+def test_prompts_continue_over_tool_calls_however_they_were_written(
+    renderers: dict[str, Renderer], name: str, calls: list[tuple[Any, str, bool, str]], loose: bool
+) -> None:
+    renderer = renderer_of(renderers, name)
+    conversation = Conversation(renderer)
+    messages: list[Message] = [{"role": "user", "content": "begin"}]
+    before: list[int] = []
+    separators = (" ,", ":  ") if loose else None
+    for number, (fields, words_before, ended, answer) in enumerate(calls):
+        plan = conversation.plan(messages, TOOLS)
+        assert plan.fork_cause is None
+        assert plan.prompt_ids[: len(before)] == before
+        body = json.dumps({"name": "f", "arguments": fields}, separators=separators, ensure_ascii=loose)
+        ids = sample(renderer, f"{words_before}<tool_call>\n{body}\n</tool_call>", ended)
+        message = record(conversation, plan, str(number), ids)
+        assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == fields
+        before = plan.prompt_ids + ids
+        echoed = {**message, "content": message["content"] or None, "refusal": None, "audio": None}
+        tool = {"role": "tool", "tool_call_id": "c0", "content": [{"type": "text", "text": answer}]}
+        messages = [*messages, echoed, tool]
+
+
+@pytest.fixture
+def chatml(renderers: dict[str, Renderer]) -> Renderer:
+    return renderers["chatml"]
+
+
+def conversation_of(renderer: Renderer, *answers: str) -> tuple[Conversation, list[Message]]:
+    """A conversation of as many turns; the messages end with the next question."""
+    conversation = Conversation(renderer)
+    messages: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "q0"}]
+    for number, text in enumerate(answers):
+        plan = conversation.plan(messages, None)
+        message = record(conversation, plan, str(number), sample(renderer, text, True))
+        messages = [*messages, message, {"role": "user", "content": f"q{number + 1}"}]
+    return conversation, messages
+
+
+def test_an_edited_answer_forks_and_says_so(chatml: Renderer) -> None:
+    conversation, messages = conversation_of(chatml, "one", "two")
+    messages[4] = {"role": "assistant", "content": "edited"}
+    plan = conversation.plan(messages, None)
+    assert plan.fork_cause == "assistant_message_edited"
+    assert plan.parent is not None
+    assert plan.parent.call_id == "0"
+
+
+def test_other_tools_fork_and_say_so(chatml: Renderer) -> None:
+    conversation, messages = conversation_of(chatml, "one")
+    plan = conversation.plan(messages, TOOLS)
+    assert (plan.fork_cause, plan.parent) == ("tools_changed", None)
+
+
+def test_a_shortened_history_forks_and_says_so(chatml: Renderer) -> None:
+    conversation, messages = conversation_of(chatml, "one", "two", "three")
+    plan = conversation.plan([messages[0], *messages[3:]], None)
+    assert (plan.fork_cause, plan.parent) == ("history_cut", None)
+
+
+def test_an_edited_question_forks_and_says_so(chatml: Renderer) -> None:
+    conversation, messages = conversation_of(chatml, "one")
+    messages[1] = {"role": "user", "content": "another question"}
+    plan = conversation.plan(messages, None)
+    assert (plan.fork_cause, plan.parent) == ("history_edited", None)
+
+
+def test_a_second_conversation_is_a_branch_and_not_a_fork(chatml: Renderer) -> None:
+    conversation, _ = conversation_of(chatml, "one")
+    examples = [
+        {"role": "user", "content": "e"},
+        {"role": "assistant", "content": "f"},
+        {"role": "user", "content": "g"},
+    ]
+    assert conversation.plan(examples, None).fork_cause is None
+    assert conversation.plan([{"role": "user", "content": "alone"}], None).fork_cause is None
+
+
+def test_two_calls_may_continue_the_same_call(chatml: Renderer) -> None:
+    conversation, messages = conversation_of(chatml, "one")
+    first = conversation.plan(messages, None)
+    record(conversation, first, "left", sample(chatml, "x", True))
+    second = conversation.plan([*messages[:-1], {"role": "user", "content": "other"}], None)
+    assert first.parent is second.parent is not None
+    assert second.fork_cause is None
+
+
+def test_equal_answers_of_parallel_calls_are_continued_apart(chatml: Renderer) -> None:
+    conversation = Conversation(chatml)
+    question: list[Message] = [{"role": "user", "content": "q"}]
+    plans = [conversation.plan(question, None) for _ in range(2)]
+    assert [plan.position for plan in plans] == [0, 1]
+    answers = [
+        record(conversation, plan, name, sample(chatml, "same", True)) for name, plan in zip("ab", plans, strict=True)
+    ]
+    parents = []
+    for number, answer in enumerate(answers):
+        plan = conversation.plan([*question, answer, {"role": "user", "content": "next"}], None)
+        assert plan.parent is not None
+        parents.append(plan.parent.call_id)
+        record(conversation, plan, f"child{number}", sample(chatml, "z", True))
+    assert sorted(parents) == ["a", "b"]
+
+
+def test_a_graph_rebuilt_from_its_calls_continues_where_it_was(renderers: dict[str, Renderer]) -> None:
+    renderer = renderers["chatml"]
+    conversation = Conversation(renderer)
+    messages: list[Message] = [{"role": "user", "content": "q"}]
+    calls: list[Call] = []
+    known = 0
+    for number in range(3):
+        plan = conversation.plan(messages, None)
+        ids = sample(renderer, "answer", True)
+        message = record(conversation, plan, str(number), ids)
+        call = as_call(plan, str(number), ids, message, conversation)
+        calls.append(Call(**{name: getattr(call, name) for name in call.__slots__} | {"messages": messages[known:]}))
+        messages = [*messages, message, {"role": "user", "content": f"q{number}"}]
+        known = len(messages) - 1
+    expected = conversation.plan(messages, None)
+    rebuilt = Conversation(renderer, calls)
+    plan = rebuilt.plan(messages, None)
+    assert plan.prompt_ids == expected.prompt_ids
+    assert plan.parent is not None
+    assert plan.parent.call_id == "2"
+    messages[1] = {"role": "assistant", "content": "edited"}
+    assert rebuilt.plan(messages, None).fork_cause == "assistant_message_edited"
+
+
+def test_a_template_that_drops_old_reasoning_is_named(make_renderer: Callable[..., Renderer]) -> None:
+    renderer = make_renderer(THINKING)
+    conversation = Conversation(renderer)
+    messages: list[Message] = [{"role": "user", "content": "q"}]
+    plan = conversation.plan(messages, None)
+    message = record(conversation, plan, "0", sample(renderer, "<think>\nhm\n</think>\n\nyes", True))
+    assert message["reasoning_content"] == "hm"
+    bare = {"role": "assistant", "content": "yes"}
+    tool = {"role": "tool", "content": "ok", "tool_call_id": "c"}
+    kept = conversation.plan([*messages, bare, tool], None)
+    assert kept.fork_cause is None
+    assert kept.parent is not None
+    dropped = conversation.plan([*messages, bare, {"role": "user", "content": "and"}], None)
+    assert (dropped.fork_cause, dropped.parent) == ("template_rewrites_history", None)

@@ -1,0 +1,193 @@
+"""A real server for the runner's tests, and workers of it: in this process and in processes of their own."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uuid_utils
+
+from agentlightning.children import listen, start_child, stop_child
+from agentlightning.runner.agent import LLM
+from agentlightning.runner.execution import Execution
+from agentlightning.runner.function import FunctionRunner
+from agentlightning.runner.worker import Worker
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.client import LightningStoreClient
+from agentlightning.types import FINAL_STATES, JSON, Attempt, Call, NewRollout, RetryPolicy, Rollout
+
+KEY = "key-of-the-tests"
+DEADLINE_S = 30.0
+
+
+class Server:
+    """A server process on a port that it keeps when it is started again."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._listener = listen("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.start()
+
+    def start(self) -> None:
+        descriptor = self._listener.fileno()
+        self.process = start_child(
+            ["agentlightning.gateway", "--store", self._store, "--fd", str(descriptor)],
+            pass_fds=[descriptor],
+            env={"AGL_SERVER_KEY": KEY},
+        )
+
+    def kill(self) -> None:
+        self.process.kill()
+        stop_child(self.process)
+
+    def close(self) -> None:
+        stop_child(self.process)
+        self._listener.close()
+
+
+@dataclass
+class Bench:
+    """One run on the server, and what tests do with it."""
+
+    server: Server
+    store: LightningStoreClient
+    run_id: str
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    async def enqueue(self, *tasks: JSON, **retry: Any) -> list[Rollout]:
+        return await self.store.enqueue(
+            [
+                NewRollout(run_id=self.run_id, task=task, group_id=str(uuid.uuid4()), retry=RetryPolicy(**retry))
+                for task in tasks
+            ]
+        )
+
+    async def settled(self, rollouts: list[Rollout]) -> list[Rollout]:
+        """The rollouts once all of them are finished."""
+        wanted = {rollout.id for rollout in rollouts}
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            finished = await self.store.wait(self.run_id, at_least=len(wanted), timeout_s=1.0)
+            if wanted <= {rollout.id for rollout in finished}:
+                found = {rollout.id: rollout for rollout in await self.store.rollouts(RolloutQuery(ids=list(wanted)))}
+                assert all(rollout.state in FINAL_STATES for rollout in found.values())
+                return [found[rollout.id] for rollout in rollouts]
+            assert time.monotonic() < deadline, "the rollouts did not finish"
+
+    async def attempts(self, rollout: Rollout) -> list[Attempt]:
+        return await self.store.attempts([rollout.id])
+
+    async def running(self, count: int) -> None:
+        """Wait until so many rollouts run."""
+        await self.until(lambda counts: counts.get(("train", "running"), 0) >= count)
+
+    async def until(self, condition: Callable[[dict[Any, int]], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition(await self.store.count(self.run_id)):
+            assert time.monotonic() < deadline, "it did not come to that"
+            await asyncio.sleep(0.02)
+
+    def worker_process(self, *options: str, env: dict[str, str] | None = None, **popen: Any) -> subprocess.Popen[bytes]:
+        """A worker process."""
+        arguments = ["--server", self.server.url, "--run", self.run_id, *options]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "agentlightning.runner", *arguments],
+            env={**os.environ, "AGL_SERVER_KEY": KEY, **(env or {})},
+            **popen,
+        )
+        self.processes.append(process)
+        return process
+
+    @contextlib.asynccontextmanager
+    async def worker(
+        self,
+        agent: Callable[..., Any],
+        *,
+        reward: Callable[..., Any] | None = None,
+        concurrency: int = 8,
+        **options: Any,
+    ) -> AsyncIterator[Worker]:
+        """A worker on this event loop."""
+        with ThreadPoolExecutor(concurrency) as threads:
+            execution = Execution(
+                store=self.store,
+                server_url=self.server.url,
+                model="policy",
+                runner=FunctionRunner(agent, threads, scored=reward is not None),
+                reward=reward,
+                threads=threads,
+                abandon_s=0.5,
+            )
+            worker = Worker(
+                self.store,
+                execution,
+                open_store=lambda: LightningStoreClient(self.server.url, KEY),
+                run_id=self.run_id,
+                worker_id=f"worker-{uuid.uuid4()}",
+                concurrency=concurrency,
+                boot=lambda: self.store.boot,
+                **{"grace_s": 0.5, **options},
+            )
+            running = asyncio.create_task(worker.run())
+            try:
+                yield worker
+            finally:
+                worker.stop()
+                await running
+
+    def file(self, folder: Path, source: str) -> str:
+        """The spec of an agent file with this source."""
+        path = folder / "agent.py"
+        path.write_text(source)
+        return f"{path}:solve"
+
+    def ended(self, process: subprocess.Popen[bytes]) -> int:
+        """The exit code of a process that ends by itself."""
+        return process.wait(DEADLINE_S)
+
+
+async def written(path: Path) -> str:
+    """The text of a file once it ends in a newline."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (text := _text(path)).endswith("\n"):
+        assert time.monotonic() < deadline, f"{path} was not written"
+        await asyncio.sleep(0.01)
+    return text
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def a_call(llm: LLM, content: str) -> Call:
+    """A recorded call of the attempt that an LLM belongs to."""
+    rollout_id, attempt = llm.anthropic_base_url.split("/")[-2:]
+    return Call(
+        id=str(uuid_utils.uuid7()),
+        run_id="",
+        rollout_id=rollout_id,
+        attempt=int(attempt),
+        parent_id=None,
+        suffix_ids=[1],
+        sampled_ids=[2],
+        logprobs=[-0.5],
+        versions=[],
+        prompt_tokens=1,
+        policy="policy",
+        model="policy",
+        protocol="chat",
+        sampling=llm.sampling,
+        history_hash="a",
+        request_hash="b",
+        messages=[],
+        answer={"role": "assistant", "content": content},
+    )

@@ -1,0 +1,265 @@
+"""Worker processes with real signals, real hangs and a real server."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+from runner_bench import KEY, Bench, Server, written
+
+from agentlightning.store.client import LightningStoreClient
+from agentlightning.types import Rollout
+
+QUICK = ("--abandon-s", "0.3", "--grace-s", "1")
+
+AGENT = """
+import asyncio, os, re, subprocess, sys, time, threading
+
+def solve(task, llm):
+    what = task.get("do")
+    if what == "hang":
+        threading.Event().wait()
+    if what == "regex":
+        re.match(r"(a+)+$", "a" * 64 + "b")
+    if what == "leak":
+        child = subprocess.Popen(["setsid", "sleep", "600"])
+        with open(task["file"], "w") as file:
+            file.write(f"{child.pid}\\n")
+    if what == "die":
+        os.kill(os.getpid(), 9)
+    if what == "sleep":
+        time.sleep(task["s"])
+    return 1.0
+"""
+
+ASYNC_AGENT = """
+import asyncio, os, time
+
+def block():
+    time.sleep(600)
+
+async def deeper():
+    block()
+
+async def solve(task, llm):
+    what = task.get("do")
+    if what == "block":
+        await asyncio.create_task(deeper())
+    if what == "wait":
+        await asyncio.Event().wait()
+    if what == "stubborn":
+        while True:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                pass
+    if what == "fail later":
+        open(task["file"], "a").write("ready\\n")
+        while not os.path.exists(task["file"] + ".go"):
+            await asyncio.sleep(0.02)
+        raise ConnectionError("the connection broke")
+    return 1.0
+"""
+
+
+async def ended(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a process that ends by itself."""
+    return await asyncio.to_thread(process.wait, 30)
+
+
+async def attempts(bench: Bench, rollout: Rollout) -> list[tuple[str, str]]:
+    return [(attempt.state, attempt.error or "") for attempt in await bench.attempts(rollout)]
+
+
+async def test_a_synchronous_agent_that_hangs_costs_its_process_and_harms_no_sibling(
+    bench: Bench, tmp_path: Path
+) -> None:
+    hang, sibling = [
+        *await bench.enqueue({"do": "hang"}, timeout_s=0.8),
+        *await bench.enqueue({"do": "sleep", "s": 1.5}),
+    ]
+    process = bench.worker_process("--agent", bench.file(tmp_path, AGENT), "--concurrency", "2", *QUICK)
+    assert await ended(process) == 75
+    [(state, error)] = await attempts(bench, hang)
+    assert state == "timed_out"
+    assert "threading.Event().wait()" in error
+    assert [state for state, _ in await attempts(bench, sibling)] == ["succeeded"]
+
+
+async def test_an_agent_that_blocks_the_event_loop_is_timed_out_and_its_siblings_are_lost(
+    bench: Bench, tmp_path: Path
+) -> None:
+    block, sibling = [
+        *await bench.enqueue({"do": "block"}, timeout_s=0.5),
+        *await bench.enqueue({"do": "wait"}),
+    ]
+    process = bench.worker_process("--agent", bench.file(tmp_path, ASYNC_AGENT), stderr=subprocess.PIPE)
+    assert await ended(process) == 75
+    [(state, error)] = await attempts(bench, block)
+    assert state == "timed_out"
+    assert "time.sleep(600)" in error
+    [(state, error)] = await attempts(bench, sibling)
+    assert (state, "another agent blocked" in error) == ("lost", True)
+    assert process.stderr is not None
+    assert b"blocked the event loop" in process.stderr.read()
+    process.stderr.close()
+
+
+async def test_a_task_that_swallows_its_cancellation_costs_its_process(bench: Bench, tmp_path: Path) -> None:
+    [stubborn] = await bench.enqueue({"do": "stubborn"}, timeout_s=0.3)
+    process = bench.worker_process("--agent", bench.file(tmp_path, ASYNC_AGENT), *QUICK)
+    assert await ended(process) == 75
+    assert [state for state, _ in await attempts(bench, stubborn)] == ["timed_out"]
+
+
+async def test_an_agent_that_keeps_the_interpreter_to_itself_costs_its_process(bench: Bench, tmp_path: Path) -> None:
+    await bench.enqueue({"do": "regex"})
+    options = ("--lease-s", "0.6", "--beat-s", "0.1")
+    process = bench.worker_process("--agent", bench.file(tmp_path, AGENT), *options, stderr=subprocess.DEVNULL)
+    assert await ended(process) == 1
+
+
+async def test_a_worker_that_is_killed_loses_its_attempts_to_another(bench: Bench, tmp_path: Path) -> None:
+    spec = bench.file(tmp_path, AGENT)
+    [queued] = await bench.enqueue({"do": "sleep", "s": 1.0})
+    lease = ("--lease-s", "0.5", "--beat-s", "0.1")
+    first = bench.worker_process("--agent", spec, "--worker-id", "first", *lease)
+    await bench.running(1)
+    first.kill()
+    bench.worker_process("--agent", spec, "--worker-id", "second", *lease)
+    [done] = await bench.settled([queued])
+    assert (done.state, done.attempt, done.lost) == ("succeeded", 2, 1)
+    ends = [(attempt.worker_id, attempt.state) for attempt in await bench.attempts(queued)]
+    assert ends == [("first", "lost"), ("second", "succeeded")]
+
+
+async def test_a_stopped_worker_ends_in_time_and_reports_what_it_lost(bench: Bench, tmp_path: Path) -> None:
+    short, hang = await bench.enqueue({"do": "sleep", "s": 0.5}, {"do": "hang"})
+    process = bench.worker_process("--agent", bench.file(tmp_path, AGENT), *QUICK)
+    await bench.running(2)
+    process.send_signal(signal.SIGTERM)
+    started = time.monotonic()
+    await ended(process)
+    assert time.monotonic() - started < 5
+    assert [state for state, _ in await attempts(bench, short)] == ["succeeded"]
+    assert await attempts(bench, hang) == [("lost", "the worker was stopped")]
+
+
+async def test_a_child_worker_ends_with_its_parent(bench: Bench, tmp_path: Path) -> None:
+    spec = bench.file(tmp_path, AGENT)
+    process = bench.worker_process("--agent", spec, "--child", *QUICK, stdin=subprocess.PIPE)
+    await bench.settled(await bench.enqueue({}))
+    assert process.stdin is not None
+    process.stdin.close()
+    assert await ended(process) == 0
+
+
+async def test_a_process_that_a_function_left_behind_ends_with_its_worker(bench: Bench, tmp_path: Path) -> None:
+    process = bench.worker_process("--agent", bench.file(tmp_path, AGENT), *QUICK)
+    await bench.settled(await bench.enqueue({"do": "leak", "file": str(tmp_path / "pid")}))
+    leaked = psutil.Process(int(await written(tmp_path / "pid")))
+    process.terminate()
+    await ended(process)
+    assert psutil.wait_procs([leaked], timeout=5)[1] == []
+
+
+async def test_a_command_posts_its_reward_and_another_prints_it(bench: Bench, tmp_path: Path) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text(
+        "import json, os, urllib.request as web\n"
+        "task = json.load(open(os.environ['AGL_TASK']))\n"
+        "if task['post']:\n"
+        "    head = {'authorization': 'Bearer ' + os.environ['OPENAI_API_KEY'], 'content-type': 'application/json'}\n"
+        "    web.urlopen(web.Request(os.environ['AGL_REWARD_URL'], json.dumps({'value': 0.25}).encode(), head))\n"
+        "else:\n"
+        "    print(json.dumps({'reward': 0.75}))\n"
+    )
+    bench.worker_process("--command", f"{sys.executable} -S {script}", env={"HTTP_PROXY": "http://10.0.0.1:1"})
+    posted, printed = await bench.settled(await bench.enqueue({"post": True}, {"post": False}))
+    assert [(rollout.state, rollout.reward) for rollout in (posted, printed)] == [
+        ("succeeded", 0.25),
+        ("succeeded", 0.75),
+    ]
+
+
+async def test_a_command_is_retried_timed_out_and_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
+    script = tmp_path / "agent.sh"
+    script.write_text(
+        "if [ $AGL_ATTEMPT = 1 ]; then echo first fails; exit 9; fi\n"
+        f"setsid sleep 600 &\necho $! > {tmp_path}/pid\necho waiting\nsleep 600\n"
+    )
+    bench.worker_process("--command", f"sh {script}")
+    [queued] = await bench.enqueue({}, timeout_s=1.0, max_attempts=2)
+    [done] = await bench.settled([queued])
+    assert done.state == "failed"
+    first, second = await bench.attempts(queued)
+    assert (first.state, second.state) == ("failed", "timed_out")
+    assert "exit code 9" in (first.error or "")
+    assert (first.output, second.output) == ("first fails\n", "waiting\n")
+    leaked = int(await written(tmp_path / "pid"))
+    assert not psutil.pid_exists(leaked) or psutil.Process(leaked).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "sentence"),
+    [
+        ("import nothing_like_it\n", (), "cannot be imported: ModuleNotFoundError"),
+        ("def other(task, llm): pass\n", (), "there is no 'solve'; there are other"),
+        (AGENT, ("--reward", "missing.py:score"), "reward function file 'missing.py' does not exist"),
+        (AGENT, ("--run", "no-such-run"), "no-such-run"),
+    ],
+)
+async def test_a_worker_that_cannot_start_says_why_in_one_sentence(
+    bench: Bench, tmp_path: Path, source: str, options: tuple[str, ...], sentence: str
+) -> None:
+    process = bench.worker_process("--agent", bench.file(tmp_path, source), *options, stderr=subprocess.PIPE)
+    _, said = await asyncio.to_thread(process.communicate, None, 30)
+    assert process.returncode == (1 if "no-such-run" in options else 2)
+    assert sentence in said.decode()
+    assert said.count(b"\n") == 1
+
+
+@pytest.fixture
+async def durable(tmp_path: Path) -> AsyncIterator[Bench]:
+    server = Server(f"sqlite:///{tmp_path}/agl.db")
+    async with LightningStoreClient(server.url, KEY) as store:
+        run = await store.create_run("durable", {})
+        bench = Bench(server, store, run.id)
+        yield bench
+        for process in bench.processes:
+            process.kill()
+            process.wait()
+    server.close()
+
+
+async def test_a_failure_after_the_server_was_restarted_is_lost_not_failed(durable: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "ready"
+    [queued] = await durable.enqueue({"do": "fail later", "file": str(file)})
+    durable.worker_process("--agent", durable.file(tmp_path, ASYNC_AGENT))
+    await written(file)
+    durable.server.kill()
+    durable.server.start()
+    (tmp_path / "ready.go").touch()
+    [done] = await durable.settled([queued])
+    assert (done.state, done.lost, done.attempt) == ("failed", 1, 2)
+    [(lost, why), (failed, _)] = await attempts(durable, queued)
+    assert (lost, failed) == ("lost", "failed")
+    assert "the server was away during the attempt" in why
+
+
+async def test_an_attempt_that_ends_while_the_server_is_away_is_reported_when_it_is_back(
+    durable: Bench, tmp_path: Path
+) -> None:
+    [queued] = await durable.enqueue({"do": "sleep", "s": 1.0})
+    durable.worker_process("--agent", durable.file(tmp_path, AGENT))
+    await durable.running(1)
+    durable.server.kill()
+    await asyncio.sleep(1.2)
+    durable.server.start()
+    [done] = await durable.settled([queued])
+    assert (done.state, done.attempt) == ("succeeded", 1)

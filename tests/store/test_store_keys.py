@@ -1,0 +1,70 @@
+"""Keys of attempts, and the door to stores."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.errors import ConfigError
+from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.keys import mint, verify
+from agentlightning.store.open import open_store
+from agentlightning.store.sql import InMemoryLightningStore, SqlLightningStore
+
+SECRET = b"s" * 32
+
+
+@given(st.uuids(), st.integers(0, 2**16 - 1))
+def test_a_key_carries_its_attempt(rollout: uuid.UUID, attempt: int) -> None:
+    key = mint(SECRET, str(rollout), attempt)
+    assert key.startswith("sk-agl-")
+    assert verify(SECRET, key) == (str(rollout), attempt)
+    assert verify(b"t" * 32, key) is None
+
+
+@given(st.integers(7, 52), st.sampled_from("AZaz09-_=+ é"))
+def test_a_key_with_any_other_character_is_none(position: int, character: str) -> None:
+    key = mint(SECRET, str(uuid.UUID(int=7)), 1)
+    forged = key[:position] + character + key[position + 1 :]
+    # the last character has two bits that mean nothing: another spelling of the same key does no harm
+    assert forged == key or verify(SECRET, forged) is None or position == len(key) - 1
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_judged_without_an_error(text: str) -> None:
+    assert verify(SECRET, text) is None
+    assert verify(SECRET, "sk-agl-" + text) is None
+
+
+async def test_a_claims_key_is_signed_with_the_stores_secret() -> None:
+    from store_samples import claimed
+
+    async with InMemoryLightningStore() as store:
+        [claim] = await claimed(store)
+        assert verify(await store.signing_secret(), claim.key) == (claim.rollout.id, 1)
+
+
+def test_the_scheme_chooses_the_store() -> None:
+    assert isinstance(open_store("memory://"), SqlLightningStore)
+    assert isinstance(open_store("sqlite:///x.db"), SqlLightningStore)
+    assert isinstance(open_store("http://127.0.0.1:1", "key"), LightningStoreClient)
+    assert isinstance(open_store("https://server"), LightningStoreClient)
+
+
+@pytest.mark.parametrize("url", ["mysql://x", "runs/agl.db", "", "sqlite://", "sqlite:///:memory:", "sqlite:x"])
+def test_any_other_url_is_a_setting_that_says_what_was_expected(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"memory://.*sqlite:///path"):
+        open_store(url)
+
+
+def test_the_client_loads_neither_a_database_nor_a_web_server() -> None:
+    program = (
+        "import sys; from agentlightning.store.open import open_store; open_store('http://x');"
+        "print(sorted({'sqlalchemy', 'fastapi', 'uvicorn', 'torch'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "[]\n"
