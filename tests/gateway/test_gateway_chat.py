@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import pairwise
 from typing import Any
 
 import openai
@@ -81,7 +82,7 @@ async def test_a_conversation_with_tools_never_forks(house: House, stream: bool)
     assert [call.fork_cause for call in calls] == [None] * 3
     assert [call.parent_id for call in calls] == [None, calls[0].id, calls[1].id]
     ids = full_ids(calls)
-    for before, after in zip(calls, calls[1:], strict=False):
+    for before, after in pairwise(calls):
         assert ids[after.id][0][: len(ids[before.id][1])] == ids[before.id][1]
     assert [ids[call.id][0] for call in calls] == [request["token_ids"] for request in house.engine.requests]
 

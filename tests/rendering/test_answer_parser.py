@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_templates import CHATML, HERMES
 
@@ -96,6 +96,7 @@ def test_a_broken_response_template_is_an_error_of_the_model(make_renderer: Call
         make_renderer(CHATML, response_template={"fields": {}})
 
 
+@settings(max_examples=300, deadline=None)
 @given(parts=st.lists(pieces, max_size=8), cuts=st.lists(st.integers(0, 60)), tools=st.booleans(), inside=st.booleans())
 def test_what_is_streamed_is_never_taken_back(parts: list[str], cuts: list[int], tools: bool, inside: bool) -> None:
     text = "".join(parts)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_templates import THINKING
+from toy_templates import HEADED, THINKING
 
 from agentlightning.rendering.conversation import Conversation, Plan
 from agentlightning.rendering.renderer import Renderer
@@ -261,3 +261,37 @@ def test_a_template_that_drops_old_reasoning_is_named(make_renderer: Callable[..
     assert kept.parent is not None
     dropped = conversation.plan([*messages, bare, {"role": "user", "content": "and"}], None)
     assert (dropped.fork_cause, dropped.parent) == ("template_rewrites_history", None)
+
+
+def test_an_end_token_that_opens_the_next_message_is_not_written_twice(make_renderer: Callable[..., Renderer]) -> None:
+    renderer = make_renderer(HEADED, "<|user|>")
+    conversation, messages = conversation_of(renderer, "one")
+    plan = conversation.plan(messages, None)
+    assert (
+        renderer.decode(plan.prompt_ids, special=True) == "<|system|>s<|user|>q0<|assistant|>one<|user|>q1<|assistant|>"
+    )
+    assert plan.fork_cause is None
+    messages[-1] = {"role": "tool", "content": "t"}
+    assert conversation.plan(messages, None).fork_cause == "template_rewrites_history"
+
+
+def test_an_end_token_that_the_template_never_writes_stays(make_renderer: Callable[..., Renderer]) -> None:
+    renderer = make_renderer(HEADED, "<|endoftext|>")
+    conversation, messages = conversation_of(renderer, "one")
+    plan = conversation.plan(messages, None)
+    assert renderer.decode(plan.prompt_ids, special=True).endswith("one<|endoftext|><|user|>q1<|assistant|>")
+
+
+def test_space_around_an_answer_may_be_trimmed_by_the_agent(chatml: Renderer) -> None:
+    conversation, messages = conversation_of(chatml, " one\n")
+    messages[2] = {"role": "assistant", "content": "one"}
+    plan = conversation.plan(messages, None)
+    assert plan.fork_cause is None
+    assert " one\n<|im_end|>" in chatml.decode(plan.prompt_ids, special=True)
+
+
+def test_a_call_withdrawn_gives_its_place_back(chatml: Renderer) -> None:
+    conversation = Conversation(chatml)
+    question: list[Message] = [{"role": "user", "content": "q"}]
+    conversation.withdraw(conversation.plan(question, None))
+    assert conversation.plan(question, None).position == 0

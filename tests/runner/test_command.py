@@ -82,8 +82,8 @@ def python(folder: Path, source: str) -> str:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended, within two seconds; a zombie that nobody reaps has ended."""
-    deadline = time.monotonic() + 2
+    """Whether a process has ended, within ten seconds; a zombie that nobody reaps has ended."""
+    deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:

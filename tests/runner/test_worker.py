@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import openai
 import pytest
 from runner_bench import KEY, Bench, a_call
 
@@ -345,3 +346,23 @@ async def test_a_claim_that_waits_starts_as_soon_as_work_arrives(bench: Bench) -
         before = time.monotonic()
         await bench.settled(await bench.enqueue({}))
         assert time.monotonic() - before < 5  # the request for work stays open for 20 s
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_the_shared_clients_reach_the_gateway_past_a_proxy_variable(
+    bench: Bench, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+
+    async def solve(task: JSON, llm: LLM) -> float:
+        client = openai.AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
+        return float((await client.models.list()).object == "list")
+
+    def solve_in_thread(task: JSON, llm: LLM) -> float:
+        client = openai.OpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.sync_http_client)
+        return float(client.models.list().object == "list")
+
+    queued = await bench.enqueue(*({"n": n} for n in range(4)))
+    async with bench.worker(solve if asynchronous else solve_in_thread):
+        done = await bench.settled(queued)
+    assert [(rollout.state, rollout.reward) for rollout in done] == [("succeeded", 1.0)] * 4

@@ -15,6 +15,7 @@ from store_samples import Clock, a_call, a_run, a_worker, claimed, some, sql_sto
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.database import Database
+from agentlightning.types import Call
 
 
 def store_at(path: object, options: str = "") -> LightningStore:
@@ -97,7 +98,7 @@ def files_of_at_most_a_megabyte() -> Iterator[None]:
 async def test_a_full_disk_loses_nothing_acknowledged_and_the_store_lives_on(tmp_path: Path) -> None:
     async with store_at(tmp_path / "agl.db") as store:
         [claim] = await claimed(store)
-        kept = []
+        kept: list[Call] = []
 
         async def append_for_ever() -> None:
             while True:

@@ -470,3 +470,11 @@ async def test_workers_of_one_name_on_two_hosts_leave_each_other_alone(store: Li
     worker = a_worker(claim.rollout.run_id)
     assert await store.claim(replace(worker, host="elsewhere", pid=worker.pid + 1)) == []
     assert await store.heartbeat(worker, [claim.lease]) == [True]
+
+
+async def test_a_successor_that_beats_before_its_first_claim_still_gives_up(store: LightningStore) -> None:
+    (claim,) = await claimed(store)
+    successor = replace(a_worker(claim.rollout.run_id), pid=2)
+    assert await store.heartbeat(successor, []) == []
+    (again,) = await store.claim(successor)
+    assert again.lease.attempt == 2

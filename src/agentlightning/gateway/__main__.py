@@ -83,6 +83,7 @@ async def _serve(store_url: str, listener: socket.socket, server_key: str | None
         config = uvicorn.Config(
             app,
             http="httptools",
+            ws="none",
             access_log=False,
             log_level="warning",
             timeout_keep_alive=75,

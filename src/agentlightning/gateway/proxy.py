@@ -123,6 +123,9 @@ class Proxy:
             else:
                 answer = await self._whole(job, reply)
             answered.set_result(answer)
+        except BaseException:
+            conversation.withdraw(job.plan)
+            raise
         finally:
             self._metrics.in_flight.dec()
             answered.cancel()

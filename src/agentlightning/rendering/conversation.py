@@ -150,6 +150,11 @@ class Conversation:
             )
         )
 
+    def withdraw(self, plan: Plan) -> None:
+        """The call was not answered: the next try takes its place, and so its noise."""
+        if self._seen.get(plan.request_hash) == plan.position + 1:
+            self._seen[plan.request_hash] = plan.position
+
     def unanswered(self, request_hash: Digest) -> str | None:
         """The call that recorded this request's answer, if nothing continued it: the agent may never have got it."""
         for node in reversed(self._by_request.get(request_hash, [])):
@@ -207,14 +212,13 @@ class Conversation:
         """
         renderer = self.renderer
         body, end = renderer.split_end(node.sampled_ids)
-        rest = renderer.after_answer(end)
         closing = renderer.closing
-        if rest is None or closing is None:
+        if closing is None:
             return None
         if node.prompt_text is not None:
             head = node.prompt_text + renderer.decode(body, special=True) + closing
             if text.startswith(head):
-                return rest + text[len(head) :]
+                return renderer.after_answer(end, text[len(head) :], text)
         try:
             before = node.prompt_text or renderer.render(history[:-1], tools, generate=True)
             through = renderer.render(history, tools, generate=False)
@@ -225,7 +229,7 @@ class Conversation:
         answer = through[len(before) : len(through) - len(closing)]
         if len(through) < len(before) + len(closing) or node.answer.get("reasoning_content", "").strip() not in answer:
             return None
-        return rest + text[len(through) :]
+        return renderer.after_answer(end, text[len(through) :], text)
 
     # --- why a prompt does not continue ------------------------------------------------------------------------------
 

@@ -39,7 +39,8 @@ class Renderer:
         settings = _settings(Path(folder))
         self._tokenizer = _tokenizer(Path(folder))
         self._variables = _special_tokens(settings)
-        self._template = _compiled(settings["chat_template"], folder)
+        self._source: str = settings["chat_template"]
+        self._template = _compiled(self._source, folder)
         self._encode_cached = lru_cache(maxsize=cached_texts)(self._encode)
         self._special = {
             index: token.content for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
@@ -48,7 +49,7 @@ class Renderer:
         """Ids that end an answer, with their texts."""
         self.closing = self._find_closing()
         """What the template puts between an answer's text and whatever follows; None where it cannot be told."""
-        self.parser = AnswerParser(settings["chat_template"], settings.get("response_template"))
+        self.parser = AnswerParser(self._source, settings.get("response_template"))
 
     def render(self, messages: list[JSON], tools: list[JSON] | None, generate: bool) -> str:
         """The conversation as text, with the opening of the next answer if `generate`. Messages are normal ones."""
@@ -86,17 +87,24 @@ class Renderer:
         """Decodes ids as they are sampled."""
         return TextStream(self._tokenizer)
 
-    def after_answer(self, end: int | None) -> str | None:
-        """What the template puts after an answer that ended with token `end`, or was cut; None where it cannot be told.
+    def after_answer(self, end: int | None, rest: str, whole: str) -> str | None:
+        """The text after sampled ids that ended with token `end` (None: cut), where the template goes on with `rest`
+        after its closing; None where the template, by its rendering `whole`, uses that token for something else.
 
-        An end token that the template never writes leaves the closing whole, unless the closing has another one.
+        Some templates write no closing: the end token is the opening of the next message. Others never write the end
+        token at all; it stays in the prompt, where the model put it.
         """
-        if self.closing is None or end is None:
-            return self.closing
-        before, found, after = self.closing.partition(self.end_ids[end])
-        if found:
-            return after
-        return None if any(text in before for text in self._special.values()) else self.closing
+        closing = self.closing or ""
+        if end is None:
+            return closing + rest
+        text = self.end_ids[end]
+        _, closed, after = closing.partition(text)
+        if closed:
+            return after + rest
+        if not closing and rest.startswith(text):
+            return rest[len(text) :]
+        written = text in whole or text in self._source or any(special in closing for special in self._special.values())
+        return None if written else closing + rest
 
     def _encode(self, text: str, anchor: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(anchor + text, add_special_tokens=False).ids

@@ -100,6 +100,8 @@ class Splitter:
         self._whole = whole
         self._state = "thinking" if inside else "opening" if thinks else "content"
         self._tools = tools
+        self._leading = True
+        """True until reasoning begins with something else than newlines."""
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str]:
@@ -113,10 +115,13 @@ class Splitter:
             if THINK_OPEN.startswith(start[: len(THINK_OPEN)]):
                 if len(start) < len(THINK_OPEN):
                     return "", ""
-                self._held, self._state = start[len(THINK_OPEN) :].lstrip("\n"), "thinking"
+                self._held, self._state = start[len(THINK_OPEN) :], "thinking"
             else:
                 self._state = "content"
         if self._state == "thinking":
+            if self._leading:
+                self._held = self._held.lstrip("\n")
+                self._leading = not self._held
             reasoning, closed, after = self._held.partition(THINK_CLOSE)
             if not closed:
                 return "", self._release(self._held, (THINK_CLOSE,))

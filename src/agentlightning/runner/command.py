@@ -78,6 +78,8 @@ class CommandRunner:
                 read, write = os.pipe()
                 ends.append(write)
                 readers.append(await _read(read, *tails))
+            if self._guardian is None:  # before the first program: the worker may be killed at any moment
+                self._guardian = self._start_guardian()
             process = await self._start(environment, *ends)
             self._tell_guardian(f"+{process.pid}")
             code = await process.wait()
@@ -124,22 +126,31 @@ class CommandRunner:
         if process is not None:
             await process.wait()
 
+    def _start_guardian(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), f"{MARK}={self._mark}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            env={},
+        )
+
     def _tell_guardian(self, line: str) -> None:
-        if self._guardian is None:
-            self._guardian = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), f"{MARK}={self._mark}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,
-                env={},
-            )
-        _send(self._guardian, line)
+        assert self._guardian is not None
+        assert self._guardian.stdin is not None
+        try:
+            self._guardian.stdin.write(line + "\n")
+            self._guardian.stdin.flush()
+        except BrokenPipeError:
+            pass  # somebody killed the guardian; the worker still cleans up after every attempt it sees end
 
     def close(self) -> None:
-        """End the guardian, which ends what the worker left."""
+        """End the guardian and whatever is left; for those who go on living without the runner."""
+        kill_marked(f"{MARK}={self._mark}")
         if self._guardian is not None and self._guardian.stdin is not None:
+            self._guardian.kill()
             self._guardian.stdin.close()
             self._guardian.wait()
             self._guardian = None
@@ -249,15 +260,6 @@ async def _read(descriptor: int, *tails: Tail) -> _Reader:
     pipe: IO[bytes] = os.fdopen(descriptor, "rb", 0)
     _, reader = await asyncio.get_running_loop().connect_read_pipe(lambda: _Reader(tails), pipe)
     return reader
-
-
-def _send(guardian: subprocess.Popen[str], line: str) -> None:
-    assert guardian.stdin is not None
-    try:
-        guardian.stdin.write(line + "\n")
-        guardian.stdin.flush()
-    except BrokenPipeError:
-        pass  # somebody killed the guardian; the worker still cleans up after every attempt it sees end
 
 
 def _ended(code: int) -> str:

@@ -57,19 +57,20 @@ def bounded(text: str) -> str:
 
 def proxy_diagnosis(server_url: str, environment: Mapping[str, str]) -> str | None:
     """The proxy variable that diverts an agent's calls from the server, as a sentence; None where none does."""
+    scheme = "https" if server_url.startswith("https") else "http"
+    names = (f"{scheme}_proxy", f"{scheme.upper()}_PROXY", "all_proxy", "ALL_PROXY")
+    name = next((name for name in names if environment.get(name)), None)
+    if name is None:
+        return None
     host = urlsplit(server_url).hostname or ""
     exempt = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
     for entry in (part.strip().lower().lstrip(".") for part in exempt.split(",")):
-        if entry and (entry == "*" or host == entry.split(":")[0] or host.endswith(f".{entry}")):
+        if entry and (entry in ("*", host) or host == entry.split(":")[0] or host.endswith(f".{entry}")):
             return None
-    scheme = urlsplit(server_url).scheme
-    for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY", "all_proxy", "ALL_PROXY"):
-        if environment.get(name):
-            return (
-                f"{name} is set where the worker runs and NO_PROXY does not name {host}: "
-                "the agent's calls may have gone to the proxy"
-            )
-    return None
+    return (
+        f"{name} is set where the worker runs and NO_PROXY does not name {host}: "
+        "the agent's calls may have gone to the proxy"
+    )
 
 
 def _trim(told: traceback.TracebackException) -> None:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 PASSES = 20
 """Scans until nothing is found: a process that forks while it is being looked for is found by the next scan."""
+BIRTH_S = 0.5
+"""A program that the worker was just starting when it was killed shows its environment by then."""
 
 
 def kill_group(group: int, sign: signal.Signals = signal.SIGKILL) -> bool:
@@ -72,6 +75,8 @@ def guard() -> None:
             groups.discard(group)
     for group in groups:
         kill_group(group)
+    kill_marked(sys.argv[1])
+    time.sleep(BIRTH_S)
     kill_marked(sys.argv[1])
 
 

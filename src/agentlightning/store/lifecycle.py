@@ -83,7 +83,7 @@ def enqueue(transaction: Transaction, batches: Sequence[Sequence[dict[str, Any]]
 def claim(transaction: Transaction, requests: Sequence[ClaimRequest]) -> list[list[tuple[Rollout, Lease]]]:
     """What each caller gets: earlier callers first, higher priorities first."""
     _give_up_predecessors(transaction, [request.worker for request in requests])
-    _see(transaction, [request.worker for request in requests])
+    _see(transaction, [request.worker for request in requests], _CLAIM)
     expire(transaction, [None])
     by_run: dict[str, list[ClaimRequest]] = defaultdict(list)
     for request in requests:
@@ -103,7 +103,7 @@ def claim(transaction: Transaction, requests: Sequence[ClaimRequest]) -> list[li
 
 
 def heartbeat(transaction: Transaction, beats: Sequence[Beat]) -> list[list[bool]]:
-    _see(transaction, [beat.worker for beat in beats])
+    _see(transaction, [beat.worker for beat in beats], _BEAT)
     running = _running(transaction.connection, {lease.rollout_id for beat in beats for lease in beat.leases})
     answers, held = [], []
     for beat in beats:
@@ -321,11 +321,16 @@ def _give_up_predecessors(transaction: Transaction, seen: Iterable[Worker]) -> N
             _end(transaction, [_End(row, "lost", reason, None) for row in found])
 
 
-def _see(transaction: Transaction, seen: Iterable[Worker]) -> None:
+_BEAT = ("running", "seen_ns")
+_CLAIM = ("host", "pid", *_BEAT)
+"""What of a worker changes: only a claim says who it is, so that a beat never hides a predecessor from it."""
+
+
+def _see(transaction: Transaction, seen: Iterable[Worker], changing: Sequence[str]) -> None:
     latest = {(worker.run_id, worker.id): worker for worker in seen}
     require_runs(transaction.connection, {run_id for run_id, _ in latest})
     statement = upsert(workers)
-    changes = {name: statement.excluded[name] for name in ("host", "pid", "running", "seen_ns")}
+    changes = {name: statement.excluded[name] for name in changing}
     transaction.connection.execute(
         statement.on_conflict_do_update(index_elements=["run_id", "id"], set_=changes),
         [

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from agentlightning.engines.local.checkpoint import read_config
-from agentlightning.engines.local.generic import TransformersDecoder
 from agentlightning.engines.local.llama import LlamaDecoder, is_llama_shaped
 
 
@@ -63,5 +62,8 @@ class Decoder(Protocol):
 def open_decoder(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
     """The fastest decoder that computes this model exactly."""
     config = read_config(folder)
-    kind = LlamaDecoder if is_llama_shaped(config) else TransformersDecoder
-    return kind(config, folder, dtype, device)
+    if is_llama_shaped(config):
+        return LlamaDecoder(config, folder, dtype, device)
+    from agentlightning.engines.local.generic import TransformersDecoder
+
+    return TransformersDecoder(config, folder, dtype, device)

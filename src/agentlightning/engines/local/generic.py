@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from agentlightning.engines.local.checkpoint import load_model
 from agentlightning.engines.local.models import context_length
@@ -24,7 +25,7 @@ class TransformersDecoder:
         self._dtype, self._device = dtype, device
         self.vocab: int = config.get_text_config().vocab_size
         self.context = context_length(config.get_text_config())
-        self._cache = _slot_cache(config.get_text_config().num_hidden_layers, device)
+        self._cache = Cache(layers=[SlotLayer() for _ in range(config.get_text_config().num_hidden_layers)])
         self.row_bytes = 0
         self.load(folder)
         self.row_bytes = sum(layer.token_bytes() for layer in self._cache.layers)
@@ -89,69 +90,65 @@ class TransformersDecoder:
             layer.write(row, *part)
 
 
-def _slot_cache(layers: int, device: str) -> Any:
-    """A transformers Cache whose layers write where `aim` says and return the rows in use."""
-    from transformers.cache_utils import Cache, CacheLayerMixin
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer of a transformers Cache that writes where `aim` says and gives back the rows in use."""
 
-    class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-        is_sliding = False
+    is_sliding = False
 
-        keys: Tensor
-        values: Tensor
-        is_initialized: bool
+    keys: Tensor
+    values: Tensor
+    is_initialized: bool
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.length, self.room = 0, 0, (0, 0)
-            self.rows = self.positions = torch.zeros(0)
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.length, self.room = 0, 0, (0, 0)
+        self.rows = self.positions = torch.zeros(0)
 
-        def reserve(self, rows: int, length: int) -> None:
-            self.room = rows, length
-            if self.is_initialized:
-                self.keys, self.values = self._grown(self.keys), self._grown(self.values)
+    def reserve(self, rows: int, length: int) -> None:
+        self.room = rows, length
+        if self.is_initialized:
+            self.keys, self.values = self._grown(self.keys), self._grown(self.values)
 
-        def _grown(self, old: Tensor) -> Tensor:
-            rows, length = min(old.shape[0], self.room[0]), min(old.shape[2], self.room[1])
-            new = old.new_zeros(self.room[0], old.shape[1], self.room[1], old.shape[3])
-            new[:rows, :, :length] = old[:rows, :, :length]
-            return new
+    def _grown(self, old: Tensor) -> Tensor:
+        rows, length = min(old.shape[0], self.room[0]), min(old.shape[2], self.room[1])
+        new = old.new_zeros(self.room[0], old.shape[1], self.room[1], old.shape[3])
+        new[:rows, :, :length] = old[:rows, :, :length]
+        return new
 
-        def aim(self, first: int, positions: Tensor, length: int) -> None:
-            self.first, self.positions, self.length = first, positions, length
-            self.rows = torch.arange(first, first + len(positions), device=device)[:, None]
+    def aim(self, first: int, positions: Tensor, length: int) -> None:
+        self.first, self.positions, self.length = first, positions, length
+        self.rows = torch.arange(first, first + len(positions), device=positions.device)[:, None]
 
-        def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-            self.keys = self._grown(key_states.new_zeros(0, key_states.shape[1], 0, key_states.shape[3]))
-            self.values = self._grown(value_states.new_zeros(0, value_states.shape[1], 0, value_states.shape[3]))
-            self.is_initialized = True
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys = self._grown(key_states.new_zeros(0, key_states.shape[1], 0, key_states.shape[3]))
+        self.values = self._grown(value_states.new_zeros(0, value_states.shape[1], 0, value_states.shape[3]))
+        self.is_initialized = True
 
-        def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-            if not self.is_initialized:
-                self.lazy_initialization(key_states, value_states)
-            self.keys[self.rows, :, self.positions] = key_states.transpose(1, 2)
-            self.values[self.rows, :, self.positions] = value_states.transpose(1, 2)
-            used = slice(self.first, self.first + len(key_states))
-            return self.keys[used, :, : self.length], self.values[used, :, : self.length]
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys[self.rows, :, self.positions] = key_states.transpose(1, 2)
+        self.values[self.rows, :, self.positions] = value_states.transpose(1, 2)
+        used = slice(self.first, self.first + len(key_states))
+        return self.keys[used, :, : self.length], self.values[used, :, : self.length]
 
-        def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-            return self.length, 0
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length, 0
 
-        def get_seq_length(self) -> int:
-            return self.length
+    def get_seq_length(self) -> int:
+        return self.length
 
-        def get_max_length(self) -> int:
-            return -1
+    def get_max_length(self) -> int:
+        return -1
 
-        def token_bytes(self) -> int:
-            if not self.is_initialized:
-                return 0
-            return sum(t.shape[1] * t.shape[3] * t.element_size() for t in (self.keys, self.values))
+    def token_bytes(self) -> int:
+        if not self.is_initialized:
+            return 0
+        return sum(t.shape[1] * t.shape[3] * t.element_size() for t in (self.keys, self.values))
 
-        def read(self, row: int, length: int) -> tuple[Tensor, Tensor]:
-            return self.keys[row, :, :length].clone(), self.values[row, :, :length].clone()
+    def read(self, row: int, length: int) -> tuple[Tensor, Tensor]:
+        return self.keys[row, :, :length].clone(), self.values[row, :, :length].clone()
 
-        def write(self, row: int, keys: Tensor, values: Tensor) -> None:
-            self.keys[row, :, : keys.shape[1]] = keys
-            self.values[row, :, : values.shape[1]] = values
-
-    return Cache(layers=[SlotLayer() for _ in range(layers)])
+    def write(self, row: int, keys: Tensor, values: Tensor) -> None:
+        self.keys[row, :, : keys.shape[1]] = keys
+        self.values[row, :, : values.shape[1]] = values

@@ -62,10 +62,13 @@ log = logging.getLogger("agentlightning.sampler")
 class Sampler:
     """Requests in flight over one scheduler; `run` is the loop that does the work."""
 
-    def __init__(self, decoder: Decoder, scheduler: Scheduler, end_ids: frozenset[int]) -> None:
+    def __init__(
+        self, decoder: Decoder, scheduler: Scheduler, end_ids: frozenset[int], long_turn_s: float = LONG_TURN_S
+    ) -> None:
         self.scheduler = scheduler
         self._decoder = decoder
         self._end_ids = end_ids
+        self._long_turn_s = long_turn_s
         self._wake = asyncio.Event()
         self._news: dict[Request, asyncio.Event] = {}
         self._loads: list[tuple[Path, str, asyncio.Future[None]]] = []
@@ -107,18 +110,20 @@ class Sampler:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
-                started = time.perf_counter()
-                if long_turns:
-                    news = await loop.run_in_executor(beside, self.scheduler.turn)
-                else:
-                    news = self.scheduler.turn()
-                long_turns = time.perf_counter() - started > LONG_TURN_S
+                news, took_s = await loop.run_in_executor(beside, self._turn) if long_turns else self._turn()
+                long_turns = took_s > self._long_turn_s
                 for request in news:
                     if request in self._news:
                         self._news[request].set()
                 # Two passes of the loop: one reads what clients sent, one runs the handlers that this wakes.
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
+
+    def _turn(self) -> tuple[list[Request], float]:
+        """A turn's news and its CPU seconds; on a crowded machine the clock would count other people's work."""
+        started = time.thread_time()
+        news = self.scheduler.turn()
+        return news, time.thread_time() - started
 
     def parse(self, body: bytes) -> tuple[str, Request]:
         """A request id and a Request, or InputError naming the field that is wrong."""
@@ -199,7 +204,7 @@ def create_app(sampler: Sampler) -> web.Application:
             sampler.drop(request)
         if request.finish == "error":
             return _error(500, _not_finite(request))
-        return web.Response(body=_answer(request_id, request, 0), content_type="application/json")
+        return web.Response(body=_answer(request_id, request, 0, request.finish)[0], content_type="application/json")
 
     async def collective_rpc(http: web.Request) -> web.Response:
         try:
@@ -241,36 +246,40 @@ async def _stream(http: web.Request, request_id: str, request: Request, news: as
     while True:
         await news.wait()
         news.clear()
-        if request.finish == "error":
+        finish = request.finish
+        if finish == "error":
             body = orjson.dumps(_error_body(500, _not_finite(request)))
         else:
-            body = _answer(request_id, request, sent)
-            sent = len(request.sampled)
-        ended = request.finish is not None
-        await response.write(b"data: " + body + (b"\n\ndata: [DONE]\n\n" if ended else b"\n\n"))
-        if ended:
+            body, sent = _answer(request_id, request, sent, finish)
+        await response.write(b"data: " + body + (b"\n\ndata: [DONE]\n\n" if finish else b"\n\n"))
+        if finish:
             await response.write_eof()
             return response
 
 
-def _answer(request_id: str, request: Request, start: int) -> bytes:
-    """The answer from token `start` on; versions come with the end."""
-    tokens, logprobs = request.sampled[start:], request.logprobs[start:]
+def _answer(request_id: str, request: Request, start: int, finish: str | None) -> tuple[bytes, int]:
+    """The answer from token `start` on, and where it ends; versions come with the end of the answer.
+
+    A turn may be under way in another thread: it appends a token before its logprob and sets `finish` after both, which is
+    why the caller read `finish` first.
+    """
+    end = len(request.logprobs)
+    tokens, logprobs = request.sampled[start:end], request.logprobs[start:end]
     choice: dict[str, Any] = {
         "index": 0,
         "token_ids": tokens,
         "logprobs": {"content": [{"token_id": t, "logprob": p} for t, p in zip(tokens, logprobs, strict=True)]},
-        "finish_reason": request.finish,
-        "stop_reason": request.stop_reason,
+        "finish_reason": finish,
+        "stop_reason": request.stop_reason if finish else None,
     }
-    if request.finish:
-        ends = [begin for _, begin in request.versions[1:]] + [len(request.sampled)]
+    if finish:
+        ends = [begin for _, begin in request.versions[1:]] + [end]
         choice["weight_versions"] = [
             {"version": version, "start": begin, "end": end}
             for (version, begin), end in zip(request.versions, ends, strict=True)
             if begin < end
         ]
-    return orjson.dumps({"request_id": request_id, "choices": [choice]})
+    return orjson.dumps({"request_id": request_id, "choices": [choice]}), end
 
 
 def _number(
@@ -324,7 +333,7 @@ def _text_decoder(folder: Path) -> Callable[[list[int]], str]:
     return decode
 
 
-def open_sampler(options: argparse.Namespace) -> Sampler:
+def open_sampler(options: argparse.Namespace, long_turn_s: float = LONG_TURN_S) -> Sampler:
     """A Sampler of the model in options.model, with the weights of options.weights where given."""
     torch.set_num_threads(options.threads)
     folder = Path(options.model)
@@ -339,7 +348,7 @@ def open_sampler(options: argparse.Namespace) -> Sampler:
         version=options.weight_version,
         device=options.device,
     )
-    return Sampler(decoder, scheduler, stop_ids(folder, read_config(folder)))
+    return Sampler(decoder, scheduler, stop_ids(folder, read_config(folder)), long_turn_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -370,6 +379,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print=None,
         handler_cancellation=True,
         keepalive_timeout=3600.0,
+        shutdown_timeout=0.5,  # answers in flight are sampled again by whoever asked
     )
     return 0
 

@@ -250,7 +250,7 @@ class Scheduler:
         for stop in request.stops:
             # A character takes at most four tokens (bytes); what lies further back was checked before.
             if stop in self._decode_text(request.sampled[-4 * len(stop) - 4 :]):
-                request.finish, request.stop_reason = "stop", stop
+                request.stop_reason, request.finish = stop, "stop"
                 return
         if len(request.sampled) >= request.max_tokens:
             request.finish = "length"

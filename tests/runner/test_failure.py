@@ -1,0 +1,74 @@
+"""How failures are told."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.errors import AgentError, boundary
+from agentlightning.runner.failure import MOST_CHARACTERS, bounded, describe, proxy_diagnosis
+
+URL = "http://127.0.0.1:8765"
+
+
+def raised(function: object) -> BaseException:
+    try:
+        function()  # type: ignore[operator]
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+@given(st.text(max_size=3 * MOST_CHARACTERS))
+def test_a_text_is_bounded_and_keeps_its_beginning_and_end(text: str) -> None:
+    short = bounded(text)
+    assert len(short) <= MOST_CHARACTERS
+    assert short[:1000] == text[:1000]
+    assert short[-1000:] == text[-1000:]
+
+
+def test_our_own_errors_are_told_by_their_sentence() -> None:
+    assert describe(AgentError("it broke")) == "it broke"
+
+
+def test_the_frames_of_libraries_are_left_out_but_for_the_last() -> None:
+    import json
+
+    text = describe(raised(lambda: json.loads("{")))
+    assert "test_failure.py" in text
+    assert "json/__init__.py" not in text
+    assert "json/decoder.py" in text
+    assert "JSONDecodeError" in text
+
+
+def test_the_cause_behind_a_typed_failure_is_told_too() -> None:
+    def score() -> None:
+        with boundary("the reward function"):
+            {}["missing"]
+
+    text = describe(raised(score))
+    assert "the reward function failed: KeyError: 'missing'" in text
+    assert text.count("KeyError: 'missing'") == 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({}, None),
+        ({"HTTP_PROXY": "http://p:1"}, "HTTP_PROXY"),
+        ({"http_proxy": "http://p:1", "no_proxy": "example.com"}, "http_proxy"),
+        ({"ALL_PROXY": "socks5://p:1"}, "ALL_PROXY"),
+        ({"HTTPS_PROXY": "http://p:1"}, None),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "localhost,127.0.0.1"}, None),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "127.0.0.1:8765"}, None),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "*"}, None),
+    ],
+)
+def test_a_proxy_variable_that_diverts_calls_is_named(environment: dict[str, str], named: str | None) -> None:
+    diagnosis = proxy_diagnosis(URL, environment)
+    assert (diagnosis is None) if named is None else (diagnosis or "").startswith(f"{named} is set")
+
+
+def test_a_domain_is_exempt_with_its_hosts() -> None:
+    environment = {"HTTPS_PROXY": "http://p:1", "NO_PROXY": ".corp.example"}
+    assert proxy_diagnosis("https://agl.corp.example", environment) is None
+    assert proxy_diagnosis("https://other.example", environment) is not None
