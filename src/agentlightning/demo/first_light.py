@@ -30,6 +30,8 @@ TASKS_PER_STEP = 64
 HELD_OUT_TASKS = 300
 EVALUATIONS = 3
 """Greedy evaluations during training, beside those before and after it."""
+MOST_THREADS = 2
+"""More do not help a model of this size."""
 TASKS_SEED = 12345
 """Held-out tasks are the same for every seed, so that seeds can be compared."""
 
@@ -44,8 +46,9 @@ class WarmStart:
     seconds: float
 
 
-async def warm_start(name: str, seed: int, to: Path, progress: Progress, threads: int = 2) -> WarmStart:
+async def warm_start(name: str, seed: int, to: Path, progress: Progress) -> WarmStart:
     """Build and warm-start the tiny model in a process of its own. EngineError, with its last words, where that fails."""
+    threads = max(1, min(MOST_THREADS, await idle_cores()))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "agentlightning.demo.warm_start"),
@@ -138,6 +141,25 @@ def summarize(name: str, seed: int, started: float, warm: WarmStart, result: Res
         "wall_s": round(time.time() - started, 1),
         "cpu_s": round(sum(usage.ru_utime + usage.ru_stime for usage in (own, children)), 1),
     }
+
+
+async def idle_cores(over_s: float = 0.3) -> int:
+    """Cores that nobody else is using now. Torch threads that share a core with others wait for each other and are many
+    times slower than one thread, so it is better to know. Systems without /proc: all."""
+    try:
+        before = _core_times()
+        await asyncio.sleep(over_s)
+        after = _core_times()
+    except OSError:
+        return os.cpu_count() or 1
+    return sum(now[1] - then[1] > 0.5 * (now[0] - then[0]) for then, now in zip(before, after, strict=True))
+
+
+def _core_times() -> list[tuple[int, int]]:
+    """Total and idle ticks of each core."""
+    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    times = [[int(ticks) for ticks in line[1:]] for line in lines if line[0].startswith("cpu") and line[0] != "cpu"]
+    return [(sum(core[:8]), core[3] + core[4]) for core in times]
 
 
 def process_started() -> float:

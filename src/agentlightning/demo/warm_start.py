@@ -95,7 +95,7 @@ def imitate(
         learner.optim_step(LEARNING_RATE * schedule(step, steps), GRAD_CLIP)
         if (step + 1) % 10 == 0 or step + 1 == steps:
             report({"step": step + 1, "of": steps, "loss": round(loss, 4)})
-    learner.save(folder)
+    learner.export(folder)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, demo: list[Message]) -> tuple[list[int], list[bool]]:

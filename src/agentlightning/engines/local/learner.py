@@ -168,9 +168,9 @@ class Learner:
         self._pending = False
 
     def export(self, folder: str | Path) -> None:
-        """Write weights and configuration, for a sampler to take."""
+        """Write a transformers folder without the learner's state, for a sampler to take."""
         try:
-            write_model(self.model, Path(folder))
+            write_model(self.model, Path(folder), lambda new: copy_tokenizer(self._folder, new))
         except OSError as cause:
             raise EngineError(f"weights cannot be written to {folder}: {cause}") from cause
 
