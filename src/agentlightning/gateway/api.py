@@ -35,7 +35,7 @@ from agentlightning import errors
 from agentlightning.errors import AgentLightningError, ConfigError, InputError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import BOOT_HEADER
-from agentlightning.types import Call, Lease, Metric, Mode, Rollout, RolloutState, Run
+from agentlightning.types import Call, Claim, Lease, Metric, Mode, Rollout, RolloutState, Run
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ def create_api(
     server_key: str | None,
     *,
     boot: str | None = None,
+    on_claim: Callable[[Sequence[Claim]], None] | None = None,
     on_finish: Callable[[Sequence[Lease]], None] | None = None,
     on_resources: Callable[[str], None] | None = None,
 ) -> FastAPI:
@@ -58,12 +59,12 @@ def create_api(
 
     `server_key`: what callers must send as bearer token; None opens it to everybody who can connect (loopback only).
     `boot`: id of this start of the server, sent with every answer; made here unless given.
-    `on_finish` gets the leases of attempts that were finished, `on_resources` the run that got new ones: both are called
-    before the answer is sent, and must not block.
+    `on_claim` gets the claims that were granted, `on_finish` the leases of attempts that were finished, `on_resources` the
+    run that got new ones: they are called before the answer is sent, and must not block.
     """
     bearer = HTTPBearer(auto_error=False, description="The server key (AGL_SERVER_KEY).")
 
-    def require_key(given: HTTPAuthorizationCredentials | None = Depends(bearer)) -> None:
+    async def require_key(given: HTTPAuthorizationCredentials | None = Depends(bearer)) -> None:
         presented = given.credentials.encode() if given is not None else b""
         if server_key is not None and not hmac.compare_digest(presented, server_key.encode()):
             raise _KeyRefused(
@@ -82,6 +83,8 @@ def create_api(
     api.add_exception_handler(HTTPException, _on_http_error)
 
     def after(verb: str, given: dict[str, Any], result: Any) -> None:
+        if verb == "claim" and on_claim is not None:
+            on_claim(result)
         if verb == "finish" and on_finish is not None:
             on_finish([finish.lease for finish, held in zip(given["finishes"], result, strict=True) if held])
         if verb == "put_resources" and on_resources is not None:

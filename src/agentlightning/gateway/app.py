@@ -68,6 +68,7 @@ class App:
             store,
             server_key,
             boot=self.boot,
+            on_claim=self._attempts.expect,
             on_finish=lambda leases: self._attempts.forget({lease.rollout_id for lease in leases}),
             on_resources=self._upstreams.forget,
         )

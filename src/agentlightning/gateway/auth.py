@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agentlightning.protocols.neutral import Refusal
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store import keys
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import Rollout
+from agentlightning.types import Claim, Rollout
 
 ATTEMPT_AGE_S = 5.0
 """Another server may end an attempt: its state is read again after this long."""
@@ -32,6 +34,8 @@ class Attempt:
     checked_s: float
     conversation: Conversation | None = None
     """The graph of its calls, built when the first one comes."""
+    new: bool = False
+    """Claimed through this server: what it does not know of, no store does."""
 
 
 class Attempts:
@@ -100,14 +104,24 @@ class Attempts:
         if known is None:
             known = self._attempts.setdefault(identity, Attempt(rollout, number, now))
         known.rollout, known.checked_s = rollout, now
-        while len(self._attempts) > self._limit:
-            self._attempts.popitem(last=False)
+        _bound(self._attempts, self._limit)
         return known
+
+    def expect(self, claims: Sequence[Claim]) -> None:
+        """These attempts begin now: their first calls need not ask the store who they are."""
+        now = time.monotonic()
+        for claim in claims:
+            identity = (claim.rollout.id, claim.lease.attempt)
+            self._attempts[identity] = Attempt(claim.rollout, claim.lease.attempt, now, new=True)
+            self._keys[claim.key] = identity
+        _bound(self._attempts, self._limit)
+        _bound(self._keys, self._limit)
 
     async def conversation(self, attempt: Attempt, renderer: Renderer) -> Conversation:
         """The graph of the attempt's calls, rebuilt from the store where this gateway does not have it."""
         if attempt.conversation is None or attempt.conversation.renderer is not renderer:
-            calls = await self._store.calls([attempt.rollout.id], attempt.number)
+            known = attempt.new and attempt.conversation is None
+            calls = [] if known else await self._store.calls([attempt.rollout.id], attempt.number)
             if attempt.conversation is None or attempt.conversation.renderer is not renderer:
                 attempt.conversation = Conversation(renderer, calls)
         return attempt.conversation
@@ -134,6 +148,10 @@ class Attempts:
                 code="invalid_api_key",
             )
         self._keys[key] = owner
-        while len(self._keys) > self._limit:
-            self._keys.popitem(last=False)
+        _bound(self._keys, self._limit)
         return owner
+
+
+def _bound(cache: OrderedDict[Any, Any], limit: int) -> None:
+    while len(cache) > limit:
+        cache.popitem(last=False)

@@ -25,6 +25,12 @@ BEAT_S = 10.0
 CLAIM_WAIT_S = 20.0
 """How long one request for work stays open."""
 LONGEST_PAUSE_S = 2.0
+LINGER = 0.1
+LONGEST_LINGER_S = 0.05
+"""An end waits this share of what an attempt usually takes for others to be reported with it, and claimed for with it: a
+request costs the server as much as ten ends do."""
+USUAL_OVER = 20
+"""Attempts that the moving average looks back on."""
 """Between tries while the server is away."""
 
 
@@ -67,6 +73,8 @@ class Worker:
         self._held: dict[Lease, RunningAttempt] = {}
         """Attempts whose end the store does not know yet: they take a place and their leases are extended."""
         self._unsent: list[Finish] = []
+        self._usual_s = 0.0
+        """Seconds that an attempt usually takes, a moving average."""
         self._news = asyncio.Event()
         self._freed = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -152,6 +160,7 @@ class Worker:
 
     async def _attempt(self, attempt: RunningAttempt) -> None:
         finish = await self._execution.execute(attempt)
+        self._usual_s += (time.monotonic() - attempt.started - self._usual_s) / USUAL_OVER
         if attempt.hung:
             self._hung = True
             self.stop()
@@ -184,6 +193,8 @@ class Worker:
     async def _report_for_ever(self) -> None:
         while True:
             await self._news.wait()
+            if not self._stopping.is_set():
+                await asyncio.sleep(min(LONGEST_LINGER_S, LINGER * self._usual_s))
             self._news.clear()
             batch, self._unsent = self._unsent, []
             if batch:

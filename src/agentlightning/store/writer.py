@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ R = TypeVar("R")
 
 GROUP = 1000
 """Most units of work in one transaction."""
+GATHER_S = 0.003
+"""While work keeps coming, a transaction waits this long for more to join it: a commit costs as much as ten appends. Work
+that comes alone does not wait."""
 
 
 @dataclass(slots=True)
@@ -79,6 +83,8 @@ class Writer:
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._inserts: dict[Table, str] = {}
         self._stopped = False
+        self._committed = 0.0
+        """time.monotonic() of the last commit."""
         self._thread = threading.Thread(target=self._serve, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -116,6 +122,7 @@ class Writer:
                 if connection is not None:
                     with contextlib.suppress(DBAPIError):
                         connection.close()
+            self._committed = time.monotonic()
             _answer(group)
         if connection is not None:
             connection.close()
@@ -125,6 +132,8 @@ class Writer:
         """Everything that is queued, up to a bound; waits for the first. False once stopped."""
         group: list[_Work] = []
         work = self._queue.get()
+        if work is not None and time.monotonic() - self._committed < GATHER_S:
+            time.sleep(GATHER_S)
         while work is not None:
             group.append(work)
             if len(group) == GROUP:

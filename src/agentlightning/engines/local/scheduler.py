@@ -70,7 +70,7 @@ class Scheduler:
     ) -> None:
         self.version = version
         self._decoder = decoder
-        self._max_rows = max_rows
+        self.max_rows = max_rows
         self._decode_text = decode_text
         self._cache_bytes = cache_bytes
         self._device = device
@@ -132,7 +132,7 @@ class Scheduler:
             self._decoder.reserve(0, 0)
         joining: list[tuple[list[int], bytes, int, object, Request]] = []
         longest = max(self._room, ROOM)
-        while self._waiting and len(self._active) + len(joining) < self._max_rows:
+        while self._waiting and len(self._active) + len(joining) < self.max_rows:
             request = self._waiting[0]
             if not request.cancelled:
                 ids = request.prompt + request.sampled
@@ -284,7 +284,7 @@ class Scheduler:
             return
         self._room = max(self._room, min(_rounded(length), self._decoder.context))
         # Rows double, so that a burst of arrivals copies the cache a few times only; not where memory is what is short.
-        ample = min(self._max_rows, max(8, self._rows, 1 << (rows - 1).bit_length()))
+        ample = min(self.max_rows, max(8, self._rows, 1 << (rows - 1).bit_length()))
         self._rows = ample if self._bytes(ample, self._room) <= self._cache_bytes else rows
         self._decoder.reserve(self._rows, self._room)
 
