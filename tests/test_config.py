@@ -1,8 +1,9 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from agentlightning.config import load_config, parse_config
+from agentlightning.config import config_text, load_config, parse_config
 from agentlightning.errors import ConfigError
 
 LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:solve"}, "data": {"train": "tasks.jsonl"}}
@@ -40,6 +41,17 @@ def test_a_setting_that_would_be_ignored_is_an_error() -> None:
         parse_config(LEAST | {"engine": {"muon_learning_rate": 0.1}})
     with pytest.raises(ConfigError, match=r"eval: has no effect without data\.val"):
         parse_config(LEAST | {"eval": {"every": 5}})
+
+
+def test_a_configuration_that_was_written_down_can_be_read_again() -> None:
+    for table in (LEAST, LEAST | {"data": {"train": "t", "val": "v"}, "eval": {"every": 5}}):
+        config = parse_config(table)
+        assert parse_config(json.loads(config_text(config))) == config
+
+
+def test_a_number_must_be_finite() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.learning_rate: .*finite"):
+        parse_config(LEAST | {"trainer": {"learning_rate": float("inf")}})
 
 
 def test_an_agent_is_either_a_function_or_a_command() -> None:

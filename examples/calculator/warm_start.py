@@ -168,7 +168,7 @@ def warm_start(
         learner.forward_backward([_sequence(tokens, mask, 1 / trained) for tokens, mask in rows], Loss(name="sft"))
         rate = min(1, (update + 1) / 20) * max(0.05, 1 - update / updates)
         learner.optim_step(LEARNING_RATE * rate, 1.0)
-    learner.save(folder)
+    learner.export(folder)
 
 
 def demonstrate(

@@ -20,11 +20,13 @@ from agentlightning.errors import ConfigError
 
 T = TypeVar("T", bound=BaseModel)
 
+DEFAULT_STORE = "sqlite:///runs/agl.db"
+
 
 class Table(BaseModel):
     """A table of settings: unknown names are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelConfig(Table):
@@ -116,7 +118,8 @@ class EngineConfig(Table):
 
 
 class StoreConfig(Table):
-    url: str = "sqlite:///runs/agl.db"
+    url: str = DEFAULT_STORE
+    """``memory://`` or ``sqlite:///PATH``, served by a process of the run; or ``http://SERVER``, one that runs already."""
 
 
 class Config(Table):
@@ -134,7 +137,7 @@ class Config(Table):
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
-        if self.data.val is None and self.eval.model_fields_set:
+        if self.data.val is None and self.eval != EvalConfig():  # the file of a run names every setting
             raise ValueError("eval: has no effect without data.val")
         return self
 

@@ -9,9 +9,10 @@
     ├── AgentError                   the agent's own code failed (its import, its run, its reward function)
     │   └── NoCallsError             it finished, but no model call was recorded
     ├── StoreError                   the store cannot serve: full disk, lost connection, newer schema
-    │   ├── NotFoundError            no such run, rollout, attempt
+    │   ├── NotFoundError            no such run, rollout, attempt (exit code 2: somebody named it)
     │   └── ConflictError            the change contradicts what is recorded (a rollout consumed twice, a stale lease)
     ├── EngineError                  sampling or learning failed
+    │   └── LearnerLostError         the learner ended, and what it had learned since the last checkpoint with it
     ├── GatewayError                 the gateway cannot start or serve (port in use)
     └── MissingExtraError            an optional dependency is absent; names the extra to install
 
@@ -72,6 +73,7 @@ class StoreError(AgentLightningError):
 class NotFoundError(StoreError):
     """No such run, rollout or attempt."""
 
+    exit_code = 2
     http_status = 404
 
 
@@ -85,6 +87,10 @@ class EngineError(AgentLightningError):
     """Sampling or learning failed."""
 
     http_status = 502
+
+
+class LearnerLostError(EngineError):
+    """The learner ended, and what it had learned since the last checkpoint with it."""
 
 
 class GatewayError(AgentLightningError):

@@ -16,7 +16,7 @@ import pytest
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config import Config, parse_config
-from agentlightning.errors import NoCallsError
+from agentlightning.errors import LearnerLostError, NoCallsError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
@@ -53,13 +53,14 @@ class Crashing:
 
 
 class Countdown:
-    def __init__(self, ticks: int) -> None:
+    def __init__(self, ticks: int, error: type[BaseException] = Crash) -> None:
         self.left = ticks
+        self._error = error
 
     def tick(self) -> None:
         self.left -= 1
         if self.left == 0:
-            raise Crash
+            raise self._error
 
 
 class RememberingEngine:
@@ -96,6 +97,9 @@ class RememberingEngine:
 
     async def load(self, path: Path, policy: str = "default") -> None:
         self.updates = json.loads(await asyncio.to_thread((path / "learner.pt").read_text))
+
+    async def restart_learner(self) -> None:
+        self.updates, self._pending = [], hashlib.sha256()
 
 
 def write(path: Path, updates: list[str]) -> None:
@@ -266,6 +270,44 @@ async def test_a_run_killed_at_any_verb_resumes_to_the_state_of_one_that_was_not
         assert all(step.state == "closed" for step in steps)
         ticks += 1
     assert ticks > 50
+
+
+async def test_a_learner_lost_at_any_verb_is_replaced_and_the_run_ends_as_one_that_never_lost_it(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    async with agents(store):
+        expected = (await finished(store, tmp_path / "whole")).updates
+    ticks = 1
+    while True:
+        run = f"run-{ticks}"
+        await store.create_run("test", {}, run)
+        countdown, engine = Countdown(ticks, LearnerLostError), RememberingEngine()
+        async with agents(store, run=run):
+            assert await loop(store, Crashing(engine, countdown), tmp_path, run).run(resume=False) == STEPS
+        assert engine.updates == expected, f"after a loss at verb {ticks}"
+        assert len(await store.rollouts(RolloutQuery(run_id=run, mode="train"))) == STEPS * TASKS * GROUP
+        assert all(step.state == "closed" for step in await store.steps(run))
+        if countdown.left > 0:
+            break
+        ticks += 1
+    assert ticks > 20
+
+
+async def test_a_learner_that_is_lost_again_and_again_ends_the_run(store: LightningStore, tmp_path: Path) -> None:
+    class Doomed(RememberingEngine):
+        restarts = 0
+
+        async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = "default") -> dict[str, float]:
+            raise LearnerLostError("the learner ended during optim_step")
+
+        async def restart_learner(self) -> None:
+            self.restarts += 1
+
+    engine = Doomed()
+    async with agents(store):
+        with pytest.raises(LearnerLostError):
+            await loop(store, engine, tmp_path).run(resume=False)
+    assert engine.restarts == 3
 
 
 async def test_a_stop_ends_after_the_step_with_a_checkpoint_and_resumes(store: LightningStore, tmp_path: Path) -> None:

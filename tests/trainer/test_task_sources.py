@@ -25,6 +25,19 @@ def test_jsonl_plain_and_gzipped_and_csv_hold_the_same_rows(tmp_path: Path) -> N
     assert all(load_tasks(str(tmp_path / name)) == ROWS for name in ("t.jsonl", "t.jsonl.gz", "t.csv"))
 
 
+def test_a_byte_order_mark_is_not_part_of_the_first_field(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbfquestion,answer\n1+1,2\n")
+    (tmp_path / "t.jsonl").write_bytes(b'\xef\xbb\xbf{"question": "1+1", "answer": "2"}\n')
+    assert all(load_tasks(str(tmp_path / name)) == ROWS[:1] for name in ("t.jsonl", "t.csv"))
+
+
+@pytest.mark.parametrize(("name", "content"), [("t.csv", b"q\n\xff\n"), ("t.jsonl", b"\xff"), ("t.jsonl.gz", b"no gzip")])
+def test_a_file_of_other_bytes_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"reading .*{name} failed: "):
+        load_tasks(str(tmp_path / name))
+
+
 def test_a_callable_by_path_gives_rows_and_may_take_the_seed(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text("def train(seed):\n    return [{'n': seed}]\ndef val():\n    yield {'n': 0}\n")
     assert load_tasks(f"{tmp_path / 'data.py'}:train", seed=7) == [{"n": 7}]

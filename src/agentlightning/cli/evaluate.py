@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.options import Runs, Settings, Store, store_setting, store_url
+from agentlightning.cli.options import Runs, Settings, Store, open_store, store_setting
 
 
 def evaluate(
@@ -24,13 +24,12 @@ def evaluate(
     from agentlightning.cli.display import Display
     from agentlightning.config import load_config
     from agentlightning.errors import ConfigError, NotFoundError
-    from agentlightning.store.open import open_store
     from agentlightning.trainer.check import evaluate_model
     from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint
     from agentlightning.trainer.trainer import new_run_id
 
-    async def checkpoint_of(run: str) -> str:
-        async with open_store(store_url(store)) as opened:
+    async def checkpoint_of(run: str, url: str) -> str:
+        async with open_store(url) as opened:
             checkpoint = await last_checkpoint(opened, run)
         if checkpoint is None:
             raise NotFoundError(f"{run}: has no checkpoint yet; see: agl runs list")
@@ -41,8 +40,8 @@ def evaluate(
     else:
         if settings:
             raise ConfigError("--set works on a TOML file; a run is evaluated with its own configuration")
-        config = RunFolder(runs, target).config()
-        model = config.model.model_copy(update={"path": asyncio.run(checkpoint_of(target))})
+        config = RunFolder(runs, target).config(store)
+        model = config.model.model_copy(update={"path": asyncio.run(checkpoint_of(target, config.store.url))})
         config = config.model_copy(update={"model": model})
     with Display(f"eval {target}") as display:
         success = asyncio.run(evaluate_model(config, RunFolder(runs, new_run_id()), display, name=f"eval {target}"))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.options import Runs, Store, store_url
+from agentlightning.cli.options import Runs, Store, open_store
 
 
 def export(
@@ -20,12 +20,11 @@ def export(
     import asyncio
 
     from agentlightning.errors import NotFoundError
-    from agentlightning.store.open import open_store
+    from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint
     from agentlightning.trainer.checkpoint import export as copy
-    from agentlightning.trainer.checkpoint import last_checkpoint
 
     async def work() -> None:
-        async with open_store(store_url(store)) as opened:
+        async with open_store(store or RunFolder(runs, run).config().store.url) as opened:
             checkpoint = await last_checkpoint(opened, run)
         if checkpoint is None:
             raise NotFoundError(f"{run}: has no checkpoint yet; see: agl runs list")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds a folder for every run.")]
 Store = Annotated[
@@ -28,6 +31,13 @@ Settings = Annotated[
 def store_url(store: str | None) -> str:
     """--store, else AGL_STORE, else the SQLite file under runs/."""
     return store or os.environ.get("AGL_STORE") or "sqlite:///runs/agl.db"
+
+
+def open_store(url: str) -> LightningStore:
+    """The store at `url`, for ``async with``; a server's key is read from AGL_SERVER_KEY."""
+    from agentlightning.store import open as stores
+
+    return stores.open_store(url, os.environ.get("AGL_SERVER_KEY"))
 
 
 def store_setting(store: str | None) -> dict[str, str]:

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli.options import Store, store_url
+from agentlightning.cli.options import Store, open_store, store_url
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
     from agentlightning.types import Call, Reward, Rollout
+
+LONGEST_REASON = 240
+"""Characters of what went wrong that a list shows."""
 
 app = typer.Typer(help="List and show rollouts.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -33,11 +36,9 @@ def list_rollouts(
     from typing import get_args
 
     from rich.console import Console
-    from rich.table import Table
 
     from agentlightning.errors import ConfigError
     from agentlightning.store.base import RolloutQuery
-    from agentlightning.store.open import open_store
     from agentlightning.types import Mode, RolloutState
 
     for name, value, known in (("--mode", mode, get_args(Mode)), ("--state", state, get_args(RolloutState))):
@@ -55,35 +56,7 @@ def list_rollouts(
         )
         async with open_store(store_url(store)) as opened:
             found = await opened.rollouts(query)
-        table = Table(box=None)
-        for column in (
-            "rollout",
-            "mode",
-            "step",
-            "group",
-            "state",
-            "try",
-            "calls",
-            "reward",
-            "outcome",
-            "what went wrong",
-        ):
-            table.add_column(column, no_wrap=column == "rollout")
-        for rollout in found:
-            wrong = (rollout.error or rollout.warning or "").strip().splitlines()
-            table.add_row(
-                rollout.id,
-                rollout.mode,
-                str(rollout.step),
-                f"{rollout.group_id}/{rollout.replica}",
-                rollout.state,
-                str(rollout.attempt),
-                str(rollout.calls),
-                "" if rollout.reward is None else f"{rollout.reward:.3f}",
-                rollout.outcome or "",
-                wrong[-1][:60] if wrong else "",
-            )
-        Console().print(table if found else "no rollout matches")
+        print_rollouts(Console(), found)
 
     asyncio.run(work())
 
@@ -101,7 +74,6 @@ def show_rollout(
 
     from agentlightning.errors import NotFoundError
     from agentlightning.store.base import RolloutQuery
-    from agentlightning.store.open import open_store
 
     async def work() -> None:
         async with open_store(store_url(store)) as opened:
@@ -113,6 +85,36 @@ def show_rollout(
         print_rollout(Console(), found[0], calls, rewards, tokens)
 
     asyncio.run(work())
+
+
+def print_rollouts(console: Console, rollouts: list[Rollout]) -> None:
+    """A line for each rollout, and below it what went wrong: no terminal is wide enough for both."""
+    if not rollouts:
+        console.print("no rollout matches")
+        return
+    rows = [("rollout", "mode", "step", "group", "state", "try", "calls", "reward", "outcome")]
+    rows += [
+        (
+            rollout.id,
+            rollout.mode,
+            str(rollout.step),
+            f"{rollout.group_id}/{rollout.replica}",
+            rollout.state,
+            str(rollout.attempt),
+            str(rollout.calls),
+            "-" if rollout.reward is None else f"{rollout.reward:.3f}",
+            rollout.outcome or "",
+        )
+        for rollout in rollouts
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row, rollout in zip(rows, [None, *rollouts], strict=True):
+        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        console.print(line, highlight=False, markup=False, soft_wrap=True, style="bold" if rollout is None else None)
+        wrong = "" if rollout is None else (rollout.error or rollout.warning or "").strip()
+        if wrong:
+            last = wrong.splitlines()[-1][:LONGEST_REASON]
+            console.print(f"    {last}", highlight=False, markup=False, soft_wrap=True, style="yellow")
 
 
 def print_rollout(

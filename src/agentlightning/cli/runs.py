@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.options import Store, store_url
+from agentlightning.cli.options import Store, open_store, store_url
 
 app = typer.Typer(help="List and show runs.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -21,8 +21,6 @@ def list_runs(
 
     from rich.console import Console
     from rich.table import Table
-
-    from agentlightning.store.open import open_store
 
     async def work() -> None:
         async with open_store(store_url(store)) as opened:
@@ -55,7 +53,6 @@ def show_run(run: Annotated[str, typer.Argument(help="Id of the run.")], store: 
     from rich.console import Console
 
     from agentlightning.errors import NotFoundError
-    from agentlightning.store.open import open_store
 
     async def work() -> None:
         async with open_store(store_url(store)) as opened:

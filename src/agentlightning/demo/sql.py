@@ -18,7 +18,7 @@ from agentlightning.types import JSON
 
 SPECIAL_WORDS = ("<sql>", "</sql>")
 WARM_START_STEPS = 200
-TRAINING_STEPS = 35
+TRAINING_STEPS = 32
 MAX_CALLS = 4
 MAX_TOKENS = 30
 
@@ -43,8 +43,6 @@ QUESTIONS = (
     ("How much do we pay in all in {where}?", "sum({pay})", ""),
     ("Who is the oldest in {where}?", "name", " order by age desc"),
     ("Who is the youngest in {where}?", "name", " order by age"),
-    ("Who earns the most in {where}?", "name", " order by {pay} desc"),
-    ("Who earns the least in {where}?", "name", " order by {pay}"),
 )
 
 LOOKS_AT_SCHEMA = 0.6

@@ -19,7 +19,10 @@ DEFAULT_POLICY = "default"
 
 
 class Engine(Protocol):
-    """The verbs of learning. Every one may raise EngineError; the policy's alias is `default` unless several are trained."""
+    """The verbs of learning. Every one may raise EngineError; the policy's alias is `default` unless several are trained.
+
+    LearnerLostError: what was learned since the last `save` is gone; `restart_learner`, then `load`.
+    """
 
     async def start(self) -> list[str]:
         """Start what serves and learns; returns base URLs that speak the token path (POST /inference/v1/generate)."""
@@ -55,4 +58,8 @@ class Engine(Protocol):
 
     async def load(self, path: Path, policy: str = DEFAULT_POLICY) -> None:
         """Back to a saved state: the next update is bit for bit the one that would have followed the save."""
+        ...
+
+    async def restart_learner(self) -> None:
+        """A fresh learner in place of one that was lost, with the weights that the engine was made with."""
         ...

@@ -77,7 +77,7 @@ class Execution:
             state="succeeded",
             rewards=rewards,
             output=run.printed,
-            diagnosis=proxy_diagnosis(self.server_url, os.environ) if run.printed is None else None,
+            diagnosis=proxy_diagnosis(self.server_url, os.environ),
         )
 
     async def _settle(self, attempt: RunningAttempt, run: Run) -> tuple[Reward, ...]:

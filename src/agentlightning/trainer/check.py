@@ -5,6 +5,8 @@ Driven by ``agl check``, ``agl eval`` and whoever wants a number before paying f
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +15,7 @@ from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import Collector
+from agentlightning.trainer.ending import recorded_ending
 from agentlightning.trainer.evaluate import TEMPERATURES, evaluate
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
@@ -36,8 +39,9 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
     if config.data.val is None:
         raise ConfigError("data.val: is required to evaluate; name held-out tasks")
     rows = load_tasks(config.data.val, config.data.fields, config.trainer.seed)[: config.eval.tasks]
-    async with Processes(config, folder) as processes:
-        collector = await _serve(config, folder, processes, name)
+    processes = Processes(config, folder)
+    folder.create(config)
+    async with processes, _served(config, folder, processes, progress, name) as collector:
         success = {}
         for kind in TEMPERATURES:
             success[kind] = await processes.beside(
@@ -53,15 +57,15 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
                 )
             )
             progress.evaluated(0, kind, success[kind])
-        await processes.store.update_run(folder.run_id, state="finished")
     return {str(kind): value for kind, value in success.items()}
 
 
 async def check_agent(config: Config, folder: RunFolder, progress: Progress, tasks: int) -> Checked:
     """One rollout on the first training task, then the base success over the first `tasks` ones."""
     rows = load_tasks(config.data.train, config.data.fields, config.trainer.seed)[:tasks]
-    async with Processes(config, folder) as processes:
-        collector = await _serve(config, folder, processes, "check")
+    processes = Processes(config, folder)
+    folder.create(config)
+    async with processes, _served(config, folder, processes, progress, "check") as collector:
         (first,) = await processes.beside(collector.collect(_rollouts(config, folder, rows[:1])))
         rollouts = [first]
         if first.state == "succeeded" and len(rows) > 1:
@@ -77,21 +81,24 @@ async def check_agent(config: Config, folder: RunFolder, progress: Progress, tas
             rewards=await processes.store.rewards([first.id]),
             success=sum(rollout.reward or 0.0 for rollout in rollouts) / len(rollouts),
         )
-        await processes.store.update_run(folder.run_id, state="finished")
     return checked
 
 
-async def _serve(config: Config, folder: RunFolder, processes: Processes, name: str) -> Collector:
-    """Make the run, serve the model's weights as they are, start the workers."""
-    folder.create(config)
+@asynccontextmanager
+async def _served(
+    config: Config, folder: RunFolder, processes: Processes, progress: Progress, name: str
+) -> AsyncIterator[Collector]:
+    """Make the run, serve the model's weights as they are, start the workers; the run ends with the block."""
     store = processes.store
     await store.create_run(name, config.model_dump(mode="json"), folder.run_id)
-    (policy,) = await store.put_resources(
-        [Resource(run_id=folder.run_id, name=DEFAULT_POLICY, kind="policy", value=processes.policy)]
-    )
-    await processes.engine.publish(policy.version)
-    processes.start_workers()
-    return Collector(store, folder.run_id)
+    async with recorded_ending(store, folder.run_id):
+        (policy,) = await store.put_resources(
+            [Resource(run_id=folder.run_id, name=DEFAULT_POLICY, kind="policy", value=processes.policy)]
+        )
+        await processes.engine.publish(policy.version)
+        processes.start_workers(progress.note)
+        yield Collector(store, folder.run_id)
+        await store.update_run(folder.run_id, state="finished")
 
 
 def _rollouts(config: Config, folder: RunFolder, rows: list[JSON]) -> list[NewRollout]:

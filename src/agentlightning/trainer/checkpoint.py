@@ -1,19 +1,22 @@
 """Run folders: where a run keeps its configuration, logs, metrics, curve and checkpoints, and how it finds them again.
 
-``runs/<id>/``: config.json, metrics.jsonl, curve.png, logs/, agent.pkl (where the agent travels by pickle),
+``runs/<id>/``: config.json, metrics.jsonl, curve.png, lock, logs/, agent.pkl (where the agent travels by pickle),
 checkpoints/step-000010/ (a transformers folder with the learner's state beside it).
 """
 
 from __future__ import annotations
 
+import fcntl
 import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
 
-from agentlightning.config import Config, config_text, parse_config
+from agentlightning.config import DEFAULT_STORE, Config, config_text, parse_config
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
-from agentlightning.errors import ConfigError, NotFoundError, StoreError
+from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import JSON, Checkpoint
 
@@ -21,35 +24,66 @@ LEARNER_STATE = "learner.pt"
 
 
 class RunFolder:
-    """The folder of one run."""
+    """The folder of one run. Writing to it raises StoreError where the disk does not allow it."""
 
     def __init__(self, root: Path, run_id: str) -> None:
         self.path = root / run_id
         self.run_id = run_id
 
-    def create(self, config: Config) -> None:
-        """Make the folder and write the configuration. StoreError where the disk does not allow it."""
-        try:
+    def make(self) -> None:
+        """Make the folder where it is not there."""
+        with _writing(self.path):
             (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
             (self.path / "logs").mkdir(exist_ok=True)
-            (self.path / "config.json").write_text(config_text(config) + "\n", encoding="utf-8")
-        except OSError as cause:
-            raise StoreError(
-                f"{self.path}: cannot be written: {cause.strerror}; choose another --runs folder"
-            ) from cause
 
-    def config(self) -> Config:
-        """The configuration that the run was started with."""
+    def create(self, config: Config) -> None:
+        """Make the folder and write the configuration, whole or not at all."""
+        self.make()
+        with _writing(self.path):
+            temporary = self.path / ".config.json.tmp"
+            temporary.write_text(config_text(config) + "\n", encoding="utf-8")
+            temporary.replace(self.path / "config.json")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other process trains this run meanwhile: ConflictError where one does. A lock ends with its process."""
+        self.make()
+        with _writing(self.path):
+            file = (self.path / "lock").open("ab")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as cause:
+                raise ConflictError(f"{self.run_id}: another process is training this run; end it first") from cause
+            yield
+
+    def write_tasks(self, name: str, rows: Iterable[JSON]) -> str:
+        """Keep rows as a file, for a resumed run to read again; returns its absolute path."""
+        self.make()
+        file = self.path / name
+        with _writing(self.path):
+            file.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+        return str(file.resolve())
+
+    def has_checkpoint(self) -> bool:
+        """Whether there is something to go on from."""
+        return any(self.path.glob(f"checkpoints/*/{LEARNER_STATE}"))
+
+    def config(self, store: str | None = None) -> Config:
+        """The configuration that the run was started with; `store`: the URL where its store is now, if it was moved."""
         file = self.path / "config.json"
         try:
-            return parse_config(orjson.loads(file.read_bytes()), str(file))
+            table = orjson.loads(file.read_bytes())
         except FileNotFoundError as cause:
             raise NotFoundError(f"{self.run_id}: no such run in {self.path.parent}; see: agl runs list") from cause
         except orjson.JSONDecodeError as cause:
             raise ConfigError(f"{file}: not valid JSON: {cause}") from cause
+        if store is not None:
+            table["store"]["url"] = store
+        return parse_config(table, str(file))
 
     def append_metrics(self, row: JSON) -> None:
-        with (self.path / "metrics.jsonl").open("ab") as file:
+        with _writing(self.path), (self.path / "metrics.jsonl").open("ab") as file:
             file.write(orjson.dumps(row) + b"\n")
 
     def metrics(self) -> list[JSON]:
@@ -57,9 +91,20 @@ class RunFolder:
         rows: dict[tuple[int, str], JSON] = {}
         file = self.path / "metrics.jsonl"
         for line in file.read_bytes().splitlines() if file.exists() else ():
-            row = orjson.loads(line)
+            try:
+                row = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                continue  # a full disk or a power cut leaves half a line; the store has its numbers
             rows[row["step"], row["kind"]] = row
         return sorted(rows.values(), key=lambda row: (row["step"], row["kind"]))
+
+
+def make_default_folder(store_url: str) -> None:
+    """The folder of the default store is ours to make; any other one that is missing is a slip of the user's."""
+    if store_url == DEFAULT_STORE:
+        folder = Path(DEFAULT_STORE.removeprefix("sqlite:///")).parent
+        with _writing(folder):
+            folder.mkdir(exist_ok=True)
 
 
 async def save_checkpoint(
@@ -88,10 +133,23 @@ async def last_checkpoint(store: LightningStore, run_id: str) -> Checkpoint | No
 
 
 def export(checkpoint: Path, to: Path) -> None:
-    """Copy a checkpoint as a plain transformers folder, without the learner's state. ConfigError where `to` exists."""
-    if to.exists() and any(to.iterdir()):
-        raise ConfigError(f"{to}: exists and is not empty; give a new folder")
-    to.mkdir(parents=True, exist_ok=True)
-    for file in sorted(checkpoint.iterdir()):
-        if file.name != LEARNER_STATE:
-            shutil.copy2(file, to / file.name)
+    """Copy a checkpoint as a plain transformers folder, without the learner's state. ConfigError where `to` is not empty."""
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigError(f"{to}: exists and is not an empty folder; give a new one")
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        for file in sorted(checkpoint.iterdir()):
+            if file.name != LEARNER_STATE:
+                shutil.copy2(file, to / file.name)
+    except OSError as cause:
+        raise StoreError(f"{to}: cannot be written: {cause.strerror or cause}; choose another folder") from cause
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as cause:
+        raise StoreError(
+            f"{folder}: cannot be written: {cause.strerror or cause}; choose another --runs folder"
+        ) from cause

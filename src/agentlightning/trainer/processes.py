@@ -6,16 +6,21 @@ The trainer, the evaluation and the check use it. It knows which process needs w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import importlib.util
+import os
+import shlex
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from agentlightning.config import Config
 from agentlightning.engines.local.engine import LearnerOptions, LocalEngine, SamplerOptions
-from agentlightning.errors import ModelError
+from agentlightning.engines.local.models import check_model, find_model
+from agentlightning.errors import ConfigError, MissingExtraError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
 from agentlightning.trainer.supervisor import Supervisor
 from agentlightning.types import JSON
 
@@ -23,45 +28,60 @@ T = TypeVar("T")
 
 
 class Processes:
-    """The processes of one run, started and ended together: server, store client, engine, workers."""
+    """The processes of one run, started and ended together: server, store client, engine, workers.
 
-    def __init__(self, config: Config, folder: RunFolder, server: str | None = None) -> None:
+    A store at ``http://…`` is a server that runs already: none is started then. Making one starts nothing: it raises
+    ModelError where the configuration names a local folder that is no model, MissingExtraError where a child would lack a
+    package, ConfigError where no worker could ever come.
+    """
+
+    store: LightningStore
+    engine: LocalEngine
+    policy: JSON
+    """Value of the policy resource."""
+
+    def __init__(self, config: Config, folder: RunFolder) -> None:
+        url = config.store.url
         self._config = config
         self._folder = folder
-        self._server = server
-        self._supervisor = Supervisor(folder.path, config.store.url)
-        self.engine = _engine(config, folder)
-        self.store: LightningStore
-        self.policy: JSON = {}
+        self._server = url if url.startswith(("http://", "https://")) else None
+        self._supervisor = Supervisor(folder.path, url)
+        self._stack = AsyncExitStack()
+        self._check()
 
     async def __aenter__(self) -> Self:
-        try:
+        async with AsyncExitStack() as stack:
+            # The server goes last: it finishes what it accepted.
+            stack.push_async_callback(self._supervisor.stop)
+            # In a thread: a download takes minutes in which Ctrl-C must be heard.
+            model = (await asyncio.to_thread(find_model, self._config.model.path)).resolve()
+            self.engine = _engine(self._config, self._folder, model)
+            stack.push_async_callback(self.engine.close)
             starting = asyncio.ensure_future(self.engine.start())
+            stack.push_async_callback(_abandon, starting)
             if self._server is None:
+                make_default_folder(self._config.store.url)
                 self._server = await self._supervisor.start_server()
-            self.store = LightningStoreClient(self._server, self._supervisor.server_key)
-            await self.store.open()
+            self.store = await stack.enter_async_context(
+                LightningStoreClient(self._server, self._supervisor.server_key)
+            )
             self.policy = {
                 "model": Path(self._config.model.path).name,
                 "endpoints": await starting,
-                "tokenizer": self._config.model.path,
+                "tokenizer": str(model),
                 "seed": self._config.trainer.seed,
             }
-        except BaseException:
-            await self.__aexit__()
-            raise
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # The server goes last: it finishes what it accepted.
-        await self.engine.close()
-        if hasattr(self, "store"):
-            await self.store.close()
-        await self._supervisor.stop()
+        await self._stack.aclose()
 
-    def start_workers(self) -> None:
-        """Start the configured workers; each runs `concurrency` rollouts at a time."""
+    def start_workers(self, tell: Callable[[str], None]) -> None:
+        """Start the configured workers, each for `concurrency` rollouts at a time; where none is, tell how to start one."""
         agent = self._config.agent
+        if agent.workers == 0:
+            tell(f"waiting for workers; start one with: {self._worker_line()}")
         arguments = ["--server", str(self._server), "--run", self._folder.run_id]
         arguments += ["--agent", agent.run] if agent.run is not None else ["--command", str(agent.command)]
         arguments += ["--concurrency", str(agent.concurrency), "--model", self.policy["model"]]
@@ -87,16 +107,38 @@ class Processes:
                 each.cancel()
             await asyncio.gather(task, watch, return_exceptions=True)
 
+    def _worker_line(self) -> str:
+        agent = self._config.agent
+        words = ["agl", "worker", agent.run or str(agent.command)]
+        words += ["--reward", agent.reward] if agent.reward is not None else []
+        words += ["--server", str(self._server), "--run", self._folder.run_id]
+        return f"AGL_SERVER_KEY=… {shlex.join(words)}"
 
-def _engine(config: Config, folder: RunFolder) -> LocalEngine:
-    path = config.model.path
-    local = Path(path)
-    if (local.is_absolute() or path.startswith((".", "~")) or local.exists()) and not (local / "config.json").exists():
-        raise ModelError(f"model.path: {path} is not a model folder (it has no config.json)")
+    def _check(self) -> None:
+        local = Path(self._config.model.path).expanduser()
+        if local.exists() or self._config.model.path.startswith((".", "/", "~")):
+            check_model(local)
+        for package, extra in (("torch", "train"), ("fastapi", "server")):
+            if importlib.util.find_spec(package) is None and not (package == "fastapi" and self._server):
+                raise MissingExtraError(package, extra)
+        if self._config.agent.workers == 0 and self._server is None and not os.environ.get("AGL_SERVER_KEY"):
+            raise ConfigError(
+                "agent.workers: 0 means that workers are started elsewhere, and they need the server's key: "
+                "set AGL_SERVER_KEY, to the same secret here and there"
+            )
+
+
+async def _abandon(starting: asyncio.Future[list[str]]) -> None:
+    """An engine whose start is cancelled ends what it started."""
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+
+
+def _engine(config: Config, folder: RunFolder, model: Path) -> LocalEngine:
     engine = config.engine
     rate = config.trainer.learning_rate
     return LocalEngine(
-        path,
+        model,
         work_dir=folder.path,
         sampler=SamplerOptions(
             threads=engine.sampler_threads, max_rows=engine.max_rows, dtype=engine.dtype, device=engine.device

@@ -3,7 +3,7 @@
 `trainer.py` hands it everything it uses. What makes it safe to kill: rollouts are enqueued under names that depend on the
 step alone, a step's ordered list is written before it learns, and a checkpoint is recorded after its files are whole. After
 a crash the loop goes back to the last checkpoint, executes the later steps again from their stored lists (nothing is
-sampled again), and goes on.
+sampled again), and goes on. A learner that ends is such a crash, too: it is started again, and the loop goes back by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config import Config
 from agentlightning.engines.base import DEFAULT_POLICY, Engine, Metrics
-from agentlightning.errors import NoCallsError
+from agentlightning.errors import AgentError, LearnerLostError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, save_checkpoint
 from agentlightning.trainer.collect import Collector, refuse_silence
@@ -44,6 +44,8 @@ from agentlightning.types import (
 
 SUMMARY: tuple[str, ...] = ("reward_mean", "heldout_greedy", "heldout_sampled")
 """Metrics that a list of runs shows."""
+MOST_LEARNERS_LOST = 3
+"""Learners lost in a row, without a step that was never reached before, after which it is no accident."""
 RECORD_BATCH = 512
 """Rollouts whose calls are read from the store at a time: bounds the size of one answer."""
 
@@ -67,11 +69,26 @@ class Loop:
     stopping: bool = False
     """Set to end after the step that is under way."""
     version: int = 0
+    reached: int = 0
+    """The latest step that was ever completed here."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Where the time of the current step goes, by phase."""
 
     async def run(self, resume: bool) -> int:
         """Train to the last step, or to the step at which `stopping` was set; returns that step."""
+        lost, reached = 0, self.reached
+        while True:
+            try:
+                return await self._run(resume)
+            except LearnerLostError as error:
+                lost = lost + 1 if self.reached == reached else 1
+                if lost > MOST_LEARNERS_LOST:
+                    raise
+                self.progress.note(f"{error}; starting it again and going back to the last checkpoint")
+                reached, resume = self.reached, True
+                await self.engine.restart_learner()
+
+    async def _run(self, resume: bool) -> int:
         done = await (self._resume() if resume else self._begin())
         steps = self.config.trainer.steps
         while done < steps and not self.stopping:
@@ -103,6 +120,8 @@ class Loop:
             self.progress.note(f"executing step {step.step} again from its {len(step.consumed)} stored rollouts")
             await self._step(step.step, stored=step)
             done = step.step
+            if self.stopping:
+                break
         return done
 
     async def _step(self, step: int, stored: Step | None = None) -> None:
@@ -117,6 +136,7 @@ class Loop:
         metrics["seconds"] = time.perf_counter() - started
         metrics["tokens_per_second"] = metrics["tokens_sampled"] / max(1e-9, metrics["seconds"])
         await self._record(step, "step", metrics)
+        self.reached = max(self.reached, step)
         self.progress.step(step, self.config.trainer.steps, metrics)
         every, last = self.config.eval.every, step == self.config.trainer.steps
         if self.val and (last or (every and step % every == 0)):
@@ -179,7 +199,7 @@ class Loop:
             self.progress.note(silence)
         failed = [rollout for rollout in rollouts if rollout.state != "succeeded"]
         if failed and len(failed) == len(rollouts):
-            raise NoCallsError(f"all {len(rollouts)} rollouts of the step failed, the first with: {failed[0].error}")
+            raise AgentError(f"all {len(rollouts)} rollouts of the step failed, the first with: {failed[0].error}")
         if self.config.agent.on_failure == "zero":
             rollouts = [
                 rollout if rollout.state == "succeeded" else replace(rollout, reward=0.0) for rollout in rollouts

@@ -32,6 +32,8 @@ MOST_RESTARTS = 5
 """Unexpected ends of one child within `RESTART_WINDOW_S` after which it is given up."""
 RESTART_WINDOW_S = 60.0
 EXIT_INPUT_ERROR = 2
+TAIL_BYTES = 8192
+"""How much of a log is looked at for a child's last words."""
 
 
 @dataclass
@@ -42,6 +44,10 @@ class _Child:
     pass_fds: tuple[int, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     restartable: bool = True
+    answered: bool = True
+    """False for a server that has not answered yet: one that ends now says why it cannot start."""
+    log_start: int = 0
+    """Where in the log the words of the present process begin."""
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_RESTARTS))
 
 
@@ -61,7 +67,8 @@ class Supervisor:
         try:
             listener = listen(host, port)
         except OSError as cause:
-            raise GatewayError(f"port {port} on {host} cannot be used: {cause.strerror}; choose another") from cause
+            why = cause.strerror or cause
+            raise GatewayError(f"port {port} on {host} cannot be used: {why}; choose another") from cause
         with listener:
             address = listener.getsockname()
             descriptor = os.dup(listener.fileno())
@@ -72,10 +79,12 @@ class Supervisor:
             log=self._folder / "logs" / "server.log",
             pass_fds=(descriptor,),
             restartable=not self._store_url.startswith("memory:"),
+            answered=False,
         )
         self._launch(child)
         url = f"http://{address[0]}:{address[1]}"
         await self._ready(child, f"{url}/healthz")
+        child.answered = True
         return url
 
     def start_workers(self, count: int, arguments: Sequence[str]) -> None:
@@ -96,11 +105,13 @@ class Supervisor:
 
     async def watch(self) -> None:
         """Never returns; raises when a child cannot be kept running. Run it beside the work."""
-        await self._failed()
+        await asyncio.shield(self._failed())  # a watch that is no longer needed is cancelled, the next one watches on
 
     async def stop(self) -> None:
         """End the workers first, then the server, which finishes what it accepted."""
         self._stopping = True
+        if self._failure is not None and self._failure.done():
+            self._failure.exception()  # seen, even if it came when nobody was watching
         workers = [child for child in self._children.values() if child.name != "server"]
         await asyncio.gather(*(asyncio.to_thread(_end, child) for child in workers))
         if (server := self._children.get("server")) is not None:
@@ -117,6 +128,7 @@ class Supervisor:
 
     def _launch(self, child: _Child) -> None:
         child.log.parent.mkdir(parents=True, exist_ok=True)
+        child.log_start = child.log.stat().st_size if child.log.exists() else 0
         child.process = start_child(
             child.arguments,
             pass_fds=child.pass_fds,
@@ -131,7 +143,10 @@ class Supervisor:
         if self._stopping or self._children.get(child.name) is not child:
             return
         if code == EXIT_INPUT_ERROR:
-            self._give_up(InputError(f"{child.name} could not start: {_tail(child.log)}"))
+            self._give_up(InputError(f"{child.name} could not start: {_tail(child)}"))
+            return
+        if code > 0 and not child.answered:
+            self._give_up(GatewayError(f"{child.name} could not start: {_tail(child)}"))
             return
         now = time.monotonic()
         recent = [end for end in child.ends if now - end < RESTART_WINDOW_S]
@@ -140,10 +155,13 @@ class Supervisor:
             self._give_up(GatewayError(f"{child.name} ended with exit code {code} and its memory:// store with it"))
         elif len(recent) >= MOST_RESTARTS:
             kind = GatewayError if child.name == "server" else AgentError
-            self._give_up(kind(f"{child.name} ended {len(recent) + 1} times in a minute: {_tail(child.log)}"))
+            self._give_up(kind(f"{child.name} ended {len(recent) + 1} times in a minute: {_tail(child)}"))
         else:
             log.warning("%s ended with exit code %s; starting it again", child.name, code)
-            self._launch(child)
+            try:
+                self._launch(child)
+            except OSError as cause:
+                self._give_up(AgentLightningError(f"{child.name} ended and cannot be started again: {cause}"))
 
     def _give_up(self, error: AgentLightningError) -> None:
         failure = self._failed()
@@ -163,7 +181,7 @@ class Supervisor:
                         if response.status == 200:
                             return
                 await asyncio.sleep(0.05)
-        raise GatewayError(f"{child.name} did not answer within {START_DEADLINE_S:.0f} s: {_tail(child.log)}")
+        raise GatewayError(f"{child.name} did not answer within {START_DEADLINE_S:.0f} s: {_tail(child)}")
 
 
 def _on_exit(process: subprocess.Popen[bytes], call: Callable[[int], object]) -> None:
@@ -182,9 +200,13 @@ def _end(child: _Child) -> None:
         stop_child(child.process)
 
 
-def _tail(path: Path, lines: int = 6) -> str:
+def _tail(child: _Child, lines: int = 6) -> str:
+    """The last words of a child's present process."""
     try:
-        text = path.read_text(errors="replace").strip().splitlines()
+        with child.log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(child.log_start, end - TAIL_BYTES))
+            words = file.read()
     except OSError:
-        return f"see {path}"
-    return " | ".join(text[-lines:]) or f"see {path}"
+        words = b""
+    return " | ".join(words.decode(errors="replace").strip().splitlines()[-lines:]) or f"see {child.log}"

@@ -92,13 +92,14 @@ def _read(source: Source, seed: int) -> Iterable[JSON]:
     path = Path(source)
     if not path.exists():
         raise DataError(f"{source}: no such file; give a .jsonl, .csv or .parquet file, hub:NAME or file.py:name")
-    if path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
-    if path.suffix == ".parquet":
-        return _parquet(path)
-    if path.name.endswith((".jsonl", ".jsonl.gz", ".json")):
-        return _jsonl(path)
+    with boundary(f"reading {source}", DataError):
+        if path.suffix == ".csv":
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                return list(csv.DictReader(file))
+        if path.suffix == ".parquet":
+            return _parquet(path)
+        if path.name.endswith((".jsonl", ".jsonl.gz", ".json")):
+            return _jsonl(path)
     raise DataError(f"{source}: unknown kind of file; expected .jsonl, .csv or .parquet")
 
 
@@ -111,7 +112,7 @@ def _called(function: Callable[..., Iterable[JSON]], seed: int) -> Iterable[JSON
 def _jsonl(path: Path) -> list[JSON]:
     rows: list[JSON] = []
     opener: Any = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
+    with opener(path, "rt", encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue

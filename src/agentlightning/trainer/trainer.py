@@ -1,41 +1,40 @@
 """Trainer: puts a run together, starts its processes, runs the loop and takes everything down again.
 
-It is what a user calls and what the command line calls. The process that runs it is the supervisor of design: children are
-the server (gateway and store), the sampler, the learner and the workers; this process loads neither torch nor a web server.
+`Trainer` is what a user calls, `Training` what it and the command line drive: one configured run. The process is also the
+supervisor of the others: the server (gateway and store), the sampler, the learner and the workers are its children. It loads
+neither torch nor a web server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-import orjson
-
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config import Config, parse_config
-from agentlightning.errors import ConfigError
+from agentlightning.config import DEFAULT_STORE, Config, parse_config
+from agentlightning.errors import AgentLightningError, ConfigError, NotFoundError
 from agentlightning.runner.user_code import agent_spec
+from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint
 from agentlightning.trainer.collect import Collector
 from agentlightning.trainer.curve import draw_curve
+from agentlightning.trainer.ending import recorded_ending
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.rl import Loop
-from agentlightning.trainer.tasks import load_tasks
-from agentlightning.types import JSON, RunState
-
-log = logging.getLogger(__name__)
-
-Tasks = str | Sequence[JSON]
+from agentlightning.trainer.tasks import Source, load_tasks
+from agentlightning.types import JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +82,10 @@ class Trainer:
         workers: worker processes to start here; 0 where they run elsewhere.
         settings: any other setting by table, as in TOML: ``{"trainer": {"grad_clip": 0.5}, "eval": {"every": 10}}``.
         runs: folder under which every run gets its own.
-        server: URL of a server that runs already (its key in AGL_SERVER_KEY); None starts one.
+        server: URL of a server that runs already, with its store (its key in AGL_SERVER_KEY); None starts one.
         """
+        if store is not None and server is not None:
+            raise ConfigError("server: has a store of its own; give store or server, not both")
         algorithm = algorithm or LightningRL()
         table: dict[str, dict[str, Any]] = {
             "model": {"path": model},
@@ -97,22 +98,20 @@ class Trainer:
                 "seed": seed,
             },
             "engine": {"name": engine},
-            "store": {"url": store or default_store()},
+            "store": {"url": server or store or default_store()},
         }
         for name, values in (settings or {}).items():
             table[name] = {**table.get(name, {}), **values}
         self._table = table
         self._runs = Path(runs)
-        self._server = server
         self._progress = progress or Silent()
-        self._loop: Loop | None = None
-        self._stop_requested = False
+        self._training: Training | None = None
 
     def fit(
         self,
         agent: Callable[..., Any] | str,
-        train: Tasks,
-        val: Tasks | None = None,
+        train: Source,
+        val: Source | None = None,
         reward: Callable[..., float] | str | None = None,
     ) -> Result:
         """Train until the last step and return. Works in scripts and notebooks: the loop runs in a thread of its own.
@@ -123,103 +122,164 @@ class Trainer:
             val: held-out task rows, never trained on.
             reward: ``(task, result) -> reward``; None: the agent's return value.
 
-        Ctrl-C ends training after the step that is under way; a second Ctrl-C ends it at once.
+        Ctrl-C ends training after the step that is under way; a second Ctrl-C ends it at once, with KeyboardInterrupt.
         """
-        outcome: list[Result | BaseException] = []
+        training = self._prepare(agent, train, val, reward)
+        outcome: Future[Result] = Future()
 
         def work() -> None:
             try:
-                outcome.append(asyncio.run(self.afit(agent, train, val, reward)))
-            except BaseException as error:
-                outcome.append(error)
+                outcome.set_result(asyncio.run(training.run()))
+            except BaseException as error:  # told where `fit` was called
+                outcome.set_exception(error)
 
         thread = threading.Thread(target=work, name="trainer")
         thread.start()
-        while thread.is_alive():
+        asked = 0
+        while not outcome.done():
             try:
-                thread.join()
+                wait([outcome])
             except KeyboardInterrupt:
-                if self._stop_requested:
+                asked += 1
+                if asked > 2:
                     raise
-                self.stop()
-        if isinstance(outcome[0], BaseException):
-            raise outcome[0]
-        return outcome[0]
+                (training.stop if asked == 1 else training.cancel)()
+        thread.join()
+        try:
+            return outcome.result()
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
 
     async def afit(
         self,
         agent: Callable[..., Any] | str,
-        train: Tasks,
-        val: Tasks | None = None,
+        train: Source,
+        val: Source | None = None,
         reward: Callable[..., float] | str | None = None,
     ) -> Result:
         """`fit` as a coroutine."""
-        folder = RunFolder(self._runs, new_run_id())
-        folder.path.mkdir(parents=True, exist_ok=True)
-        table = dict(self._table)
-        table["agent"] = {**table["agent"], "run": agent if isinstance(agent, str) else agent_spec(agent, folder.path)}
-        if reward is not None:
-            table["agent"]["reward"] = reward if isinstance(reward, str) else agent_spec(reward, folder.path)
-        table["data"] = {"train": _tasks_source(train, folder.path / "train.jsonl")}
-        if val is not None:
-            table["data"]["val"] = _tasks_source(val, folder.path / "val.jsonl")
-        return await self.run(parse_config(table, "Trainer"), folder)
+        return await self._prepare(agent, train, val, reward).run()
 
     def stop(self) -> None:
         """Ask the run to end after the step that is under way, with a checkpoint."""
-        self._stop_requested = True
+        if self._training is not None:
+            self._training.stop()
+
+    def _prepare(
+        self,
+        agent: Callable[..., Any] | str,
+        train: Source,
+        val: Source | None,
+        reward: Callable[..., float] | str | None,
+    ) -> Training:
+        folder = RunFolder(self._runs, new_run_id())
+        folder.make()
+
+        def code(function: Callable[..., Any] | str) -> str:
+            return function if isinstance(function, str) else agent_spec(function, folder.path)
+
+        def source(tasks: Source, name: str) -> str:
+            if isinstance(tasks, str):
+                return tasks
+            return folder.write_tasks(name, load_tasks(tasks, seed=self._table["trainer"]["seed"]))
+
+        table = {name: dict(values) for name, values in self._table.items()}
+        table["agent"]["run"] = code(agent)
+        if reward is not None:
+            table["agent"]["reward"] = code(reward)
+        data = table.setdefault("data", {})
+        data["train"] = source(train, "train.jsonl")
+        if val is not None:
+            data["val"] = source(val, "val.jsonl")
+        self._training = Training(parse_config(table, "Trainer"), folder, self._progress)
+        return self._training
+
+
+class Training:
+    """One configured run, trained from its start or from its last checkpoint to its end."""
+
+    def __init__(self, config: Config, folder: RunFolder, progress: Progress | None = None) -> None:
+        self._config = config
+        self._folder = folder
+        self._progress = progress or Silent()
+        self._stopping = False
+        self._loop: Loop | None = None
+        self._cancel: Callable[[], object] = lambda: None
+
+    def stop(self) -> None:
+        """Ask the run to end after the step that is under way, with a checkpoint. From any thread."""
+        self._stopping = True
         if self._loop is not None:
             self._loop.stopping = True
 
-    async def run(self, config: Config, folder: RunFolder, *, resume: bool = False, name: str = "") -> Result:
-        """Train as configured in this folder; with `resume`, go on from the run's last checkpoint."""
+    def cancel(self) -> None:
+        """End `run` at once, with CancelledError; the last checkpoint stays. From any thread."""
+        with contextlib.suppress(RuntimeError):  # it has just ended by itself
+            self._cancel()
+
+    async def run(self, *, resume: bool = False, name: str = "") -> Result:
+        """Train as configured; with `resume`, go on from the run's last checkpoint."""
+        config, folder, task = self._config, self._folder, asyncio.current_task()
+        if task is not None:
+            self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
         algorithm = algorithm_of(config)
         seed = config.trainer.seed
         train = load_tasks(config.data.train, config.data.fields, seed)
         val = load_tasks(config.data.val, config.data.fields, seed)[: config.eval.tasks] if config.data.val else []
-        if not resume:
+        processes = Processes(config, folder)
+        with folder.held():
             folder.create(config)
-        async with Processes(config, folder, self._server) as processes:
-            store = processes.store
-            if resume:
-                await store.update_run(folder.run_id, state="running")
-            else:
-                await store.create_run(
-                    name or Path(config.agent.run or config.agent.command or "").name, _plain(config), folder.run_id
-                )
-            loop = self._loop = Loop(
-                config=config,
-                algorithm=algorithm,
-                run_id=folder.run_id,
-                folder=folder,
-                store=store,
-                engine=processes.engine,
-                collector=Collector(store, folder.run_id),
-                policy=processes.policy,
-                train=train,
-                val=val,
-                progress=self._progress,
-                stopping=self._stop_requested,
-            )
-            processes.start_workers()
-            state: RunState = "failed"
-            try:
-                step = await processes.beside(loop.run(resume))
-                state = "finished" if step == config.trainer.steps else "interrupted"
-            except asyncio.CancelledError:
-                state = "interrupted"
-                raise
-            finally:
-                await store.update_run(folder.run_id, state=state)
-            checkpoint = await last_checkpoint(store, folder.run_id)
+            async with processes:
+                await self._enter(processes.store, resume, name)
+                async with recorded_ending(processes.store, folder.run_id):
+                    loop = self._loop = Loop(
+                        config=config,
+                        algorithm=algorithm,
+                        run_id=folder.run_id,
+                        folder=folder,
+                        store=processes.store,
+                        engine=processes.engine,
+                        collector=Collector(processes.store, folder.run_id),
+                        policy=processes.policy,
+                        train=train,
+                        val=val,
+                        progress=self._progress,
+                        stopping=self._stopping,
+                    )
+                    processes.start_workers(self._progress.note)
+                    step = await processes.beside(loop.run(resume))
+                    return await self._leave(processes.store, step)
+
+    async def _enter(self, store: LightningStore, resume: bool, name: str) -> None:
+        """The run as running in the store. A run that was killed before the store knew it is made when it is resumed."""
+        run_id, url = self._folder.run_id, self._config.store.url
+        if resume and await store.runs(ids=[run_id]):
+            await store.update_run(run_id, state="running")
+        elif resume and self._folder.has_checkpoint():
+            why = "it ended with its process" if url == "memory://" else "name the one it was trained with: --store URL"
+            raise NotFoundError(f"{run_id}: the store {url} does not know this run; {why}")
+        else:
+            agent = self._config.agent
+            name = name or (Path(agent.run).name if agent.run is not None else str(agent.command))
+            await store.create_run(name, self._config.model_dump(mode="json"), run_id)
+
+    async def _leave(self, store: LightningStore, step: int) -> Result:
+        folder = self._folder
+        finished = step == self._config.trainer.steps
+        await store.update_run(folder.run_id, state="finished" if finished else "interrupted")
+        checkpoint = await last_checkpoint(store, folder.run_id)
+        assert checkpoint is not None  # the loop makes one before its first step
         rows = folder.metrics()
-        draw_curve(rows, f"{folder.run_id}", folder.path / "curve.png")
+        try:
+            draw_curve(rows, folder.run_id, folder.path / "curve.png")
+        except (AgentLightningError, OSError) as error:
+            self._progress.note(f"the curve was not drawn: {error}")
         return Result(
             run_id=folder.run_id,
             folder=folder.path,
-            policy=Path(checkpoint.path) if checkpoint is not None else folder.path,
+            policy=Path(checkpoint.path),
             step=step,
-            finished=state == "finished",
+            finished=finished,
             metrics=rows,
         )
 
@@ -239,22 +299,9 @@ def algorithm_of(config: Config) -> LightningRL:
 
 def default_store() -> str:
     """AGL_STORE, else a SQLite file under runs/."""
-    return os.environ.get("AGL_STORE", "sqlite:///runs/agl.db")
+    return os.environ.get("AGL_STORE") or DEFAULT_STORE
 
 
 def new_run_id() -> str:
     """A readable id that sorts by time: 20261120-174501-3f9a."""
     return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid4().hex[:4]}"
-
-
-def _tasks_source(tasks: Tasks, file: Path) -> str:
-    """A source that a resumed run can read again: rows in memory go to the run folder."""
-    if isinstance(tasks, str):
-        return tasks
-    rows: Iterable[JSON] = load_tasks(tasks)
-    file.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
-    return str(file.resolve())
-
-
-def _plain(config: Config) -> JSON:
-    return config.model_dump(mode="json")

@@ -27,7 +27,7 @@ from agentlightning import errors
 from agentlightning.children import listen, start_child, stop_child
 from agentlightning.engines.base import DEFAULT_POLICY, Metrics
 from agentlightning.engines.local.models import find_model
-from agentlightning.errors import AgentLightningError, EngineError, ModelError
+from agentlightning.errors import AgentLightningError, EngineError, LearnerLostError, ModelError
 from agentlightning.types import Loss, Sequence
 
 START_DEADLINE_S = 120.0
@@ -144,7 +144,6 @@ class LocalEngine:
         shutil.rmtree(self._weights, ignore_errors=True)
 
     async def restart_learner(self) -> None:
-        """A fresh learner with the weights the engine was made with; `load` a checkpoint next."""
         if self._learner is not None:
             await asyncio.to_thread(stop_child, self._learner.child)
             self._learner.pipe.close()
@@ -270,7 +269,7 @@ class LocalEngine:
         try:
             return await asyncio.to_thread(self._learner.call, method, *arguments)
         except _PipeEndedError as ended:
-            raise EngineError(
+            raise LearnerLostError(
                 f"the learner ended during {method}; resume from the last checkpoint ({self._tail('learner')})"
             ) from ended
 
