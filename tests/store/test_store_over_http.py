@@ -165,6 +165,20 @@ async def test_a_client_goes_on_when_the_server_comes_back_on_its_port_and_sees_
         assert client.boot != boot
 
 
+async def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
+    answers = [b"[", b"[]"]  # a body of two bytes, of which the first answer has one
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n" + answers.pop(0))
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server, LightningStoreClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+        assert await client.resources("r") == []
+    assert answers == []
+
+
 async def test_a_server_that_stays_away_is_named(unused_port: int) -> None:
     async with LightningStoreClient(f"http://127.0.0.1:{unused_port}", patience_s=0.01) as client:
         with pytest.raises(StoreError, match=f"127.0.0.1:{unused_port} cannot be reached"):

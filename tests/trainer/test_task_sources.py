@@ -31,7 +31,9 @@ def test_a_byte_order_mark_is_not_part_of_the_first_field(tmp_path: Path) -> Non
     assert all(load_tasks(str(tmp_path / name)) == ROWS[:1] for name in ("t.jsonl", "t.csv"))
 
 
-@pytest.mark.parametrize(("name", "content"), [("t.csv", b"q\n\xff\n"), ("t.jsonl", b"\xff"), ("t.jsonl.gz", b"no gzip")])
+@pytest.mark.parametrize(
+    ("name", "content"), [("t.csv", b"q\n\xff\n"), ("t.jsonl", b"\xff"), ("t.jsonl.gz", b"no gzip")]
+)
 def test_a_file_of_other_bytes_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=rf"reading .*{name} failed: "):

@@ -43,7 +43,3 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-
-
-if __name__ == "__main__":
-    main()

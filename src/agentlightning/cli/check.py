@@ -15,7 +15,7 @@ LEAST_SUCCESS = 0.08
 
 def check(
     config: Annotated[Path, typer.Argument(help="TOML file with the configuration.")],
-    tasks: Annotated[int, typer.Option("--tasks", help="Training tasks for the base success.")] = 32,
+    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Training tasks for the base success.")] = 32,
     settings: Settings = None,
     store: Store = None,
     runs: Runs = Path("runs"),
@@ -28,7 +28,7 @@ def check(
     from agentlightning.cli.display import Display
     from agentlightning.cli.rollouts import print_rollout
     from agentlightning.config import load_config
-    from agentlightning.errors import AgentError
+    from agentlightning.errors import AgentError, NoCallsError
     from agentlightning.trainer.check import check_agent
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.trainer import new_run_id
@@ -36,9 +36,11 @@ def check(
     loaded = load_config(config, settings or [], store_setting(store))
     with Display(f"check {config}") as display:
         checked = asyncio.run(check_agent(loaded, RunFolder(runs, new_run_id()), display, tasks))
-    print_rollout(display.console, checked.rollout, checked.calls, checked.rewards)
+    print_rollout(display.console, checked.rollout, checked.attempts, checked.calls, checked.rewards)
     if checked.rollout.state != "succeeded":
         raise AgentError("the agent failed on the first task; see its traceback above")
+    if not checked.calls:
+        raise NoCallsError(f"there would be nothing to learn from: {checked.rollout.warning}")
     if checked.success < LEAST_SUCCESS:
         display.note(
             f"base success {checked.success:.2f} is below {LEAST_SUCCESS}: most groups would have nothing to compare; "

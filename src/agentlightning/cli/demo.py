@@ -44,6 +44,7 @@ def demo(
     started = process_started()
     folder = RunFolder(runs, new_run_id())
     title = f"demo {task.value}, seed {seed}{f', {control.value}' if control else ''}"
+    folder.make()
     with Display(title) as display:
         warm = asyncio.run(warm_start(task.value, seed, folder.path / "warm-start", display))
         display.note(
@@ -52,7 +53,7 @@ def demo(
         )
         config = configure(task.value, seed, folder, warm.folder, store_url(store), control is not None)
         result = supervised(config, folder, display, name=title)
-    report(display.console, result)
+    report(display.console, result, config)
     if not result.finished:
         return
     summary = summarize(task.value, seed, started, warm, result)

@@ -15,13 +15,23 @@ from rich.text import Text
 SHOWN_STEPS = 8
 SPARKS = "▁▂▃▄▅▆▇█"
 PHASES = ("collect", "record", "learn", "publish")
+PIPED_WIDTH = 1000
+"""Rich takes 80 columns where there is no terminal, and would cut tables to them."""
+
+
+def screen() -> Console:
+    """A console that takes text literally (what agents say has brackets, too) and cuts nothing where it is piped."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    return console
 
 
 class Display:
     """A `Progress` for the command line; a context manager."""
 
     def __init__(self, title: str, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or screen()
         self._title = title
         self._started = time.perf_counter()
         self._phase = ("starting", 0, 1)
@@ -50,16 +60,13 @@ class Display:
                 f"[{self._elapsed():6.1f} s] step {step}/{steps}  reward {metrics['reward_mean']:.3f}  "
                 f"mixed {metrics['mixed_groups']:.2f}  turns {metrics['turns']:.2f}  "
                 f"{metrics['tokens_per_second']:,.0f} tokens/s  {_shares(metrics)}",
-                highlight=False,
                 soft_wrap=True,
             )
 
     def evaluated(self, step: int, kind: str, success: float) -> None:
         self._heldout.append((step, kind, success))
         if not self.console.is_terminal:
-            self.console.print(
-                f"[{self._elapsed():6.1f} s] step {step}: held-out {kind} {success:.3f}", highlight=False
-            )
+            self.console.print(f"[{self._elapsed():6.1f} s] step {step}: held-out {kind} {success:.3f}")
 
     def note(self, text: str) -> None:
         self.console.print(Text(f"note: {text}", style="yellow"), soft_wrap=True)
@@ -75,7 +82,7 @@ class Display:
             parts.append(
                 Text("held-out " + "  ".join(f"{step}:{kind[0]}{value:.2f}" for step, kind, value in self._heldout))
             )
-        return Panel(Group(*parts), title=f"{self._title}  {self._elapsed():.0f} s", title_align="left")
+        return Panel(Group(*parts), title=Text(f"{self._title}  {self._elapsed():.0f} s"), title_align="left")
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False)

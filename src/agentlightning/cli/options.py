@@ -30,17 +30,31 @@ Settings = Annotated[
 
 def store_url(store: str | None) -> str:
     """--store, else AGL_STORE, else the SQLite file under runs/."""
-    return store or os.environ.get("AGL_STORE") or "sqlite:///runs/agl.db"
+    from agentlightning.config import DEFAULT_STORE
+
+    return store or os.environ.get("AGL_STORE") or DEFAULT_STORE
 
 
 def open_store(url: str) -> LightningStore:
-    """The store at `url`, for ``async with``; a server's key is read from AGL_SERVER_KEY."""
+    """The store that exists at `url`, for ``async with``; a server's key is read from AGL_SERVER_KEY."""
+    from agentlightning.errors import NotFoundError
     from agentlightning.store import open as stores
 
+    if url.startswith("sqlite:///") and not (file := Path(url.removeprefix("sqlite:///").partition("?")[0])).exists():
+        raise NotFoundError(f"{file}: there is no store yet; start a run with: agl demo, or name a store with --store")
     return stores.open_store(url, os.environ.get("AGL_SERVER_KEY"))
 
 
+def one_store(store: str | None, server: str | None) -> str | None:
+    """The store's URL from --store or --server; ConfigError where both are given."""
+    from agentlightning.errors import ConfigError
+
+    if store and server:
+        raise ConfigError("--store: a server has a store of its own; give --store or --server, not both")
+    return server or store
+
+
 def store_setting(store: str | None) -> dict[str, str]:
-    """--store or AGL_STORE as a setting; empty where neither is given."""
+    """The store given, else AGL_STORE, as a setting; empty where neither is."""
     url = store or os.environ.get("AGL_STORE")
     return {"store.url": url} if url else {}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from agentlightning.types import Call, Reward, Rollout
+    from agentlightning.types import Attempt, Call, Reward, Rollout
 
 LONGEST_REASON = 240
 """Characters of what went wrong that a list shows."""
@@ -28,16 +28,15 @@ def list_rollouts(
         str | None, typer.Option("--state", help="queued, running, succeeded, failed or cancelled.")
     ] = None,
     step: Annotated[int | None, typer.Option("--step", help="Only those enqueued for this training step.")] = None,
-    limit: Annotated[int, typer.Option("--limit", help="Most rollouts to list, newest first.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Most rollouts to list, newest first.")] = 20,
     store: Store = None,
 ) -> None:
     """List the rollouts of a run, newest first."""
     import asyncio
     from typing import get_args
 
-    from rich.console import Console
-
-    from agentlightning.errors import ConfigError
+    from agentlightning.cli.display import screen
+    from agentlightning.errors import ConfigError, NotFoundError
     from agentlightning.store.base import RolloutQuery
     from agentlightning.types import Mode, RolloutState
 
@@ -56,7 +55,9 @@ def list_rollouts(
         )
         async with open_store(store_url(store)) as opened:
             found = await opened.rollouts(query)
-        print_rollouts(Console(), found)
+            if not found and not await opened.runs(ids=[run]):
+                raise NotFoundError(f"{run}: no such run; see: agl runs list")
+        print_rollouts(screen(), found)
 
     asyncio.run(work())
 
@@ -70,8 +71,7 @@ def show_rollout(
     """Show a rollout: the conversation, its tokens with logprobs, and its rewards."""
     import asyncio
 
-    from rich.console import Console
-
+    from agentlightning.cli.display import screen
     from agentlightning.errors import NotFoundError
     from agentlightning.store.base import RolloutQuery
 
@@ -82,7 +82,8 @@ def show_rollout(
                 raise NotFoundError(f"{rollout}: no such rollout; see: agl rollouts list RUN")
             calls = await opened.calls([rollout])
             rewards = await opened.rewards([rollout])
-        print_rollout(Console(), found[0], calls, rewards, tokens)
+            attempts = await opened.attempts([rollout])
+        print_rollout(screen(), found[0], attempts, calls, rewards, tokens)
 
     asyncio.run(work())
 
@@ -110,47 +111,56 @@ def print_rollouts(console: Console, rollouts: list[Rollout]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row, rollout in zip(rows, [None, *rollouts], strict=True):
         line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        console.print(line, highlight=False, markup=False, soft_wrap=True, style="bold" if rollout is None else None)
+        console.print(line, soft_wrap=True, style="bold" if rollout is None else None)
         wrong = "" if rollout is None else (rollout.error or rollout.warning or "").strip()
         if wrong:
             last = wrong.splitlines()[-1][:LONGEST_REASON]
-            console.print(f"    {last}", highlight=False, markup=False, soft_wrap=True, style="yellow")
+            console.print(f"    {last}", soft_wrap=True, style="yellow")
 
 
 def print_rollout(
-    console: Console, rollout: Rollout, calls: list[Call], rewards: list[Reward], tokens: bool = False
+    console: Console,
+    rollout: Rollout,
+    attempts: list[Attempt],
+    calls: list[Call],
+    rewards: list[Reward],
+    tokens: bool = False,
 ) -> None:
     """Print one rollout for a person; shared with ``agl check``."""
     import orjson
 
     console.print(
         f"rollout {rollout.id}  {rollout.mode}  step {rollout.step}  {rollout.state}  attempt {rollout.attempt}",
-        highlight=False,
         soft_wrap=True,
     )
-    console.print(f"task {orjson.dumps(rollout.task).decode()}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"task {orjson.dumps(rollout.task).decode()}", soft_wrap=True)
     for number, call in enumerate(calls, 1):
         version = ", ".join(f"v{span.version}" for span in call.versions)
         cause = f"  fork: {call.fork_cause}" if call.fork_cause else ""
-        console.rule(
-            f"call {number}  {call.policy or call.model}  {version}  prompt {call.prompt_tokens} tokens  "
+        console.print(
+            f"── call {number}  {call.policy or call.model}  {version}  prompt {call.prompt_tokens} tokens  "
             f"sampled {len(call.sampled_ids)}  logprob {sum(call.logprobs):.2f}  T={call.sampling.temperature:g}{cause}",
-            align="left",
+            soft_wrap=True,
+            style="dim",
         )
-        for message in call.messages:
-            console.print(_message(message))
-        console.print(_message(call.answer))
+        for message in (*call.messages, call.answer):
+            console.print(_message(message), soft_wrap=True)
         if tokens:
             for token, logprob in zip(call.sampled_ids, call.logprobs, strict=True):
-                console.print(f"    {token:>8}  {logprob:9.4f}", highlight=False)
-    console.rule(align="left")
+                console.print(f"    {token:>8}  {logprob:9.4f}")
+    console.print("──", style="dim")
     for reward in rewards:
         where = f" on call {reward.call_id}" if reward.call_id else ""
-        console.print(f"reward {reward.name} {reward.value:g} ({reward.source}, attempt {reward.attempt}){where}")
+        line = f"reward {reward.name} {reward.value:g} ({reward.source}, attempt {reward.attempt}){where}"
+        console.print(line, soft_wrap=True)
     console.print(f"final reward {rollout.reward}  outcome {rollout.outcome}")
-    for text in (rollout.warning, rollout.error):
-        if text:
-            console.print(text, markup=False, highlight=False, style="yellow")
+    if rollout.warning:
+        console.print(rollout.warning, soft_wrap=True, style="yellow")
+    for attempt in attempts:
+        console.print(f"attempt {attempt.attempt}  {attempt.state}  {attempt.worker_id}", soft_wrap=True)
+        for title, text in (("error", attempt.error), ("output", attempt.output)):
+            if text:
+                console.print(f"  {title}: {text.strip()}", soft_wrap=True, style="yellow")
 
 
 def _message(message: dict[str, object]) -> Text:

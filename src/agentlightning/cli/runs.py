@@ -14,13 +14,14 @@ app = typer.Typer(help="List and show runs.", no_args_is_help=True, rich_markup_
 @app.command("list")
 def list_runs(
     store: Store = None,
-    limit: Annotated[int, typer.Option("--limit", help="Most runs to list.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Most runs to list.")] = 20,
 ) -> None:
     """List runs, newest first."""
     import asyncio
 
-    from rich.console import Console
     from rich.table import Table
+
+    from agentlightning.cli.display import screen
 
     async def work() -> None:
         async with open_store(store_url(store)) as opened:
@@ -39,7 +40,7 @@ def list_runs(
                 _number(summary.get("heldout_greedy")),
                 _time(run.created_ns),
             )
-        Console().print(table if found else "no run yet; start one with: agl demo")
+        screen().print(table if found else "no run yet; start one with: agl demo")
 
     asyncio.run(work())
 
@@ -50,8 +51,8 @@ def show_run(run: Annotated[str, typer.Argument(help="Id of the run.")], store: 
     import asyncio
 
     import orjson
-    from rich.console import Console
 
+    from agentlightning.cli.display import screen
     from agentlightning.errors import NotFoundError
 
     async def work() -> None:
@@ -62,16 +63,16 @@ def show_run(run: Annotated[str, typer.Argument(help="Id of the run.")], store: 
             counts = await opened.count(run)
             checkpoints = await opened.checkpoints(run)
             metrics = [metric for metric in await opened.metrics(run) if not metric.abandoned]
-        console = Console()
+        console = screen()
         console.print(f"{found[0].id}  {found[0].name}  {found[0].state}  created {_time(found[0].created_ns)} UTC")
         console.print_json(orjson.dumps(found[0].config).decode())
         for (mode, state), number in sorted(counts.items()):
-            console.print(f"{mode} rollouts {state}: {number}", highlight=False)
+            console.print(f"{mode} rollouts {state}: {number}")
         for checkpoint in checkpoints:
-            console.print(f"checkpoint step {checkpoint.step}: {checkpoint.path}", highlight=False, soft_wrap=True)
+            console.print(f"checkpoint step {checkpoint.step}: {checkpoint.path}", soft_wrap=True)
         latest = {metric.name: metric for metric in metrics}
         for name, metric in sorted(latest.items()):
-            console.print(f"{name}: {metric.value:.4g} (step {metric.step})", highlight=False)
+            console.print(f"{name}: {metric.value:.4g} (step {metric.step})")
 
     asyncio.run(work())
 

@@ -12,9 +12,12 @@ from agentlightning.cli.options import Store, store_url
 def serve(
     store: Store = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen on.")] = 8088,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")] = 8088,
 ) -> None:
     """Serve agents, workers and trainers. The key that guards /api is read from AGL_SERVER_KEY."""
     from agentlightning.gateway.__main__ import main
+    from agentlightning.trainer.checkpoint import make_default_folder
 
-    raise SystemExit(main(["--store", store_url(store), "--host", host, "--port", str(port)]))
+    url = store_url(store)
+    make_default_folder(url)
+    raise SystemExit(main(["--store", url, "--host", host, "--port", str(port)]))

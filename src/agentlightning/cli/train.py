@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli.options import Runs, Server, Settings, Store, store_setting
+from agentlightning.cli.options import Runs, Server, Settings, Store, one_store, store_setting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,90 +44,106 @@ def train(
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.trainer import new_run_id
 
-    options = {"data.train": tasks, "data.val": val, "agent.reward": reward, "model.path": model}
-    if agent is not None:
-        options["agent.run" if is_function(agent) else "agent.command"] = agent
-    given = store_setting(store) | {name: value for name, value in options.items() if value is not None}
+    url = one_store(store, server)
+    given: dict[str, str | None] = {
+        name: value
+        for name, value in {
+            "data.train": tasks,
+            "data.val": val,
+            "agent.reward": reward,
+            "model.path": model,
+        }.items()
+        if value is not None
+    }
+    if agent is not None:  # instead of the one in the file, whichever kind that is
+        given |= {"agent.run": None, "agent.command": None, agent_setting(agent): agent}
     if resume is not None:
-        if config is not None or settings or given != store_setting(store):
+        if config is not None or settings or given:
             raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
         folder = RunFolder(runs, resume)
-        run_and_report(folder.config(), folder, resume=True, server=server)
+        run_and_report(folder.config(url), folder, resume=True)
         return
     folder = RunFolder(runs, new_run_id())
-    run_and_report(load_config(config, settings or [], given), folder, server=server)
+    run_and_report(load_config(config, settings or [], store_setting(url) | given), folder)
 
 
-def is_function(agent: str) -> bool:
-    """``file.py:name`` or ``package.module:name``, as opposed to a command line."""
+def agent_setting(agent: str) -> str:
+    """Which setting an agent is: agent.run for a function (file.py:name, package.module:name), else agent.command."""
     head, separator, name = agent.rpartition(":")
-    return bool(separator) and name.isidentifier() and " " not in head
+    named = bool(separator) and all(part.isidentifier() for part in name.split("."))
+    named = named and (" " not in head or Path(head).is_file())
+    # file.py alone is the one function in it that is marked with @rollout; a .pkl is how a function of a notebook travels.
+    whole = agent.endswith((".py", ".pkl")) and " " not in agent
+    return "agent.run" if named or whole else "agent.command"
 
 
-def run_and_report(config: Config, folder: RunFolder, *, resume: bool = False, server: str | None = None) -> None:
+def run_and_report(config: Config, folder: RunFolder, *, resume: bool = False) -> None:
     """Train under a live display, then say where things are."""
     from agentlightning.cli.display import Display
 
     with Display(folder.run_id) as display:
-        result = supervised(config, folder, display, resume=resume, server=server)
-    report(display.console, result)
+        result = supervised(config, folder, display, resume=resume)
+    report(display.console, result, config)
 
 
-def supervised(
-    config: Config,
-    folder: RunFolder,
-    display: Display,
-    *,
-    resume: bool = False,
-    server: str | None = None,
-    name: str = "",
-) -> Result:
-    """Train with Ctrl-C handled: the first ends after the step that is under way, the second at once."""
+def supervised(config: Config, folder: RunFolder, display: Display, *, resume: bool = False, name: str = "") -> Result:
+    """Train with Ctrl-C handled: the first ends after the step that is under way, the second at once.
+
+    Where it ends without a result, and there is a checkpoint, the line that resumes is told.
+    """
     import asyncio
     import signal
 
-    from agentlightning.trainer.trainer import Trainer
+    from agentlightning.errors import ConflictError, NotFoundError
+    from agentlightning.trainer.trainer import Training
 
-    trainer = Trainer(config.model.path, server=server, progress=display)
+    training = Training(config, folder, display)
+    asked = False
+
+    def interrupt() -> None:
+        nonlocal asked
+        if asked:
+            training.cancel()
+            return
+        asked = True
+        training.stop()
+        display.note("ending after this step, with a checkpoint; Ctrl-C again ends at once")
 
     async def work() -> Result:
-        task = asyncio.current_task()
-        asked = False
-
-        def interrupt() -> None:
-            nonlocal asked
-            if asked and task is not None:
-                task.cancel()
-            asked = True
-            trainer.stop()
-            display.note("ending after this step, with a checkpoint; Ctrl-C again ends at once")
-
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt)
-        return await trainer.run(config, folder, resume=resume, name=name)
+        return await training.run(resume=resume, name=name)
 
     try:
         return asyncio.run(work())
-    except asyncio.CancelledError:
-        display.note(f"stopped; go on with: {resume_line(folder.path)}")
-        raise KeyboardInterrupt from None
+    except BaseException as error:
+        if folder.has_checkpoint() and survives(config) and not isinstance(error, ConflictError | NotFoundError):
+            display.note(f"what was learned is kept; go on with: {resume_line(folder.path)}")
+        if isinstance(error, asyncio.CancelledError):
+            raise KeyboardInterrupt from None
+        raise
 
 
-def report(console: Console, result: Result) -> None:
+def report(console: Console, result: Result, config: Config) -> None:
     """Where the run, its policy and its curve are; how to go on if it was stopped."""
     for label, value in (
         ("run folder", result.folder),
         ("policy", result.policy),
         ("curve", result.folder / "curve.png"),
     ):
-        console.print(f"{label:<11} {value}", highlight=False, soft_wrap=True)
+        console.print(f"{label:<11} {value}", soft_wrap=True)
     if not result.finished:
-        line = resume_line(result.folder)
-        console.print(f"stopped after step {result.step}; go on with: {line}", highlight=False, soft_wrap=True)
+        on = f"go on with: {resume_line(result.folder)}" if survives(config) else "its store was in memory and is gone"
+        console.print(f"stopped after step {result.step}; {on}", soft_wrap=True)
+
+
+def survives(config: Config) -> bool:
+    """Whether the run's store is there for a later process to go on from."""
+    return config.store.url != "memory://"
 
 
 def resume_line(folder: Path) -> str:
     """The command that goes on with the run of this folder."""
-    runs = "" if folder.parent == Path("runs") else f" --runs {folder.parent}"
-    return f"agl train --resume {folder.name}{runs}"
+    runs = [] if folder.parent == Path("runs") else ["--runs", str(folder.parent)]
+    return shlex.join(["agl", "train", "--resume", folder.name, *runs])

@@ -18,10 +18,10 @@ def worker(
     import os
     import socket
 
-    from agentlightning.cli.train import is_function
+    from agentlightning.cli.train import agent_setting
     from agentlightning.runner.__main__ import main
 
     arguments = ["--server", server, "--run", run, "--concurrency", str(concurrency)]
-    arguments += ["--agent" if is_function(agent) else "--command", agent]
+    arguments += ["--agent" if agent_setting(agent) == "agent.run" else "--command", agent]
     arguments += ["--reward", reward] if reward is not None else []
     raise SystemExit(main([*arguments, "--worker-id", f"{socket.gethostname()}-{os.getpid()}"]))

@@ -51,8 +51,9 @@ async def warm_start(name: str, seed: int, to: Path, progress: Progress) -> Warm
     threads = max(1, min(MOST_THREADS, await idle_cores()))
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "agentlightning.demo.warm_start"),
+        *("-m", "agentlightning.demo.warm_start", "--child"),
         *("--task", name, "--seed", str(seed), "--to", str(to), "--threads", str(threads)),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -60,14 +61,20 @@ async def warm_start(name: str, seed: int, to: Path, progress: Progress) -> Warm
     assert process.stderr is not None
     errors = asyncio.ensure_future(process.stderr.read())
     summary: JSON = {}
-    async for line in process.stdout:
-        row = orjson.loads(line)
-        if "step" in row:
-            progress.phase("warm start", row["step"], row["of"])
-        else:
-            summary = row
-    if await process.wait() != 0:
-        raise EngineError(f"the warm start failed: {(await errors).decode(errors='replace').strip()[-500:]}")
+    try:
+        async for line in process.stdout:
+            row = orjson.loads(line)
+            if "step" in row:
+                progress.phase("warm start", row["step"], row["of"])
+            else:
+                summary = row
+        if await process.wait() != 0:
+            raise EngineError(f"the warm start failed: {(await errors).decode(errors='replace').strip()[-500:]}")
+    finally:
+        errors.cancel()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     return WarmStart(
         folder=to,
         demonstrator=summary["demonstrator"],
@@ -86,9 +93,6 @@ def configure(name: str, seed: int, folder: RunFolder, model: Path, store: str, 
         for row in rows(task, "train", steps * TASKS_PER_STEP, seed)
     ]
     val = [row | extra for row in rows(task, "test", HELD_OUT_TASKS, TASKS_SEED)]
-    folder.path.mkdir(parents=True, exist_ok=True)
-    for file, tasks in (("train.jsonl", train), ("val.jsonl", val)):
-        (folder.path / file).write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in tasks))
     table: dict[str, dict[str, Any]] = {
         "model": {"path": str(model.resolve())},
         "agent": {
@@ -98,8 +102,8 @@ def configure(name: str, seed: int, folder: RunFolder, model: Path, store: str, 
             "timeout_s": 60,
         },
         "data": {
-            "train": str((folder.path / "train.jsonl").resolve()),
-            "val": str((folder.path / "val.jsonl").resolve()),
+            "train": folder.write_tasks("train.jsonl", train),
+            "val": folder.write_tasks("val.jsonl", val),
         },
         "algorithm": {"group_size": GROUP_SIZE, "minibatches": 4},
         "trainer": {

@@ -18,6 +18,7 @@ from random import Random
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+from agentlightning.children import end_with_parent
 from agentlightning.demo import tasks, tiny
 from agentlightning.demo.tasks import Message
 from agentlightning.engines.local.learner import Learner
@@ -37,7 +38,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--child", action="store_true", help="end when the parent does")
     options = parser.parse_args()
+    if options.child:
+        end_with_parent()
     transformers_logging.disable_progress_bar()
 
     def report(facts: JSON) -> None:

@@ -5,8 +5,9 @@ answer decoded, errors raised again as the classes they were. Loads no database 
 
 A request that could not be connected is sent again until `patience_s` has passed, since a server that is restarted comes
 back on the same port. One whose connection broke on the way may have been executed; it is sent again too, except for
-`create_run` and `put_resources`, which would do their work twice. Of the others two may answer differently then, without
-harm: `finish` and `cancel` say False and 0 for what they had already done; what a lost `claim` took comes back by its lease.
+`create_run`, which would make another run. Of the others some may answer differently then, without harm: `finish` and
+`cancel` say False and 0 for what they had already done, `put_resources` takes another version and leaves one unused; what a
+lost `claim` took comes back by its lease.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class LightningStoreClient(LightningStore):
         return await self._call("rewards", list[Reward], rollout_ids=rollout_ids)
 
     async def put_resources(self, resources: Sequence[Resource]) -> list[Resource]:
-        return await self._call("put_resources", list[Resource], repeatable=False, resources=resources)
+        return await self._call("put_resources", list[Resource], resources=resources)
 
     async def resources(self, run_id: str, name: str | None = None, latest: bool = True) -> list[Resource]:
         return await self._call("resources", list[Resource], run_id=run_id, name=name, latest=latest)
@@ -221,7 +222,7 @@ class LightningStoreClient(LightningStore):
             try:
                 status, content = await self._send(verb, body, wait)
                 break
-            except (aiohttp.ClientConnectionError, TimeoutError) as error:
+            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
                 unsent = isinstance(error, aiohttp.ClientConnectorError)
                 deadline = deadline or time.monotonic() + self._patience_s  # from the first failure: waiting is none
                 if time.monotonic() + pause_s > deadline or not (repeatable or unsent):

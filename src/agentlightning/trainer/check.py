@@ -20,7 +20,7 @@ from agentlightning.trainer.evaluate import TEMPERATURES, evaluate
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.tasks import load_tasks
-from agentlightning.types import JSON, Call, NewRollout, Resource, RetryPolicy, Reward, Rollout, Sampling
+from agentlightning.types import JSON, Attempt, Call, NewRollout, Resource, RetryPolicy, Reward, Rollout, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,7 @@ class Checked:
     """What one rollout looked like, and how often the base model succeeds."""
 
     rollout: Rollout
+    attempts: list[Attempt]
     calls: list[Call]
     rewards: list[Reward]
     success: float
@@ -77,6 +78,7 @@ async def check_agent(config: Config, folder: RunFolder, progress: Progress, tas
             )
         checked = Checked(
             rollout=first,
+            attempts=await processes.store.attempts([first.id]),
             calls=await processes.store.calls([first.id]),
             rewards=await processes.store.rewards([first.id]),
             success=sum(rollout.reward or 0.0 for rollout in rollouts) / len(rollouts),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from agentlightning.errors import AgentError
 from agentlightning.trainer.collect import Collector, refuse_silence
 from agentlightning.types import JSON, NewRollout, RetryPolicy, Sampling
 
@@ -29,7 +30,8 @@ async def evaluate(
 ) -> float:
     """Mean final reward over one rollout a row; a rollout that failed or has no reward counts as 0.
 
-    Raises NoCallsError where no rollout reached the gateway.
+    Raises NoCallsError where no rollout reached the gateway, AgentError where every one failed: a 0 would look like a
+    result.
     """
     rollouts = await collector.collect(
         [
@@ -47,5 +49,7 @@ async def evaluate(
         ],
         on_progress,
     )
+    if all(rollout.state != "succeeded" for rollout in rollouts):
+        raise AgentError(f"all {len(rollouts)} rollouts of the evaluation failed, the first with: {rollouts[0].error}")
     refuse_silence(rollouts)
     return sum(rollout.reward or 0.0 for rollout in rollouts) / len(rollouts)

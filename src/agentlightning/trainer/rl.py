@@ -235,24 +235,24 @@ class Loop:
         self.version = resource.version
 
     async def _evaluate(self, step: int, kind: Kind) -> None:
-        with self._timed("evaluate"):
-            success = await evaluate(
-                self.collector,
-                self.run_id,
-                self.val,
-                step=step,
-                kind=kind,
-                max_tokens=self.config.model.max_tokens,
-                retry=self._retry(),
-                on_progress=partial(self.progress.phase, f"evaluate {kind}"),
-            )
-        await self._record(step, f"heldout_{kind}", {f"heldout_{kind}": success})
+        started = time.perf_counter()
+        success = await evaluate(
+            self.collector,
+            self.run_id,
+            self.val,
+            step=step,
+            kind=kind,
+            max_tokens=self.config.model.max_tokens,
+            retry=self._retry(),
+            on_progress=partial(self.progress.phase, f"evaluate {kind}"),
+        )
+        name = f"heldout_{kind}"
+        await self._record(step, name, {name: success, f"seconds_{name}": time.perf_counter() - started})
         self.progress.evaluated(step, kind, success)
 
     async def _checkpoint(self, step: int) -> None:
-        with self._timed("checkpoint"):
-            keep = self.config.trainer.keep_checkpoints
-            await save_checkpoint(self.store, self.engine, self.folder, step, self.version, keep)
+        keep = self.config.trainer.keep_checkpoints
+        await save_checkpoint(self.store, self.engine, self.folder, step, self.version, keep)
 
     async def _record(self, step: int, kind: str, metrics: Metrics) -> None:
         await self.store.log_metrics(

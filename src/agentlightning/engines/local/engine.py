@@ -100,7 +100,8 @@ class LocalEngine:
         # Named after the run's folder, so that what a killed run left in shared memory is found and removed.
         name = f"agentlightning-{hashlib.sha256(str(self._work_dir).encode()).hexdigest()[:16]}"
         shared = Path("/dev/shm")
-        self._weights = (shared if shared.is_dir() else self._work_dir) / name
+        self.weights_folder = (shared if shared.is_dir() else self._work_dir) / name
+        """Where published weights lie until the sampler has newer ones; removed by `close` and by the next `start`."""
 
     @property
     def sampler_pid(self) -> int | None:
@@ -113,7 +114,7 @@ class LocalEngine:
     async def start(self) -> list[str]:
         self._folder = find_model(self._model)
         (self._work_dir / "logs").mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self._weights, ignore_errors=True)
+        shutil.rmtree(self.weights_folder, ignore_errors=True)
         self._listener = listen("127.0.0.1", 0)
         self._http = aiohttp.ClientSession()
         try:
@@ -141,7 +142,7 @@ class LocalEngine:
         if self._listener is not None:
             self._listener.close()
         self._sampler = self._learner = self._http = self._listener = None
-        shutil.rmtree(self._weights, ignore_errors=True)
+        shutil.rmtree(self.weights_folder, ignore_errors=True)
 
     async def restart_learner(self) -> None:
         if self._learner is not None:
@@ -164,7 +165,7 @@ class LocalEngine:
 
     async def publish(self, version: int, policy: str = DEFAULT_POLICY) -> None:
         async with self._publishing:
-            folder = self._weights / f"v{version}"
+            folder = self.weights_folder / f"v{version}"
             await self._verb(policy, "export", str(folder))
             old = self._published
             # From here on a restarted sampler starts with these weights, so a death in the middle loses nothing.

@@ -1,0 +1,145 @@
+"""The commands, up to where processes would start: what they print when piped, and what they refuse."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from agentlightning.cli.app import app
+from agentlightning.cli.train import agent_setting, resume_line
+from agentlightning.errors import ConfigError, ModelError, NotFoundError
+from agentlightning.store.base import LightningStore
+from agentlightning.store.open import open_store
+from agentlightning.types import Finish, NewRollout, Worker
+
+CONFIG = """
+[model]
+path = "./nowhere"
+[agent]
+run = "agent.py:solve"
+[data]
+train = "tasks.jsonl"
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AGL_STORE", raising=False)
+    (tmp_path / "train.toml").write_text(CONFIG)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "1+1"}\n')
+    return tmp_path
+
+
+def agl(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def filled(work: Callable[[LightningStore], Awaitable[None]]) -> str:
+    """A store with the run `run` in which `work` was done; its URL."""
+
+    async def fill() -> None:
+        async with open_store("sqlite:///agl.db") as store:
+            await store.create_run(
+                "a name that is much longer than " + "any column of eighty characters " * 2, {}, "run"
+            )
+            await work(store)
+
+    asyncio.run(fill())
+    return "sqlite:///agl.db"
+
+
+async def nothing(store: LightningStore) -> None: ...
+
+
+async def a_program_that_failed(store: LightningStore) -> None:
+    await store.enqueue([NewRollout(run_id="run", task={"q": "[/b]"}, group_id="g")])
+    worker = Worker(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
+    [claim] = await store.claim(worker)
+    await store.finish(
+        [Finish(lease=claim.lease, state="failed", error="KeyError: '[/b]'", output="it [printed] this")]
+    )
+
+
+def test_a_list_that_is_piped_is_not_cut() -> None:
+    shown = agl("runs", "list", "--store", filled(nothing)).stdout
+    assert "a name that is much longer than any column of eighty characters any column of eighty characters" in shown
+    assert "…" not in shown
+
+
+def test_a_rollout_is_shown_with_what_its_program_printed_and_brackets_as_they_are() -> None:
+    store = filled(a_program_that_failed)
+    listed = agl("rollouts", "list", "run", "--store", store)
+    assert (listed.exit_code, "KeyError: '[/b]'" in listed.stdout) == (0, True)
+    rollout = listed.stdout.splitlines()[1].split()[0]
+    shown = agl("rollouts", "show", rollout, "--store", store)
+    assert shown.exit_code == 0
+    for text in ('task {"q":"[/b]"}', "attempt 1  failed  w", "error: KeyError: '[/b]'", "output: it [printed] this"):
+        assert text in shown.stdout
+
+
+def test_a_run_without_rollouts_says_so_and_an_unknown_run_too() -> None:
+    store = filled(nothing)
+    assert agl("rollouts", "list", "run", "--store", store).stdout == "no rollout matches\n"
+    assert isinstance(agl("rollouts", "list", "other", "--store", store).exception, NotFoundError)
+
+
+@pytest.mark.parametrize("arguments", [["runs", "list"], ["runs", "show", "run"], ["rollouts", "list", "run"]])
+def test_a_command_that_reads_makes_no_store(arguments: list[str], folder: Path) -> None:
+    assert "agl.db: there is no store yet" in str(agl(*arguments).exception)
+    assert not (folder / "runs").exists()
+
+
+def test_a_store_beside_a_server_is_refused() -> None:
+    failed = agl("train", "train.toml", "--store", "memory://", "--server", "http://127.0.0.1:1").exception
+    assert isinstance(failed, ConfigError)
+    assert "give --store or --server, not both" in str(failed)
+
+
+def test_a_run_is_resumed_with_its_own_settings_only() -> None:
+    for extra in (["train.toml"], ["--set", "trainer.steps=3"], ["--agent", "a.py:f"], ["--model", "m"]):
+        assert "give no other settings" in str(agl("train", "--resume", "run", *extra).exception)
+
+
+@pytest.mark.parametrize("agent", ["other.py:solve", "node agent.js"])
+def test_an_agent_on_the_command_line_takes_the_place_of_the_one_in_the_file(agent: str) -> None:
+    assert isinstance(agl("train", "train.toml", "--agent", agent).exception, ModelError)  # what is refused comes later
+
+
+@pytest.mark.parametrize(
+    ("agent", "setting"),
+    [
+        ("agent.py:solve", "agent.run"),
+        ("agent.py:Solver.solve", "agent.run"),
+        ("agent.py", "agent.run"),
+        ("package.module:solve", "agent.run"),
+        ("runs/x/solve-1a2b.pkl", "agent.run"),
+        ("node agent.js", "agent.command"),
+        ("python agent.py", "agent.command"),
+        ("./agent --port 80:http", "agent.command"),
+        ("agent.sh", "agent.command"),
+    ],
+)
+def test_functions_and_commands_are_told_apart(agent: str, setting: str) -> None:
+    assert agent_setting(agent) == setting
+
+
+def test_a_function_in_a_folder_with_a_blank_in_its_name_is_a_function(folder: Path) -> None:
+    (folder / "my agents").mkdir()
+    (folder / "my agents" / "agent.py").write_text("")
+    assert agent_setting("my agents/agent.py:solve") == "agent.run"
+
+
+def test_the_line_that_resumes_can_be_pasted() -> None:
+    assert resume_line(Path("runs/20261120-1")) == "agl train --resume 20261120-1"
+    assert resume_line(Path("my runs/20261120-1")) == "agl train --resume 20261120-1 --runs 'my runs'"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["serve", "--port", "70000"], ["check", "train.toml", "--tasks", "0"], ["runs", "list", "--limit", "0"]],
+)
+def test_a_number_out_of_its_range_is_refused(arguments: list[str]) -> None:
+    assert agl(*arguments).exit_code == 2

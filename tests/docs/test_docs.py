@@ -1,0 +1,192 @@
+"""The documents say what is: settings, commands, files, errors and links are compared with the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from agentlightning import errors
+from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.cli.app import app
+from agentlightning.config import Config
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "agentlightning"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/*.md"))]
+BY_NAME = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+RUN_BY_USERS = ("bash", "sh", "console")
+
+
+def fences(page: Path, *languages: str) -> list[str]:
+    """Bodies of the page's code blocks in one of these languages."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [body for language, body in found if language in languages]
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """Cells of the table rows whose first cell is a name in backticks."""
+    for line in text.splitlines():
+        if re.match(r"\| (&nbsp; )?`", line):
+            yield [cell.strip().removeprefix("&nbsp; ") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def settings_tables() -> dict[str, dict[str, Any]]:
+    """Every setting with its default, by table; `...` where it is required."""
+    tables: dict[str, dict[str, Any]] = {}
+    for name, table in Config.model_fields.items():
+        if name == "algorithm":
+            tables[name] = {"name": "lightning_rl"}
+            tables[name] |= {field.name: field.default for field in dataclasses.fields(LightningRL)}
+        else:
+            fields = table.annotation.model_fields  # type: ignore[union-attr]
+            tables[name] = {key: ... if field.is_required() else field.default for key, field in fields.items()}
+    return tables
+
+
+def documented_default(cell: str) -> Any:
+    if cell in ("required", "none"):
+        return {"required": ..., "none": None}[cell]
+    return json.loads(cell.strip("`"))
+
+
+@pytest.mark.parametrize("table", settings_tables())
+def test_the_configuration_page_has_every_setting_with_its_default(table: str) -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    section = text.split(f"## [{table}]\n")[1].split("\n## ")[0]
+
+    documented = {cells[0].strip("`"): documented_default(cells[1]) for cells in rows(section)}
+
+    assert documented == settings_tables()[table]
+
+
+def test_the_errors_page_has_every_error_with_its_exit_code_and_status() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8").split("\n## ")[0]
+
+    documented = {cells[0].strip("`"): (int(cells[1]), int(cells[2])) for cells in rows(text)}
+
+    tree = {
+        name: (value.exit_code, value.http_status)
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.AgentLightningError)
+    }
+    assert documented == tree
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Every `agl …` that the page shows, in words."""
+    text = page.read_text(encoding="utf-8")
+    lines = [line for body in fences(page, *RUN_BY_USERS) for line in body.splitlines()]
+    lines += re.findall(r"`(agl [^`]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if words and words[0].rpartition("/")[2] == "agl":
+            yield words[1:]
+
+
+@BY_NAME
+def test_every_command_and_option_in_the_documents_exists(page: Path) -> None:
+    for words in commands(page):
+        command: Any = typer.main.get_command(app)
+        rest = list(words)
+        while hasattr(command, "commands") and rest:  # a group may be named without its commands
+            assert rest[0] in command.commands, f"agl {' '.join(words)}"
+            command = command.commands[rest.pop(0)]
+        known = {option for parameter in command.params for option in parameter.opts}
+        unknown = {word.partition("=")[0] for word in rest if word.startswith("--")} - known
+        assert not unknown, f"agl {' '.join(words)}"
+
+
+@BY_NAME
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, section = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if section:
+            titles = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+            assert section in anchors, f"{page.name} links to {target}"
+
+
+def test_the_readme_links_to_every_page() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    missing = [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in text]
+
+    assert missing == []
+
+
+def tree_map() -> list[Path]:
+    """The paths of the README's map; an entry that is indented lies in the folder above it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree\n")[1]
+    folder, found = Path(), []
+    for line in re.findall(r"```text\n(.*?)```", text, re.DOTALL)[0].splitlines():
+        name = Path(line.split()[0])
+        found.append(folder / name if line.startswith(" ") else name)
+        if not line.startswith(" "):
+            folder = name
+    return found
+
+
+def test_every_file_of_the_map_exists() -> None:
+    assert [str(path) for path in tree_map() if not (ROOT / path).exists()] == []
+
+
+def test_every_module_at_the_top_is_in_the_map() -> None:
+    modules = {
+        path.relative_to(ROOT)
+        for path in SOURCE.iterdir()
+        if (path.is_dir() and (path / "__init__.py").exists()) or (path.suffix == ".py" and path.stem[:2] != "__")
+    }
+
+    assert sorted(modules - set(tree_map())) == []
+
+
+@BY_NAME
+def test_python_snippets_compile(page: Path) -> None:
+    for number, body in enumerate(fences(page, "python"), 1):
+        compile(body, f"{page.name}, Python block {number}", "exec")
+
+
+@BY_NAME
+def test_names_that_snippets_take_from_the_package_exist(page: Path) -> None:
+    import agentlightning
+
+    for body in fences(page, "python"):
+        for name in re.findall(r"\bagl\.(\w+)", body):
+            assert name in agentlightning.__all__, f"{page.name}: agl.{name}"
+
+
+@BY_NAME
+def test_toml_snippets_hold_settings_that_exist(page: Path) -> None:
+    tables = settings_tables()
+    for body in fences(page, "toml"):
+        for table, settings in tomllib.loads(body).items():
+            assert set(settings) <= set(tables[table]), f"{page.name}: [{table}]"
+
+
+@BY_NAME
+def test_environment_variables_in_the_documents_are_used_somewhere(page: Path) -> None:
+    code = "".join(
+        path.read_text(encoding="utf-8") for folder in (SOURCE, ROOT / "examples") for path in folder.rglob("*.py")
+    )
+
+    named = set(re.findall(r"\bAGL_[A-Z_]+\b", page.read_text(encoding="utf-8")))
+
+    assert sorted(name for name in named if name not in code) == []
+
+
+@BY_NAME
+def test_no_figure_is_left_to_be_filled_in(page: Path) -> None:
+    assert re.findall(r"\{\{\w+\}\}", page.read_text(encoding="utf-8")) == []

@@ -1,0 +1,254 @@
+"""A small training run of ``agl train`` as processes, and what a test sees and does to it from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import orjson
+import psutil
+from command_line import DEADLINE_S, Folder
+
+from agentlightning.demo import lookup
+from agentlightning.demo.tasks import rows
+from agentlightning.engines.local.engine import LocalEngine
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.open import open_store
+from agentlightning.types import JSON, Attempt, Rollout
+
+STEPS, TASKS, GROUP, MINIBATCHES, CHECKPOINT_EVERY = 6, 6, 4, 2, 2
+
+CONFIG = f"""
+[model]
+path = "{{model}}"
+[agent]
+run = "agent.py:solve"
+workers = 2
+concurrency = 16
+timeout_s = 60
+[data]
+train = "train.jsonl"
+val = "val.jsonl"
+[algorithm]
+group_size = {GROUP}
+minibatches = {MINIBATCHES}
+[trainer]
+steps = {STEPS}
+tasks_per_step = {TASKS}
+learning_rate = 1e-3
+checkpoint_every = {CHECKPOINT_EVERY}
+[eval]
+sampled = false
+[engine]
+learner_threads = 1
+"""
+
+AGENT = """
+import asyncio
+from pathlib import Path
+
+from agentlightning.demo import lookup
+
+
+async def solve(task, llm):
+    while Path("hold").exists():
+        await asyncio.sleep(0.02)
+    return await lookup.solve(task, llm)
+"""
+
+SERVER, SAMPLER = "agentlightning.gateway", "agentlightning.engines.local.sampler"
+LEARNER, WORKER = "agentlightning.engines.local.learner", "agentlightning.runner"
+
+
+class Training:
+    """One run in a folder of its own; its agents hold while the file `hold` is there."""
+
+    def __init__(self, folder: Folder, model: Path) -> None:
+        self.folder = folder
+        self.store = f"sqlite:///{folder.path}/agl.db"
+        self.hold = folder.path / "hold"
+        self._log = folder.path / "output.txt"
+        folder.write("agent.py", AGENT)
+        folder.write("run.toml", CONFIG.format(model=model))
+        for name, split, count in (("train.jsonl", "train", 40), ("val.jsonl", "test", 6)):
+            tasks = rows(lookup, split, count, 0)  # type: ignore[arg-type]  # a module is a DemoTask
+            folder.write(name, "".join(orjson.dumps(row).decode() + "\n" for row in tasks))
+
+    # --- what a person does -----------------------------------------------------------------------------------------
+
+    def start(self, *settings: str) -> subprocess.Popen[str]:
+        return self._agl("train", "run.toml", "--store", self.store, "--runs", str(self._runs), *settings)
+
+    def resume(self) -> subprocess.Popen[str]:
+        return self._agl("train", "--resume", self.run_id, "--runs", str(self._runs))
+
+    def resume_as_printed(self) -> subprocess.Popen[str]:
+        """What the last output of the run says: `… go on with: agl train --resume …`."""
+        line = next(line for line in reversed(self.output.splitlines()) if "go on with: " in line)
+        command = shlex.split(line.partition("go on with: ")[2])
+        assert command[:2] == ["agl", "train"]
+        return self._agl(*command[1:])
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    # --- what a test sees -------------------------------------------------------------------------------------------
+
+    @property
+    def run_id(self) -> str:
+        (folder,) = self._runs.iterdir()
+        return folder.name
+
+    @property
+    def step(self) -> int:
+        """The latest step that is complete."""
+        return max((row["step"] for row in self._metrics() if row["kind"] == "step"), default=0)
+
+    @property
+    def weights(self) -> Path:
+        """Where the run keeps published weights: in shared memory, where there is any."""
+        return LocalEngine("", work_dir=self._runs / self.run_id).weights_folder
+
+    def processes(self, module: str) -> list[psutil.Process]:
+        """The processes of the run that run this module, oldest first."""
+        found = [process for process in self.folder.processes() if module in process.cmdline()]
+        return sorted(found, key=lambda process: process.create_time())
+
+    async def until(
+        self, process: subprocess.Popen[str], condition: Callable[[], Awaitable[object]], what: str
+    ) -> None:
+        """Poll until the condition holds; fails where the process ends first."""
+        end = time.monotonic() + DEADLINE_S
+        while not await condition():
+            assert process.poll() is None, f"the run ended before {what}:\n{self.output}"
+            assert time.monotonic() < end, f"{what}: not within {DEADLINE_S:.0f} s\n{self.output}"
+            await asyncio.sleep(0.005)
+
+    async def after_step(self, process: subprocess.Popen[str], step: int) -> None:
+        async def there() -> bool:
+            return self.step >= step
+
+        await self.until(process, there, f"step {step} was complete")
+
+    async def claimed(self, process: subprocess.Popen[str]) -> None:
+        """Until all training rollouts of a step run."""
+        async with open_store(self.store) as store:
+
+            async def there() -> bool:
+                return (await store.count(self.run_id)).get(("train", "running"), 0) == TASKS * GROUP
+
+            await self.until(process, there, "rollouts ran")
+
+    async def calling(self, process: subprocess.Popen[str]) -> None:
+        """Until some training rollouts of a step have finished and others run."""
+        async with open_store(self.store) as store:
+
+            async def there() -> bool:
+                counts = await store.count(self.run_id)
+                finished = counts.get(("train", "succeeded"), 0) % (TASKS * GROUP)
+                return finished > 0 and counts.get(("train", "running"), 0) > 1
+
+            await self.until(process, there, "some rollouts of a step had finished")
+
+    async def learning(self, process: subprocess.Popen[str]) -> None:
+        """Until a step is open: its rollouts are consumed, its update is not published."""
+        async with open_store(self.store) as store:
+
+            async def there() -> bool:
+                return any(step.state == "open" for step in await store.steps(self.run_id))
+
+            await self.until(process, there, "a step was open")
+
+    async def ended(self, process: subprocess.Popen[str]) -> int:
+        """The exit code of a process that ends by itself."""
+        try:
+            return await asyncio.to_thread(process.wait, DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run did not end within {DEADLINE_S:.0f} s:\n{self.output}") from None
+
+    # --- what must hold after everything ----------------------------------------------------------------------------
+
+    async def check(self) -> list[Attempt]:
+        """Nothing lost, nothing trained twice, nothing left behind; returns the attempts of the training rollouts."""
+        async with open_store(self.store) as store:
+            attempts = await self._check_record(store)
+        self._check_weights()
+        self._check_metrics()
+        await self._check_machine()
+        return attempts
+
+    async def _check_record(self, store: LightningStore) -> list[Attempt]:
+        (run,) = await store.runs()
+        assert run.state == "finished"
+        steps = await store.steps(run.id)
+        rollouts = await store.rollouts(RolloutQuery(run_id=run.id, mode="train"))
+        assert [(step.step, step.state) for step in steps] == [(step, "closed") for step in range(1, STEPS + 1)]
+        assert Counter(rollout.state for rollout in rollouts) == {"succeeded": STEPS * TASKS * GROUP}
+        consumed = [each.rollout_id for step in steps for each in step.consumed]
+        assert sorted(consumed) == sorted(rollout.id for rollout in rollouts), "each is consumed by exactly one step"
+        versions = [step.version for step in steps]
+        assert versions == sorted({version for version in versions if version is not None})
+        await self._check_calls(store, rollouts)
+        self._updates = sum(
+            min(MINIBATCHES, sum(each.outcome == "trained" for each in step.consumed)) for step in steps
+        )
+        return await store.attempts([rollout.id for rollout in rollouts])
+
+    async def _check_calls(self, store: LightningStore, rollouts: list[Rollout]) -> None:
+        """Every rollout has the calls of its last attempt, each continuing the one before."""
+        calls = await store.calls([rollout.id for rollout in rollouts])
+        assert Counter(call.rollout_id for call in calls) == {rollout.id: rollout.calls for rollout in rollouts}
+        assert all(rollout.calls for rollout in rollouts)
+        assert [call.fork_cause for call in calls if call.fork_cause is not None] == []
+
+    def _check_weights(self) -> None:
+        """The weights at the end have had every step's updates once."""
+        import torch
+
+        assert self._updates >= STEPS, "there was something to learn"
+        state = torch.load(self._checkpoint() / "learner.pt", weights_only=True)
+        assert state["updates"] == self._updates
+
+    def _check_metrics(self) -> None:
+        assert {row["step"] for row in self._metrics() if row["kind"] == "step"} == set(range(1, STEPS + 1))
+        assert (self._runs / self.run_id / "curve.png").stat().st_size > 0
+
+    async def _check_machine(self) -> None:
+        """No process of the run is left a moment later, and no weights in shared memory."""
+        end = time.monotonic() + DEADLINE_S
+        while left := [process.cmdline() for process in self.folder.processes() if process.is_running()]:
+            assert time.monotonic() < end, f"left behind: {left}"
+            await asyncio.sleep(0.1)
+        assert not self.weights.exists(), f"left behind: {self.weights}"
+
+    # --- how --------------------------------------------------------------------------------------------------------
+
+    @property
+    def _runs(self) -> Path:
+        return self.folder.path / "runs"
+
+    def _agl(self, *arguments: str) -> subprocess.Popen[str]:
+        with self._log.open("ab") as log:
+            return self.folder.start(*arguments, stdout=log, stderr=subprocess.STDOUT)
+
+    def _metrics(self) -> list[JSON]:
+        files = list(self._runs.glob("*/metrics.jsonl"))
+        lines = files[0].read_bytes().split(b"\n")[:-1] if files else []
+        return [orjson.loads(line) for line in lines]
+
+    def _checkpoint(self) -> Path:
+        return self._runs / self.run_id / "checkpoints" / f"step-{STEPS:06d}"
+
+
+def build_model(folder: Path) -> Path:
+    """The policy that the lookup demo begins with: it solves a quarter of the tasks."""
+    module = ["-m", "agentlightning.demo.warm_start", "--task", "lookup", "--threads", "1", "--to", str(folder)]
+    subprocess.run([sys.executable, *module], check=True, capture_output=True, timeout=180)
+    return folder

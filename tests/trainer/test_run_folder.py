@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import pytest
+
+from agentlightning.config import DEFAULT_STORE, Config, parse_config
+from agentlightning.errors import ConfigError, ConflictError, StoreError
+from agentlightning.trainer.checkpoint import RunFolder, export, make_default_folder
+
+
+@pytest.fixture
+def config() -> Config:
+    return parse_config({"model": {"path": "m"}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}})
+
+
+def test_the_configuration_of_a_run_without_held_out_tasks_can_be_read_back(tmp_path: Path, config: Config) -> None:
+    folder = RunFolder(tmp_path, "run")
+    folder.create(config)
+    assert folder.config() == config
+    assert folder.config("sqlite:///moved.db").store.url == "sqlite:///moved.db"
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, config: Config) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot be written: Not a directory; choose another --runs folder"):
+        RunFolder(tmp_path / "file", "run").create(config)
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "run")
+    with folder.held(), pytest.raises(ConflictError, match="another process is training this run"), folder.held():
+        pass
+    with folder.held():
+        pass
+
+
+def test_half_a_line_of_metrics_costs_that_line_only(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "run")
+    folder.make()
+    for step in (1, 2):
+        folder.append_metrics({"step": step, "kind": "step", "reward_mean": 0.5})
+    with (folder.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 3, "ki')
+    folder.append_metrics({"step": 4, "kind": "step", "reward_mean": 0.5})
+    folder.append_metrics({"step": 5, "kind": "step", "reward_mean": 0.5})
+    assert [row["step"] for row in folder.metrics()] == [1, 2, 5]
+
+
+def test_a_folder_has_a_checkpoint_once_the_learners_state_is_in_one(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "run")
+    folder.make()
+    (folder.path / "checkpoints" / "step-000000").mkdir()
+    assert not folder.has_checkpoint()
+    (folder.path / "checkpoints" / "step-000000" / "learner.pt").write_bytes(b"")
+    assert folder.has_checkpoint()
+
+
+def test_only_the_folder_of_the_default_store_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_default_folder("sqlite:///elsewhere/agl.db")
+    assert list(tmp_path.iterdir()) == []
+    make_default_folder(DEFAULT_STORE)
+    assert (tmp_path / "runs").is_dir()
+
+
+def test_an_export_leaves_the_learners_state_behind_and_refuses_a_place_that_is_taken(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    for name in ("config.json", "model.safetensors", "learner.pt"):
+        (checkpoint / name).write_text(name)
+    export(checkpoint, tmp_path / "new")
+    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == ["config.json", "model.safetensors"]
+    for taken in (tmp_path / "new", tmp_path / "new" / "config.json"):
+        with pytest.raises(ConfigError, match="exists and is not an empty folder"):
+            export(checkpoint, taken)
