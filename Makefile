@@ -4,6 +4,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := 2.13.0
 
+# Tests that read real data find it here where it lies beside the checkout; they are left out elsewhere.
+ifneq ($(wildcard ../shared/data),)
+export AGL_DATA ?= $(abspath ../shared/data)
+endif
+
 .PHONY: demo test lint test-slow install clean
 
 demo: install

@@ -22,7 +22,7 @@ def draw_curve(rows: Sequence[JSON], title: str, to: Path) -> None:
     for name, label, style in (
         ("reward_mean", "training reward (T = 1)", {"color": "#9aa5b1", "linewidth": 1.2}),
         ("heldout_greedy", "held-out, greedy", {"color": "#1f6feb", "marker": "o", "linewidth": 2}),
-        ("heldout_sampled", "held-out, T = 1", {"color": "#d97706", "marker": "s", "linestyle": ":"}),
+        ("heldout_sampled", "held-out, T = 1", {"color": "#d97706", "marker": "s", "linestyle": "none"}),
     ):
         points = [(row["step"], row[name]) for row in rows if name in row]
         if points:

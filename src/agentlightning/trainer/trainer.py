@@ -266,12 +266,12 @@ class Training:
     async def _leave(self, store: LightningStore, step: int) -> Result:
         folder = self._folder
         finished = step == self._config.trainer.steps
-        await store.update_run(folder.run_id, state="finished" if finished else "interrupted")
+        run = await store.update_run(folder.run_id, state="finished" if finished else "interrupted")
         checkpoint = await last_checkpoint(store, folder.run_id)
         assert checkpoint is not None  # the loop makes one before its first step
         rows = folder.metrics()
         try:
-            draw_curve(rows, folder.run_id, folder.path / "curve.png")
+            draw_curve(rows, run.name, folder.path / "curve.png")
         except (AgentLightningError, OSError) as error:
             self._progress.note(f"the curve was not drawn: {error}")
         return Result(
