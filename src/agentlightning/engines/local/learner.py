@@ -19,18 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from agentlightning.children import end_with_parent
 from agentlightning.engines.local.checkpoint import load_model, write_model
 from agentlightning.engines.local.llama import LLAMA_SHAPED
-from agentlightning.engines.local.models import copy_tokenizer
+from agentlightning.engines.local.models import copy_tokenizer, first_line
 from agentlightning.engines.local.optimizer import Optimizer, OptimizerName
 from agentlightning.engines.losses import Tokens, summary, token_loss
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
 from agentlightning.types import Loss, Sequence
 
 STATE = "learner.pt"
+NOT_WRITTEN = (OSError, SafetensorError, RuntimeError)
+"""What a full disk is to Python, to safetensors and to torch.save."""
 VERBS = ("forward_backward", "logprobs", "optim_step", "save", "load", "export")
 
 log = logging.getLogger("agentlightning.learner")
@@ -147,8 +150,8 @@ class Learner:
 
         try:
             write_model(self.model, Path(path), complete)
-        except OSError as cause:
-            raise EngineError(f"the checkpoint {path} cannot be written: {cause}") from cause
+        except NOT_WRITTEN as cause:
+            raise EngineError(f"the checkpoint {path} cannot be written: {first_line(cause)}") from cause
 
     def load(self, path: str | Path) -> None:
         """Back to a saved state: the next update is bit for bit the one that would have followed the save."""
@@ -171,8 +174,8 @@ class Learner:
         """Write a transformers folder without the learner's state, for a sampler to take."""
         try:
             write_model(self.model, Path(folder), lambda new: copy_tokenizer(self._folder, new))
-        except OSError as cause:
-            raise EngineError(f"weights cannot be written to {folder}: {cause}") from cause
+        except NOT_WRITTEN as cause:
+            raise EngineError(f"weights cannot be written to {folder}: {first_line(cause)}") from cause
 
     def _backward(self, batch: list[Sequence], loss: Loss) -> tuple[list[Tensor], int]:
         tokens_BT = self._padded(batch)
