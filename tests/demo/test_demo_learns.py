@@ -36,7 +36,7 @@ def test_the_lookup_agent_learns_and_leaves_a_run_folder(tmp_path: Path) -> None
 
 
 def test_a_random_reward_teaches_nothing(tmp_path: Path) -> None:
-    figures = demo(tmp_path, "--task", "lookup", "--control", "random-reward")
+    figures = demo(tmp_path, "--task", "sql", "--control", "random-reward")
     assert figures["after_greedy"] <= figures["before_greedy"] + 0.05
 
 

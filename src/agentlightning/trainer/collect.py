@@ -15,7 +15,7 @@ from agentlightning.types import FINAL_STATES, NewRollout, Rollout
 ENQUEUE_BATCH = 2048
 PROGRESS_SHARES = 20
 """The waiter wakes when a twentieth of what is outstanding has finished: often enough to watch, seldom enough to be free."""
-WAIT_S = 30.0
+WAIT_S = 10.0
 
 
 class Collector:
@@ -29,7 +29,10 @@ class Collector:
     async def collect(
         self, wanted: Sequence[NewRollout], on_progress: Callable[[int, int], None] = lambda done, total: None
     ) -> list[Rollout]:
-        """Enqueue `wanted` and return its rollouts, finished, in the order given."""
+        """Enqueue `wanted` and return its rollouts, finished, in the order given.
+
+        StoreError where nothing finishes because the store cannot be written any more.
+        """
         if self._seen is None:
             counts = await self._store.count(self._run_id)
             self._seen = sum(number for (_, state), number in counts.items() if state in FINAL_STATES)
@@ -41,7 +44,10 @@ class Collector:
         while outstanding:
             on_progress(len(finished), len(rollouts))
             at_least = 1 + len(outstanding) // PROGRESS_SHARES
-            for rollout in await self._store.wait(self._run_id, self._seen, at_least, WAIT_S):
+            news = await self._store.wait(self._run_id, self._seen, at_least, WAIT_S)
+            if not news:  # a full disk can still be read: workers would try, and this would wait, for ever
+                await self._store.update_run(self._run_id)
+            for rollout in news:
                 self._seen = max(self._seen, rollout.finished_seq or 0)
                 if rollout.id in outstanding:
                     outstanding.discard(rollout.id)
