@@ -227,12 +227,24 @@ class Call:
     tools: list[JSON] | None = None
     """Tool definitions; kept only where they differ from the parent's (so: on roots)."""
     fork_cause: str | None = None
-    """Why the prompt does not continue an earlier call of the attempt; None where it does, or on the first call."""
+    """Why the prompt does not continue an earlier call of the attempt; None where it does, or where nothing came before."""
+    context_only: int = 0
+    """Sampled tokens of earlier calls that this prompt could not continue: rendered afresh, they are context and no more."""
+    asked: JSON = field(default_factory=dict)
+    """Sampling fields that the agent gave and that were not applied: the run's sampling policy forced others."""
+    usage: JSON = field(default_factory=dict)
+    """What an outside model said it used: prompt_tokens and sampled_tokens."""
     agent: str | None = None
     """Name of the sub-agent that made the call, where known."""
     finish_reason: str = "stop"
+    """stop, length, tool_calls; or abandoned: the agent went away, and what was sampled until then was never read."""
     started_ns: int = 0
     finished_ns: int = 0
+
+    @property
+    def continuation(self) -> str:
+        """How the prompt follows from the attempt's earlier calls: continued, first_turn, or the cause of the fork."""
+        return self.fork_cause or ("first_turn" if self.parent_id is None else "continued")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +268,7 @@ class Resource:
 
     run_id: str
     name: str
-    kind: Literal["policy", "prompt_template"]
+    kind: Literal["policy", "prompt_template", "upstream", "hold"]
     value: JSON
     version: int = 0
     """Given by the store: 1 for the first, then one more each time, whatever was abandoned."""

@@ -62,6 +62,24 @@ async def test_a_newer_schema_is_refused_in_one_sentence(tmp_path: Path) -> None
     assert "upgrade agentlightning" in said
 
 
+async def test_an_older_schema_is_upgraded_and_keeps_its_calls(tmp_path: Path) -> None:
+    path = tmp_path / "agl.db"
+    async with store_at(path) as store:
+        [claim] = await claimed(store)
+        await store.append_calls([a_call(claim)])
+    with sqlite3.connect(path) as connection:
+        for column in ("context_only", "asked", "usage"):
+            connection.execute(f"ALTER TABLE calls DROP COLUMN {column}")
+        connection.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
+    connection.close()
+    async with store_at(path) as store:
+        [call] = await store.calls([claim.rollout.id])
+        assert (call.context_only, call.asked, call.usage) == (0, {}, {})
+        await store.append_calls([a_call(claim, context_only=3, asked={"top_k": 5}, usage={"prompt_tokens": 2})])
+        [_, call] = await store.calls([claim.rollout.id])
+        assert (call.context_only, call.asked, call.usage) == (3, {"top_k": 5}, {"prompt_tokens": 2})
+
+
 async def test_a_read_only_file_can_be_opened_by_nobody_who_writes(tmp_path: Path) -> None:
     path = tmp_path / "agl.db"
     async with store_at(path):

@@ -94,7 +94,7 @@ _SENTENCES = {
 
 
 def prepare_schema(connection: Connection, name: str) -> bytes:
-    """Create the tables where there are none, check their version, return the signing secret. In one transaction."""
+    """Create the tables where there are none, upgrade older ones, return the signing secret. In one transaction."""
     tables.meta.create(connection, checkfirst=True)
     known: dict[str, bytes] = {row.key: row.value for row in connection.execute(select(tables.meta))}
     if "schema_version" not in known:
@@ -107,8 +107,11 @@ def prepare_schema(connection: Connection, name: str) -> bytes:
             f"{name}: its schema has version {version}, this program knows {tables.SCHEMA_VERSION}; "
             "upgrade agentlightning, or choose another path"
         )
+    for older in range(version, tables.SCHEMA_VERSION):
+        for statement in tables.UPGRADES[older]:
+            connection.exec_driver_sql(statement)
     proof = tables.meta.c.key == "schema_version"  # a file that cannot be written is refused now, not at the first call
-    connection.execute(update(tables.meta).where(proof).values(value=known["schema_version"]))
+    connection.execute(update(tables.meta).where(proof).values(value=str(tables.SCHEMA_VERSION).encode()))
     return known["signing_secret"]
 
 

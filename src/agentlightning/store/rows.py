@@ -130,6 +130,9 @@ def call_row(call: Call) -> tuple[Any, ...]:
         dump(call.answer, "answer"),
         None if call.tools is None else dump(call.tools, "tools"),
         call.fork_cause,
+        call.context_only,
+        dump(call.asked, "asked") if call.asked else "{}",
+        dump(call.usage, "usage") if call.usage else "{}",
         call.agent,
         call.finish_reason,
         call.started_ns,
@@ -146,7 +149,8 @@ def read_call(row: AnyRow) -> Call:
     fields["versions"] = [VersionSpan(**span) for span in orjson.loads(fields["versions"])]
     fields["sampling"] = Sampling(**orjson.loads(fields["sampling"]))
     fields["messages"] = orjson.loads(fields["messages"])
-    fields["answer"] = orjson.loads(fields["answer"])
+    for name in ("answer", "asked", "usage"):
+        fields[name] = orjson.loads(fields[name])
     if fields["tools"] is not None:
         fields["tools"] = orjson.loads(fields["tools"])
     return Call(**fields)

@@ -32,7 +32,16 @@ from sqlalchemy import (
     literal_column,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+UPGRADES = {
+    1: (
+        "ALTER TABLE calls ADD COLUMN context_only INTEGER DEFAULT '0' NOT NULL",
+        "ALTER TABLE calls ADD COLUMN asked TEXT DEFAULT '{}' NOT NULL",
+        "ALTER TABLE calls ADD COLUMN usage TEXT DEFAULT '{}' NOT NULL",
+    ),
+}
+"""What makes a schema of each older version one of the next."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
 """A literal, not a parameter: only so can a planner prove that a partial index applies."""
@@ -182,6 +191,9 @@ calls = Table(
     Column("answer", Text, nullable=False),
     Column("tools", Text),
     Column("fork_cause", Text),
+    Column("context_only", Integer, nullable=False, server_default="0"),
+    Column("asked", Text, nullable=False, server_default="{}"),
+    Column("usage", Text, nullable=False, server_default="{}"),
     Column("agent", Text),
     Column("finish_reason", Text, nullable=False),
     Column("started_ns", BigInteger, nullable=False),
