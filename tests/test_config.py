@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.config import config_text, load_config, parse_config
+from agentlightning.config import config_text, load_config, parse_config, run_record
 from agentlightning.errors import ConfigError
 
 LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:solve"}, "data": {"train": "tasks.jsonl"}}
@@ -47,6 +47,20 @@ def test_a_configuration_that_was_written_down_can_be_read_again() -> None:
     for table in (LEAST, LEAST | {"data": {"train": "t", "val": "v"}, "eval": {"every": 5}}):
         config = parse_config(table)
         assert parse_config(json.loads(config_text(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("agent", "may"),
+    [
+        ({"run": "a.py:f"}, False),
+        ({"command": "node agent.js"}, True),
+        ({"command": "node agent.js", "reward": "r.py:f"}, False),
+        ({"command": "node agent.js", "posts_rewards": False}, False),
+        ({"run": "a.py:f", "posts_rewards": True}, True),
+    ],
+)
+def test_a_run_says_whether_its_agents_may_set_rewards(agent: dict[str, object], may: bool) -> None:
+    assert run_record(parse_config(LEAST | {"agent": agent}))["agent"]["posts_rewards"] is may
 
 
 def test_a_number_must_be_finite() -> None:

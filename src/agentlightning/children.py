@@ -19,6 +19,11 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
+SERVER_GRACE_S = 20.0
+"""Seconds that a server goes on with the calls in flight after it was told to end."""
+SERVER_END_S = SERVER_GRACE_S + 10
+"""Seconds that its parent gives it to end: more than it takes to finish and to close its store."""
+
 
 def start_child(
     arguments: Sequence[str],

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args, get_origin
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -53,6 +57,11 @@ class AgentConfig(Table):
     max_attempts: int = Field(2, ge=1)
     on_failure: Literal["drop", "zero"] = "drop"
     """A rollout that failed all its attempts: left out, or reward 0."""
+    posts_rewards: bool | None = None
+    """Whether an attempt's key may set rewards at the gateway; None: only for a command without a reward function."""
+    sampling_policy: Literal["refuse", "force"] = "refuse"
+    """What becomes of a call that asks for sampling no trainer could account for (top_k, penalties, a JSON schema, a forced
+    tool call): refused with a sentence, or sampled without it. What was asked for is recorded with the call."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -117,6 +126,44 @@ class EngineConfig(Table):
         return self
 
 
+class UpstreamConfig(Table):
+    """A model that is not trained: where calls for it go. The gateway reads the same table from a run's resources."""
+
+    url: str
+    """Everything before the route: ``https://api.openai.com/v1``, ``https://api.anthropic.com/v1``."""
+    protocol: Literal["openai", "anthropic"] = "openai"
+    models: tuple[str, ...] = Field(min_length=1)
+    """Names that agents ask for; ``*`` stands for any text, ``?`` for one character."""
+    key_env: str | None = None
+    """Name of the environment variable of the server that holds the key; None: no key is sent."""
+    rename: str | None = Field(None, min_length=1)
+    """Model name to send; None: the one that was asked for."""
+    timeout_s: float = Field(600.0, gt=0)
+    max_retries: int = Field(2, ge=0, le=10)
+
+    @model_validator(mode="after")
+    def _sendable(self) -> Self:
+        # What was given is repeated nowhere here: somebody may have pasted a key.
+        if self.key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
+            raise ValueError(
+                "key_env: expected the name of an environment variable, such as OPENAI_API_KEY, not the key"
+            )
+        if self.key_env is not None and self.key_env.startswith("AGL_"):
+            raise ValueError("key_env: a variable of Agent Lightning's own (AGL_…) is not sent anywhere")
+        try:
+            parts = urlsplit(self.url)
+            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            whole = False
+        if not whole or parts.query or parts.fragment or parts.username is not None or parts.password is not None:
+            raise ValueError("url: expected http(s)://HOST/PATH without user, query or fragment; a key goes by key_env")
+        if self.protocol == "anthropic" and not self.url.rstrip("/").endswith("/v1"):
+            raise ValueError("url: expected the URL of an Anthropic endpoint with its /v1, as in …anthropic.com/v1")
+        if not all(self.models) or any("[" in name for name in self.models):
+            raise ValueError("models: expected model names, in which * and ? may stand for other text")
+        return self
+
+
 class StoreConfig(Table):
     url: str = DEFAULT_STORE
     """``memory://`` or ``sqlite:///PATH``, served by a process of the run; or ``http://SERVER``, one that runs already."""
@@ -134,12 +181,46 @@ class Config(Table):
     eval: EvalConfig = EvalConfig()
     engine: EngineConfig = EngineConfig()
     store: StoreConfig = StoreConfig()
+    upstreams: dict[str, UpstreamConfig] = {}
+    """Models that are not trained, by a name of your choice: a judge, a user simulator, an embedding."""
+
+    @model_validator(mode="after")
+    def _upstreams_agree(self) -> Self:
+        check_upstreams(self.upstreams, (Path(self.model.path).name, "default"))
+        return self
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
         if self.data.val is None and self.eval != EvalConfig():  # the file of a run names every setting
             raise ValueError("eval: has no effect without data.val")
         return self
+
+
+def check_upstreams(upstreams: Mapping[str, UpstreamConfig], policies: Sequence[str]) -> None:
+    """ValueError where a model name would mean two upstreams, or one of them and a policy.
+
+    An exact name counts before a pattern, a longer pattern before a shorter one.
+    """
+    for name, upstream in upstreams.items():
+        if name in policies:
+            raise ValueError(f"upstreams.{name}: is the name of the policy that is trained; choose another")
+        for pattern in upstream.models:
+            if hidden := [policy for policy in policies if fnmatchcase(policy, pattern)]:
+                raise ValueError(
+                    f"upstreams.{name}.models: {pattern!r} would take the calls of the policy {hidden[0]!r}"
+                )
+    for (one, first), (other, second) in combinations(upstreams.items(), 2):
+        for a in first.models:
+            for b in second.models:
+                if is_exact(a) == is_exact(b) and len(a) == len(b) and _overlap(a, b):
+                    raise ValueError(
+                        f"upstreams.{other}.models: {b!r} means the same models as {a!r} of upstreams.{one}"
+                    )
+
+
+def is_exact(pattern: str) -> bool:
+    """Whether a model pattern is a name."""
+    return "*" not in pattern and "?" not in pattern
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> Config:
@@ -188,9 +269,31 @@ def _sentence(kind: type[BaseModel], error: Any) -> str:
     return f"{name}: {message}{given}" if name else message
 
 
+def _overlap(a: str, b: str) -> bool:
+    """Whether some name matches both patterns.
+
+    >>> _overlap("gpt-5*", "*-mini"), _overlap("gpt-?", "gpt-55")
+    (True, False)
+    """
+    # reached[j]: some text matches the part of `a` so far and b[:j].
+    reached = [True] + [False] * len(b)
+    for j, y in enumerate(b):
+        reached[j + 1] = reached[j] and y == "*"
+    for x in a:
+        before, reached = reached, [reached[0] and x == "*"]
+        for j, y in enumerate(b):
+            grows = "*" in (x, y) and (reached[j] or before[j + 1])
+            reached.append(grows or (before[j] and (x == y or "?" in (x, y))))
+    return reached[-1]
+
+
 def _settings_at(kind: type[BaseModel], path: Sequence[Any]) -> list[str]:
-    for part in path:
+    parts = iter(path)
+    for part in parts:
         annotation = kind.model_fields[str(part)].annotation
+        if get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+            next(parts, None)  # the name that the user chose
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return []
         kind = annotation
@@ -241,6 +344,15 @@ def _anchor(table: dict[str, Any], folder: Path) -> None:
         file, separator, rest = value.partition(":") if ".py:" in value else (value, "", "")
         if not Path(file).is_absolute() and (folder / file).exists():
             table[section][name] = f"{(folder / file).resolve()}{separator}{rest}"
+
+
+def run_record(config: Config) -> dict[str, Any]:
+    """The configuration as a store keeps it with the run: what depends on other settings is decided."""
+    agent = config.agent
+    table = config.model_dump(mode="json")
+    if agent.posts_rewards is None:
+        table["agent"]["posts_rewards"] = agent.command is not None and agent.reward is None
+    return table
 
 
 def config_text(config: Config) -> str:

@@ -35,6 +35,7 @@ def call(
     attempt: int = 1,
     policy: str = "default",
     sampling: Sampling = Sampling(),
+    finish_reason: str = "stop",
 ) -> Call:
     return Call(
         id=id,
@@ -55,6 +56,7 @@ def call(
         request_hash="",
         messages=[],
         answer={},
+        finish_reason=finish_reason,
     )
 
 
@@ -75,6 +77,21 @@ def test_full_prompts_are_rebuilt_from_parents_and_suffixes() -> None:
         ("c", [1, 2, 3, 4, 5, 6, 7], [8]),
     ]
     assert left_out == {}
+
+
+def test_a_call_whose_agent_went_away_is_not_trained() -> None:
+    calls = [
+        call("a", [1, 2], [3], prompt_tokens=2),
+        call("b", [4], [5], parent="a", prompt_tokens=4, finish_reason="abandoned"),
+        call("c", [4], [6], parent="a", prompt_tokens=4),
+    ]
+    [trajectory], _ = trajectories([rollout()], calls)
+    assert [t.call_id for t in trajectory.transitions] == ["a", "c"]
+
+
+def test_a_rollout_of_abandoned_calls_alone_is_left_out() -> None:
+    kept, left_out = trajectories([rollout()], [call("a", [1], [2], prompt_tokens=1, finish_reason="abandoned")])
+    assert (kept, left_out) == ([], {"r": "the policy answered none of its calls"})
 
 
 def test_a_parent_may_finish_after_its_child() -> None:

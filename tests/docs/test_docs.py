@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import typer
+from pydantic import BaseModel
 
 from agentlightning import errors
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.cli.app import app
-from agentlightning.config import Config
+from agentlightning.config import Config, UpstreamConfig
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "agentlightning"
@@ -46,10 +47,15 @@ def settings_tables() -> dict[str, dict[str, Any]]:
         if name == "algorithm":
             tables[name] = {"name": "lightning_rl"}
             tables[name] |= {field.name: field.default for field in dataclasses.fields(LightningRL)}
+        elif name == "upstreams":
+            tables["upstreams.NAME"] = defaults(UpstreamConfig)
         else:
-            fields = table.annotation.model_fields  # type: ignore[union-attr]
-            tables[name] = {key: ... if field.is_required() else field.default for key, field in fields.items()}
+            tables[name] = defaults(table.annotation)  # type: ignore[arg-type]
     return tables
+
+
+def defaults(table: type[BaseModel]) -> dict[str, Any]:
+    return {key: ... if field.is_required() else field.default for key, field in table.model_fields.items()}
 
 
 def documented_default(cell: str) -> Any:
@@ -172,7 +178,10 @@ def test_names_that_snippets_take_from_the_package_exist(page: Path) -> None:
 def test_toml_snippets_hold_settings_that_exist(page: Path) -> None:
     tables = settings_tables()
     for body in fences(page, "toml"):
-        for table, settings in tomllib.loads(body).items():
+        snippet = tomllib.loads(body)
+        for name, settings in snippet.pop("upstreams", {}).items():
+            assert set(settings) <= set(tables["upstreams.NAME"]), f"{page.name}: [upstreams.{name}]"
+        for table, settings in snippet.items():
             assert set(settings) <= set(tables[table]), f"{page.name}: [{table}]"
 
 

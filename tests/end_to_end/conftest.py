@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,8 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "gateway"))  # its scripted engine and its toy model
 
 from command_line import Folder
+from house import House, open_house
+from training import build_model
 
 
 @pytest.fixture
@@ -19,3 +21,16 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     made = Folder(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+async def house(folder: Folder) -> AsyncIterator[House]:
+    """A server with one run whose model is scripted."""
+    async with open_house(folder) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lookup demo's warm-started policy, made once."""
+    return build_model(tmp_path_factory.mktemp("end-to-end") / "model")

@@ -1,124 +1,328 @@
-"""Bad input at the command line: one clear sentence, the right exit code, no traceback, nothing lost."""
+"""Bad input and bad disks, from the command line: one clear sentence, the right exit code, nothing lost or left behind.
+
+Exit code 2 is for what the user gave, 1 for everything else that failed.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import os
 import resource
-import socket
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from command_line import Folder
+from house import House
+from training import Training
 
-INPUT_ERROR, FAILURE = 2, 1
-TASKS = '{"question": "1+1", "answer": "2"}\n'
-AGENT = "async def solve(task, llm):\n    return 0.0\n"
+from agentlightning.children import listen
+from agentlightning.store.open import open_store
+from agentlightning.types import Checkpoint
 
+CONFIG = """
+[model]
+path = "model"
+[agent]
+run = "agent.py:solve"
+[data]
+train = "tasks.jsonl"
+"""
 
-def toml(model: str = "model", agent: str = "agent.py:solve", more: str = "") -> str:
-    return f'[model]\npath = "{model}"\n[agent]\nrun = "{agent}"\n[data]\ntrain = "tasks.jsonl"\n{more}'
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 
 
 @pytest.fixture
 def project(folder: Folder) -> Folder:
-    folder.write("agent.py", AGENT)
-    folder.write("tasks.jsonl", TASKS)
-    folder.write("train.toml", toml())
+    """A folder in which `agl train train.toml` has all it needs, except that its model's weights are none."""
+    folder.write("train.toml", CONFIG)
+    folder.write("agent.py", "def solve(task, llm):\n    return 1.0\n")
+    folder.write("tasks.jsonl", '{"question": "1+1", "answer": "2"}\n')
+    folder.write("broken.jsonl", '{"question": "1+1", "answer": "2"}\n{"question":\n')
+    (folder.path / "model").mkdir()
+    folder.write("model/config.json", "{}")
+    folder.write("model/model.safetensors", "")
     return folder
 
 
-def refused(folder: Folder, sentence: str, *arguments: str, code: int = INPUT_ERROR, **popen: object) -> None:
-    done = folder.run(*arguments, **popen)  # type: ignore[arg-type]
-    assert sentence in done.stderr, (done.stdout, done.stderr)
+@pytest.fixture
+def read_only(folder: Folder) -> Path:
+    """A folder that whoever obeys permissions cannot write to."""
+    path = folder.path / "read-only"
+    path.mkdir(mode=0o555)
+    return path
+
+
+def obey_permissions() -> None:
+    """Run in a child: root writes where it likes; without this capability it is stopped as everybody else is."""
+    if os.geteuid() == 0 and ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE) != 0:
+        os._exit(99)
+
+
+def small_files(kilobytes: int) -> Callable[[], None]:
+    """A disk that takes no file larger than that: every write beyond it fails, in every process of the run."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1024,) * 2)
+
+
+def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """The command ended with this code and one sentence that has these words."""
     assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    assert folder.processes() == []
+    assert "Traceback" not in done.stderr + done.stdout
+    sentence, *more = done.stderr.strip().splitlines()
+    assert more == []
+    assert sentence.startswith("error: ")
+    for word in words:
+        assert word in sentence
 
 
-def test_an_unknown_setting_names_the_one_that_was_meant(project: Folder) -> None:
-    refused(
-        project,
-        "trainer.step: no such setting; did you mean 'steps'?",
-        "train",
-        "train.toml",
-        "--set",
-        "trainer.step=3",
-    )
-
-
-def test_broken_toml_names_the_file(project: Folder) -> None:
-    project.write("train.toml", "[model")
-    refused(project, "train.toml: not valid TOML", "train", "train.toml")
-
-
-def test_a_model_path_that_is_no_model_is_named(project: Folder) -> None:
-    (project.path / "model").mkdir()
-    refused(project, "config.json", "train", "train.toml")
-    assert not (project.path / "runs").exists()
-
-
-def test_an_unknown_task_field_names_row_and_field(project: Folder) -> None:
-    project.write("train.toml", toml(more='fields = ["question", "anwser"]\n'))
-    refused(project, "row 1: field 'anwser' is missing", "train", "train.toml")
-    project.write("train.toml", toml(more='fields = ["question"]\n'))
-    refused(project, "row 1: unknown field 'answer'; expected question", "train", "train.toml")
-
-
-def test_a_task_file_that_is_not_json_names_the_line(project: Folder) -> None:
-    project.write("tasks.jsonl", TASKS + "{broken\n")
-    refused(project, "line 2: not JSON", "train", "train.toml")
+# --- settings, tasks, names ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("code", "sentence"),
+    ("arguments", "words"),
     [
-        ("import nothing_of_this_name\n", "nothing_of_this_name"),
-        ("def other(task, llm):\n    return 0\n", "solve"),
-        ("def solve(task):\n    return 0\n", "(task, llm)"),
+        (["--set", "trainer.stepz=3"], ["trainer.stepz: no such setting", "did you mean 'steps'?"]),
+        (["--set", "trainer.steps=many"], ["trainer.steps", "'many'"]),
+        (["--set", "algorithm.group_size=1"], ["algorithm.group_size: expected a whole number of at least 2, got 1"]),
+        (["--set", "algorithm.gruop_size=4"], ["algorithm.gruop_size: no such setting"]),
+        (["--set", "eval.every=2"], ["eval: has no effect without data.val"]),
+        (["--set", 'data.fields=["question"]'], ["tasks.jsonl, row 1: unknown field 'answer'; expected question"]),
+        (["--set", 'data.fields=["question", "sql"]'], ["tasks.jsonl, row 1: field 'sql' is missing"]),
+        (["--tasks", "broken.jsonl"], ["broken.jsonl, line 2: not JSON"]),
+        (["--tasks", "none.jsonl"], ["none.jsonl: no such file"]),
+        (["--model", "./nowhere"], ["nowhere", "no such folder"]),
+        (["--model", "."], ["not a transformers model folder (it has no config.json)"]),
     ],
 )
-def test_an_agent_file_that_cannot_be_used_is_one_sentence(project: Folder, code: str, sentence: str) -> None:
-    project.write("agent.py", code)
-    with socket.socket() as server:  # a worker loads its agent before it asks any server
-        server.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        done = project.run("worker", "agent.py:solve", "--server", url, "--run", "run")
-    assert sentence in done.stderr
-    assert done.returncode == INPUT_ERROR
-    assert "Traceback" not in done.stderr
+def test_a_wrong_setting_task_or_model_is_refused_before_anything_starts(
+    project: Folder, arguments: list[str], words: list[str]
+) -> None:
+    before = sorted(project.path.iterdir())
+    refused(project.run("train", "train.toml", *arguments), 2, *words)
+    assert sorted(project.path.iterdir()) == before
+    assert project.processes() == []
 
 
-def test_a_port_in_use_is_named(folder: Folder) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        refused(folder, f"port {port}", "serve", "--port", port, "--store", "memory://", code=FAILURE)
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[model\n", ["wrong.toml: not valid TOML", "line 1"]),
+        ("[model]\npath = 'm'\n[agent]\nrun = 'a.py:f'\ncommand = 'node a.js'\n[data]\ntrain = 't'\n", ["not both"]),
+        ("[model]\npath = 'm'\n[agent]\nrun = 'a.py:f'\n", ["data: is required"]),
+    ],
+)
+def test_a_wrong_file_is_refused(folder: Folder, text: str, words: list[str]) -> None:
+    folder.write("wrong.toml", text)
+    refused(folder.run("train", "wrong.toml"), 2, *words)
+
+
+def test_a_file_that_is_not_there_is_refused(folder: Folder) -> None:
+    refused(folder.run("train", "none.toml"), 2, "none.toml: no such file")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train", "--resume", "nobody"], ["export", "nobody", "--to", "out"], ["eval", "nobody"]]
+)
+def test_an_unknown_run_is_refused(folder: Folder, arguments: list[str]) -> None:
+    refused(folder.run(*arguments), 2, "nobody: no such run in runs")
+    assert list(folder.path.iterdir()) == []
+
+
+def test_a_store_of_an_unknown_kind_is_refused(folder: Folder) -> None:
+    refused(folder.run("runs", "list", "--store", "mysql://here"), 2, "expected a memory://, sqlite:///path", "mysql")
+
+
+async def test_export_leaves_a_folder_that_is_not_empty_as_it_is(folder: Folder) -> None:
+    checkpoint = folder.path / "checkpoints" / "step-000001"
+    checkpoint.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "learner.pt"):
+        (checkpoint / name).write_text(name)
+    url = f"sqlite:///{folder.path}/agl.db"
+    async with open_store(url) as store:
+        run = await store.create_run("exported", {})
+        await store.put_checkpoint(Checkpoint(run_id=run.id, step=1, path=str(checkpoint), version=2))
+    (folder.path / "mine").mkdir()
+    folder.write("mine/thesis.tex", "years of work")
+
+    def export(to: str) -> subprocess.CompletedProcess[str]:
+        return folder.run("export", run.id, "--to", to, "--store", url)
+
+    refused(await asyncio.to_thread(export, "mine"), 2, "mine: exists and is not an empty folder")
+    assert [file.read_text() for file in (folder.path / "mine").iterdir()] == ["years of work"]
+    assert (await asyncio.to_thread(export, "new")).returncode == 0
+    assert {file.name for file in (folder.path / "new").iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_a_port_in_use_is_refused(folder: Folder) -> None:
+    with listen("127.0.0.1", 0) as listener:
+        port = str(listener.getsockname()[1])
+        refused(folder.run("serve", "--store", "memory://", "--port", port), 1, f"port {port} of 127.0.0.1 is in use")
 
 
 def test_a_server_beyond_loopback_without_a_key_is_refused(folder: Folder) -> None:
-    refused(folder, "AGL_SERVER_KEY", "serve", "--host", "0.0.0.0", "--port", "0", "--store", "memory://")
+    done = folder.run("serve", "--store", "memory://", "--host", "0.0.0.0", "--port", "0")
+    refused(done, 2, "AGL_SERVER_KEY: expected a key in the environment")
 
 
-def test_a_run_that_does_not_exist_cannot_be_resumed(folder: Folder) -> None:
-    refused(folder, "none: no such run", "train", "--resume", "none")
+# --- agents and rewards -------------------------------------------------------------------------------------------------
 
 
-def test_a_store_of_an_unknown_kind_lists_the_known_ones(folder: Folder) -> None:
-    refused(folder, "sqlite", "runs", "list", "--store", "mysql://here")
+@pytest.mark.parametrize(
+    ("agent", "words"),
+    [
+        ("none.py:solve", ["agent file 'none.py' does not exist"]),
+        ("broken.py:solve", ["cannot be imported", "No module named 'no_such_library'", "broken.py:2"]),
+        ("syntax.py:solve", ["cannot be imported", "SyntaxError", "syntax.py:1"]),
+        ("agent.py:slove", ["there is no 'slove'", "solve"]),
+        ("agent.py:few", ["(task, llm)", "its signature is (task)"]),
+    ],
+)
+def test_an_agent_that_does_not_import_ends_its_worker(folder: Folder, agent: str, words: list[str]) -> None:
+    folder.write("broken.py", "import os\nimport no_such_library\ndef solve(task, llm): ...\n")
+    folder.write("syntax.py", "def solve(task, llm)\n")
+    folder.write("agent.py", "def solve(task, llm): ...\ndef few(task): ...\n")
+    done = folder.run("worker", agent, "--server", "http://127.0.0.1:1", "--run", "r")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    for word in words:
+        assert word in done.stderr
 
 
-def test_a_full_disk_is_one_sentence(folder: Folder) -> None:
-    def files_of_at_most_8_kib() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("float('nan')", "the agent's return value: expected a finite number, got nan"),
+        ("float('-inf')", "the agent's return value: expected a finite number, got -inf"),
+        ("'0.5'", "the agent's return value: expected a finite number, got str '0.5'"),
+        ("[1.0]", "the agent's return value: expected a finite number, got list [1.0]"),
+    ],
+)
+async def test_a_reward_that_is_no_number_fails_its_attempt_and_is_listed(
+    house: House, value: str, sentence: str
+) -> None:
+    house.folder.write("agent.py", f"def solve(task, llm):\n    return {value} if task['bad'] else 1.0\n")
+    bad, good = await house.rollouts("agent.py:solve", {"bad": True}, {"bad": False})
+    assert (bad.state, bad.error) == ("failed", sentence)
+    assert (good.state, good.reward) == ("succeeded", 1.0)
+    assert sentence in await house.agl("rollouts", "list", house.run_id, "--state", "failed")
 
+
+# --- disks --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve", "--port", "0", "--store", "sqlite:///{}/agl.db"], ["cannot be opened; check the permissions"]),
+        (["train", "train.toml", "--runs", "{}/runs"], ["cannot be written: Permission denied", "--runs"]),
+        (["check", "train.toml", "--runs", "{}/runs"], ["cannot be written: Permission denied", "--runs"]),
+        (["demo", "--runs", "{}/runs"], ["cannot be written: Permission denied", "--runs"]),
+    ],
+)
+def test_a_read_only_folder_is_refused(
+    project: Folder, read_only: Path, arguments: list[str], words: list[str]
+) -> None:
+    filled = [word.format(read_only) for word in arguments]
+    refused(project.run(*filled, preexec_fn=obey_permissions), 1, *words)
+    assert list(read_only.iterdir()) == []
+
+
+def test_a_disk_without_room_for_a_store_is_refused(folder: Folder) -> None:
     store = f"sqlite:///{folder.path}/agl.db"
-    refused(folder, "agl.db", "serve", "--port", "0", "--store", store, code=FAILURE, preexec_fn=files_of_at_most_8_kib)
+    done = folder.run("serve", "--port", "0", "--store", store, preexec_fn=small_files(8))
+    refused(done, 1, "agl.db: the disk refused a read or write; check its space")
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="/proc is a folder that not even root can write to")
-def test_a_folder_that_cannot_be_written_is_one_sentence(project: Folder) -> None:
-    refused(project, "/proc", "serve", "--port", "0", "--store", "sqlite:////proc/agl.db", code=FAILURE)
-    (project.path / "model").mkdir()
-    project.write("model/config.json", '{"model_type": "llama"}')
-    project.write("model/model.safetensors", "")
-    refused(project, "/proc/runs", "train", "train.toml", "--runs", "/proc/runs", "--store", "memory://", code=FAILURE)
+# --- what needs the engine ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def training(folder: Folder, model: Path) -> Training:
+    return Training(folder, model)
+
+
+def last_line(training: Training) -> str:
+    assert "Traceback" not in training.output
+    return training.output.strip().splitlines()[-1]
+
+
+@pytest.mark.slow
+async def test_a_model_whose_weights_are_none_ends_the_run(project: Folder) -> None:
+    done = await asyncio.to_thread(project.run, "train", "train.toml", "--store", "memory://")
+    refused(done, 2, f"model {project.path}/model: its config.json does not load")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "code", "words"),
+    [
+        ("import no_such_library\n", 2, ["could not start", "cannot be imported", "No module named 'no_such_library'"]),
+        ("def solve(task, llm):\n    return float('nan')\n", 1, ["expected a finite number, got nan"]),
+        ("def solve(task, llm):\n    return 'good'\n", 1, ["expected a finite number, got str 'good'"]),
+        ("def solve(task, llm):\n    return 1.0\n", 1, ["has a model call", "did not use the base URL it was given"]),
+    ],
+)
+async def test_an_agent_that_cannot_be_trained_ends_the_run(
+    training: Training, agent: str, code: int, words: list[str]
+) -> None:
+    training.folder.write("agent.py", agent)
+    assert await training.ended(training.start("--set", "agent.max_attempts=1")) == code, training.output
+    for word in ("error: ", *words):
+        assert word in last_line(training)
+    await training.check_machine()
+
+
+@pytest.mark.slow
+async def test_a_store_in_a_read_only_folder_ends_the_run_at_once(training: Training, read_only: Path) -> None:
+    training.store = f"sqlite:///{read_only}/agl.db"
+    process = training.start(preexec_fn=obey_permissions)
+    assert await training.ended(process) == 1, training.output
+    assert "server could not start" in last_line(training)
+    assert "check the permissions" in last_line(training)
+    await training.check_machine()
+
+
+@pytest.mark.slow
+async def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_a_mended_disk_resumes_it(
+    training: Training,
+) -> None:
+    # Room for the weights and for the store of a step, not for the optimizer's state.
+    process = training.start("--set", "trainer.checkpoint_every=1", preexec_fn=small_files(1280))
+    assert await training.ended(process) == 1, training.output
+    assert "error: the checkpoint " in last_line(training)
+    assert "cannot be written" in last_line(training)
+    assert await training.ended(training.resume()) == 0, training.output
+    await training.check()
+
+
+@pytest.fixture
+def small_disk(folder: Folder) -> Iterator[Path]:
+    """A disk of its own size."""
+    disk = folder.path / "disk"
+    disk.mkdir()
+    if not mount(disk, "size=1m"):
+        pytest.skip("only a user who may mount gets a disk that is really full")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def mount(disk: Path, options: str) -> bool:
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", ["400k", "1m"])  # full before the first step is collected; full in the middle
+async def test_a_full_disk_under_the_store_ends_the_run_and_space_resumes_it(
+    training: Training, small_disk: Path, size: str
+) -> None:
+    assert mount(small_disk, f"remount,size={size}")
+    training.store = f"sqlite:///{small_disk}/agl.db"
+    assert await training.ended(training.start()) == 1, training.output
+    assert "the disk is full; free some space and go on: what was acknowledged is kept" in last_line(training)
+    await training.check_machine()
+    assert mount(small_disk, "remount,size=64m")
+    assert await training.ended(training.resume()) == 0, training.output
+    await training.check()

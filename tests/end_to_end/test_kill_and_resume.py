@@ -16,16 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 from command_line import Folder
-from training import GROUP, LEARNER, SAMPLER, SERVER, TASKS, WORKER, Training, build_model
+from training import GROUP, LEARNER, SAMPLER, SERVER, TASKS, WORKER, Training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 EXIT_STOPPED, EXIT_INTERRUPTED = 0, 130
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_model(tmp_path_factory.mktemp("end-to-end") / "model")
 
 
 @pytest.fixture

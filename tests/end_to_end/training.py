@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import psutil
@@ -82,8 +83,8 @@ class Training:
 
     # --- what a person does -----------------------------------------------------------------------------------------
 
-    def start(self, *settings: str) -> subprocess.Popen[str]:
-        return self._agl("train", "run.toml", "--store", self.store, "--runs", str(self._runs), *settings)
+    def start(self, *settings: str, **popen: Any) -> subprocess.Popen[str]:
+        return self._agl("train", "run.toml", "--store", self.store, "--runs", str(self._runs), *settings, **popen)
 
     def resume(self) -> subprocess.Popen[str]:
         return self._agl("train", "--resume", self.run_id, "--runs", str(self._runs))
@@ -181,7 +182,7 @@ class Training:
             attempts = await self._check_record(store)
         self._check_weights()
         self._check_metrics()
-        await self._check_machine()
+        await self.check_machine()
         return attempts
 
     async def _check_record(self, store: LightningStore) -> list[Attempt]:
@@ -220,7 +221,7 @@ class Training:
         assert {row["step"] for row in self._metrics() if row["kind"] == "step"} == set(range(1, STEPS + 1))
         assert (self._runs / self.run_id / "curve.png").stat().st_size > 0
 
-    async def _check_machine(self) -> None:
+    async def check_machine(self) -> None:
         """No process of the run is left a moment later, and no weights in shared memory."""
         end = time.monotonic() + DEADLINE_S
         while left := [process.cmdline() for process in self.folder.processes() if process.is_running()]:
@@ -234,9 +235,9 @@ class Training:
     def _runs(self) -> Path:
         return self.folder.path / "runs"
 
-    def _agl(self, *arguments: str) -> subprocess.Popen[str]:
+    def _agl(self, *arguments: str, **popen: Any) -> subprocess.Popen[str]:
         with self._log.open("ab") as log:
-            return self.folder.start(*arguments, stdout=log, stderr=subprocess.STDOUT)
+            return self.folder.start(*arguments, stdout=log, stderr=subprocess.STDOUT, **popen)
 
     def _metrics(self) -> list[JSON]:
         files = list(self._runs.glob("*/metrics.jsonl"))

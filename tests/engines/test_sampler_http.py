@@ -62,6 +62,22 @@ async def test_a_stream_brings_the_tokens_of_the_plain_answer_and_ends_with_done
     assert choices[-1]["weight_versions"] == plain["weight_versions"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_alternatives_come_with_the_tokens_of_those_who_ask(client: Client, stream: bool) -> None:
+    asked = body(stream=stream, max_tokens=6, seed=9, logprobs=3, temperature=0.5)
+    async with client.post("/inference/v1/generate", json=asked) as answer:
+        text = await answer.text()
+    bodies = [line.removeprefix("data: ") for line in text.split("\n") if line and line != "data: [DONE]"]
+    content = [entry for one in bodies for entry in orjson.loads(one)["choices"][0]["logprobs"]["content"]]
+    for entry in content:
+        values = [other["logprob"] for other in entry["top_logprobs"]]
+        assert len(values) == 3
+        assert values == sorted(values, reverse=True)
+        same = [other["logprob"] for other in entry["top_logprobs"] if other["token_id"] == entry["token_id"]]
+        assert same in ([], [pytest.approx(entry["logprob"], abs=1e-6)])
+        assert entry["logprob"] <= values[0] + 1e-6
+
+
 async def test_the_end_token_and_stop_tokens_end_an_answer_and_are_part_of_it(client: Client) -> None:
     (free,) = (await generate(client, max_tokens=12, seed=2))["choices"]
     wanted = free["token_ids"][3]

@@ -26,6 +26,8 @@ class ScriptedEngine:
     """How many connections to drop before answering."""
     gate: asyncio.Event | None = None
     """Where set: streams wait for it after their first token."""
+    hold_whole: bool = False
+    """Where set: answers that are not streamed wait for the gate too."""
     raw: str | None = None
     """Where set: sent instead of an answer."""
     die_after: int | None = None
@@ -37,7 +39,7 @@ class ScriptedEngine:
     async def start(self) -> ScriptedEngine:
         app = web.Application()
         app.router.add_post("/inference/v1/generate", self._generate)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
@@ -66,6 +68,8 @@ class ScriptedEngine:
         finish = "stop" if len(ids) <= limit else "length"
         ids = ids[:limit]
         if not request["stream"]:
+            if self.hold_whole and self.gate is not None:
+                await self.gate.wait()
             return web.json_response(self._shape(request, ids, finish, len(ids)))
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(http)

@@ -9,7 +9,8 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import END, House, path
+from exchange import Exchange
+from gateway_house import END, House, path
 from openai.types.chat import ChatCompletionMessageParam
 
 from agentlightning.store.base import LightningStore
@@ -99,7 +100,9 @@ async def streamed(client: openai.AsyncOpenAI, messages: list[Any]) -> dict[str,
         for choice in event.choices:
             content += choice.delta.content or ""
             for call in choice.delta.tool_calls or []:
-                calls[call.index] = call.model_dump(exclude={"index"})
+                known = calls.setdefault(call.index, call.model_dump(exclude={"index"}))
+                if known["id"] is not None and call.id is None:
+                    known["function"]["arguments"] += call.function.arguments
     assert usage is not None
     return {"role": "assistant", "content": content or None, **({"tool_calls": list(calls.values())} if calls else {})}
 
@@ -127,7 +130,7 @@ async def test_stop_strings_end_the_text_and_stay_in_the_record(house: House) ->
 
 
 async def test_the_rollouts_sampling_overrides_the_agents(house: House) -> None:
-    claim = await house.claim(sampling=Sampling(temperature=0.0, top_p=0.9, max_tokens=3))
+    claim = await house.claim(sampling=Sampling(temperature=0.0, top_p=0.9, max_tokens=3), mode="eval")
     answer = await house.openai(claim).chat.completions.create(
         model="policy", messages=[user("hi")], temperature=1.3, top_p=0.5, max_tokens=100
     )
@@ -240,35 +243,19 @@ class HeldStore:
 async def test_the_end_of_a_stream_is_withheld_until_the_call_is_durable(house: House) -> None:
     claim = await house.claim()
     held = HeldStore(house.store)
-    app: Any = house.gateway(held)  # type: ignore[arg-type]
-    sent: list[bytes] = []
-    body = json.dumps({"messages": [user("hi")], "stream": True}).encode()
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message.get("body", b""))
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": f"{path(claim)}/v1/chat/completions",
-        "headers": [],
-        "client": ("127.0.0.1", 1),
-    }
-    call = asyncio.create_task(app(scope, receive, send))
+    body = {"messages": [user("hi")], "stream": True}
+    call = Exchange(house.gateway(held), f"{path(claim)}/v1/chat/completions", body)  # type: ignore[arg-type]
     await held.asked.wait()
-    early = b"".join(sent)
+    early = call.sent
     deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in early.decode().split("\n") if line]
     assert "".join(delta.get("content", "") for delta in deltas) == "It is sunny."
     assert b"[DONE]" not in early
     assert b'"finish_reason":"stop"' not in early
-    assert not call.done()
+    assert not call.task.done()
     held.allowed.set()
-    await call
-    assert b"".join(sent).endswith(b"data: [DONE]\n\n")
-    assert b'"finish_reason":"stop"' in b"".join(sent)
+    sent = await call.done()
+    assert sent.endswith(b"data: [DONE]\n\n")
+    assert b'"finish_reason":"stop"' in sent
 
 
 async def test_a_whole_answer_waits_for_the_commit_too(house: House) -> None:

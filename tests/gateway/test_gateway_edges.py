@@ -8,14 +8,12 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import SERVER_KEY, House, path
+from gateway_house import SERVER_KEY, House, path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.gateway.proxy import UNKNOWN_ROUTE
 from agentlightning.gateway.reply import Incoming
-from agentlightning.protocols import chat
-from agentlightning.protocols.neutral import Refusal
 from agentlightning.types import Claim, Finish, Resource
 
 HI: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
@@ -84,7 +82,7 @@ async def test_an_unknown_attempt_is_named(house: House, where: str) -> None:
 # --- wrong routes -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("route", ["/chat/completions", "/v1/v1/chat/completions", "/v1", "/v1/embeddings", ""])
+@pytest.mark.parametrize("route", ["/chat/completions", "/v1/v1/chat/completions", "/v1", "/v1/audio/speech", ""])
 async def test_a_wrong_route_names_the_right_base_url_and_leaves_a_span(house: House, route: str) -> None:
     claim = await house.claim()
     reply = await house.http().post(path(claim) + route, json=HI)
@@ -139,7 +137,7 @@ async def test_a_reward_is_recorded_as_posted(house: House) -> None:
 async def test_a_bad_reward_is_refused_in_one_sentence(house: House, body: bytes) -> None:
     claim = await house.claim()
     reply = await house.http().post(f"{path(claim)}/v1/reward", content=body)
-    assert reply.status_code == 422
+    assert reply.status_code in (400, 422)
     assert "\n" not in reply.json()["error"]["message"]
     assert await house.store.rewards([claim.rollout.id]) == []
 
@@ -261,17 +259,17 @@ async def test_an_engine_that_dies_in_the_middle_of_a_stream_ends_it_with_an_err
     ("change", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "robot"}]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
-        ({"n": 2}, "n"),
-        ({"seed": 3}, "seed"),
+        ({"messages": [{"role": "robot"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"n": 200}, "n"),
+        ({"seed": 0.5}, "seed"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"logit_bias": {"5": 10}}, "logit_bias"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop": [""]}, "stop"),
-        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
     ],
 )
@@ -297,17 +295,6 @@ requests = st.one_of(
     anything,
     st.fixed_dictionaries({"messages": st.lists(message, max_size=3)}, optional=dict.fromkeys(FIELDS, anything)),
 )
-
-
-@settings(max_examples=300, deadline=None)
-@given(body=requests)
-def test_random_bodies_are_parsed_or_refused(body: Any) -> None:
-    refused: Refusal | None = None
-    try:
-        chat.parse(json.dumps(body, allow_nan=True).encode())
-    except Refusal as refusal:
-        refused = refusal
-    assert refused is None or (400 <= refused.status < 500 and json.loads(chat.error(refused))["error"]["message"])
 
 
 async def test_random_bodies_never_break_the_gateway(house: House) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import SERVER_KEY, House, path
+from gateway_house import SERVER_KEY, House, path
 
 from agentlightning.children import listen, start_child
 from agentlightning.store.client import LightningStoreClient
@@ -115,8 +115,18 @@ def test_a_port_in_use_is_one_sentence() -> None:
     listener.close()
 
 
-def test_beyond_loopback_a_server_key_is_needed() -> None:
-    ended = run_server("--host", "0.0.0.0", "--port", "0")
+def test_an_unknown_log_level_is_one_sentence() -> None:
+    ended = run_server("--port", "0", AGL_LOG_LEVEL="loud")
     assert ended.returncode == 2
-    assert ended.stderr.startswith("AGL_SERVER_KEY: expected a key in the environment")
+    assert ended.stderr.startswith("AGL_LOG_LEVEL: expected one of debug, info, ")
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.slow  # it waits for the store for half a minute
+def test_a_gateway_over_a_store_that_is_away_is_one_sentence() -> None:
+    listener = listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+    ended = run_server("--store", url, "--port", "0")
+    assert ended.returncode == 1
+    assert f"the server at {url} cannot be reached" in ended.stderr

@@ -8,132 +8,464 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.model import Model
+from random_requests import anything, cut, requests
 
 from agentlightning.protocols import chat
-from agentlightning.protocols.neutral import Answer, Delta, Refusal, Request, TokenLogprob, ToolCall
+from agentlightning.protocols.neutral import (
+    Answer,
+    Choice,
+    Delta,
+    Refusal,
+    Request,
+    TokenLogprob,
+    ToolCall,
+    ToolDelta,
+    WireFormat,
+)
 from agentlightning.protocols.sse import EventReader, event
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
-ANSWER = Answer(
-    call_id="1",
-    model="m",
-    created_s=5,
+CHOICE = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+REASONED = Choice(
     content=None,
+    reasoning="hm",
+    tool_calls=(ToolCall(id="call_0", name="f", arguments='{"a": 1}'),),
     finish_reason="tool_calls",
-    tool_calls=(ToolCall(id="call_0", name="f", arguments="{}"),),
-    prompt_tokens=3,
     sampled_tokens=2,
 )
 
 
-def parse(**fields: Any) -> Request:
-    return chat.parse(json.dumps({"messages": MESSAGES, **fields}).encode())
+def parse(**given: Any) -> Request:
+    return chat.parse({"messages": MESSAGES, **given})
+
+
+def answer(*choices: Choice, cached_tokens: int = 0) -> Answer:
+    return Answer(call_id="1", model="m", created_s=5, prompt_tokens=3, choices=choices, cached_tokens=cached_tokens)
 
 
 def events(data: bytes) -> list[Any]:
     return [json.loads(one) if one != b"[DONE]" else "[DONE]" for one in EventReader().feed(data)]
 
 
+def refusal(**given: Any) -> Refusal:
+    with pytest.raises(Refusal) as refused:
+        parse(**given)
+    assert refused.value.status == 400
+    assert refused.value.message.startswith(f"{refused.value.param}: ")
+    return refused.value
+
+
+# --- requests -----------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("given", "understood"),
     [
-        ({}, {"model": "", "stop": (), "stream": False, "max_tokens": None, "tools": None}),
+        ({}, {"model": "", "stop": (), "stream": False, "max_tokens": None, "tools": None, "n": 1, "seed": None}),
         ({"stop": "x"}, {"stop": ("x",)}),
         ({"stop": ["x", "y"]}, {"stop": ("x", "y")}),
         ({"max_tokens": 5}, {"max_tokens": 5}),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, {"max_tokens": 6}),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, {"max_tokens": 5}),
+        ({"max_completion_tokens": 6}, {"max_tokens": 6}),
+        ({"n": 3, "seed": -1}, {"n": 3, "seed": -1}),
         ({"stream": True, "stream_options": {"include_usage": True}}, {"stream": True, "include_usage": True}),
-        ({"tools": TOOLS}, {"parse_tools": True}),
+        ({"tools": TOOLS}, {"parse_tools": True, "one_tool_call": False}),
+        ({"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": False}, {"one_tool_call": True}),
         ({"tools": TOOLS, "tool_choice": "none"}, {"parse_tools": False, "tools": TOOLS}),
         ({"tools": []}, {"tools": None, "parse_tools": False}),
-        ({"logprobs": True, "top_logprobs": 0}, {"logprobs": True}),
+        ({"logprobs": True, "top_logprobs": 20}, {"logprobs": True, "top_logprobs": 20}),
+        ({"temperature": 0.3, "top_p": 1}, {"forced": {"temperature": 0.3, "top_p": 1}}),
     ],
 )
-def test_a_request_is_understood(fields: dict[str, Any], expected: dict[str, Any]) -> None:
-    request = parse(**fields)
-    assert {name: getattr(request, name) for name in expected} == expected
+def test_a_request_is_understood(given: dict[str, Any], understood: dict[str, Any]) -> None:
+    request = parse(**given)
+    assert {name: getattr(request, name) for name in understood} == understood
 
 
 @pytest.mark.parametrize(
-    "fields",
+    "given",
     [
-        {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "seed": None},
-        {"temperature": 0.3, "top_p": 0.5},
-        {"response_format": {"type": "text"}},
+        {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "seed": None, "top_k": -1},
+        {"response_format": {"type": "text"}, "modalities": ["text"], "functions": [], "function_call": "none"},
         {"user": "u", "metadata": {}, "store": False, "parallel_tool_calls": True, "made_up": [1]},
+        {"service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "s", "prediction": {"type": "content"}},
     ],
 )
-def test_what_changes_nothing_is_accepted(fields: dict[str, Any]) -> None:
-    assert parse(**fields) == parse()
+def test_what_changes_nothing_is_accepted(given: dict[str, Any]) -> None:
+    assert parse(**given) == parse()
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    "given",
     [
-        ({"n": 2}, "n"),
+        {"frequency_penalty": 0.1},
+        {"logit_bias": {"1": 5}},
+        {"top_k": 5},
+        {"reasoning_effort": "low"},
+        {"verbosity": "high"},
+        {"modalities": ["text", "audio"]},
+        {"guided_json": {}},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": CHOICE},
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+    ],
+)
+def test_what_would_change_sampling_is_collected_with_its_value(given: dict[str, Any]) -> None:
+    wanted = {name: value for name, value in given.items() if name != "tools"}
+    assert parse(**given).unsupported == wanted
+    assert parse(**given).parse_tools == ("tools" in given)
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
         ({"n": True}, "n"),
-        ({"frequency_penalty": 0.1}, "frequency_penalty"),
-        ({"top_k": 5}, "top_k"),
-        ({"seed": 0}, "seed"),
-        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"n": 129}, "n"),
+        ({"seed": 1.5}, "seed"),
         ({"stream": 1}, "stream"),
         ({"model": 1}, "model"),
         ({"stop": [1]}, "stop"),
+        ({"stop": ""}, "stop"),
         ({"max_completion_tokens": "5"}, "max_completion_tokens"),
+        ({"max_completion_tokens": 6, "max_tokens": 5}, "max_tokens"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"top_p": "1"}, "top_p"),
+        ({"presence_penalty": "a"}, "presence_penalty"),
+        ({"metadata": "a"}, "metadata"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+            "tools[0].function.parameters",
+        ),
     ],
 )
-def test_what_would_change_sampling_or_is_no_value_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(Refusal) as refused:
-        parse(**fields)
-    assert (refused.value.status, refused.value.param) == (400, param)
-    assert refused.value.message.startswith(f"{param}: ")
+def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
+    assert refusal(**given).param == param
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff", b'{"messages": "hi"}', b'{"messages": [1]}'])
-def test_a_body_that_is_no_request_is_refused(body: bytes) -> None:
-    with pytest.raises(Refusal):
-        chat.parse(body)
+@pytest.mark.parametrize("given", [{"functions": [{"name": "f"}]}, {"function_call": {"name": "f"}}])
+def test_the_older_form_of_tools_is_refused_with_the_newer_one_named(given: dict[str, Any]) -> None:
+    assert "`tools`" in refusal(**given).message
 
 
-def test_the_body_of_an_answer_with_tool_calls() -> None:
-    body = json.loads(chat.body(ANSWER))
-    message = body["choices"][0]["message"]
-    assert message["content"] is None
-    assert message["tool_calls"] == [{"id": "call_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-    assert body["choices"][0]["finish_reason"] == "tool_calls"
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "function", "name": "f", "content": ""}, "messages[0].role"),
+        ({"role": "user", "content": 1}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0]"),
+        ({"role": "tool", "content": "", "tool_call_id": 1}, "messages[0].tool_call_id"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
+        ({"role": "assistant", "audio": {"id": "a"}}, "messages[0].audio"),
+        ({"role": "assistant", "tool_calls": [{"id": "1", "type": "custom"}]}, "messages[0].tool_calls[0]"),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+    ],
+)
+def test_a_message_that_the_policy_cannot_read_is_refused_by_its_path(message: Any, param: str) -> None:
+    assert refusal(messages=[message]).param == param
 
 
-def test_a_stream_ends_with_tool_calls_reason_usage_and_mark() -> None:
-    stream = chat.Stream(parse(stream=True, stream_options={"include_usage": True}), "1", "m", 5)
-    parts = events(stream.first() + stream.delta(Delta(content="x")) + stream.last(ANSWER))
-    assert parts[-1] == "[DONE]"
-    deltas = [part["choices"][0]["delta"] for part in parts[:-2]]
-    assert deltas[0] == {"role": "assistant", "content": ""}
-    assert deltas[1] == {"content": "x"}
-    assert deltas[2]["tool_calls"][0]["index"] == 0
-    assert parts[3]["choices"][0]["finish_reason"] == "tool_calls"
-    assert (parts[4]["choices"], parts[4]["usage"]["total_tokens"]) == ([], 5)
-    assert {part["id"] for part in parts[:-1]} == {chat.answer_id("1")}
+@pytest.mark.parametrize("messages", [None, [], "hi", [1]])
+def test_a_request_without_messages_is_refused(messages: Any) -> None:
+    assert (refusal(messages=messages).param or "").startswith("messages")
 
 
-def test_reasoning_and_logprobs_travel_with_the_text() -> None:
-    stream = chat.Stream(parse(), "1", "m", 5)
+def test_text_parts_and_tool_calls_are_messages_as_they_come() -> None:
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
+        {"role": "tool", "tool_call_id": "1", "content": "b"},
+    ]
+    assert parse(messages=messages).messages == messages
+
+
+def test_a_refusal_that_an_assistant_message_repeats_is_its_content() -> None:
+    (message,) = parse(messages=[{"role": "assistant", "content": None, "refusal": "no"}]).messages
+    assert message["content"] == "no"
+
+
+def test_a_request_to_an_outside_model_keeps_what_only_that_model_reads() -> None:
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]
+    tools = [{"type": "web_search"}]
+    data = {"model": "o", "messages": messages, "tools": tools, "tool_choice": "any", "top_k": 3, "max_tokens": -1}
+    request = chat.parse({**data, "stream": True, "stream_options": {"include_usage": True}}, trained=False)
+    assert request == Request(model="o", messages=messages, tools=tools, stream=True, include_usage=True)
+
+
+message = st.fixed_dictionaries(
+    {"role": st.sampled_from([*chat.ROLES, "function"])},
+    optional=dict.fromkeys(
+        ("content", "tool_calls", "tool_call_id", "name", "reasoning_content", "refusal"), anything()
+    ),
+)
+
+
+@given(
+    data=requests(*chat.KNOBS, *chat.WITHOUT_EFFECT),
+    messages=st.lists(message, min_size=1, max_size=2) | anything(),
+    trained=st.booleans(),
+)
+def test_random_requests_are_understood_or_refused(data: dict[str, Any], messages: Any, trained: bool) -> None:
+    try:
+        request = chat.parse({**data, "messages": messages}, trained)
+    except Refusal as refusal:
+        refused = json.loads(chat.error(refusal))["error"]
+        assert refused["message"].startswith(refused["param"])
+    else:
+        assert request.n >= 1
+
+
+# --- answers ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_body_of_an_answer_has_every_choice_and_the_counts() -> None:
+    body = json.loads(chat.body(parse(n=2), answer(REASONED, Choice(content="x", sampled_tokens=4), cached_tokens=2)))
+    ChatCompletion.model_validate(body)
+    first, second = body["choices"]
+    call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    assert first["message"] == {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "hm",
+        "tool_calls": [call],
+        "refusal": None,
+    }
+    assert (first["index"], first["finish_reason"], first["logprobs"]) == (0, "tool_calls", None)
+    assert (second["index"], second["finish_reason"], second["message"]["content"]) == (1, "stop", "x")
+    assert body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 6,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+
+
+def test_logprobs_list_tokens_their_bytes_and_their_alternatives() -> None:
+    tokens = (TokenLogprob(text="é", logprob=-0.5, top=(("a", -0.1),)),)
+    body = json.loads(chat.body(parse(), answer(Choice(content="é", logprobs=tokens))))
+    ChatCompletion.model_validate(body)
+    alternative = {"token": "a", "logprob": -0.1, "bytes": [97]}
+    token = {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": [alternative]}
+    assert body["choices"][0]["logprobs"]["content"] == [token]
+
+
+def test_a_tool_call_is_streamed_as_its_name_and_then_pieces_of_its_arguments() -> None:
+    stream = chat.stream(parse(stream=True), "1", "m", 5, 3)
+    parts = events(
+        stream.delta(0, Delta(tools=(ToolDelta(index=0, id="c", name="f"),)))
+        + stream.delta(0, Delta(tools=(ToolDelta(index=0, arguments='{"a":'), ToolDelta(index=0, arguments="1}"))))
+    )
+    opening = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}
+    assert [part["choices"][0]["delta"]["tool_calls"] for part in parts] == [
+        [opening],
+        [{"index": 0, "function": {"arguments": '{"a":'}}],
+        [{"index": 0, "function": {"arguments": "1}"}}],
+    ]
+
+
+def test_a_stream_ends_with_reasons_usage_and_mark() -> None:
+    stream = chat.stream(parse(stream=True, stream_options={"include_usage": True}), "1", "m", 5, 3)
+    parts = events(stream.first() + stream.delta(0, Delta(content="x")) + stream.last(answer(REASONED)))
+    assert [part["choices"][0]["delta"] for part in parts[:3]] == [
+        {"role": "assistant", "content": ""},
+        {"content": "x"},
+        {},
+    ]
+    assert [part["usage"] for part in parts[:3]] == [None, None, None]
+    assert parts[2]["choices"][0]["finish_reason"] == "tool_calls"
+    assert (parts[3]["choices"], parts[3]["usage"]["total_tokens"]) == ([], 5)
+    assert parts[4] == "[DONE]"
+    assert {part["id"] for part in parts[:-1]} == {"chatcmpl-1"}
+
+
+def test_reasoning_text_and_logprobs_are_sent_once_each() -> None:
+    stream = chat.stream(parse(stream=True), "1", "m", 5, 3)
     tokens = (TokenLogprob(text="é", logprob=-0.5),)
-    (part,) = events(stream.delta(Delta(content="é", reasoning="hm"), tokens))
-    assert part["choices"][0]["delta"] == {"reasoning_content": "hm", "content": "é"}
-    expected = {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": []}
-    assert part["choices"][0]["logprobs"]["content"] == [expected]
+    first, second = events(stream.delta(0, Delta(content="é", reasoning="hm", logprobs=tokens)))
+    assert first["choices"][0]["delta"] == {"reasoning_content": "hm"}
+    assert len(first["choices"][0]["logprobs"]["content"]) == 1
+    assert (second["choices"][0]["delta"], second["choices"][0]["logprobs"]) == ({"content": "é"}, None)
+
+
+def test_a_delta_that_says_nothing_is_no_event() -> None:
+    assert chat.stream(parse(stream=True), "1", "m", 5, 3).delta(0, Delta(logprobs=())) == b""
+
+
+def test_a_failed_stream_carries_the_error() -> None:
+    stream = chat.stream(parse(stream=True), "1", "m", 5, 3)
+    (part,) = events(stream.failed(Refusal("gone", type="server_error", code="x")))
+    assert part == {"error": {"message": "gone", "type": "server_error", "param": None, "code": "x"}}
+
+
+texts = st.text(max_size=5)
+choices = st.builds(
+    lambda content, reasoning, calls, tokens, finish: Choice(
+        content=content if content or not calls else None,
+        reasoning=reasoning or None,
+        tool_calls=tuple(ToolCall(id=f"c{at}", name=name, arguments=text) for at, (name, text) in enumerate(calls)),
+        finish_reason=finish,
+        sampled_tokens=tokens,
+        logprobs=tuple(TokenLogprob(text=content, logprob=-1.0) for _ in range(tokens)),
+    ),
+    texts,
+    texts,
+    st.lists(st.tuples(st.text(min_size=1, max_size=3), texts), max_size=2),
+    st.integers(0, 4),
+    st.sampled_from(["stop", "length", "tool_calls"]),
+)
+
+
+def deltas(choice: Choice, pieces: int) -> list[Delta]:
+    """A choice, cut up."""
+    result = [Delta(reasoning=part) for part in cut(choice.reasoning or "", pieces)]
+    result += [Delta(content=part) for part in cut(choice.content or "", pieces)]
+    for at, call in enumerate(choice.tool_calls):
+        result.append(Delta(tools=(ToolDelta(index=at, id=call.id, name=call.name),)))
+        result += [Delta(tools=(ToolDelta(index=at, arguments=part),)) for part in cut(call.arguments, pieces)]
+    return [*result, Delta(logprobs=choice.logprobs)]
+
+
+@given(said=st.lists(choices, min_size=1, max_size=3), pieces=st.integers(1, 3))
+def test_a_stream_put_together_by_the_sdk_is_the_whole_body(said: list[Choice], pieces: int) -> None:
+    request = parse(n=len(said), stream=True, stream_options={"include_usage": True}, logprobs=True)
+    stream = chat.stream(request, "1", "m", 5, 3)
+    data = [stream.first()]
+    for index, choice in reversed(list(enumerate(said))):
+        data += [stream.delta(index, delta) for delta in deltas(choice, pieces)]
+    data.append(stream.last(answer(*said)))
+    state = ChatCompletionStreamState()
+    for part in events(b"".join(data))[:-1]:
+        state.handle_chunk(ChatCompletionChunk.model_validate(part))
+    together = state.current_completion_snapshot.to_dict()
+    whole = ChatCompletion.model_validate_json(chat.body(request, answer(*said)))
+    assert [compared(choice) for choice in together["choices"]] == [
+        compared(choice) for choice in whole.to_dict()["choices"]
+    ]
+    assert together["usage"] == whole.to_dict()["usage"]
+
+
+def compared(choice: Any) -> Any:
+    message = choice["message"]
+    calls = [{name: call[name] for name in ("id", "type")} for call in message.get("tool_calls") or []]
+    functions = [
+        {name: call["function"][name] for name in ("name", "arguments")} for call in message.get("tool_calls") or []
+    ]
+    logprobs = (choice["logprobs"] or {}).get("content") or []
+    said = (message["content"] or "", message.get("reasoning_content") or "", calls, functions)
+    return choice["index"], choice["finish_reason"], said, logprobs
+
+
+# --- outside models -----------------------------------------------------------------------------------------------------
+
+
+@given(said=choices, pieces=st.integers(1, 3))
+def test_a_reader_finds_the_same_message_in_a_whole_answer_and_in_its_chunks(said: Choice, pieces: int) -> None:
+    request = parse(stream=True, stream_options={"include_usage": True})
+    stream = chat.stream(request, "1", "m", 5, 3)
+    data = [stream.first(), *(stream.delta(0, delta) for delta in deltas(said, pieces)), stream.last(answer(said))]
+    whole, parts = chat.reader(), chat.reader()
+    whole.whole(json.loads(chat.body(request, answer(said))))
+    for part in events(b"".join(data))[:-1]:
+        parts.event(part)
+    assert parts.message == {**whole.message, "content": whole.message["content"] or ""}
+    for one in (whole, parts):
+        assert (one.finish_reason, one.prompt_tokens, one.sampled_tokens) == (
+            said.finish_reason,
+            3,
+            said.sampled_tokens,
+        )
+
+
+def test_a_reader_takes_what_other_servers_name_otherwise() -> None:
+    reader = chat.reader()
+    message = {
+        "reasoning": "hm",
+        "content": [{"type": "text", "text": "a"}],
+        "refusal": "no",
+        "tool_calls": [
+            {"id": "1", "type": "custom", "custom": {"name": "f", "input": "x"}},
+            {"id": "2", "function": {"name": "g", "arguments": {"a": 1}}},
+        ],
+    }
+    reader.whole({"choices": [{"message": message, "finish_reason": "content_filter"}]})
+    assert reader.message == {
+        "role": "assistant",
+        "content": "a",
+        "refusal": "no",
+        "reasoning_content": "hm",
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "x"}},
+            {"id": "2", "type": "function", "function": {"name": "g", "arguments": '{"a":1}'}},
+        ],
+    }
+    assert reader.finish_reason == "content_filter"
+
+
+def test_a_reader_records_the_first_choice_only() -> None:
+    reader = chat.reader()
+    for index in (1, 0):
+        reader.event({"choices": [{"index": index, "delta": {"content": str(index)}}]})
+    assert reader.message["content"] == "0"
+
+
+LOOSE = (
+    "choices",
+    "usage",
+    "message",
+    "delta",
+    "tool_calls",
+    "function",
+    "index",
+    "id",
+    "name",
+    "arguments",
+    "content",
+)
+
+
+@given(data=anything(LOOSE), streamed=st.booleans())
+def test_a_reader_never_raises(data: Any, streamed: bool) -> None:
+    reader = chat.reader()
+    for body in (data, {"choices": [data], "usage": data}, {"choices": [{"message": data, "delta": data}]}):
+        (reader.event if streamed else reader.whole)(body)
+    assert isinstance(reader.message, dict)
+
+
+def test_models_are_listed_and_found_by_name() -> None:
+    listed = json.loads(chat.models(["a", "b"]))
+    assert [entry["id"] for entry in listed["data"]] == ["a", "b"]
+    assert Model.model_validate_json(chat.model("a")).id == "a"
+
+
+def test_the_module_is_a_wire_format() -> None:
+    wire: WireFormat = chat
+    assert wire.NAME == "chat"
 
 
 @given(values=st.lists(st.dictionaries(st.text(), st.text())), cuts=st.lists(st.integers(0, 200)))
 def test_events_survive_any_cut_of_the_network(values: list[dict[str, str]], cuts: list[int]) -> None:
     data = b"".join(event(value) for value in values)
     reader, found, start = EventReader(), list[bytes](), 0
-    for cut in [*sorted(cut for cut in cuts if cut < len(data)), len(data)]:
-        found += reader.feed(data[start:cut])
-        start = cut
+    for place in [*sorted(place for place in cuts if place < len(data)), len(data)]:
+        found += reader.feed(data[start:place])
+        start = place
     assert [json.loads(one) for one in found] == values

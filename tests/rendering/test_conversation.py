@@ -170,7 +170,7 @@ def test_an_edited_answer_forks_and_says_so(chatml: Renderer) -> None:
 def test_other_tools_fork_and_say_so(chatml: Renderer) -> None:
     conversation, messages = conversation_of(chatml, "one")
     plan = conversation.plan(messages, TOOLS)
-    assert (plan.fork_cause, plan.parent) == ("tools_changed", None)
+    assert (plan.fork_cause, plan.parent) == ("system_or_tools_changed", None)
 
 
 def test_a_shortened_history_forks_and_says_so(chatml: Renderer) -> None:

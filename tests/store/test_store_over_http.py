@@ -49,11 +49,11 @@ async def test_a_client_with_a_wrong_key_hears_that_it_is_a_setting(server: Serv
             await client.runs()
 
 
-async def test_the_secret_is_not_given_over_http(server: Server) -> None:
-    assert "signing_secret" not in VERBS
-    async with LightningStoreClient(server.url, "secret") as client:
-        with pytest.raises(StoreError, match="secret"):
-            await client.signing_secret()
+async def test_the_signing_secret_is_given_to_holders_of_the_server_key(server: Server) -> None:
+    async with LightningStoreClient(server.url, "secret") as client, LightningStoreClient(server.url, "wrong") as other:
+        assert len(await client.signing_secret()) == 32
+        with pytest.raises(ConfigError, match="server key"):
+            await other.signing_secret()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 
 from agentlightning.types import Call, Reward, Rollout, Trajectory, Transition
 
+ABANDONED = "abandoned"
+"""`finish_reason` of a call whose agent went away: what it did next does not follow from what was sampled."""
+
 
 def trajectories(
     rollouts: Iterable[Rollout], calls: Iterable[Call], rewards: Iterable[Reward] = ()
@@ -18,8 +21,9 @@ def trajectories(
     """Trajectories in the order of `rollouts`, and the id and reason of each rollout that was left out.
 
     Only calls and rewards of a rollout's latest attempt count (the one that succeeded); `calls` come in the order they
-    finished. A call is trained where the policy sampled it: one that an outside model answered (policy '') is context at
-    most. Costs O(tokens of all full prompts): each prompt is built once, from its parent's.
+    finished. A call is trained where the policy sampled it and the agent read it: one that an outside model answered
+    (policy '') is context at most, and so is an abandoned one. Costs O(tokens of all full prompts): each prompt is built
+    once, from its parent's.
 
     A conversation of two calls, the second stored by its suffix alone:
 
@@ -61,7 +65,9 @@ def _transitions(attempt: list[Call], step_rewards: dict[str, float]) -> tuple[s
         if missing is not None:
             return f"call {call.id} continues call {missing}, which is not recorded", []
         prompt = prompts[call.id]
-        if not call.policy or not call.sampled_ids or not prompt:  # without a prompt, the first token has no condition
+        if not call.policy or call.finish_reason == ABANDONED:
+            continue
+        if not call.sampled_ids or not prompt:  # without a prompt, the first token has no condition
             continue
         if len(prompt) != call.prompt_tokens or len(call.logprobs) != len(call.sampled_ids):
             return (

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentlightning.cli import drift
 from agentlightning.cli.options import Store, open_store, store_url
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ LONGEST_REASON = 240
 """Characters of what went wrong that a list shows."""
 
 app = typer.Typer(help="List and show rollouts.", no_args_is_help=True, rich_markup_mode=None)
+app.command("drift")(drift.show_drift)
 
 
 @app.command("list")
@@ -137,6 +139,8 @@ def print_rollout(
     for number, call in enumerate(calls, 1):
         version = ", ".join(f"v{span.version}" for span in call.versions)
         cause = f"  fork: {call.fork_cause}" if call.fork_cause else ""
+        if call.context_only:
+            cause += f" ({call.context_only} sampled tokens are context only)"
         console.print(
             f"── call {number}  {call.policy or call.model}  {version}  prompt {call.prompt_tokens} tokens  "
             f"sampled {len(call.sampled_ids)}  logprob {sum(call.logprobs):.2f}  T={call.sampling.temperature:g}{cause}",

@@ -13,9 +13,8 @@ Errors are {"error": {"type": "NotFoundError", "message": "…"}} with the statu
 from __future__ import annotations
 
 import asyncio
-import hmac
+import base64
 import inspect
-import logging
 import math
 import typing
 import uuid
@@ -26,22 +25,23 @@ from typing import Annotated, Any
 import orjson
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPBearer
 from pydantic import BaseModel, Field, create_model
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message
 
-from agentlightning import errors
-from agentlightning.errors import AgentLightningError, ConfigError, InputError, NotFoundError
+from agentlightning.errors import AgentLightningError, InputError, NotFoundError
+from agentlightning.gateway.edge import Edge, KeyRefused, error_body
+from agentlightning.gateway.guard import is_loopback
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.client import BOOT_HEADER
 from agentlightning.types import Call, Claim, Lease, Metric, Mode, Rollout, RolloutState, Run
 
-log = logging.getLogger(__name__)
-
 VERBS = tuple(
-    sorted(LightningStore.__abstractmethods__ - {"open", "close", "signing_secret"})  # those are for owners of a store
+    sorted(LightningStore.__abstractmethods__ - {"open", "close", "signing_secret"})  # those are no verbs of clients
 )
+
+LONGEST_S = 86_400.0
+"""Most seconds that a verb may be asked to wait, or a lease to last."""
 
 _LONG_POLLS = frozenset({"claim", "wait"})
 
@@ -53,31 +53,25 @@ def create_api(
     boot: str | None = None,
     on_claim: Callable[[Sequence[Claim]], None] | None = None,
     on_finish: Callable[[Sequence[Lease]], None] | None = None,
+    on_calls: Callable[[Sequence[Call]], None] | None = None,
     on_resources: Callable[[str], None] | None = None,
 ) -> FastAPI:
     """The API of an open store, to be mounted at /api.
 
-    `server_key`: what callers must send as bearer token; None opens it to everybody who can connect (loopback only).
+    `server_key`: what callers must send as bearer token; None opens it to everybody who can connect, web pages excepted
+    (loopback only).
     `boot`: id of this start of the server, sent with every answer; made here unless given.
-    `on_claim` gets the claims that were granted, `on_finish` the leases of attempts that were finished, `on_resources` the
-    run that got new ones: they are called before the answer is sent, and must not block.
+    `on_claim` gets the claims that were granted, `on_finish` the leases of attempts that were finished, `on_calls` calls
+    that were recorded, `on_resources` the run that got new ones: called before the answer is sent, and must not block.
     """
-    bearer = HTTPBearer(auto_error=False, description="The server key (AGL_SERVER_KEY).")
-
-    async def require_key(given: HTTPAuthorizationCredentials | None = Depends(bearer)) -> None:
-        presented = given.credentials.encode() if given is not None else b""
-        if server_key is not None and not hmac.compare_digest(presented, server_key.encode()):
-            raise _KeyRefused(
-                "server key: missing or wrong; send `Authorization: Bearer` with the server's AGL_SERVER_KEY"
-            )
-
     api = FastAPI(
         title="Agent Lightning",
-        dependencies=[Depends(require_key)],
+        dependencies=[Depends(HTTPBearer(auto_error=False, description="The server key (AGL_SERVER_KEY)."))],
+        docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
         separate_input_output_schemas=False,
     )
-    api.add_middleware(_Edge, boot=boot or uuid.uuid4().hex)
+    api.add_middleware(Edge, boot=boot or uuid.uuid4().hex, server_key=server_key)
     api.add_exception_handler(AgentLightningError, _on_error)
     api.add_exception_handler(RequestValidationError, _on_bad_input)
     api.add_exception_handler(HTTPException, _on_http_error)
@@ -87,6 +81,8 @@ def create_api(
             on_claim(result)
         if verb == "finish" and on_finish is not None:
             on_finish([finish.lease for finish, held in zip(given["finishes"], result, strict=True) if held])
+        if verb == "append_calls" and on_calls is not None:
+            on_calls(given["calls"])
         if verb == "put_resources" and on_resources is not None:
             for run_id in {resource.run_id for resource in result}:
                 on_resources(run_id)
@@ -94,6 +90,7 @@ def create_api(
     for verb in VERBS:
         _add_verb(api, store, verb, after)
     _add_views(api, store)
+    _add_secret(api, store, server_key)
     return api
 
 
@@ -135,7 +132,11 @@ def _body_model(verb: str, contract: Callable[..., Any], hints: dict[str, Any]) 
     fields: dict[str, Any] = {}
     for name, hint in hints.items():
         default = parameters[name].default
-        fields[name] = (hint, Field() if default is inspect.Parameter.empty else Field(default=default))
+        seconds = Annotated[float, Field(allow_inf_nan=False, le=LONGEST_S)]
+        fields[name] = (
+            seconds if hint is float else hint,
+            Field() if default is inspect.Parameter.empty else Field(default=default),
+        )
     return create_model(
         "".join(part.capitalize() for part in verb.split("_")), __config__={"extra": "forbid"}, **fields
     )
@@ -182,8 +183,13 @@ def _add_views(api: FastAPI, store: LightningStore) -> None:
         return _json(await store.calls([rollout_id], attempt))
 
 
-class _KeyRefused(ConfigError):
-    http_status = 401
+def _add_secret(api: FastAPI, store: LightningStore, server_key: str | None) -> None:
+    @api.post("/signing_secret", tags=["gateways"])
+    async def signing_secret(request: Request) -> dict[str, str]:
+        """The secret that signs the keys of attempts, for further gateways over this store: holders of the server key."""
+        if server_key is None and not (request.client is not None and is_loopback(request.client.host)):
+            raise KeyRefused("signing secret: a server without a key gives it to its own machine only")
+        return {"secret": base64.b64encode(await store.signing_secret()).decode()}
 
 
 class _Gone(AgentLightningError):
@@ -232,8 +238,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 def _error(status: int, kind: type[AgentLightningError], message: str) -> Response:
-    known = next(base for base in kind.__mro__ if base.__module__ == errors.__name__)
-    return _json({"error": {"type": known.__name__, "message": message}}, status)
+    return Response(error_body(kind, message), status, media_type="application/json")
 
 
 async def _on_error(_: Request, error: Exception) -> Response:
@@ -254,30 +259,3 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = NotFoundError if error.status_code == 404 else InputError
     return _error(error.status_code, kind, f"{request.method} {request.url.path}: {error.detail}")
-
-
-class _Edge:
-    """Sends the id of this start of the server with every answer, and answers for bugs: their tracebacks go to the log."""
-
-    def __init__(self, app: ASGIApp, boot: str) -> None:
-        self._app = app
-        self._header = (BOOT_HEADER.encode(), boot.encode())
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def send_with_header(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                message["headers"] = [*message.get("headers", ()), self._header]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_with_header)
-        except Exception as error:
-            if started:
-                raise
-            log.exception("%s failed", scope.get("path"))
-            said = f"internal error ({type(error).__name__}); the server's log has more"
-            await _error(500, AgentLightningError, said)(scope, receive, send_with_header)

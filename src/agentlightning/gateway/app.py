@@ -17,14 +17,17 @@ from uuid_utils import uuid7
 from agentlightning.errors import StoreError
 from agentlightning.gateway.api import create_api
 from agentlightning.gateway.auth import Attempts
+from agentlightning.gateway.calls import DEADLINE_S, GRACE_S, PolicyCalls
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.outside import OutsideModels
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.reply import Incoming, Receive, Reply, Scope, Send
 from agentlightning.gateway.upstreams import Upstreams
-from agentlightning.protocols import chat
+from agentlightning.protocols import chat, messages
 from agentlightning.protocols.neutral import Refusal
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
+from agentlightning.store.client import LightningStoreClient
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +36,10 @@ LONG_POLLS = frozenset({"/api/claim", "/api/wait"})
 EXPIRY_S = 1.0
 """Seconds between two looks for leases that have run out."""
 
+STOPPING = "the server is stopping; try again"
+AWAY = ((b"retry-after", b"1"), (b"connection", b"close"))
+"""Headers of a refusal that the next server on this address will not repeat."""
+
 
 def create_app(
     store: LightningStore,
@@ -40,9 +47,12 @@ def create_app(
     *,
     load_renderer: Callable[[str], Renderer] = Renderer,
     patience_s: float = 30.0,
+    grace_s: float = GRACE_S,
+    deadline_s: float = DEADLINE_S,
 ) -> App:
-    """The application over an open store. `server_key` guards ``/api``; `patience_s` is how long engines may be away."""
-    return App(store, server_key, load_renderer, patience_s)
+    """The application over an open store. `server_key` guards ``/api``; `patience_s` is how long engines may be away,
+    `grace_s` how long a call goes on after its agent has gone, `deadline_s` how long one may take."""
+    return App(store, server_key, load_renderer, patience_s, grace_s, deadline_s)
 
 
 class App:
@@ -54,23 +64,34 @@ class App:
         server_key: str | None,
         load_renderer: Callable[[str], Renderer],
         patience_s: float,
+        grace_s: float,
+        deadline_s: float,
     ) -> None:
         self.boot = str(uuid7())
         """Names this start of the server; every response carries it, so that clients notice a restart."""
         self._boot = self.boot.encode()
         self._stopping = asyncio.Event()
+        self._finished = asyncio.Event()
+        self._calls = 0
         self._store = store
-        self._attempts = Attempts(store)
-        self._upstreams = Upstreams(store, load_renderer, patience_s)
+        self._shared = isinstance(store, LightningStoreClient)
+        """The store is another process's: other gateways may use it, and leases are that process's business."""
+        self._attempts = Attempts(store, shared=self._shared)
         self._metrics = GatewayMetrics()
-        self._proxy = Proxy(store, self._attempts, self._upstreams, self._metrics)
+        self._upstreams = Upstreams(store, self._metrics, load_renderer, patience_s)
+        self._outside = OutsideModels(store, self._attempts, self._metrics, grace_s=grace_s)
+        calls = PolicyCalls(
+            store, self._attempts, self._upstreams, self._metrics, grace_s=grace_s, deadline_s=deadline_s
+        )
+        self._proxy = Proxy(store, self._attempts, self._upstreams, self._outside, calls, self._metrics)
         self._api = create_api(
             store,
             server_key,
             boot=self.boot,
             on_claim=self._attempts.expect,
             on_finish=lambda leases: self._attempts.forget({lease.rollout_id for lease in leases}),
-            on_resources=self._upstreams.forget,
+            on_calls=self._attempts.learn,
+            on_resources=self._follow,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,12 +102,24 @@ class App:
             await self._http(scope, receive, send)
 
     def stop(self) -> None:
-        """The server is about to end: long polls return, and calls in flight are answered."""
+        """The server is about to end: long polls return, new calls are refused, and those in flight go on."""
         self._stopping.set()
+        if self._calls == 0:
+            self._finished.set()
+
+    async def finished(self) -> None:
+        """Wait, after `stop`, until no agent's request is being answered."""
+        await self._finished.wait()
 
     async def close(self) -> None:
-        """Close the connections to engines."""
+        """Close the connections to engines and outside models."""
         await self._upstreams.close()
+        await self._outside.close()
+
+    def _follow(self, run_id: str) -> None:
+        """A run has new resources."""
+        self._upstreams.forget(run_id)
+        self._outside.forget(run_id)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
@@ -104,13 +137,24 @@ class App:
             await self._ready(reply)
         elif path == "/metrics":
             await reply.whole(200, self._metrics.text(), self._metrics.content_type.encode())
+        elif self._stopping.is_set():
+            await _refuse_stopping(path, reply)
         else:
+            self._calls += 1
             try:
-                incoming = Incoming(scope, receive)
-            except Refusal as refusal:
-                await reply.whole(refusal.status, chat.error(refusal))
-                return
-            await self._proxy(incoming, reply)
+                await self._proxied(scope, receive, reply)
+            finally:
+                self._calls -= 1
+                if self._calls == 0 and self._stopping.is_set():
+                    self._finished.set()
+
+    async def _proxied(self, scope: Scope, receive: Receive, reply: Reply) -> None:
+        try:
+            incoming = Incoming(scope, receive)
+        except Refusal as refusal:
+            await reply.whole(refusal.status, chat.error(refusal))
+            return
+        await self._proxy(incoming, reply)
 
     async def _poll(self, scope: Scope, receive: Receive, reply: Reply) -> None:
         """A long poll, which must not hold up the end of the server."""
@@ -123,13 +167,16 @@ class App:
                 return
             poll.cancel()
             await asyncio.wait({poll})
-            error = {"type": "StoreError", "message": "the server is stopping"}
-            await reply.whole(503, orjson.dumps({"error": error}))
+            error = {"type": "StoreError", "message": STOPPING}
+            await reply.whole(503, orjson.dumps({"error": error}), headers=AWAY)
         finally:
             poll.cancel()
             stopping.cancel()
 
     async def _ready(self, reply: Reply) -> None:
+        if self._stopping.is_set():
+            await reply.whole(503, orjson.dumps({"status": "unavailable", "reason": STOPPING}))
+            return
         try:
             await self._store.runs(limit=1)
         except StoreError as cause:
@@ -149,10 +196,16 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _expire_leases(self) -> None:
-        while True:
+        while not self._shared:
             try:
                 if await self._store.expire_leases():
                     self._attempts.forget_all()
             except StoreError as cause:
                 log.warning("leases were not checked: %s", cause)
             await asyncio.sleep(EXPIRY_S)
+
+
+async def _refuse_stopping(path: str, reply: Reply) -> None:
+    refusal = Refusal(STOPPING, status=503, type="server_error", code="stopping")
+    shape = messages if path.endswith(("/v1/messages", "/v1/messages/count_tokens")) else chat
+    await reply.whole(503, shape.error(refusal), headers=AWAY)

@@ -6,23 +6,31 @@ until this server sees them end, and for a few seconds where another server may 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
+from agentlightning.gateway.guard import is_loopback
 from agentlightning.protocols.neutral import Refusal
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store import keys
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import Claim, Rollout
+from agentlightning.types import Call, Claim, Rollout
 
 ATTEMPT_AGE_S = 5.0
 """Another server may end an attempt: its state is read again after this long."""
 
-LOOPBACK = ("127.", "::1", "::ffff:127.")
+caller: ContextVar[tuple[str, int] | None] = ContextVar("caller", default=None)
+"""(rollout id, attempt) that the present request is for: what is logged about it carries them."""
+
+
+LARGEST_CACHE = 256 * 1024 * 1024
+"""Bytes that conversations may keep, roughly; the ones that were not used for longest go, and are read again when needed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,19 +42,33 @@ class Attempt:
     checked_s: float
     conversation: Conversation | None = None
     """The graph of its calls, built when the first one comes."""
-    new: bool = False
-    """Claimed through this server: what it does not know of, no store does."""
+    complete: bool = False
+    """Claimed through this gateway, which has told or been told of every call since: the store knows no more."""
+    read_s: float = float("-inf")
+    """When the last reading of its calls began."""
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    size: int = 0
+    """Bytes of the conversation, as counted last."""
 
 
 class Attempts:
-    """Identities and running attempts, at most `limit` of each."""
+    """Identities and running attempts, at most `limit` of each, with conversations of at most `most_bytes`.
 
-    def __init__(self, store: LightningStore, limit: int = 4096) -> None:
+    `shared`: other gateways record calls in the same store without telling this one.
+    """
+
+    def __init__(
+        self, store: LightningStore, *, shared: bool = False, limit: int = 4096, most_bytes: int = LARGEST_CACHE
+    ) -> None:
         self._store = store
+        self._shared = shared
         self._limit = limit
+        self._most_bytes = most_bytes
+        self._bytes = 0
         self._secret: bytes | None = None
         self._keys: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._attempts: OrderedDict[tuple[str, int], Attempt] = OrderedDict()
+        self._rewarding: OrderedDict[str, bool] = OrderedDict()
 
     async def identify(self, named: tuple[str, int] | None, key: str | None, client: str | None) -> tuple[str, int]:
         """(rollout id, attempt) of a request from its path and key. Raises Refusal.
@@ -61,17 +83,19 @@ class Attempts:
                     type="authentication_error",
                     code="invalid_api_key",
                 )
-            if client is not None and not client.startswith(LOOPBACK):
+            if client is not None and not is_loopback(client):
                 raise Refusal(
                     "no key: a path without the attempt's own key (sk-agl-…) is accepted from this machine only",
                     status=401,
                     type="authentication_error",
                     code="invalid_api_key",
                 )
+            caller.set(named)
             return named
         owner = self._keys.get(key)
         if owner is None:
             owner = await self._verify(key)
+        caller.set(owner)
         if named is not None and named != owner:
             raise Refusal(
                 "the key belongs to another attempt than the path names",
@@ -94,17 +118,17 @@ class Attempts:
             raise Refusal(f"no attempt {number} of a rollout {rollout_id}", status=404, code="unknown_attempt")
         rollout = found[0]
         if rollout.state != "running" or rollout.attempt != number:
-            self._attempts.pop(identity, None)
+            self._drop(identity)
             raise Refusal(
                 f"attempt {number} of rollout {rollout_id} is over ({rollout.state}, latest attempt {rollout.attempt}): "
                 "its calls are not recorded any more",
                 status=410,
                 code="attempt_over",
             )
-        if known is None:
-            known = self._attempts.setdefault(identity, Attempt(rollout, number, now))
+        known = self._attempts.setdefault(identity, Attempt(rollout, number, now))
+        self._attempts.move_to_end(identity)
         known.rollout, known.checked_s = rollout, now
-        _bound(self._attempts, self._limit)
+        self._bound_attempts()
         return known
 
     def expect(self, claims: Sequence[Claim]) -> None:
@@ -112,24 +136,63 @@ class Attempts:
         now = time.monotonic()
         for claim in claims:
             identity = (claim.rollout.id, claim.lease.attempt)
-            self._attempts[identity] = Attempt(claim.rollout, claim.lease.attempt, now, new=True)
+            self._attempts[identity] = Attempt(claim.rollout, claim.lease.attempt, now, complete=not self._shared)
             self._keys[claim.key] = identity
-        _bound(self._attempts, self._limit)
+        self._bound_attempts()
         _bound(self._keys, self._limit)
 
-    async def conversation(self, attempt: Attempt, renderer: Renderer) -> Conversation:
-        """The graph of the attempt's calls, rebuilt from the store where this gateway does not have it."""
-        if attempt.conversation is None or attempt.conversation.renderer is not renderer:
-            known = attempt.new and attempt.conversation is None
-            calls = [] if known else await self._store.calls([attempt.rollout.id], attempt.number)
-            if attempt.conversation is None or attempt.conversation.renderer is not renderer:
-                attempt.conversation = Conversation(renderer, calls)
-        return attempt.conversation
+    async def may_reward(self, attempt: Attempt) -> bool:
+        """Whether the run lets its agents set rewards: ``agent.posts_rewards`` of its configuration, fixed for good."""
+        run_id = attempt.rollout.run_id
+        if run_id not in self._rewarding:
+            found = await self._store.runs([run_id])
+            agent = found[0].config.get("agent") if found else None
+            self._rewarding[run_id] = isinstance(agent, dict) and agent.get("posts_rewards") is True
+            _bound(self._rewarding, self._limit)
+        return self._rewarding[run_id]
+
+    async def conversation(self, attempt: Attempt, renderer: Renderer | None) -> Conversation:
+        """The graph of the attempt's calls, rebuilt from the store where this gateway does not have it.
+
+        Without a renderer (outside models) any graph will do.
+        """
+        known = attempt.conversation
+        if known is not None and known.renderer is None and attempt.complete:
+            known.renderer = renderer  # so far only outside models answered
+        if not _fits(known, renderer):
+            async with attempt.reading:
+                known = attempt.conversation
+                if not _fits(known, renderer):
+                    known = await self._build(attempt, renderer)
+        assert known is not None
+        self._account(attempt, known)
+        return known
+
+    async def refresh(self, attempt: Attempt) -> None:
+        """Read what other gateways recorded; does nothing where this one knows everything. After `conversation`."""
+        asked_s = time.monotonic()
+        async with attempt.reading:
+            # A reading that began after the question answers it: a crowd of requests costs one.
+            if attempt.complete or attempt.conversation is None or attempt.read_s > asked_s:
+                return
+            attempt.read_s = time.monotonic()
+            attempt.conversation.add(await self._store.calls([attempt.rollout.id], attempt.number))
+
+    def learn(self, calls: Sequence[Call]) -> None:
+        """Another gateway recorded these through this server."""
+        for call in calls:
+            attempt = self._attempts.get((call.rollout_id, call.attempt))
+            if attempt is None:
+                continue
+            if attempt.conversation is not None:
+                attempt.conversation.add([call])
+            else:
+                attempt.complete = False
 
     def forget(self, rollout_ids: set[str]) -> None:
         """These rollouts' attempts have ended, as far as can be told; one that has not is rebuilt from the store."""
         for identity in [one for one in self._attempts if one[0] in rollout_ids]:
-            del self._attempts[identity]
+            self._drop(identity)
 
     def forget_all(self) -> None:
         """Any attempt may have ended: their states are read again before their next calls."""
@@ -150,6 +213,42 @@ class Attempts:
         self._keys[key] = owner
         _bound(self._keys, self._limit)
         return owner
+
+    async def _build(self, attempt: Attempt, renderer: Renderer | None) -> Conversation:
+        if attempt.conversation is not None:
+            attempt.complete = False  # calls in flight will record in the graph that they began with
+        attempt.read_s = time.monotonic()
+        calls = [] if attempt.complete else await self._store.calls([attempt.rollout.id], attempt.number)
+        attempt.conversation = Conversation(renderer, calls)
+        return attempt.conversation
+
+    def _account(self, attempt: Attempt, conversation: Conversation) -> None:
+        """Count what the conversation keeps by now, and drop others where all keep too much."""
+        if self._attempts.get((attempt.rollout.id, attempt.number)) is not attempt:
+            return  # ended meanwhile
+        self._bytes += conversation.size - attempt.size
+        attempt.size = conversation.size
+        if self._bytes <= self._most_bytes:
+            return
+        for other in self._attempts.values():  # least recently used first
+            if other is not attempt and other.conversation is not None:
+                self._bytes -= other.size
+                other.conversation, other.complete, other.size = None, False, 0
+                if self._bytes <= self._most_bytes:
+                    return
+
+    def _bound_attempts(self) -> None:
+        while len(self._attempts) > self._limit:
+            self._drop(next(iter(self._attempts)))
+
+    def _drop(self, identity: tuple[str, int]) -> None:
+        attempt = self._attempts.pop(identity, None)
+        if attempt is not None:
+            self._bytes -= attempt.size
+
+
+def _fits(conversation: Conversation | None, renderer: Renderer | None) -> bool:
+    return conversation is not None and (renderer is None or conversation.renderer is renderer)
 
 
 def _bound(cache: OrderedDict[Any, Any], limit: int) -> None:

@@ -1,11 +1,37 @@
-"""What /metrics shows (Prometheus text format): one registry an app, so that two apps in a process do not add up."""
+"""What /metrics shows (Prometheus text format): one registry an app, so that two apps in a process do not add up.
+
+Driven by the proxy; refuses to know what a call is beyond the record of it. A call that is recorded costs two or three
+microseconds: the children of every label are bound once. What changes seldom is read when somebody looks (`watch_engines`).
+
+    record(call)                 a call that was recorded: result, seconds, tokens, fork, context only, policy version
+    call(protocol, result)       one that was not: replayed | joined | refused | failed
+    outside(upstream, result)    a call to an outside model: recorded | refused | failed
+    first_token(seconds)         from a request to the first token sent on, or to the whole answer
+    in_flight, held              gauges with inc() and dec(): calls being answered; those waiting for an engine
+    watch_engines(read)          read() -> [(url, state, calls in flight), …] at every look; state: up | down | paused
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Literal
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from agentlightning.types import Call
 
 BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
+FIRST_TOKEN_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+
+MOST_POLICIES = 64
+"""Policies whose version is shown, the last ones used: a server sees runs come and go for months."""
+
+Result = Literal["recorded", "abandoned", "replayed", "joined", "refused", "failed"]
+Engines = Callable[[], Iterable[tuple[str, str, int]]]
 
 
 class GatewayMetrics:
@@ -14,25 +40,101 @@ class GatewayMetrics:
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._calls = Counter("agl_calls", "Model calls by result", ["result"], registry=self._registry)
+        registry = self._registry = CollectorRegistry()
+        self._calls = Counter(
+            "agl_calls", "Model calls by wire format and result", ["protocol", "result"], registry=registry
+        )
+        self._outside = Counter(
+            "agl_outside_calls", "Calls to outside models", ["upstream", "result"], registry=registry
+        )
         self._forks = Counter(
-            "agl_forks", "Prompts that do not continue a call, by cause", ["cause"], registry=self._registry
+            "agl_forks", "Prompts that do not continue a call, by cause", ["cause"], registry=registry
         )
-        self.seconds = Histogram(
-            "agl_call_seconds", "Time from a request to its answer", buckets=BUCKETS_S, registry=self._registry
+        self._versions = Gauge(
+            "agl_policy_version", "Policy version that sampled last", ["run", "policy"], registry=registry
         )
-        self.in_flight = Gauge("agl_calls_in_flight", "Model calls being answered", registry=self._registry)
-        self.prompt_tokens = Counter("agl_prompt_tokens", "Tokens of prompts", registry=self._registry)
-        self.sampled_tokens = Counter("agl_sampled_tokens", "Tokens sampled", registry=self._registry)
-        self.recorded = self._calls.labels("recorded")
-        self.refused = self._calls.labels("refused")
-        self.replayed = self._calls.labels("replayed")
+        self._seconds = Histogram(
+            "agl_call_seconds", "Time from a request to its recorded answer", buckets=BUCKETS_S, registry=registry
+        )
+        self._first_token = Histogram(
+            "agl_first_token_seconds",
+            "Time from a request to its first token",
+            buckets=FIRST_TOKEN_S,
+            registry=registry,
+        )
+        self._prompt_tokens = Counter("agl_prompt_tokens", "Tokens of prompts", registry=registry)
+        self._sampled_tokens = Counter("agl_sampled_tokens", "Tokens sampled", registry=registry)
+        self._context_only = Counter(
+            "agl_context_only_tokens", "Sampled tokens that forks left as context only", registry=registry
+        )
+        self.in_flight = Gauge("agl_calls_in_flight", "Model calls being answered", registry=registry)
+        self.held = Gauge("agl_calls_held", "Model calls waiting for an engine", registry=registry)
+        self._by_result: dict[tuple[str, str], Counter] = {}
+        self._last_versions: OrderedDict[tuple[str, str], int] = OrderedDict()
 
-    def forked(self, cause: str) -> None:
-        """Count one fork."""
-        self._forks.labels(cause).inc()
+    def record(self, call: Call) -> None:
+        """Count a call that was recorded, of a policy or of an outside model.
+
+        A call with n > 1 choices is recorded as n; the further ones have sampled tokens of their own and nothing else.
+        """
+        self._sampled_tokens.inc(len(call.sampled_ids))
+        if "." in call.id:
+            return
+        self.call(call.protocol, "abandoned" if call.finish_reason == "abandoned" else "recorded")
+        self._seconds.observe((call.finished_ns - call.started_ns) / 1e9)
+        self._prompt_tokens.inc(call.prompt_tokens)
+        if call.fork_cause is not None:
+            self._forks.labels(call.fork_cause).inc()
+            self._context_only.inc(call.context_only)
+        if call.versions:
+            self._version(call.run_id, call.policy, call.versions[-1].version)
+
+    def call(self, protocol: str, result: Result) -> None:
+        """Count a call by its result."""
+        counter = self._by_result.get((protocol, result))
+        if counter is None:
+            counter = self._by_result[protocol, result] = self._calls.labels(protocol, result)
+        counter.inc()
+
+    def outside(self, upstream: str, result: Result) -> None:
+        """Count a call to an outside model; `upstream` is its name in the configuration."""
+        self._outside.labels(upstream, result).inc()
+
+    def first_token(self, seconds: float) -> None:
+        """Count a first token."""
+        self._first_token.observe(seconds)
+
+    def watch_engines(self, read: Engines) -> None:
+        """Show these engines; `read` is called at every look and must not block."""
+        self._registry.register(_EngineStates(read))
 
     def text(self) -> bytes:
         """The exposition."""
         return bytes(generate_latest(self._registry))
+
+    def _version(self, run_id: str, policy: str, version: int) -> None:
+        key = (run_id, policy)
+        if self._last_versions.get(key) == version:
+            return
+        self._last_versions[key] = version
+        self._last_versions.move_to_end(key)
+        self._versions.labels(run_id, policy).set(version)
+        if len(self._last_versions) > MOST_POLICIES:
+            oldest, _ = self._last_versions.popitem(last=False)
+            self._versions.remove(*oldest)
+
+
+class _EngineStates(Collector):  # type: ignore[misc]  # the package has no types
+    """The state of every engine at the moment that somebody looks."""
+
+    def __init__(self, read: Engines) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        state = GaugeMetricFamily("agl_engine_state", "1 for the state that an engine is in", labels=["url", "state"])
+        load = GaugeMetricFamily("agl_engine_calls_in_flight", "Calls at an engine", labels=["url"])
+        for url, name, calls in self._read():
+            state.add_metric([url, name], 1)
+            load.add_metric([url], calls)
+        yield state
+        yield load

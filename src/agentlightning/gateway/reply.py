@@ -5,11 +5,16 @@ Driven by the app and the proxy; knows nothing of what the bytes mean.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from agentlightning.protocols.neutral import Refusal
 
 LARGEST_BODY = 64 * 1024 * 1024
+
+BODY_S = 60.0
+"""Seconds that a client has to send its body: one that sends nothing must not hold a connection for ever."""
 
 Scope = Any
 Receive = Any
@@ -19,87 +24,124 @@ Send = Any
 class Incoming:
     """A request to the proxy."""
 
-    __slots__ = ("_host", "_receive", "_scheme", "client", "is_retry", "key", "method", "named", "path", "route")
+    __slots__ = (
+        "_host", "_length", "_receive", "_scheme", "client", "headers", "idempotency_key", "is_retry", "key", "method",
+        "named", "path", "route",
+    )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
         self._scheme: str = scope.get("scheme", "http")
         self._host = ""
+        self._length = 0
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.client: str | None = scope["client"][0] if scope.get("client") else None
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        """As they came; names are in lower case."""
         self.key: str | None = None
+        self.idempotency_key: str | None = None
         self.is_retry = False
-        for name, value in scope["headers"]:
+        for name, value in self.headers:
             if name == b"authorization":
                 scheme, _, credentials = value.decode("latin-1").partition(" ")
-                self.key = credentials.strip() if scheme.lower() == "bearer" else None
+                if scheme.lower() == "bearer":
+                    self.key = credentials.strip()
+            elif name == b"x-api-key":
+                self.key = self.key or value.decode("latin-1").strip()
             elif name == b"x-stainless-retry-count":
                 self.is_retry = value != b"0"
+            elif name == b"idempotency-key":
+                self.idempotency_key = value.decode("latin-1")
+            elif name == b"content-length":
+                self._length = int(value) if value.isdigit() else 0
             elif name == b"host":
                 self._host = value.decode("latin-1")
         self.named, self.route = _split(self.path)
         """The attempt that the path names, and what comes after /v1/ (None where the path is not of that form)."""
 
     async def body(self) -> bytes:
-        """The whole body."""
-        message = await self._receive()
-        if not message.get("more_body"):
-            return bytes(message.get("body", b""))
-        parts = [message.get("body", b"")]
-        size = len(parts[0])
-        while message.get("more_body"):
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise Refusal("the client went away before its request was complete", status=499)
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > LARGEST_BODY:
-                raise Refusal(f"the body is larger than {LARGEST_BODY} bytes", status=413)
-        return b"".join(parts)
+        """The whole body. Raises Refusal where it is too large, comes too slowly, or its sender goes away."""
+        if self._length > LARGEST_BODY:
+            raise _too_large()
+        try:
+            async with asyncio.timeout(BODY_S):
+                message = await self._receive()
+                if not message.get("more_body") and message["type"] != "http.disconnect":
+                    return bytes(message.get("body", b""))
+                return await self._rest(message)
+        except TimeoutError:
+            raise Refusal(f"the body did not arrive within {BODY_S:.0f} s", status=408, code="body_timeout") from None
+
+    async def gone(self) -> None:
+        """Returns when the client disconnects; only after `body`."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     def base_url(self, identity: tuple[str, int] | None) -> str:
         """The base URL that this caller should use."""
         where = f"/r/{identity[0]}/{identity[1]}" if identity is not None else ""
         return f"{self._scheme}://{self._host}{where}/v1"
 
+    async def _rest(self, message: Any) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            if message["type"] == "http.disconnect":
+                raise Refusal("the client went away before its request was complete", status=499)
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > LARGEST_BODY:
+                raise _too_large()
+            if not message.get("more_body"):
+                return b"".join(parts)
+            message = await self._receive()
+
 
 class Reply:
     """The answer to one request: whole, or a stream of events."""
 
-    __slots__ = ("_boot", "_send", "started")
+    __slots__ = ("_boot", "_send", "failed", "request_id", "started")
 
     def __init__(self, send: Send, boot: bytes) -> None:
         self._send = send
         self._boot = boot
         self.started = False
+        self.request_id = ""
+        """Sent as x-request-id and request-id, where SDKs look for it."""
+        self.failed: Callable[[Refusal], bytes] | None = None
+        """How a stream that has begun says that it cannot go on."""
 
     async def send(self, message: Any) -> None:
         """Pass on a message of an inner application."""
         self.started = True
         await self._send(message)
 
-    async def whole(self, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
+    async def whole(
+        self,
+        status: int,
+        body: bytes,
+        content_type: bytes = b"application/json",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
         """Send everything at once."""
         self.started = True
-        headers = [
-            (b"content-type", content_type),
-            (b"content-length", str(len(body)).encode()),
-            (b"x-agl-boot", self._boot),
-        ]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        length = (b"content-length", str(len(body)).encode())
+        start = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": self._headers(content_type, length, *headers),
+        }
+        await self._send(start)
         await self._send({"type": "http.response.body", "body": body})
 
-    async def start_events(self, first: bytes) -> None:
+    async def start_events(self, first: bytes, content_type: bytes = b"text/event-stream; charset=utf-8") -> None:
         """Begin a stream of server-sent events."""
         self.started = True
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-agl-boot", self._boot),
-        ]
+        headers = self._headers(content_type, (b"cache-control", b"no-cache"))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self.more(first)
+        if first:
+            await self.more(first)
 
     async def more(self, events: bytes) -> None:
         """Send events."""
@@ -108,6 +150,17 @@ class Reply:
     async def end(self, events: bytes) -> None:
         """Send the last events and end the stream."""
         await self._send({"type": "http.response.body", "body": events})
+
+    def _headers(self, content_type: bytes, *more: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        headers = [(b"content-type", content_type), (b"x-agl-boot", self._boot), *more]
+        if self.request_id:
+            name = self.request_id.encode()
+            headers += [(b"x-request-id", name), (b"request-id", name)]
+        return headers
+
+
+def _too_large() -> Refusal:
+    return Refusal(f"the body is larger than {LARGEST_BODY} bytes", status=413, code="body_too_large")
 
 
 def _split(path: str) -> tuple[tuple[str, int] | None, str | None]:

@@ -10,11 +10,11 @@ import socket
 import threading
 from typing import Self
 
-import uvicorn
-
 from agentlightning.children import listen
 from agentlightning.errors import GatewayError
 from agentlightning.gateway.app import create_app
+from agentlightning.gateway.connections import Server
+from agentlightning.gateway.guard import is_loopback
 from agentlightning.store.open import open_store
 
 START_DEADLINE_S = 30.0
@@ -31,12 +31,12 @@ class AgentLightningServer:
         self, store: str = "memory://", *, host: str = "127.0.0.1", port: int = 0, server_key: str | None = None
     ) -> None:
         """`store` is a store URL; port 0 takes a free one; `server_key` guards /api (needed beyond loopback)."""
-        if server_key is None and not host.startswith(("127.", "::1", "localhost")):
+        if server_key is None and not is_loopback(host):
             raise GatewayError(f"server_key: is required, because {host} is reachable from elsewhere")
         self._store_url = store
         self._server_key = server_key
         self._address = (host, port)
-        self._server: uvicorn.Server | None = None
+        self._server: Server | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.url = ""
@@ -82,19 +82,6 @@ class AgentLightningServer:
         self.stop()
 
     async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
-        async with open_store(self._store_url) as store:
-            config = uvicorn.Config(create_app(store, self._server_key), access_log=False, log_level="warning")
-            self._server = _Announcing(config, started)
+        async with open_store(self._store_url, self._server_key) as store:
+            self._server = Server(create_app(store, self._server_key), started=started.set)
             await self._server.serve(sockets=[listener])
-
-
-class _Announcing(uvicorn.Server):
-    """Tells when it has started; leaves signals to the process that it is a guest of."""
-
-    def __init__(self, config: uvicorn.Config, started: threading.Event) -> None:
-        super().__init__(config)
-        self._started = started
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._started.set()

@@ -1,28 +1,33 @@
 """Upstreams: which policy a run samples from, and the token path to the engines that serve it.
 
-Driven by the proxy. One HTTP session for all engines, without a cap on connections. An engine that refuses or drops the
-connection may be restarting: the request is repeated, with a growing pause, until a deadline, as long as none of its tokens
-has been handed on. Knows nothing of protocols, messages or attempts.
+Driven by calls.py. One HTTP session for all engines, without a cap on connections. An engine that refuses or drops the
+connection may be restarting: the request is repeated, elsewhere where there is an elsewhere, with a growing pause, until a
+deadline, as long as none of its tokens has been handed on. Knows nothing of protocols, messages or attempts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import aiohttp
 import orjson
 
 from agentlightning.errors import EngineError
+from agentlightning.gateway.balancer import Balancer
+from agentlightning.gateway.engine_faces import PATHS, Face, Sampled, body
+from agentlightning.gateway.holds import Holds
+from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.protocols.neutral import Refusal
 from agentlightning.protocols.sse import EventReader
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
-from agentlightning.types import JSON, Resource, VersionSpan
+from agentlightning.types import JSON, Resource
 
 POLICY_AGE_S = 5.0
 """Another server may publish: what is known of a run's policy is read again after this long."""
@@ -38,40 +43,38 @@ class Policy:
     """A policy that serves."""
 
     alias: str
+    run_id: str
+    version: int
+    """Of the resource: what an engine that stamps no versions has sampled with."""
     model: str
     endpoints: list[str]
-    seed: int
     renderer: Renderer
+    seed: int | None = 0
+    """Of the run; None where the engine takes no seeds."""
+    served_model: str | None = None
+    """The name by which the engine knows the model, where that is not the alias."""
+    face: Face | None = None
+    """How the engine is spoken to; None: found out, once for each endpoint."""
+    logprobs: Literal["processed", "raw"] = "processed"
+    """Whether the engine's log-probabilities are of the distribution it drew from, or of the bare logits."""
+    sampling_policy: Literal["refuse", "force"] = "refuse"
+    """What becomes of a call that asks for sampling no trainer could account for."""
+    key_env: str | None = None
+    """Variable of this server's environment with the endpoints' key."""
 
+    def check_sampling(self, temperature: float, top_p: float) -> str | None:
+        """Why tokens drawn so could not be trained on; None where they can.
 
-@dataclass(slots=True)
-class Sampled:
-    """What an engine sampled, whole or so far."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    versions: list[VersionSpan] = field(default_factory=list)
-
-    def add(self, data: Any) -> list[int]:
-        """Take in one response or chunk; returns its ids. Raises EngineError where it is not of the expected shape."""
-        try:
-            choice = data["choices"][0]
-            ids = choice["token_ids"]
-            self.ids += ids
-            self.logprobs += [one["logprob"] for one in choice["logprobs"]["content"]] if ids else []
-            if choice.get("finish_reason") is not None:
-                self.finish_reason = choice["finish_reason"]
-                self.stop_reason = choice.get("stop_reason")
-            spans = choice.get("weight_versions")
-            if spans:
-                self.versions = [VersionSpan(version=int(s["version"]), start=s["start"], end=s["end"]) for s in spans]
-        except (KeyError, IndexError, TypeError, ValueError) as cause:
-            raise EngineError(f"the engine answered in an unknown form: {type(cause).__name__}: {cause}") from cause
-        if len(self.ids) != len(self.logprobs):
-            raise EngineError(f"the engine gave {len(self.logprobs)} logprobs for {len(self.ids)} sampled ids")
-        return list(ids)
+        The trainer divides logits by the temperature and accounts for nothing else.
+        """
+        if top_p < 1:
+            return f"top_p {top_p:g} cannot be trained on: the trainer accounts for the temperature only; use 1"
+        if self.logprobs == "raw" and temperature not in (0.0, 1.0):
+            return (
+                f"temperature {temperature:g} cannot be trained on: the engine gives raw log-probabilities; use 1, or start "
+                "vLLM with --logprobs-mode processed_logprobs and leave `logprobs` out of the policy"
+            )
+        return None
 
 
 class Upstreams:
@@ -80,25 +83,39 @@ class Upstreams:
     def __init__(
         self,
         store: LightningStore,
+        metrics: GatewayMetrics,
         load_renderer: Callable[[str], Renderer] = Renderer,
         patience_s: float = 30.0,
     ) -> None:
         self._store = store
+        self._metrics = metrics
         self._load_renderer = load_renderer
         self._patience_s = patience_s
         self._session: aiohttp.ClientSession | None = None
-        self._turn = 0
+        self._balancer = Balancer()
+        self._idle = asyncio.Event()
+        """Set whenever an engine has nothing in flight any more."""
+        self._holds = Holds(store)
+        self._faces: dict[str, Face] = {}
         self._policies: dict[str, tuple[float, dict[str, Policy]]] = {}
         self._renderers: dict[str, asyncio.Task[Renderer]] = {}
+        self._waiting: dict[str, asyncio.Task[None]] = {}
+        metrics.watch_engines(self._balancer.states)
 
     async def close(self) -> None:
         """Close the connections; a second call does nothing."""
+        for reading in self._waiting.values():
+            reading.cancel()
         if self._session is not None:
             await self._session.close()
 
     def forget(self, run_id: str) -> None:
-        """The policies of this run changed."""
+        """The resources of this run changed: read again before its next call, and now where calls are held."""
         self._policies.pop(run_id, None)
+        if run_id not in self._waiting and self._holds.any(run_id):
+            reading = asyncio.ensure_future(self._read_again(run_id))
+            self._waiting[run_id] = reading
+            reading.add_done_callback(lambda _: self._waiting.pop(run_id, None))
 
     async def policies(self, run_id: str) -> dict[str, Policy]:
         """The policies of a run by alias."""
@@ -106,8 +123,12 @@ class Upstreams:
         if known is not None and time.monotonic() - known[0] < POLICY_AGE_S:
             return known[1]
         resources = await self._store.resources(run_id)
+        self._holds.learn(run_id, resources)
         policies = {r.name: await self._policy(r) for r in resources if r.kind == "policy"}
         self._policies[run_id] = (time.monotonic(), policies)
+        self._balancer.keep(
+            {url for _, known in self._policies.values() for p in known.values() for url in p.endpoints}
+        )
         return policies
 
     async def policy(self, run_id: str, model: str) -> Policy:
@@ -123,35 +144,34 @@ class Upstreams:
         names = ", ".join(sorted(policy.model for policy in policies.values()))
         raise Refusal(f"model: no policy is named {model!r}; expected one of {names}", status=404, param="model")
 
-    async def generate(self, run_id: str, policy: Policy, request: JSON) -> Sampled:
-        """Sample to the end. Raises Refusal, or EngineError where the engine's answer cannot be read."""
+    async def generate(self, policy: Policy, request: JSON, affinity: str) -> Sampled:
+        """Sample to the end; `request` is in the form of vLLM's /inference/v1/generate, `affinity` names the attempt.
+
+        Raises Refusal, or EngineError where the engine's answer cannot be read.
+        """
         patience = _Patience(self._patience_s)
         while True:
             try:
-                async with self._post(policy, request) as response:
-                    body = await response.read()
-                    if response.status != 200:
-                        raise _refused(response.status, body)
+                async with self._asked(policy, request, affinity) as (face, response):
+                    data = _json(await response.read())
                     sampled = Sampled()
-                    sampled.add(_json(body))
+                    sampled.add(data, face, policy.version)
                     return sampled
             except UNREACHABLE as cause:
                 await patience.wait(cause)
-                policy = await self._current(run_id, policy)
+                policy = await self._current(policy)
 
-    async def stream(self, run_id: str, policy: Policy, request: JSON, sampled: Sampled) -> AsyncIterator[list[int]]:
+    async def stream(self, policy: Policy, request: JSON, sampled: Sampled, affinity: str) -> AsyncIterator[list[int]]:
         """Sample, yielding ids as they come; `sampled` then holds all of it. Raises as `generate` does."""
         patience = _Patience(self._patience_s)
         while True:
             try:
-                async with self._post(policy, request) as response:
-                    if response.status != 200:
-                        raise _refused(response.status, await response.read())
+                async with self._asked(policy, request, affinity) as (face, response):
                     async for data in _events(response):
-                        if ids := sampled.add(_json(data)):
+                        if ids := sampled.add(_json(data), face, policy.version):
                             yield ids
-                if sampled.finish_reason is None:
-                    raise aiohttp.ClientPayloadError("the stream ended before the answer did")
+                    if sampled.finish_reason is None:
+                        raise aiohttp.ClientPayloadError("the stream ended before the answer did")
                 return
             except UNREACHABLE as cause:
                 if sampled.ids:
@@ -162,7 +182,13 @@ class Upstreams:
                         code="engine_lost",
                     ) from cause
                 await patience.wait(cause)
-                policy = await self._current(run_id, policy)
+                policy = await self._current(policy)
+
+    async def drained(self, policy: Policy) -> None:
+        """Returns when no call of this server is in flight at the policy's engines; after `hold`, before new weights."""
+        while any(load for url, _, load in self._balancer.states() if url in policy.endpoints):
+            self._idle.clear()
+            await self._idle.wait()
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -173,35 +199,114 @@ class Upstreams:
             raise EngineError(
                 f"the policy resource {resource.name!r} is not complete: expected endpoints (at least one) and tokenizer"
             )
+        for name, known in _WORDS.items():
+            if value.get(name) not in (None, *known):
+                raise EngineError(
+                    f"the policy resource {resource.name!r}: {name}: expected one of {', '.join(known)}, "
+                    f"got {value[name]!r}"
+                )
         folder = value["tokenizer"]
         loading = self._renderers.get(folder)
         if loading is None or (loading.done() and loading.exception() is not None):
             loading = asyncio.create_task(asyncio.to_thread(self._load_renderer, folder))
             self._renderers[folder] = loading
+        seed = value.get("seed", 0)
         return Policy(
             alias=resource.name,
+            run_id=resource.run_id,
+            version=resource.version,
             model=str(value.get("model") or resource.name),
             endpoints=[str(endpoint).rstrip("/") for endpoint in endpoints],
-            seed=int(value.get("seed", 0)),
             renderer=await asyncio.shield(loading),
+            seed=None if seed is None else int(seed),
+            served_model=value.get("served_model"),
+            face=value.get("face"),
+            logprobs=value.get("logprobs") or "processed",
+            sampling_policy=value.get("sampling_policy") or "refuse",
+            key_env=value.get("key_env"),
         )
 
-    async def _current(self, run_id: str, policy: Policy) -> Policy:
-        return (await self.policies(run_id)).get(policy.alias, policy)
+    async def _current(self, policy: Policy) -> Policy:
+        return (await self.policies(policy.run_id)).get(policy.alias, policy)
 
-    def _post(self, policy: Policy, request: JSON) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    async def _read_again(self, run_id: str) -> None:
+        await self.policies(run_id)
+
+    @asynccontextmanager
+    async def _asked(
+        self, policy: Policy, request: JSON, affinity: str
+    ) -> AsyncIterator[tuple[Face, aiohttp.ClientResponse]]:
+        """The answer of an engine, begun, with the face it was asked in. Raises what `_refused` makes of a refusal."""
+        if self._holds.is_held(policy.run_id, policy.alias):
+            with self._metrics.held.track_inprogress():
+                await self._holds.released(policy.run_id, policy.alias)
+            policy = await self._current(policy)
+        engine = self._balancer.choose(policy.endpoints, affinity)
+        engine.in_flight += 1
+        try:
+            face = policy.face or self._faces.get(engine.url)
+            if face is None:
+                face = self._faces[engine.url] = await self._find_face(policy, engine.url)
+            data = orjson.dumps(body(request, face, policy.served_model or policy.alias))
+            url = f"{engine.url}{PATHS[face]}"
+            async with self._http().post(url, data=data, headers=_headers(policy), allow_redirects=False) as response:
+                if response.status != 200:
+                    raise _refused(response.status, await response.read(), response.headers)
+                if engine.failures:
+                    self._balancer.answered(engine)
+                yield face, response
+        except UNREACHABLE:
+            self._balancer.failed(engine)
+            raise
+        finally:
+            engine.in_flight -= 1
+            if not engine.in_flight:
+                self._idle.set()
+
+    async def _find_face(self, policy: Policy, url: str) -> Face:
+        """Ask for generate with nothing in it: whoever has the route complains about the request."""
+        path = PATHS["generate"]
+        async with self._http().post(
+            f"{url}{path}", data=b"{}", headers=_headers(policy), allow_redirects=False
+        ) as reply:
+            if reply.status in (429, 502, 503, 504):
+                raise _refused(reply.status, await reply.read(), reply.headers)
+            return "completions" if reply.status in (403, 404, 405, 501) else "generate"
+
+    def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
-                headers={"content-type": "application/json"},
                 skip_auto_headers=("user-agent", "accept-encoding", "accept"),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
-        self._turn += 1
-        endpoint = policy.endpoints[self._turn % len(policy.endpoints)]
-        return self._session.post(f"{endpoint}/inference/v1/generate", data=orjson.dumps(request))
+        return self._session
+
+
+_WORDS: dict[str, tuple[str, ...]] = {
+    "face": ("generate", "completions"),
+    "logprobs": ("processed", "raw"),
+    "sampling_policy": ("refuse", "force"),
+}
+
+
+def _headers(policy: Policy) -> dict[str, str]:
+    if policy.key_env is None:
+        return _JSON_HEADERS
+    key = os.environ.get(policy.key_env)
+    if not key:
+        raise Refusal(
+            f"the policy's endpoints need a key: expected it in the server's environment as {policy.key_env}",
+            status=502,
+            type="server_error",
+            code="no_engine_key",
+        )
+    return {**_JSON_HEADERS, "authorization": f"Bearer {key}"}
+
+
+_JSON_HEADERS = {"content-type": "application/json"}
 
 
 class _Patience:
@@ -213,30 +318,36 @@ class _Patience:
 
     async def wait(self, cause: Exception) -> None:
         """Pause; Refusal where it would last past the deadline."""
-        if time.monotonic() + self._pause > self._deadline:
+        pause = max(self._pause, cause.retry_after_s if isinstance(cause, _Away) else 0.0)
+        if time.monotonic() + pause > self._deadline:
             raise Refusal(
                 f"no engine of the policy can be reached: {type(cause).__name__}: {cause}",
                 status=503,
                 type="server_error",
                 code="engine_unreachable",
             ) from cause
-        await asyncio.sleep(self._pause)
+        await asyncio.sleep(pause)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 
 
 class _Away(ConnectionError):
     """The engine answers, but not now."""
 
+    retry_after_s = 0.0
 
-def _refused(status: int, body: bytes) -> Exception:
+
+def _refused(status: int, data: bytes, headers: Any) -> Exception:
     """What a refusal of the engine means: bad input is the agent's, busy and away is repeated, the rest is the engine's."""
     try:
-        error = orjson.loads(body)["error"]
+        error = orjson.loads(data)["error"]
         message, code = str(error["message"]), error.get("code")
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        message, code = body[:200].decode(errors="replace"), None
+        message, code = data[:200].decode(errors="replace"), None
     if status in (429, 502, 503, 504):
-        return _Away(f"HTTP {status}: {message}")
+        away = _Away(f"HTTP {status}: {message}")
+        wait = headers.get("retry-after", "")
+        away.retry_after_s = float(wait) if wait.isdigit() else 0.0
+        return away
     if status in (400, 413, 422):
         too_long = code == "context_length_exceeded" or "context" in message.lower() or "too long" in message.lower()
         code = "context_length_exceeded" if too_long else code
@@ -250,7 +361,7 @@ def _json(data: bytes) -> Any:
     except orjson.JSONDecodeError as cause:
         raise EngineError(f"the engine answered with something that is not JSON: {cause}") from cause
     if isinstance(value, dict) and "error" in value:
-        raise _refused(502, data)
+        raise _refused(502, data, {})
     return value
 
 

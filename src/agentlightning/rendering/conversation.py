@@ -1,59 +1,41 @@
 """Conversation: the graph of one attempt's model calls, which makes prompts drift-free.
 
 Driven by the gateway: `plan` finds the longest recorded path that a request continues and returns exact prompt ids (the
-path's own ids, then the encoding of what is new), `record` adds the answer, `restore` rebuilds the graph from the store.
-Nothing is guessed: what is new comes from a checked difference of two renderings, and where the check fails the prompt is
-rendered afresh and the plan says why. Parallel calls and sub-agents are branches. No I/O; knows nothing of protocols.
+path's own ids, then the encoding of what is new), `record` adds the answer, `add` takes in what the store knows. Nothing is
+guessed: what is new comes from the model family's own renderer or from a checked difference of two renderings, and where the
+check fails the prompt is rendered afresh and the plan says why. Parallel calls and sub-agents are branches. No I/O; knows
+nothing of protocols.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
-from agentlightning.rendering.message import Digest, chain, digest, link, normal, root
-from agentlightning.rendering.renderer import Renderer, RenderError
+from agentlightning.rendering.diagnosis import ForkCause, diagnose
+from agentlightning.rendering.graph import Graph, Node, Step
+from agentlightning.rendering.message import (
+    Digest,
+    answer_digests,
+    chain,
+    digest,
+    fingerprint,
+    letters,
+    link,
+    normal,
+    root,
+    verbatim,
+)
+from agentlightning.rendering.prompts import Prompt, PromptNode, Prompts, Running, prompt_hash
+from agentlightning.rendering.renderer import PROBE, Renderer, RenderError
 from agentlightning.types import JSON, Call
 
-ForkCause = Literal[
-    "assistant_message_edited",
-    "template_rewrites_history",
-    "tools_changed",
-    "history_cut",
-    "history_edited",
-]
+OUTSIDE = b"outside"
+"""Keeps the hashes of calls to outside models apart: the same question to a judge is another call."""
 
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """A recorded call."""
-
-    call_id: str
-    parent: Node | None
-    suffix_ids: list[int]
-    sampled_ids: list[int]
-    digests: list[Digest]
-    """Of the messages that the parent's history did not have."""
-    answer: JSON
-    """The answer as a normal message."""
-    answer_digests: tuple[Digest, Digest]
-    """With and without its reasoning, which most agents drop when they send it back."""
-    request_hash: Digest
-    depth: int
-    """Messages up to and with the answer."""
-    prompt_text: str | None = None
-    """The template's rendering of the request; dropped once a child has it, so that text is not kept T times."""
-    children: int = 0
-
-    def ids(self) -> list[int]:
-        """Prompt and sampled ids of the whole path."""
-        parts: list[list[int]] = []
-        node: Node | None = self
-        while node is not None:
-            parts += (node.sampled_ids, node.suffix_ids)
-            node = node.parent
-        return [index for part in reversed(parts) for index in part]
+COMPLETIONS = "completions"
+"""`Call.protocol` of calls with a raw prompt in place of messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,86 +50,143 @@ class Plan:
     """How many messages the parent's history has."""
     fork_cause: ForkCause | None
     """Why tokens of an earlier answer are not continued though the request contains it."""
+    context_only: int
+    """Sampled tokens of earlier calls that the prompt repeats without continuing them: the calls on the recorded path that
+    shares most with the request, below `parent`, whose answers the request has as they were (or edited, for the call that
+    assistant_message_edited names). Answers that a cut history has lost do not count: the prompt does not have them."""
     request_hash: Digest
     position: int
     """How many requests with this hash came before in the attempt: with the hash, it names the call."""
-    digests: list[Digest]
+    root: Digest
+    """Of the tools."""
+    step: Step | None
+    """What `record` keeps of the messages; None for a raw prompt."""
     prompt_text: str
+    """The prompt as text; no more than its end where the model family's own renderer made it."""
+    messages: list[JSON]
+    """Those that the parent's history does not have, as the agent sent them: what `Call.messages` holds. Of a raw prompt
+    the text that follows the parent's, as one user message."""
+    head: tuple[int, Digest] | None = None
+    """Length and hash of `prompt_text`, where that is the whole prompt."""
+    outside: bool = False
+    """An outside model answers it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A request as the graph sees it."""
+
+    messages: list[JSON]
+    roles: str
+    digests: list[Digest]
+    hashes: list[Digest]
 
 
 class Conversation:
-    """All calls of one attempt."""
+    """All calls of one attempt. Without a renderer it plans calls of outside models only."""
 
-    def __init__(self, renderer: Renderer, calls: Sequence[Call] = ()) -> None:
+    def __init__(self, renderer: Renderer | None, calls: Iterable[Call] = ()) -> None:
         self.renderer = renderer
+        self.size = 0
+        """Bytes that it keeps, roughly."""
         self._nodes: dict[str, Node] = {}
-        self._by_history: dict[Digest, list[Node]] = {}
-        self._by_request: dict[Digest, list[Node]] = {}
+        self._sampled = Graph()
+        self._outside = Graph()
+        self._prompts = Prompts()
         self._seen: dict[Digest, int] = {}
-        for call in calls:
-            self._restore(call)
+        self.add(calls)
 
     def __contains__(self, call_id: str) -> bool:
         return call_id in self._nodes
 
+    # --- before a call ----------------------------------------------------------------------------------------------
+
     def plan(self, messages: list[JSON], tools: list[JSON] | None) -> Plan:
         """The exact prompt of a request. Raises RenderError where the model's template refuses the messages."""
-        view = [normal(message) for message in messages]
-        digests = [digest(message) for message in view]
-        hashes = chain(root(tools), digests)
-        known, node = self._longest_path(view, hashes)
+        view = _view(messages, tools)
+        known, node = self._sampled.longest_path(view.roles, view.hashes)
         cause: ForkCause | None = None
-        suffix: str | None = None
-        text = ""
+        lost = 0
+        prefix: list[int] = []
+        continued = None
         if node is not None:
-            _fill_reasoning(view, node)
-            text = self.renderer.render(view, tools, generate=True)
-            suffix = self._suffix(node, view[:known], tools, text)
-            if suffix is None:
-                known, node, cause = 0, None, "template_rewrites_history"
-        if suffix is None:
-            view = [normal(message) for message in messages]
-            text = suffix = self.renderer.render(view, tools, generate=True)
-        if cause is None and self._nodes and any(message["role"] == "assistant" for message in view[known:]):
-            cause = self._diagnose(view, digests, known)
-        last = node.sampled_ids[-1] if node is not None and node.sampled_ids else None
-        suffix_ids = self.renderer.encode(suffix, after=last)
-        request_hash = hashes[-1]
-        position = self._seen.get(request_hash, 0)
-        self._seen[request_hash] = position + 1
+            prefix = node.prompt_ids() + node.sampled_ids.tolist()
+            continued = self._continued(node, prefix, view.messages, known, tools)
+            if continued is None:
+                cause, lost = "template_rewrites_history", node.sampled_total
+                prefix, known, node = [], 0, None
+        suffix_ids, text, whole = continued or self._afresh(view.messages, tools)
+        if cause is None:
+            cause, lost = diagnose(self._sampled, view.roles, view.digests, view.hashes, known)
         return Plan(
-            prompt_ids=suffix_ids if node is None else node.ids() + suffix_ids,
+            prompt_ids=prefix + suffix_ids,
             suffix_ids=suffix_ids,
             parent=node,
             known=known,
             fork_cause=cause,
-            request_hash=request_hash,
-            position=position,
-            digests=digests,
+            context_only=lost,
+            request_hash=view.hashes[-1],
+            position=self._take(view.hashes[-1]),
+            root=view.hashes[0],
+            step=Step(view.digests[known:], view.roles[known:], {}, ()),
             prompt_text=text,
+            messages=messages[known:],
+            head=(len(text), fingerprint(text)) if whole else None,
         )
 
-    def history_hash(self, plan: Plan, answer: JSON) -> Digest:
-        """The hash of the history up to and with this answer."""
-        return link(plan.request_hash, digest(normal(answer)))
+    def plan_text(self, messages: list[JSON], tools: list[JSON] | None) -> Plan:
+        """The place of a call that an outside model answers: no ids, and no template has a say."""
+        view = _outside_view(messages, tools)
+        known, node = self._outside.longest_path(view.roles, view.hashes)
+        return Plan(
+            prompt_ids=[],
+            suffix_ids=[],
+            parent=node,
+            known=known,
+            fork_cause=None,
+            context_only=0,
+            request_hash=view.hashes[-1],
+            position=self._take(view.hashes[-1]),
+            root=view.hashes[0],
+            step=Step(view.digests[known:], view.roles[known:], {}, ()),
+            prompt_text="",
+            messages=messages[known:],
+            outside=True,
+        )
 
-    def record(self, plan: Plan, call_id: str, sampled_ids: list[int], answer: JSON) -> None:
-        """Add an answer, so that later requests continue it."""
-        if plan.parent is not None:
-            plan.parent.prompt_text = None
-        self._add(
-            Node(
-                call_id=call_id,
-                parent=plan.parent,
-                suffix_ids=plan.suffix_ids,
-                sampled_ids=sampled_ids,
-                digests=plan.digests[plan.known :],
-                answer=normal(answer),
-                answer_digests=_answer_digests(answer),
-                request_hash=plan.request_hash,
-                depth=len(plan.digests) + 1,
-                prompt_text=plan.prompt_text,
-            )
+    def plan_prompt(self, prompt: Prompt) -> Plan:
+        """The exact ids of a raw prompt: it continues the call whose prompt and answer it begins with, if there is one.
+
+        An answer that the agent cut (at a stop string, for one) was not sampled so: the prompt is then encoded afresh, as
+        for an edited message. The token that ended an answer stays in the prompt, whether the agent writes it or not.
+        """
+        renderer = self._renderer
+        node = self._prompts.longest(prompt)
+        prefix = [] if node is None else node.prompt_ids() + node.sampled_ids.tolist()
+        if isinstance(prompt, str):
+            rest = prompt if node is None else prompt.encode()[node.text.size :].decode()
+            end = renderer.end_ids.get(prefix[-1], "") if prefix else ""
+            suffix_ids = renderer.encode(rest.removeprefix(end), after=prefix[-1] if prefix else None)
+            text = prompt
+        else:
+            suffix_ids = prompt[len(prefix) :]
+            rest = renderer.decode(suffix_ids, special=True)
+            text = renderer.decode(prompt, special=True)
+        cause, lost = self._cut(prompt, node)
+        request_hash = prompt_hash(prompt)
+        return Plan(
+            prompt_ids=prefix + suffix_ids,
+            suffix_ids=suffix_ids,
+            parent=node,
+            known=0,
+            fork_cause=cause,
+            context_only=lost,
+            request_hash=request_hash,
+            position=self._take(request_hash),
+            root=b"",
+            step=None,
+            prompt_text=text,
+            messages=[{"role": "user", "content": rest}],
         )
 
     def withdraw(self, plan: Plan) -> None:
@@ -155,136 +194,287 @@ class Conversation:
         if self._seen.get(plan.request_hash) == plan.position + 1:
             self._seen[plan.request_hash] = plan.position
 
+    def request_hash(self, messages: list[JSON], tools: list[JSON] | None, outside: bool = False) -> Digest:
+        """The hash that `plan` (or, for an outside model, `plan_text`) would give this request, without counting it."""
+        return (_outside_view(messages, tools) if outside else _view(messages, tools)).hashes[-1]
+
+    def prompt_hash(self, prompt: Prompt) -> Digest:
+        """The hash that `plan_prompt` would give this prompt, without counting it."""
+        return prompt_hash(prompt)
+
+    def history_hash(self, plan: Plan, answer: JSON) -> Digest:
+        """The hash of the history up to and with this answer."""
+        return link(plan.request_hash, verbatim(answer))
+
     def unanswered(self, request_hash: Digest) -> str | None:
-        """The call that recorded this request's answer, if nothing continued it: the agent may never have got it."""
-        for node in reversed(self._by_request.get(request_hash, [])):
-            if node.children == 0:
-                return node.call_id
-        return None
+        """The call that recorded this request's answer, if nothing continued it: the agent may never have got it.
 
-    def request_hash(self, messages: list[JSON], tools: list[JSON] | None) -> Digest:
-        """The hash that `plan` would give this request, without counting it."""
-        return chain(root(tools), [digest(normal(message)) for message in messages])[-1]
+        Of several samples of one request the first is named, and all must be without successor.
+        """
+        nodes = [*self._sampled.by_request.get(request_hash, ()), *self._outside.by_request.get(request_hash, ())]
+        nodes += self._prompts.by_request.get(request_hash, ())
+        continued = {_first(node.call_id) for node in nodes if node.children}
+        return next((_first(node.call_id) for node in reversed(nodes) if _first(node.call_id) not in continued), None)
 
-    # --- the graph --------------------------------------------------------------------------------------------------
+    def lacks_answer(self, messages: list[JSON], tools: list[JSON] | None) -> bool:
+        """Whether the request has an assistant message that no recorded call explains: another gateway may know it.
 
-    def _restore(self, call: Call) -> None:
-        parent = self._nodes.get(call.parent_id) if call.parent_id is not None else None
-        if call.parent_id is not None and parent is None:
-            return  # of a call that is not recorded nothing can be continued
-        request_hash = bytes.fromhex(call.request_hash)
-        self._seen[request_hash] = self._seen.get(request_hash, 0) + 1
+        Explained is what lies on a recorded path, and a recorded answer to the same message in another history.
+        """
+        view = _view(messages, tools)
+        known, _ = self._sampled.longest_path(view.roles, view.hashes)
+        for at in range(len(view.roles) - 1, known - 1, -1):
+            answer, before = view.digests[at], view.digests[max(0, at - 1) : at]
+            if view.roles[at] != "a":
+                continue
+            known_as = (*self._sampled.by_answer.get(answer, ()), *self._outside.by_answer.get(answer, ()))
+            if not any(node.step.digests[-1:] == before for node in known_as):
+                return True
+        return False
+
+    # --- after it ---------------------------------------------------------------------------------------------------
+
+    def record(self, plan: Plan, call_id: str, sampled_ids: list[int], answer: JSON) -> None:
+        """Add an answer, so that later requests continue it. One plan may be recorded several times, with other ids."""
+        if call_id in self._nodes:  # the store told of it first, and it was counted twice
+            self._count(plan.request_hash, -1 if call_id == _first(call_id) else 0)
+            return
+        if plan.step is None:
+            self._add_prompt(call_id, plan.parent, plan.suffix_ids, sampled_ids, plan.messages, plan.request_hash)
+            return
         self._add(
             Node(
-                call_id=call.id,
-                parent=parent,
-                suffix_ids=call.suffix_ids,
-                sampled_ids=call.sampled_ids,
-                digests=[digest(normal(message)) for message in call.messages],
-                answer=normal(call.answer),
-                answer_digests=_answer_digests(call.answer),
-                request_hash=request_hash,
-                depth=(parent.depth if parent else 0) + len(call.messages) + 1,
-            )
+                call_id=call_id,
+                parent=plan.parent,
+                suffix_ids=array("i", plan.suffix_ids),
+                sampled_ids=array("i", sampled_ids),
+                root=plan.root,
+                step=_step(plan.step.digests, plan.step.roles, answer, plan.outside),
+                request_hash=plan.request_hash,
+                head=plan.head,
+            ),
+            plan.outside,
         )
 
-    def _add(self, node: Node) -> None:
-        self._nodes[node.call_id] = node
-        self._by_request.setdefault(node.request_hash, []).append(node)
-        for one in set(node.answer_digests):
-            self._by_history.setdefault(link(node.request_hash, one), []).append(node)
-        if node.parent is not None:
-            node.parent.children += 1
+    def add(self, calls: Iterable[Call]) -> None:
+        """Take in calls from the store, parents before children; those that are known already change nothing.
 
-    def _longest_path(self, view: list[JSON], hashes: list[Digest]) -> tuple[int, Node | None]:
-        for known in range(len(view), 0, -1):
-            if view[known - 1]["role"] == "assistant" and (nodes := self._by_history.get(hashes[known])):
-                fresh = [node for node in nodes if node.children == 0]
-                return known, (fresh or nodes)[0]
-        return 0, None
+        Abandoned ones are left out: the agent never read them. Of a call that is not known nothing can be continued.
+        """
+        for call in calls:
+            parent = self._nodes.get(call.parent_id) if call.parent_id is not None else None
+            missing = call.parent_id is not None and parent is None
+            if call.id in self._nodes or missing or call.finish_reason == "abandoned":
+                continue
+            request_hash = bytes.fromhex(call.request_hash)
+            self._count(request_hash, 1 if call.id == _first(call.id) else 0)
+            outside = not call.policy
+            if call.protocol == COMPLETIONS and not outside:
+                self._add_prompt(call.id, parent, call.suffix_ids, call.sampled_ids, call.messages, request_hash)
+                continue
+            digests = [verbatim(message) if outside else digest(normal(message)) for message in call.messages]
+            base = _outside_root(call.tools) if outside else root(call.tools)
+            node = Node(
+                call_id=call.id,
+                parent=parent,
+                suffix_ids=array("i", call.suffix_ids),
+                sampled_ids=array("i", call.sampled_ids),
+                root=base if parent is None else parent.root,
+                step=_step(digests, letters(call.messages), call.answer, outside),
+                request_hash=request_hash,
+            )
+            self._add(node, outside)
 
-    def _suffix(self, node: Node, history: list[JSON], tools: list[JSON] | None, text: str) -> str | None:
+    # --- how a path is continued ------------------------------------------------------------------------------------
+
+    @property
+    def _renderer(self) -> Renderer:
+        if self.renderer is None:
+            raise ValueError("a conversation without a renderer plans no calls of a policy")
+        return self.renderer
+
+    def _afresh(self, view: list[JSON], tools: list[JSON] | None) -> tuple[list[int], str, bool]:
+        text = self._renderer.render(view, tools, generate=True)
+        return self._renderer.encode(text), text, True
+
+    def _continued(
+        self, node: Node, prefix: list[int], view: list[JSON], known: int, tools: list[JSON] | None
+    ) -> tuple[list[int], str, bool] | None:
+        """The ids that follow `prefix`, all ids of the node's path, the prompt's text, and whether it is the whole text.
+
+        None where it cannot be proven that the path is what the model's template would have made of these messages.
+        """
+        renderer = self._renderer
+        filled = _with_answers(view, node)
+        if known < len(filled) and not any(message["role"] == "assistant" for message in filled[known:]):
+            prompt = prefix[: len(prefix) - len(node.sampled_ids)]
+            bridge: list[int] | None = getattr(renderer, "bridge", lambda *_: None)(
+                prompt, node.sampled_ids.tolist(), filled[known:], tools
+            )
+            if bridge is not None:
+                return bridge, renderer.decode(bridge, special=True), False
+        text = renderer.render(filled, tools, generate=True)
+        suffix = self._suffix(node, filled, tools, text)
+        if suffix is None:
+            return None
+        last = node.sampled_ids[-1] if node.sampled_ids else None
+        return renderer.encode(suffix, after=last), text, True
+
+    def _suffix(self, node: Node, filled: list[JSON], tools: list[JSON] | None, text: str) -> str | None:
         """The text that follows the node's sampled ids in `text`; None where it cannot be proven.
 
         First the plain case: the rendering begins with the node's own prompt and answer, letter for letter. Else the
-        template may write the answer in its own way (trimmed, tool calls re-serialised): then the rendering up to the
-        answer must begin with the node's prompt, end with the template's closing, and begin the new rendering.
+        template may write the answer in its own way (trimmed, tool calls re-serialised): then `text` must begin with the
+        node's prompt, and what follows the answer in it must be what follows any answer there, template's closing first.
         """
-        renderer = self.renderer
-        body, end = renderer.split_end(node.sampled_ids)
+        renderer = self._renderer
+        body, end = renderer.split_end(node.sampled_ids.tolist())
         closing = renderer.closing
         if closing is None:
             return None
-        if node.prompt_text is not None:
-            head = node.prompt_text + renderer.decode(body, special=True) + closing
-            if text.startswith(head):
-                return renderer.after_answer(end, text[len(head) :], text)
         try:
-            before = node.prompt_text or renderer.render(history[:-1], tools, generate=True)
-            through = renderer.render(history, tools, generate=False)
+            start = _head_size(renderer, node, filled[: node.depth], tools, text)
+            if start is None:
+                return None
+            plain = renderer.decode(body, special=True) + closing
+            if text.startswith(plain, start):
+                return renderer.after_answer(end, text[start + len(plain) :], text)
+            stop = _answer_end(renderer, filled, node.depth, tools, text, closing)
         except RenderError:
             return None
-        if not (text.startswith(through) and through.startswith(before) and through.endswith(closing)):
+        if stop is None or stop < start:
             return None
-        answer = through[len(before) : len(through) - len(closing)]
-        if len(through) < len(before) + len(closing) or node.answer.get("reasoning_content", "").strip() not in answer:
+        if node.step.answer.get("reasoning_content", "").strip() not in text[start:stop]:
             return None
-        return renderer.after_answer(end, text[len(through) :], text)
+        return renderer.after_answer(end, text[stop + len(closing) :], text)
 
-    # --- why a prompt does not continue ------------------------------------------------------------------------------
+    def _cut(self, prompt: Prompt, node: PromptNode | None) -> tuple[ForkCause | None, int]:
+        """Whether the prompt goes on, after one that was asked before, with a part of its answer and then otherwise."""
+        asked, rest = self._prompts.asked(prompt)
+        if asked is None or asked is node or asked.parent is not node:
+            return None, 0
+        sampled = asked.sampled_ids.tolist()
+        if isinstance(rest, str):
+            answer = self._renderer.decode(sampled)
+            kept = rest.lstrip()[:1] == answer.lstrip()[:1] != ""
+        else:
+            kept = rest[:1] == sampled[:1] != []
+        return ("assistant_message_edited", len(sampled)) if kept else (None, 0)
 
-    def _diagnose(self, view: list[JSON], digests: list[Digest], known: int) -> ForkCause | None:
-        """Compares the request with the recorded path that shares most with it."""
-        shared, path = 0, list[frozenset[Digest]]()
-        answers: set[int] = set()
-        for node in self._nodes.values():
-            if node.children:
-                continue
-            one, positions = _path(node)
-            count = next((i for i, (a, b) in enumerate(zip(digests, one, strict=False)) if a not in b), None)
-            count = min(len(digests), len(one)) if count is None else count
-            if count >= shared:
-                shared, path, answers = count, one, positions
-        if any(known <= position < shared for position in answers):
-            return "tools_changed"
-        if shared in answers and shared < len(view) and view[shared]["role"] == "assistant":
-            return "assistant_message_edited"
-        later = digests[max(shared, known) :]
-        recorded_answers = set().union(*(path[position] for position in answers))
-        if not any(one in recorded_answers for one in later):
-            return None  # a conversation of its own, with answers in it that were never sampled
-        remaining = path[shared + 1 :]
-        if later and any(later[0] in one for one in remaining):
-            return "history_cut"
-        return "history_edited"
+    # --- the graph --------------------------------------------------------------------------------------------------
+
+    def _take(self, request_hash: Digest) -> int:
+        position = self._seen.get(request_hash, 0)
+        self._seen[request_hash] = position + 1
+        return position
+
+    def _count(self, request_hash: Digest, more: int) -> None:
+        self._seen[request_hash] = self._seen.get(request_hash, 0) + more
+
+    def _add(self, node: Node, outside: bool) -> None:
+        self._nodes[node.call_id] = node
+        (self._outside if outside else self._sampled).add(node)
+        self.size += node.size
+
+    def _add_prompt(
+        self,
+        call_id: str,
+        parent: Node | None,
+        suffix_ids: list[int],
+        sampled_ids: list[int],
+        messages: list[JSON],
+        request_hash: Digest,
+    ) -> None:
+        before = parent if isinstance(parent, PromptNode) else None
+        text = (before.text if before else Running.empty()).plus("".join(one["content"] for one in messages))
+        ids = (before.ids if before else Running.empty()).plus(suffix_ids)
+        body, _ = self._renderer.split_end(sampled_ids)
+        node = PromptNode(
+            call_id=call_id,
+            parent=before,
+            suffix_ids=array("i", suffix_ids),
+            sampled_ids=array("i", sampled_ids),
+            root=b"",
+            step=Step([], "", {}, ()),
+            request_hash=request_hash,
+            text=text.plus(self._renderer.decode(body)),
+            ids=ids.plus(sampled_ids),
+        )
+        self._nodes[call_id] = node
+        self._prompts.add(node, (text, ids))
+        self.size += node.size
 
 
-def _path(node: Node) -> tuple[list[frozenset[Digest]], set[int]]:
-    """Digests of all messages of a path (an answer has two), and the positions of its answers."""
-    nodes: list[Node] = []
-    step: Node | None = node
+def path_messages(calls: Iterable[Call], call_id: str) -> list[JSON] | None:
+    """All messages of a recorded path, from the first to the answer of `call_id`; None where a call of it is missing."""
+    by_id = {call.id: call for call in calls}
+    parts: list[list[JSON]] = []
+    step: str | None = call_id
     while step is not None:
-        nodes.append(step)
-        step = step.parent
-    digests: list[frozenset[Digest]] = []
-    answers: set[int] = set()
-    for step in reversed(nodes):
-        digests += [frozenset((one,)) for one in step.digests]
-        answers.add(len(digests))
-        digests.append(frozenset(step.answer_digests))
-    return digests, answers
+        call = by_id.get(step)
+        if call is None:
+            return None
+        parts.append([*call.messages, call.answer])
+        step = call.parent_id
+    return [message for part in reversed(parts) for message in part]
 
 
-def _fill_reasoning(view: list[JSON], node: Node) -> None:
-    """Give back the reasoning that the agent dropped: the model did sample it, and some templates keep it."""
-    step: Node | None = node
-    while step is not None:
-        if "reasoning_content" in step.answer:
-            view[step.depth - 1] = step.answer
-        step = step.parent
+def _view(messages: list[JSON], tools: list[JSON] | None) -> _View:
+    view = [normal(message) for message in messages]
+    digests = [digest(message) for message in view]
+    return _View(view, letters(view), digests, chain(root(tools), digests))
 
 
-def _answer_digests(answer: JSON) -> tuple[Digest, Digest]:
-    full = normal(answer)
-    bare = {key: value for key, value in full.items() if key != "reasoning_content"}
-    return digest(full), digest(bare)
+def _outside_view(messages: list[JSON], tools: list[JSON] | None) -> _View:
+    digests = [verbatim(message) for message in messages]
+    return _View(messages, letters(messages), digests, chain(_outside_root(tools), digests))
+
+
+def _outside_root(tools: list[JSON] | None) -> Digest:
+    return link(OUTSIDE, root(tools))
+
+
+def _step(digests: list[Digest], roles: str, answer: JSON, outside: bool) -> Step:
+    if outside:
+        return Step(digests, roles, {}, answer_digests(answer, verbatim))
+    answer = normal(answer)
+    return Step(digests, roles, answer, answer_digests(answer, digest))
+
+
+def _with_answers(view: list[JSON], node: Node) -> list[JSON]:
+    """The messages with the path's own answers: equal, but for the reasoning that an agent may have dropped (the model did
+    sample it, and some templates keep it) and for the order of arguments."""
+    filled = list(view)
+    for step in node.up():
+        filled[step.depth - 1] = step.step.answer
+    return filled
+
+
+def _head_size(renderer: Renderer, node: Node, history: list[JSON], tools: list[JSON] | None, text: str) -> int | None:
+    """Length of the rendering of the node's own request, with which `text` must begin; None where it does not."""
+    if node.head is not None:
+        size, expected = node.head
+        return size if len(text) >= size and fingerprint(text[:size]) == expected else None
+    before = renderer.render(history[:-1], tools, generate=True)
+    return len(before) if text.startswith(before) else None
+
+
+def _answer_end(
+    renderer: Renderer, filled: list[JSON], depth: int, tools: list[JSON] | None, text: str, closing: str
+) -> int | None:
+    """Where the answer that is message `depth` (from 1) ends in `text`, and the template's closing begins.
+
+    Told by the rendering that ends with the answer, if `text` begins so; else (some templates write the last answer in
+    another way) by the rendering in which another answer is in its place, if both end alike after it.
+    """
+    through = renderer.render(filled[:depth], tools, generate=False)
+    if text.startswith(through) and through.endswith(closing):
+        return len(through) - len(closing)
+    other = [*filled[: depth - 1], {"role": "assistant", "content": PROBE}, *filled[depth:]]
+    _, found, rest = renderer.render(other, tools, generate=True).partition(PROBE)
+    return len(text) - len(rest) if found and rest.startswith(closing) and text.endswith(rest) else None
+
+
+def _first(call_id: str) -> str:
+    """The id of the first of several samples of one request: others have a number after a dot."""
+    return call_id.partition(".")[0]

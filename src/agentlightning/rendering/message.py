@@ -6,6 +6,7 @@ text parts, arguments re-serialised, fields added. `normal` removes what means n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -49,9 +50,31 @@ def digest(message: JSON) -> Digest:
     reasoning = message.get("reasoning_content")
     answered = message.get("tool_call_id")
     if calls or reasoning or answered:
+        reasoning = reasoning and reasoning.strip()
         named = calls and [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
         form = (*form, named, reasoning, answered)
-    return blake2b(orjson.dumps(form, option=orjson.OPT_SORT_KEYS), digest_size=DIGEST_BYTES).digest()
+    return _hash(orjson.dumps(form, option=orjson.OPT_SORT_KEYS))
+
+
+def verbatim(message: JSON) -> Digest:
+    """Hash of a message that only an outside model need understand: images, items without a role, whatever else there is.
+
+    What `normal` understands whole hashes like `digest`, so that cosmetic changes do not count; the rest as it stands.
+    """
+    return digest(normal(message)) if _plain(message) else _hash(orjson.dumps(message, option=orjson.OPT_SORT_KEYS))
+
+
+def letters(messages: list[JSON]) -> str:
+    """First letters of the roles; developers are systems, and what has no role is an x."""
+    return "".join(
+        "s" if message.get("role") == "developer" else str(message.get("role") or "x")[0] for message in messages
+    )
+
+
+def answer_digests(answer: JSON, of: Callable[[JSON], Digest]) -> tuple[Digest, ...]:
+    """Of the answer and, if it has reasoning, of the answer without it, which is how most agents send it back."""
+    bare = {key: value for key, value in answer.items() if key != "reasoning_content"}
+    return (of(answer),) if len(bare) == len(answer) else (of(answer), of(bare))
 
 
 def chain(root: Digest, digests: list[Digest]) -> list[Digest]:
@@ -64,12 +87,38 @@ def chain(root: Digest, digests: list[Digest]) -> list[Digest]:
 
 def link(before: Digest, one: Digest) -> Digest:
     """The hash of a history and one more message."""
-    return blake2b(before + one, digest_size=DIGEST_BYTES).digest()
+    return _hash(before + one)
 
 
 def root(tools: list[JSON] | None) -> Digest:
     """The hash of an empty history: of the tools alone."""
-    return blake2b(orjson.dumps(tools) if tools else b"", digest_size=DIGEST_BYTES).digest()
+    return _hash(orjson.dumps(tools) if tools else b"")
+
+
+def fingerprint(text: str) -> Digest:
+    """Hash of a text."""
+    return _hash(text.encode())
+
+
+def _hash(data: bytes) -> Digest:
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def _plain(message: JSON) -> bool:
+    """True where `normal` keeps all that the message says."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    calls = message.get("tool_calls") or ()
+    return (
+        message.get("role") in ("system", "developer", "user", "assistant", "tool")
+        and (content is None or isinstance(content, str | list))
+        and all(isinstance(part, dict) and part.get("type") in ("text", "refusal") for part in parts)
+        and all(isinstance(part.get("text") or part.get("refusal") or "", str) for part in parts)
+        and isinstance(message.get("reasoning_content") or "", str)
+        and isinstance(calls, list | tuple)
+        and all(isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls)
+        and all({"name", "arguments"} <= call["function"].keys() for call in calls)
+    )
 
 
 def _text(content: Any) -> str:

@@ -1,31 +1,57 @@
-"""AnswerParser: sampled text into content, reasoning and tool calls, and the same as a stream.
+"""AnswerParser: sampled text into content, reasoning and tool calls, whole or as it comes.
 
-The tokenizer's own response template decides where it has one (transformers' parser); else the Hermes form,
-``<tool_call>{"name": …, "arguments": …}</tool_call>``, where the chat template speaks of it; else all is plain text. What
-does not parse stays text. Pure; knows nothing of protocols.
+Tool calls are read in the syntax that the chat template writes (tool_syntax.py); where that is unknown here, by the
+tokenizer's own response template (transformers' parser), which needs the whole answer; else all is plain text. Whole answers
+and streamed ones are read by the same steps, so that they cannot differ. Pure; knows nothing of protocols.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
 from agentlightning.errors import ModelError, boundary
+from agentlightning.rendering.tool_syntax import (
+    CLOSE,
+    OPEN,
+    PYTHON_TAG,
+    JsonCall,
+    Syntax,
+    TaggedCall,
+    held_back,
+    may_be_bare,
+    reader,
+    syntax_of,
+)
 from agentlightning.types import JSON
 
-TOOL_OPEN = "<tool_call>"
 THINK_OPEN = "<think>"
 THINK_CLOSE = "</think>"
 
-_TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*(?:</tool_call>|$)", re.DOTALL)
+
+@dataclass(frozen=True, slots=True)
+class ToolPiece:
+    """More of the tool call at `index`; the name comes with its first piece and only then."""
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What some text adds to an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    tools: tuple[ToolPiece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """An answer's parts; tool calls as (name, arguments as a JSON text)."""
+    """An answer's parts; tool calls as (name, arguments as they were written)."""
 
     content: str
     reasoning: str | None = None
@@ -36,134 +62,206 @@ class AnswerParser:
     """How one model's answers are read."""
 
     def __init__(self, chat_template: str, response_template: JSON | None = None) -> None:
+        self._syntax = None if response_template is not None else syntax_of(chat_template)
         self._response_template = _compiled(response_template)
-        self.speaks_tools = TOOL_OPEN in chat_template or response_template is not None
+        self.speaks_tools = self._syntax is not None or response_template is not None
         self.thinks = THINK_CLOSE in chat_template and "reasoning_content" in chat_template
         self.needs_special = response_template is not None
         """True where special tokens are part of what is parsed."""
+        self.tool_end = CLOSE if self._syntax in ("hermes", "tags", "pairs") else None
+        """The text that ends a tool call; None where there is no such text."""
 
     def parse(self, text: str, prompt: str = "", tools: list[JSON] | None = None, parse_tools: bool = True) -> Parsed:
         """The parts of `text`. `prompt` is what came before: some templates open the reasoning themselves."""
-        if self._response_template is not None:
-            return self._parse_by_template(text, prompt, tools, parse_tools)
-        reasoning, content = self._split_reasoning(text, prompt)
-        if not (parse_tools and self.speaks_tools):
-            return Parsed(content, reasoning)
-        content, calls = _split_tool_calls(content)
-        return Parsed(content, reasoning, calls)
+        splitter = self.splitter(prompt, tools, parse_tools)
+        pieces = (splitter.feed(text), splitter.finish())
+        calls: list[tuple[str, str]] = []
+        for tool in (tool for piece in pieces for tool in piece.tools):
+            if tool.name is not None:
+                calls.append((tool.name, tool.arguments))
+            else:
+                calls[-1] = calls[-1][0], calls[-1][1] + tool.arguments
+        reasoning = "".join(piece.reasoning for piece in pieces)
+        return Parsed("".join(piece.content for piece in pieces), reasoning or None, tuple(calls))
 
-    def splitter(self, prompt: str, parse_tools: bool) -> Splitter:
+    def splitter(self, prompt: str, tools: list[JSON] | None, parse_tools: bool) -> Splitter | WholeSplitter:
         """Reads one answer as it is sampled."""
-        return Splitter(
-            whole=self._response_template is not None,
-            thinks=self.thinks,
-            inside=self.thinks and _opens_reasoning(prompt),
-            tools=parse_tools and self.speaks_tools,
-        )
-
-    def _split_reasoning(self, text: str, prompt: str) -> tuple[str | None, str]:
-        if not self.thinks:
-            return None, text
-        if _opens_reasoning(prompt):
-            body = text
-        elif text.lstrip().startswith(THINK_OPEN):
-            body = text.lstrip()[len(THINK_OPEN) :]
-        else:
-            return None, text
-        reasoning, closed, content = body.partition(THINK_CLOSE)
-        return reasoning.strip("\n"), content.lstrip("\n") if closed else ""
-
-    def _parse_by_template(self, text: str, prompt: str, tools: list[JSON] | None, parse_tools: bool) -> Parsed:
-        from transformers.utils.chat_parsing import parse_response
-
-        try:
-            message: dict[str, Any] = parse_response(text, self._response_template, prefix=prompt, tools=tools)
-            calls = tuple(
-                (str(call["function"]["name"]), _arguments_text(call["function"]["arguments"]))
-                for call in message.get("tool_calls") or ()
-            )
-        except (ValueError, KeyError, TypeError):  # a malformed answer stays text
-            return Parsed(text)
-        if calls and not parse_tools:
-            return Parsed(text)
-        reasoning = message.get("reasoning_content") or message.get("thinking")
-        return Parsed(str(message.get("content") or ""), reasoning, calls)
+        if self._response_template is not None:
+            return WholeSplitter(self._response_template, prompt, tools, parse_tools)
+        syntax = self._syntax if parse_tools else None
+        return Splitter(syntax, tools, thinks=self.thinks, inside=self.thinks and _opens_reasoning(prompt))
 
 
 class Splitter:
-    """Decides, while an answer is sampled, which text may already be sent: all that cannot become something else.
+    """Gives out text as soon as it cannot become something else.
 
-    Held back: whatever could begin a tool call, whitespace before one, and everything from one on.
+    Held back: whatever could begin a tool call, and whitespace before one. Whitespace around tool calls and newlines around
+    the reasoning are nobody's; other text after a call is content.
     """
 
-    def __init__(self, *, whole: bool, thinks: bool, inside: bool, tools: bool) -> None:
-        self._whole = whole
-        self._state = "thinking" if inside else "opening" if thinks else "content"
+    def __init__(self, syntax: Syntax | None, tools: list[JSON] | None, *, thinks: bool, inside: bool) -> None:
+        self._syntax = syntax
         self._tools = tools
+        self._state: Literal["opening", "thinking", "after", "content"] = (
+            "thinking" if inside else "opening" if thinks else "content"
+        )
         self._leading = True
         """True until reasoning begins with something else than newlines."""
         self._held = ""
+        self._call: JsonCall | TaggedCall | None = None
+        self._opened = ""
+        """The whitespace and the mark before the call under way: they are text again if it proves to be none."""
+        self._calls = 0
+        self._follows_call = False
+        self._at_start = True
 
-    def feed(self, text: str) -> tuple[str, str]:
-        """(content, reasoning) that `text` releases."""
+    def feed(self, text: str) -> Piece:
+        """What `text` allows to give out."""
         self._held += text
-        if self._whole:
-            return "", ""
+        return self._read(last=False)
+
+    def finish(self) -> Piece:
+        """The answer is over: what was held back."""
+        return self._read(last=True)
+
+    def _read(self, last: bool) -> Piece:
         reasoning = ""
         if self._state == "opening":
             start = self._held.lstrip()
-            if THINK_OPEN.startswith(start[: len(THINK_OPEN)]):
-                if len(start) < len(THINK_OPEN):
-                    return "", ""
+            if not last and len(start) < len(THINK_OPEN) and THINK_OPEN.startswith(start):
+                return Piece()
+            if start.startswith(THINK_OPEN):
                 self._held, self._state = start[len(THINK_OPEN) :], "thinking"
             else:
                 self._state = "content"
         if self._state == "thinking":
-            if self._leading:
-                self._held = self._held.lstrip("\n")
-                self._leading = not self._held
-            reasoning, closed, after = self._held.partition(THINK_CLOSE)
-            if not closed:
-                return "", self._release(self._held, (THINK_CLOSE,))
-            reasoning, self._held, self._state = reasoning.rstrip("\n"), after, "after"
+            reasoning = self._read_reasoning(last)
         if self._state == "after":
             self._held = self._held.lstrip("\n")
             self._state = "content" if self._held else "after"
-        return self._content(), reasoning
-
-    def _content(self) -> str:
         if self._state != "content":
-            return ""
-        if not self._tools:
-            content, self._held = self._held, ""
-            return content
-        before, found, _ = self._held.partition(TOOL_OPEN)
-        if found:
-            ready = before.rstrip()
-            self._held = self._held[len(ready) :]
-            return ready
-        return self._release(self._held, (TOOL_OPEN,))
+            return Piece(reasoning=reasoning)
+        content, tools = self._read_content(last)
+        return Piece(content, reasoning, tuple(tools))
 
-    def _release(self, text: str, markers: tuple[str, ...]) -> str:
-        keep = held_back(text, markers)
-        ready = text[: len(text) - keep].rstrip()
-        self._held = text[len(ready) :]
+    def _read_reasoning(self, last: bool) -> str:
+        if self._leading:
+            self._held = self._held.lstrip("\n")
+            self._leading = not self._held
+        reasoning, closed, after = self._held.partition(THINK_CLOSE)
+        if closed:
+            self._held, self._state = after, "after"
+            return reasoning.rstrip("\n")
+        if last:
+            self._held = ""
+            return reasoning.rstrip("\n")
+        return self._release((THINK_CLOSE,))
+
+    def _read_content(self, last: bool) -> tuple[str, list[ToolPiece]]:
+        content, tools = "", list[ToolPiece]()
+        while True:
+            if self._call is not None:
+                text, pieces = self._read_call(self._call, last)
+                content += text
+                tools += pieces
+                if self._call is not None:
+                    return content, tools
+            if self._follows_call:
+                self._held = self._held.lstrip()
+                self._follows_call = not self._held
+            if not self._begins_call(last):
+                break
+            content += self._take_before_call()
+        if last or self._syntax is None:
+            content, self._held = content + self._held, ""
+        elif not (self._syntax == "bare" and self._at_start):
+            content += self._release((OPEN,) if self._syntax != "bare" else ())
+        return content, tools
+
+    def _read_call(self, call: JsonCall | TaggedCall, last: bool) -> tuple[str, list[ToolPiece]]:
+        """Text that was no call after all, and pieces of the call under way."""
+        news = call.feed(self._held)
+        self._held = ""
+        if last:
+            news += call.finish()
+        pieces = [ToolPiece(self._calls, name, arguments) for name, arguments in news]
+        if not call.ended:
+            return "", pieces
+        self._call = None
+        self._held = call.rest
+        if call.recognised:
+            self._calls += 1
+            self._follows_call = True
+            return "", pieces
+        return self._opened + call.raw, pieces
+
+    def _begins_call(self, last: bool) -> bool:
+        if self._syntax == "bare":
+            if not self._at_start:
+                return False
+            if not may_be_bare(self._held):
+                self._at_start = False
+                return False
+            return bool(self._held.strip()) and (last or len("".join(self._held.split())) > len(PYTHON_TAG))
+        return self._syntax is not None and OPEN in self._held
+
+    def _take_before_call(self) -> str:
+        """Begin a call; returns the text before it."""
+        assert self._syntax is not None
+        self._call = reader(self._syntax, self._tools)
+        if self._syntax == "bare":
+            self._at_start = False
+            start = self._held.lstrip()
+            bare = start.removeprefix(PYTHON_TAG)
+            self._opened = self._held[: len(self._held) - len(bare)]
+            self._held = bare
+            return ""
+        before, _, after = self._held.partition(OPEN)
+        ready = before.rstrip()
+        self._opened = before[len(ready) :] + OPEN
+        self._held = after
+        return ready
+
+    def _release(self, markers: tuple[str, ...]) -> str:
+        keep = held_back(self._held, markers)
+        ready = self._held[: len(self._held) - keep].rstrip() if markers else self._held
+        self._held = self._held[len(ready) :]
         return ready
 
 
-def held_back(text: str, markers: tuple[str, ...]) -> int:
-    """Length of the longest end of `text` with which one of the markers could begin.
+class WholeSplitter:
+    """Reads an answer by the tokenizer's response template, which cannot begin before the answer is whole."""
 
-    >>> held_back("one <tool", ("<tool_call>",))
-    5
-    """
-    longest = 0
-    for marker in markers:
-        for size in range(min(len(marker) - 1, len(text)), longest, -1):
-            if text.endswith(marker[:size]):
-                longest = size
-                break
-    return longest
+    def __init__(self, template: Any, prompt: str, tools: list[JSON] | None, parse_tools: bool) -> None:
+        self._template = template
+        self._prompt = prompt
+        self._tools = tools
+        self._parse_tools = parse_tools
+        self._held = ""
+
+    def feed(self, text: str) -> Piece:
+        """Holds everything back."""
+        self._held += text
+        return Piece()
+
+    def finish(self) -> Piece:
+        """All of it. A malformed answer stays text."""
+        from transformers.utils.chat_parsing import parse_response
+
+        text, self._held = self._held, ""
+        try:
+            message: dict[str, Any] = parse_response(text, self._template, prefix=self._prompt, tools=self._tools)
+            calls = [
+                (str(call["function"]["name"]), _arguments_text(call["function"]["arguments"]))
+                for call in message.get("tool_calls") or ()
+            ]
+        except (ValueError, KeyError, TypeError):
+            return Piece(text)
+        if calls and not self._parse_tools:
+            return Piece(text)
+        reasoning = message.get("reasoning_content") or message.get("thinking") or ""
+        pieces = tuple(ToolPiece(index, name, arguments) for index, (name, arguments) in enumerate(calls))
+        return Piece(str(message.get("content") or ""), str(reasoning), pieces)
 
 
 def _compiled(response_template: JSON | None) -> Any:
@@ -177,37 +275,6 @@ def _compiled(response_template: JSON | None) -> Any:
 
 def _opens_reasoning(prompt: str) -> bool:
     return prompt.rstrip().endswith(THINK_OPEN)
-
-
-def _split_tool_calls(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    if TOOL_OPEN not in text:
-        return text, ()
-    calls = []
-    rest = []
-    position = 0
-    for match in _TOOL_CALL.finditer(text):
-        call = _tool_call(match[1])
-        if call is None:
-            continue
-        calls.append(call)
-        rest.append(text[position : match.start()])
-        position = match.end()
-    if not calls:
-        return text, ()
-    rest.append(text[position:])
-    return "".join(rest).rstrip(), tuple(calls)
-
-
-def _tool_call(text: str) -> tuple[str, str] | None:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    name = value.get("name")
-    arguments = value.get("arguments", value.get("parameters"))
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        return None
-    return name, _arguments_text(arguments)
 
 
 def _arguments_text(arguments: Any) -> str:

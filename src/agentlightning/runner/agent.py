@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from agentlightning.errors import AgentError, ConfigError
-from agentlightning.protocols import chat
+from agentlightning.protocols import neutral
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.connections import Connections
 from agentlightning.store.base import reward_number
@@ -144,5 +144,5 @@ def emit_reward(value: float, name: str = "reward", call_id: str | None = None) 
             f"emit_reward({value!r}) was called outside an attempt: call it from an agent that a worker runs; a thread "
             "of your own sees its attempt when started by asyncio.to_thread or contextvars.copy_context().run"
         )
-    call = chat.call_id(call_id) if call_id is not None else None
+    call = neutral.call_id(call_id) if call_id is not None else None
     attempt.emit(attempt.reward(reward_number(value, name), "emitted", name, call))

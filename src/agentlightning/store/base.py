@@ -88,7 +88,7 @@ class LightningStore(abc.ABC):
     async def signing_secret(self) -> bytes:
         """32 random bytes, made once and kept in the store, that sign the keys of attempts: all gateways agree on them.
 
-        Only for processes that own the store; over HTTP it raises StoreError.
+        For gateways. Over HTTP a server gives it to holders of its key, and without a key to its own machine only.
         """
 
     # --- runs -----------------------------------------------------------------------------------------------------

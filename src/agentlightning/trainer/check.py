@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from agentlightning.config import Config
+from agentlightning.config import Config, run_record
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.checkpoint import RunFolder
@@ -20,6 +20,7 @@ from agentlightning.trainer.evaluate import TEMPERATURES, evaluate
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.tasks import load_tasks
+from agentlightning.trainer.upstreams import put_upstreams
 from agentlightning.types import JSON, Attempt, Call, NewRollout, Resource, RetryPolicy, Reward, Rollout, Sampling
 
 
@@ -92,12 +93,13 @@ async def _served(
 ) -> AsyncIterator[Collector]:
     """Make the run, serve the model's weights as they are, start the workers; the run ends with the block."""
     store = processes.store
-    await store.create_run(name, config.model_dump(mode="json"), folder.run_id)
+    await store.create_run(name, run_record(config), folder.run_id)
     async with recorded_ending(store, folder.run_id):
         (policy,) = await store.put_resources(
             [Resource(run_id=folder.run_id, name=DEFAULT_POLICY, kind="policy", value=processes.policy)]
         )
         await processes.engine.publish(policy.version)
+        await put_upstreams(config, folder.run_id, store)
         processes.start_workers(progress.note)
         yield Collector(store, folder.run_id)
         await store.update_run(folder.run_id, state="finished")

@@ -22,6 +22,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
 from agentlightning.trainer.supervisor import Supervisor
+from agentlightning.trainer.upstreams import check_keys
 from agentlightning.types import JSON
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ class Processes:
 
     A store at ``http://…`` is a server that runs already: none is started then. Making one starts nothing: it raises
     ModelError where the configuration names a local folder that is no model, MissingExtraError where a child would lack a
-    package, ConfigError where no worker could ever come.
+    package, ConfigError where no worker could ever come or the key of an upstream is missing.
     """
 
     store: LightningStore
@@ -70,6 +71,8 @@ class Processes:
                 "endpoints": await starting,
                 "tokenizer": str(model),
                 "seed": self._config.trainer.seed,
+                "face": "generate",
+                "sampling_policy": self._config.agent.sampling_policy,
             }
             self._stack = stack.pop_all()
         return self
@@ -121,6 +124,8 @@ class Processes:
         for package, extra in (("torch", "train"), ("fastapi", "server")):
             if importlib.util.find_spec(package) is None and not (package == "fastapi" and self._server):
                 raise MissingExtraError(package, extra)
+        if self._server is None:
+            check_keys(self._config)
         if self._config.agent.workers == 0 and self._server is None and not os.environ.get("AGL_SERVER_KEY"):
             raise ConfigError(
                 "agent.workers: 0 means that workers are started elsewhere, and they need the server's key: "

@@ -22,12 +22,14 @@ from pathlib import Path
 
 import aiohttp
 
-from agentlightning.children import listen, start_child, stop_child
+from agentlightning.children import SERVER_END_S, listen, start_child, stop_child
 from agentlightning.errors import AgentError, AgentLightningError, GatewayError, InputError
 
 log = logging.getLogger(__name__)
 
 START_DEADLINE_S = 60.0
+WORKER_END_S = 10.0
+"""Seconds that a worker has to end its agents, before it is killed."""
 MOST_RESTARTS = 5
 """Unexpected ends of one child within `RESTART_WINDOW_S` after which it is given up."""
 RESTART_WINDOW_S = 60.0
@@ -197,7 +199,7 @@ def _on_exit(process: subprocess.Popen[bytes], call: Callable[[int], object]) ->
 
 def _end(child: _Child) -> None:
     if child.process is not None:
-        stop_child(child.process)
+        stop_child(child.process, SERVER_END_S if child.name == "server" else WORKER_END_S)
 
 
 def _tail(child: _Child, lines: int = 6) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config import DEFAULT_STORE, Config, parse_config
+from agentlightning.config import DEFAULT_STORE, Config, parse_config, run_record
 from agentlightning.errors import AgentLightningError, ConfigError, NotFoundError
 from agentlightning.runner.user_code import agent_spec
 from agentlightning.store.base import LightningStore
@@ -34,6 +34,7 @@ from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.rl import Loop
 from agentlightning.trainer.tasks import Source, load_tasks
+from agentlightning.trainer.upstreams import put_upstreams
 from agentlightning.types import JSON
 
 
@@ -232,6 +233,7 @@ class Training:
             async with processes:
                 await self._enter(processes.store, resume, name)
                 async with recorded_ending(processes.store, folder.run_id):
+                    await put_upstreams(config, folder.run_id, processes.store)
                     loop = self._loop = Loop(
                         config=config,
                         algorithm=algorithm,
@@ -261,7 +263,7 @@ class Training:
         else:
             agent = self._config.agent
             name = name or (Path(agent.run).name if agent.run is not None else str(agent.command))
-            await store.create_run(name, self._config.model_dump(mode="json"), run_id)
+            await store.create_run(name, run_record(self._config), run_id)
 
     async def _leave(self, store: LightningStore, step: int) -> Result:
         folder = self._folder

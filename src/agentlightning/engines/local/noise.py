@@ -34,22 +34,35 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperatures_B: Tensor, top_ps_B
     That is softmax(logits / temperature), cut to the nucleus and renormalised where top_p < 1. Temperature 0 takes the
     largest logit and reports its plain log_softmax.
     """
-    greedy_B = temperatures_B == 0
-    some_greedy = bool(greedy_B.any())
-    if some_greedy:
-        temperatures_B = torch.where(greedy_B, 1.0, temperatures_B)
-    logprobs_BV = torch.log_softmax(logits_BV / temperatures_B[:, None], -1)
-    nucleus_B = (top_ps_B < 1) & ~greedy_B
-    if bool(nucleus_B.any()):
-        logprobs_BV = torch.where(nucleus_B[:, None], _nucleus(logprobs_BV, top_ps_B), logprobs_BV)
+    logprobs_BV, greedy_B = _distribution(logits_BV, temperatures_B, top_ps_B)
     # float64, so that the sum over a large vocabulary loses no tail.
     cumulative_BV = logprobs_BV.exp().cumsum(-1, dtype=torch.float64)
     targets_B = uniforms_B[:, None] * cumulative_BV[:, -1:]
     tokens_B = torch.searchsorted(cumulative_BV, targets_B, right=True)[:, 0]
     tokens_B = tokens_B.clamp_(max=logits_BV.shape[-1] - 1)  # reached only where the logits are not finite
-    if some_greedy:
+    if greedy_B is not None:
         tokens_B = torch.where(greedy_B, logits_BV.argmax(-1), tokens_B)
     return tokens_B, logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
+
+
+def alternatives(logits_BV: Tensor, temperatures_B: Tensor, top_ps_B: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The `most` likeliest tokens of each row, and their log-probabilities under the distribution that `draw` draws from."""
+    logprobs_BV, _ = _distribution(logits_BV, temperatures_B, top_ps_B)
+    logprobs_BK, tokens_BK = logprobs_BV.topk(min(most, logits_BV.shape[-1]), dim=-1)
+    return tokens_BK, logprobs_BK
+
+
+def _distribution(logits_BV: Tensor, temperatures_B: Tensor, top_ps_B: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities, and which rows are greedy (None where none is)."""
+    zero_B = temperatures_B == 0
+    greedy_B = zero_B if bool(zero_B.any()) else None
+    if greedy_B is not None:
+        temperatures_B = torch.where(greedy_B, 1.0, temperatures_B)
+    logprobs_BV = torch.log_softmax(logits_BV / temperatures_B[:, None], -1)
+    nucleus_B = top_ps_B < 1 if greedy_B is None else (top_ps_B < 1) & ~greedy_B
+    if bool(nucleus_B.any()):
+        logprobs_BV = torch.where(nucleus_B[:, None], _nucleus(logprobs_BV, top_ps_B), logprobs_BV)
+    return logprobs_BV, greedy_B
 
 
 def _nucleus(logprobs_BV: Tensor, top_ps_B: Tensor) -> Tensor:

@@ -43,7 +43,6 @@ LONG_TURN_S = 0.02
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1, None),
-    "logprobs": (0, 1, None),
     "prompt_logprobs": (None,),
     "top_k": (-1, 0, None),
     "min_p": (0, None),
@@ -59,7 +58,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 ABOUT_TEXT = frozenset(
     {"detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind"}
 )
-KNOWN = frozenset({"temperature", "top_p", "max_tokens", "seed", "stop", "stop_token_ids"})
+KNOWN = frozenset({"temperature", "top_p", "max_tokens", "seed", "stop", "stop_token_ids", "logprobs"})
+MOST_ALTERNATIVES = 20
 
 log = logging.getLogger("agentlightning.sampler")
 
@@ -178,6 +178,7 @@ class Sampler:
             stops=tuple(stops),
             stop_ids=self._end_ids.union(more_ids) if more_ids else self._end_ids,
             streamed=bool(given.get("stream", False)),
+            alternatives=int(_number(sampling, "logprobs", 0, 0, MOST_ALTERNATIVES, whole=True)),
         )
 
     def _prompt(self, ids: Any) -> list[int]:
@@ -281,7 +282,7 @@ def _answer(request_id: str, request: Request, start: int, finish: str | None) -
     choice: dict[str, Any] = {
         "index": 0,
         "token_ids": tokens,
-        "logprobs": {"content": [{"token_id": t, "logprob": p} for t, p in zip(tokens, logprobs, strict=True)]},
+        "logprobs": {"content": _content(request, start, tokens, logprobs)},
         "finish_reason": finish,
         "stop_reason": request.stop_reason if finish else None,
     }
@@ -293,6 +294,19 @@ def _answer(request_id: str, request: Request, start: int, finish: str | None) -
             if begin < end
         ]
     return orjson.dumps({"request_id": request_id, "choices": [choice]}), end
+
+
+def _content(request: Request, start: int, tokens: list[int], logprobs: list[float]) -> list[dict[str, Any]]:
+    if not request.alternatives:
+        return [{"token_id": t, "logprob": p} for t, p in zip(tokens, logprobs, strict=True)]
+    return [
+        {
+            "token_id": token,
+            "logprob": logprob,
+            "top_logprobs": [{"token_id": other, "logprob": value} for other, value in request.top[at]],
+        }
+        for at, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start)
+    ]
 
 
 def _number(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from agentlightning.engines.local.decoder import Decoder
-from agentlightning.engines.local.noise import draw, stream, uniforms
+from agentlightning.engines.local.noise import alternatives, draw, stream, uniforms
 from agentlightning.engines.local.prefixes import ID_BYTES, PrefixCache
 
 PREFILL_TOKENS = 640
@@ -41,6 +41,10 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     streamed: bool = False
     """Report every token, not only the end."""
+    alternatives: int = 0
+    """How many of the likeliest tokens to report beside each one."""
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    """Those, as (id, logprob)."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[str, int]] = field(default_factory=list)
@@ -225,6 +229,7 @@ class Scheduler:
             torch.from_numpy(self._temperatures[rows]),
             torch.from_numpy(self._top_ps[rows]),
         )
+        self._note_alternatives(first, logits)
         self._tokens[rows] = drawn[0].numpy()
         tokens, logprobs = drawn[0].tolist(), drawn[1].tolist()
         ended: list[int] = []
@@ -242,6 +247,22 @@ class Scheduler:
                 news.append(request)
         for row in reversed(ended):
             self._leave(row)
+
+    def _note_alternatives(self, first: int, logits: torch.Tensor) -> None:
+        """For the rows whose requests ask for them; the others pay nothing."""
+        asking = [row for row in range(first, first + len(logits)) if self._active[row].alternatives]
+        if not asking:
+            return
+        tokens, logprobs = alternatives(
+            logits[[row - first for row in asking]].cpu(),
+            torch.from_numpy(self._temperatures[asking]),
+            torch.from_numpy(self._top_ps[asking]),
+            max(self._active[row].alternatives for row in asking),
+        )
+        for row, ids, values in zip(asking, tokens.tolist(), logprobs.tolist(), strict=True):
+            request = self._active[row]
+            pairs = list(zip(ids, values, strict=True))
+            request.top.append([pair for pair in pairs[: request.alternatives] if pair[1] > float("-inf")])
 
     def _check_end(self, request: Request, token: int) -> None:
         if token in request.stop_ids:

@@ -1,0 +1,137 @@
+"""``agl rollouts drift``: how exactly the prompts of a run continued the tokens that its policy had sampled before.
+
+Reads the record page by page, so that a run of any size takes the memory of one page. It judges nothing: what each call's
+prompt did, and why, was decided by the gateway when the call was made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentlightning.cli.options import Store, open_store, store_url
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from agentlightning.store.base import LightningStore
+    from agentlightning.types import Call
+
+PAGE = 50
+"""Rollouts whose calls are read at a time."""
+
+CAUSES = {
+    "assistant_message_edited": "the agent sent an answer back changed",
+    "tool_result_rewritten": "the agent changed the result of a tool",
+    "system_or_tools_changed": "the agent changed the system message or the tools",
+    "history_cut": "the agent left out a part of the history",
+    "history_edited": "the agent changed another message, or put one in between",
+    "template_rewrites_history": "the model's chat template writes earlier answers anew",
+}
+
+
+def show_drift(run: Annotated[str, typer.Argument(help="Id of the run.")], store: Store = None) -> None:
+    """Show how exactly the calls of a run continue the tokens sampled before, and why some do not."""
+    import asyncio
+
+    from agentlightning.cli.display import screen
+    from agentlightning.errors import NotFoundError
+
+    async def work() -> None:
+        drift = Drift()
+        async with open_store(store_url(store)) as opened:
+            async for calls in pages(opened, run):
+                drift.add(calls)
+            if not drift.rollouts and not await opened.runs(ids=[run]):
+                raise NotFoundError(f"{run}: no such run; see: agl runs list")
+        print_drift(screen(), drift)
+
+    asyncio.run(work())
+
+
+@dataclass(slots=True)
+class Drift:
+    """What the calls of a run did, counted."""
+
+    rollouts: int = 0
+    continuations: Counter[str] = field(default_factory=Counter)
+    """Calls of the policy by `Call.continuation`."""
+    sampled: int = 0
+    """Sampled tokens."""
+    context_only: int = 0
+    outside: int = 0
+    """Calls that an outside model answered; nothing of them is trained."""
+
+    def add(self, page: list[list[Call]]) -> None:
+        """Count the calls of some rollouts."""
+        self.rollouts += len(page)
+        for call in (call for calls in page for call in calls):
+            if not call.policy:
+                self.outside += 1
+                continue
+            self.continuations[call.continuation] += 1
+            self.sampled += len(call.sampled_ids)
+            self.context_only += call.context_only
+
+    @property
+    def calls(self) -> int:
+        """Calls of the policy."""
+        return self.continuations.total()
+
+    @property
+    def successors(self) -> int:
+        """Those with an earlier call that they could continue."""
+        return self.calls - self.continuations["first_turn"]
+
+
+async def pages(store: LightningStore, run_id: str) -> AsyncIterator[list[list[Call]]]:
+    """The calls of each rollout of the run (of its latest attempt), some rollouts at a time, oldest first."""
+    from agentlightning.store.base import RolloutQuery
+
+    after: str | None = None
+    while found := await store.rollouts(RolloutQuery(run_id=run_id, after=after, limit=PAGE)):
+        after = found[-1].id
+        calls: dict[str, list[Call]] = {rollout.id: [] for rollout in found}
+        for call in await store.calls(list(calls)):
+            calls[call.rollout_id].append(call)
+        yield list(calls.values())
+
+
+def print_drift(console: Console, drift: Drift) -> None:
+    """A line for each kind of call, and what the forks cost."""
+    if not drift.calls:
+        console.print(f"no calls of the policy are recorded in {drift.rollouts} rollouts")
+        return
+    count = drift.continuations
+    forks = {cause: calls for cause, calls in count.most_common() if cause not in ("continued", "first_turn")}
+    rows = [
+        (f"{drift.calls:,}", f"calls of the policy, in {drift.rollouts:,} rollouts"),
+        (f"{count['first_turn']:,}", "first turns: nothing came before that they could continue"),
+        (f"{count['continued']:,}", "continued: the prompt begins with an earlier call's prompt and answer, id by id"),
+        (
+            f"{sum(forks.values()):,}",
+            "forks: the prompt repeats an earlier answer, but not with the ids sampled",
+        ),
+    ]
+    rows += [(f"{calls:,}", f"    {cause}: {CAUSES.get(cause, 'unknown cause')}") for cause, calls in forks.items()]
+    lost = drift.context_only / max(1, drift.sampled)
+    rows.append((f"{drift.sampled:,}", "sampled tokens"))
+    rows.append(
+        (f"{drift.context_only:,}", f"sampled tokens that forks repeat as context only ({lost:.2%} of all sampled)")
+    )
+    if drift.outside:
+        rows.append((f"{drift.outside:,}", "calls answered by outside models, not counted above"))
+    width = max(len(number) for number, _ in rows)
+    for number, words in rows:
+        console.print(f"{number:>{width}}  {words}", soft_wrap=True)
+    if drift.successors:
+        share = count["continued"] / drift.successors
+        console.print(
+            f"exact share: {share:.2%} of the {drift.successors:,} calls that have a predecessor", style="bold"
+        )
+    else:
+        console.print("exact share: no call has a predecessor", style="bold")

@@ -1,0 +1,451 @@
+"""PolicyCalls: a call of the policy that is trained, from the agent's request to its answer, for every protocol.
+
+Driven by the proxy once it knows who calls and what for. For one call it plans the exact prompt, samples, parses, records,
+and only then sends the last byte: an agent cannot finish before its tokens are durable. A call whose agent has gone goes on
+for a grace period, so that a retry finds its answer, and is then recorded as far as it came. It knows no wire format
+(protocols/), no template (rendering/) and no engine (upstreams.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+from uuid_utils import uuid7
+
+from agentlightning.gateway.auth import Attempt, Attempts
+from agentlightning.gateway.engine_faces import Sampled
+from agentlightning.gateway.live import LiveAnswer
+from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.reply import Incoming, Reply
+from agentlightning.gateway.retries import Pending, Retries
+from agentlightning.gateway.upstreams import Policy, Upstreams
+from agentlightning.protocols.neutral import (
+    Answer,
+    Delta,
+    Refusal,
+    Request,
+    ToolDelta,
+    WireFormat,
+    assistant_message,
+    short,
+)
+from agentlightning.rendering.conversation import Conversation, Plan, path_messages
+from agentlightning.store.base import LightningStore
+from agentlightning.types import JSON, Call, Sampling
+
+GRACE_S = 10.0
+"""Seconds that a call goes on after its agent has gone."""
+
+DEADLINE_S = 600.0
+"""Seconds that one call may take."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One call under way: n samples of one prompt."""
+
+    id: str
+    wire: WireFormat
+    attempt: Attempt
+    request: Request
+    policy: Policy
+    conversation: Conversation
+    plan: Plan
+    sampling: Sampling
+    asked: JSON
+    seeds: list[int]
+    started_ns: int
+    lives: list[LiveAnswer] = field(default_factory=list)
+    gone: bool = False
+    """The agent has disconnected."""
+    sampled: bool = False
+    """The engine is done: from here on the call is recorded, whoever still listens."""
+
+    def call_id(self, index: int) -> str:
+        """The id under which choice `index` is recorded."""
+        return f"{self.id}.{index}" if index else self.id
+
+
+class PolicyCalls:
+    """The token path."""
+
+    def __init__(
+        self,
+        store: LightningStore,
+        attempts: Attempts,
+        upstreams: Upstreams,
+        metrics: GatewayMetrics,
+        *,
+        grace_s: float = GRACE_S,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        self._store = store
+        self._attempts = attempts
+        self._upstreams = upstreams
+        self._metrics = metrics
+        self._grace_s = grace_s
+        self._deadline_s = deadline_s
+        self._retries = Retries(store)
+
+    async def answer(self, wire: WireFormat, data: JSON, attempt: Attempt, incoming: Incoming, reply: Reply) -> None:
+        """Answer one request. Raises Refusal, RenderError and the errors of the store and of engines."""
+        started_ns = time.time_ns()
+        request, policy, conversation = await self._understood(wire, data, attempt)
+        request, sampling, asked = _sampling(request, policy, attempt)
+        request_hash = _request_hash(conversation, request)
+        if incoming.is_retry or incoming.idempotency_key is not None:
+            found = await self._retries.find(attempt, conversation, request, request_hash, incoming)
+            if found is not None:
+                self._metrics.call(wire.NAME, "replayed")
+                await _replay(wire, request, found, reply)
+                return
+        job = _job(wire, attempt, request, policy, conversation, sampling, asked, started_ns)
+        reply.request_id = job.id
+        pending = self._retries.begin(attempt, request_hash, incoming.idempotency_key)
+        self._metrics.in_flight.inc()
+        try:
+            await self._run(job, pending, incoming, reply)
+        finally:
+            self._metrics.in_flight.dec()
+            self._retries.end(pending)
+
+    async def count(self, wire: WireFormat, data: JSON, attempt: Attempt) -> int:
+        """How many tokens the prompt of a request has."""
+        request, _, conversation = await self._understood(wire, data, attempt)
+        plan = _planned(conversation, request)
+        conversation.withdraw(plan)
+        return len(plan.prompt_ids)
+
+    async def _understood(self, wire: WireFormat, data: JSON, attempt: Attempt) -> tuple[Request, Policy, Conversation]:
+        """The request with all its messages, the policy that it means, and the graph that it belongs to."""
+        request = wire.parse(data)
+        policy = await self._upstreams.policy(attempt.rollout.run_id, request.model)
+        conversation = await self._attempts.conversation(attempt, policy.renderer)
+        if request.previous_id is not None:
+            calls = await self._store.calls([attempt.rollout.id], attempt.number)
+            before = path_messages(calls, request.previous_id)
+            if before is None:
+                raise Refusal(
+                    f"previous_response_id: this attempt has no response {request.previous_id!r}",
+                    status=404,
+                    param="previous_response_id",
+                    code="previous_response_not_found",
+                )
+            request = replace(request, messages=_after(before, request.messages))
+        if conversation.lacks_answer(request.messages, request.tools):
+            await self._attempts.refresh(attempt)
+        return request, policy, conversation
+
+    # --- one call, step by step -------------------------------------------------------------------------------------
+
+    async def _run(self, job: Job, pending: Pending, incoming: Incoming, reply: Reply) -> None:
+        outlet = _Streamed(job, reply, self._metrics) if job.request.stream else _Whole(job, reply)
+        watch: asyncio.Future[None] | None = None
+        try:
+            async with asyncio.timeout(self._deadline_s) as limit:
+                watch = asyncio.ensure_future(self._watch(job, pending, incoming, limit))
+                await self._sample(job, outlet)
+                job.sampled = True
+            rest = [live.finish() for live in job.lives]
+            answer = _answer(job)
+            await self._record(job, answer)
+            pending.answer = answer
+            await outlet.last(rest, answer)
+        except TimeoutError:
+            await self._record_partial(job)
+            if not job.gone:
+                raise Refusal(
+                    f"the answer was not complete within {self._deadline_s:g} s",
+                    status=504,
+                    type="server_error",
+                    code="deadline_exceeded",
+                ) from None
+        finally:
+            if pending.answer is None:
+                job.conversation.withdraw(job.plan)
+            if watch is not None:
+                watch.cancel()
+
+    async def _watch(self, job: Job, pending: Pending, incoming: Incoming, limit: asyncio.Timeout) -> None:
+        """When the agent has gone, the call goes on for the grace period, for a retry to find."""
+        await incoming.gone()
+        job.gone = pending.abandoned = True
+        deadline = asyncio.get_running_loop().time() + self._grace_s
+        if not job.sampled:
+            limit.reschedule(min(deadline, limit.when() or deadline))
+
+    async def _sample(self, job: Job, outlet: _Whole | _Streamed) -> None:
+        if len(job.seeds) == 1:
+            await self._sample_one(job, 0, outlet)
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in range(len(job.seeds)):
+                    group.create_task(self._sample_one(job, index, outlet))
+        except* Exception as several:
+            raise several.exceptions[0] from None
+
+    async def _sample_one(self, job: Job, index: int, outlet: _Whole | _Streamed) -> None:
+        live, request = job.lives[index], _engine_request(job, index)
+        affinity = f"{job.attempt.rollout.id}/{job.attempt.number}"
+        if isinstance(outlet, _Whole):
+            live.sampled = await self._upstreams.generate(job.policy, request, affinity)
+            live.feed(live.sampled.ids)
+            return
+        async for ids in self._upstreams.stream(job.policy, request, live.sampled, affinity):
+            await outlet.more(index, live.feed(ids))
+
+    async def _record(self, job: Job, answer: Answer) -> None:
+        """Make the calls durable, then let later requests continue them."""
+        messages = [assistant_message(choice) for choice in answer.choices]
+        calls = _calls(job, messages, [choice.finish_reason for choice in answer.choices])
+        await self._store.append_calls(calls)
+        for call in calls:
+            job.conversation.record(job.plan, call.id, call.sampled_ids, call.answer)
+            self._metrics.record(call)
+
+    async def _record_partial(self, job: Job) -> None:
+        """The agent never saw the end of this call: what was sampled is kept, neither continued nor trained on."""
+        for live in job.lives:
+            live.finish()
+        messages = [assistant_message(live.choice()) for live in job.lives]
+        calls = _calls(job, messages, ["abandoned"] * len(messages))
+        await self._store.append_calls(calls)
+        for call in calls:
+            self._metrics.record(call)
+
+
+class _Whole:
+    """The answer goes out at once."""
+
+    def __init__(self, job: Job, reply: Reply) -> None:
+        self._job = job
+        self._reply = reply
+
+    async def last(self, rest: list[Delta], answer: Answer) -> None:
+        """Send it."""
+        await self._reply.whole(200, self._job.wire.body(self._job.request, answer))
+
+
+class _Streamed:
+    """The answer goes out as it is sampled; its end waits for the record."""
+
+    def __init__(self, job: Job, reply: Reply, metrics: GatewayMetrics) -> None:
+        model = job.request.model or job.policy.model
+        created_s = job.started_ns // 10**9
+        self._events = job.wire.stream(job.request, job.id, model, created_s, len(job.plan.prompt_ids))
+        self._started_ns = job.started_ns
+        self._reply = reply
+        self._metrics = metrics
+        reply.failed = self._events.failed
+
+    async def more(self, index: int, delta: Delta) -> None:
+        """Send what a choice adds."""
+        if _says(delta):
+            await self._send(self._events.delta(index, delta))
+
+    async def last(self, rest: list[Delta], answer: Answer) -> None:
+        """Send what was held back, and the end."""
+        deltas = [self._events.delta(index, delta) for index, delta in enumerate(rest) if _says(delta)]
+        if not self._reply.started:
+            await self._start()
+        await self._reply.end(b"".join(deltas) + self._events.last(answer))
+
+    async def _send(self, events: bytes) -> None:
+        if not self._reply.started:
+            await self._start()
+        await self._reply.more(events)
+
+    async def _start(self) -> None:
+        self._metrics.first_token((time.time_ns() - self._started_ns) / 1e9)
+        await self._reply.start_events(self._events.first())
+
+
+async def _replay(wire: WireFormat, request: Request, answer: Answer, reply: Reply) -> None:
+    """Send an answer that is recorded already."""
+    reply.request_id = answer.call_id
+    if not request.stream:
+        await reply.whole(200, wire.body(request, answer))
+        return
+    events = wire.stream(request, answer.call_id, answer.model, answer.created_s, answer.prompt_tokens)
+    deltas = [events.first()]
+    for index, choice in enumerate(answer.choices):
+        tools = tuple(
+            ToolDelta(index=place, arguments=call.arguments, id=call.id, name=call.name)
+            for place, call in enumerate(choice.tool_calls)
+        )
+        delta = Delta(
+            content=choice.content or "", reasoning=choice.reasoning or "", tools=tools, logprobs=choice.logprobs
+        )
+        deltas.append(events.delta(index, delta))
+    await reply.start_events(b"".join(deltas))
+    await reply.end(events.last(answer))
+
+
+def _says(delta: Delta) -> bool:
+    return bool(delta.content or delta.reasoning or delta.tools or delta.logprobs)
+
+
+def _sampling(request: Request, policy: Policy, attempt: Attempt) -> tuple[Request, Sampling, JSON]:
+    """What a request is sampled with, by the rollout and the run's sampling policy, and what it asked for in vain.
+
+    What the agent asks for never reaches the engine where it would make recorded log-probabilities wrong.
+    """
+    given = attempt.rollout.sampling
+    unsupported = dict(request.unsupported)
+    if request.seed is not None and policy.seed is None:
+        unsupported["seed"] = request.seed
+    if request.one_tool_call and request.parse_tools and policy.renderer.parser.tool_end is None:
+        unsupported["parallel_tool_calls"] = False
+    if unsupported and policy.sampling_policy == "refuse":
+        name, value = next(iter(unsupported.items()))
+        raise Refusal(
+            f"{name}: {short(value)} is not supported, because it would change what the trained policy samples; leave it "
+            'out, or let the run ignore it (agent.sampling_policy = "force")',
+            param=name,
+            code="unsupported_value",
+        )
+    reason = policy.check_sampling(given.temperature, given.top_p) if attempt.rollout.mode == "train" else None
+    if reason is not None:
+        raise Refusal(
+            f"the rollout's sampling: {reason}", status=409, type="server_error", code="sampling_not_trainable"
+        )
+    limits = [limit for limit in (given.max_tokens, request.max_tokens) if limit is not None]
+    sampling = Sampling(temperature=given.temperature, top_p=given.top_p, max_tokens=min(limits, default=None))
+    applied = {"temperature": given.temperature, "top_p": given.top_p}
+    forced = {name: value for name, value in request.forced.items() if value != applied.get(name)}
+    if "seed" in unsupported:
+        request = replace(request, seed=None)
+    return request, sampling, {**forced, **unsupported}
+
+
+def _after(before: list[JSON], messages: list[JSON]) -> list[JSON]:
+    """The messages of a request that continues a stored answer; instructions hold for one request only."""
+    kept = [message for message in before if not message.get("instructions")]
+    leading = next((at for at, message in enumerate(messages) if not message.get("instructions")), len(messages))
+    return [*messages[:leading], *kept, *messages[leading:]]
+
+
+def _request_hash(conversation: Conversation, request: Request) -> bytes:
+    if request.prompt is not None:
+        return conversation.prompt_hash(request.prompt)
+    return conversation.request_hash(request.messages, request.tools)
+
+
+def _planned(conversation: Conversation, request: Request) -> Plan:
+    if request.prompt is not None:
+        return conversation.plan_prompt(request.prompt)
+    return conversation.plan(request.messages, request.tools)
+
+
+def _job(
+    wire: WireFormat,
+    attempt: Attempt,
+    request: Request,
+    policy: Policy,
+    conversation: Conversation,
+    sampling: Sampling,
+    asked: JSON,
+    started_ns: int,
+) -> Job:
+    plan = _planned(conversation, request)
+    job = Job(
+        id=str(uuid7()),
+        wire=wire,
+        attempt=attempt,
+        request=request,
+        policy=policy,
+        conversation=conversation,
+        plan=plan,
+        sampling=sampling,
+        asked=asked,
+        seeds=[_seed(policy, attempt, plan, request, index) for index in range(request.n)],
+        started_ns=started_ns,
+    )
+    for seed in job.seeds:
+        live = LiveAnswer(policy.renderer, request, plan.prompt_text, Sampled(), f"call_{seed:016x}")
+        job.lives.append(live)
+    return job
+
+
+def _seed(policy: Policy, attempt: Attempt, plan: Plan, request: Request, index: int) -> int:
+    """The key of a call's noise: its place in the run. A rollout that is sampled again, again alone or in other company,
+    draws the same; an agent's own seed takes the place of the count of equal requests, so that within a rollout equal
+    requests with equal seeds have equal answers, while the rollouts of a group still differ."""
+    rollout = attempt.rollout
+    count: Any = plan.position if request.seed is None else f"s{request.seed}"
+    place = f"{policy.seed or 0}|{rollout.group_id}|{rollout.replica}|{count}|".encode() + plan.request_hash
+    if index:
+        place += f"|{index}".encode()
+    return int.from_bytes(blake2b(place, digest_size=8).digest(), "big") >> 1
+
+
+def _engine_request(job: Job, index: int) -> JSON:
+    parameters: JSON = {
+        "temperature": job.sampling.temperature,
+        "top_p": job.sampling.top_p,
+        "logprobs": job.request.top_logprobs,
+        "stop": list(job.lives[index].stops),
+        "stop_token_ids": [],
+    }
+    if job.policy.seed is not None:
+        parameters["seed"] = job.seeds[index]
+    if job.sampling.max_tokens is not None:
+        parameters["max_tokens"] = job.sampling.max_tokens
+    return {
+        "request_id": job.call_id(index),
+        "model": job.policy.alias,
+        "token_ids": job.plan.prompt_ids,
+        "stream": job.request.stream,
+        "sampling_params": parameters,
+    }
+
+
+def _answer(job: Job) -> Answer:
+    return Answer(
+        call_id=job.id,
+        model=job.request.model or job.policy.model,
+        created_s=job.started_ns // 10**9,
+        prompt_tokens=len(job.plan.prompt_ids),
+        choices=tuple(live.choice() for live in job.lives),
+        cached_tokens=len(job.plan.prompt_ids) - len(job.plan.suffix_ids),
+    )
+
+
+def _calls(job: Job, messages: list[JSON], finish_reasons: list[str]) -> list[Call]:
+    """The records of a job's choices."""
+    plan, rollout, finished_ns = job.plan, job.attempt.rollout, time.time_ns()
+    return [
+        Call(
+            id=job.call_id(index),
+            run_id=rollout.run_id,
+            rollout_id=rollout.id,
+            attempt=job.attempt.number,
+            parent_id=plan.parent.call_id if plan.parent is not None else None,
+            suffix_ids=plan.suffix_ids,
+            sampled_ids=live.sampled.ids,
+            logprobs=live.sampled.logprobs,
+            versions=live.sampled.versions,
+            prompt_tokens=len(plan.prompt_ids),
+            policy=job.policy.alias,
+            model=job.request.model,
+            protocol=job.wire.NAME,
+            sampling=job.sampling,
+            history_hash=job.conversation.history_hash(plan, message).hex(),
+            request_hash=plan.request_hash.hex(),
+            messages=plan.messages,
+            answer=message,
+            tools=job.request.tools if plan.parent is None else None,
+            fork_cause=plan.fork_cause,
+            context_only=plan.context_only,
+            asked=job.asked,
+            finish_reason=finish_reason,
+            started_ns=job.started_ns,
+            finished_ns=finished_ns,
+        )
+        for index, (live, message, finish_reason) in enumerate(zip(job.lives, messages, finish_reasons, strict=True))
+    ]

@@ -1,0 +1,250 @@
+"""What a field of a request holds: one small function per kind of value, each of which returns it or refuses it by name.
+
+Used by every protocol's parser. A field that is missing or null has its default; a value of another kind is a Refusal whose
+`param` is the field's path. `at` is the path of the object that holds the field ("messages[0]"), empty for the body itself.
+Pure: knows no protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from agentlightning.protocols.neutral import Refusal, short
+from agentlightning.types import JSON
+
+LARGEST = 2**63 - 1
+"""Of whole numbers, where nothing narrower is said."""
+
+MOST_CHOICES = 128
+MOST_ALTERNATIVES = 20
+"""Alternatives that may be listed with a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A field that changes what is sampled: the kind of its value, and the values (beside null) with which it does not."""
+
+    kind: type | tuple[type, ...]
+    neutral: tuple[Any, ...] = ()
+
+
+ENGINE_KNOBS: dict[str, Knob] = {
+    "presence_penalty": Knob(float, (0,)),
+    "frequency_penalty": Knob(float, (0,)),
+    "logit_bias": Knob(dict, ({},)),
+    "top_k": Knob(int, (0, -1)),
+    "min_p": Knob(float, (0,)),
+    "top_a": Knob(float, (0,)),
+    "typical_p": Knob(float, (1,)),
+    "repetition_penalty": Knob(float, (1,)),
+    "repeat_penalty": Knob(float, (1,)),
+    "length_penalty": Knob(float, (1,)),
+    "min_tokens": Knob(int, (0,)),
+    "ignore_eos": Knob(bool, (False,)),
+    "stop_token_ids": Knob(list, ([],)),
+    "include_stop_str_in_output": Knob(bool, (False,)),
+    "skip_special_tokens": Knob(bool, (True,)),
+    "bad_words": Knob(list, ([],)),
+    "allowed_token_ids": Knob(list),
+    "logits_processors": Knob(list, ([],)),
+    "use_beam_search": Knob(bool, (False,)),
+    "truncate_prompt_tokens": Knob(int),
+    "guided_json": Knob((dict, str, bool)),
+    "guided_regex": Knob(str),
+    "guided_choice": Knob(list),
+    "guided_grammar": Knob(str),
+    "structured_outputs": Knob(dict),
+    "json_schema": Knob((dict, str)),
+    "regex": Knob(str),
+    "ebnf": Knob(str),
+    "grammar": Knob(str),
+}
+"""Sampling fields that the OpenAI APIs and the engines behind them (vLLM, SGLang, llama.cpp) take in common."""
+
+NAMES: dict[type, str] = {
+    str: "a string",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    dict: "an object",
+    list: "a list",
+}
+
+
+# --- one value --------------------------------------------------------------------------------------------------------
+
+
+def text(data: JSON, name: str, default: str = "", at: str = "") -> str:
+    """A string."""
+    value = data.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, str):
+        raise expected("a string", value, name, at)
+    return value
+
+
+def optional_text(data: JSON, name: str, at: str = "") -> str | None:
+    """A string, or None where it is missing or null."""
+    return None if data.get(name) is None else text(data, name, at=at)
+
+
+def boolean(data: JSON, name: str, default: bool = False, at: str = "") -> bool:
+    """True or false."""
+    value = data.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise expected("true or false", value, name, at)
+    return value
+
+
+def whole(data: JSON, name: str, low: int = 0, high: int = LARGEST, at: str = "") -> int | None:
+    """A whole number from `low` to `high`, or None."""
+    value = data.get(name)
+    if value is None:
+        return None
+    if not is_kind(value, int) or not low <= value <= high:
+        raise expected(f"a whole number {_range(low, high)}", value, name, at)
+    return int(value)
+
+
+def number(data: JSON, name: str, low: float, high: float, at: str = "") -> float | None:
+    """A number from `low` to `high`, or None."""
+    value = data.get(name)
+    if value is None:
+        return None
+    if not is_kind(value, float) or not low <= value <= high:
+        raise expected(f"a number from {low:g} to {high:g}", value, name, at)
+    return float(value)
+
+
+def record(data: JSON, name: str, at: str = "") -> JSON | None:
+    """An object, or None."""
+    value = data.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise expected("an object", value, name, at)
+    return value
+
+
+def items(data: JSON, name: str, at: str = "") -> list[Any]:
+    """A list, empty where it is missing."""
+    value = data.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise expected("a list", value, name, at)
+    return value
+
+
+# --- several values ---------------------------------------------------------------------------------------------------
+
+
+def stops(data: JSON, name: str = "stop") -> tuple[str, ...]:
+    """Stop strings, from one string or a list of them; none may be empty."""
+    value = data.get(name)
+    if value is None:
+        return ()
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
+        raise expected("a string or a list of strings, none empty", value, name)
+    return tuple(values)
+
+
+def forced(data: JSON, hottest: float = 2) -> JSON:
+    """`temperature` and `top_p` as given: in range, and overridden by the rollout's own."""
+    given = {"temperature": number(data, "temperature", 0, hottest), "top_p": number(data, "top_p", 0, 1)}
+    return {name: data[name] for name, value in given.items() if value is not None}
+
+
+def unsupported(data: JSON, knobs: Mapping[str, Knob]) -> JSON:
+    """The fields of `knobs` whose values would change what is sampled, as the agent gave them."""
+    result: JSON = {}
+    for name in knobs.keys() & data.keys():
+        value, knob = data[name], knobs[name]
+        if value is None:
+            continue
+        check_kind(data, name, knob.kind)
+        if not _among(value, knob.neutral):
+            result[name] = value
+    return dict(sorted(result.items()))
+
+
+def user_message(data: JSON, name: str) -> JSON:
+    """A field of any kind as the message of a user, for the record: text as it is, all else as JSON."""
+    value = data.get(name)
+    return {"role": "user", "content": value if isinstance(value, str) else orjson.dumps(value).decode()}
+
+
+def check_kinds(data: JSON, kinds: Mapping[str, type | tuple[type, ...]]) -> None:
+    """Refuse the fields of `kinds` that hold another kind of value; for those that are accepted and have no effect."""
+    for name in kinds.keys() & data.keys():
+        check_kind(data, name, kinds[name])
+
+
+def check_kind(data: JSON, name: str, kind: type | tuple[type, ...], at: str = "") -> None:
+    """Refuse a field that is neither missing, nor null, nor of `kind`."""
+    value = data.get(name)
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if value is not None and not any(is_kind(value, one) for one in kinds):
+        raise expected(" or ".join(NAMES[one] for one in kinds), value, name, at)
+
+
+def tools(data: JSON) -> list[JSON] | None:
+    """Function tools in the form of Chat Completions, or None where there are none."""
+    values = items(data, "tools")
+    for index, tool in enumerate(values):
+        where = f"tools[{index}]"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise expected('{"type": "function", "function": …}, the only kind the trained policy has', tool, where)
+        function = record(tool, "function", where)
+        if function is None:
+            raise expected('{"type": "function", "function": {"name": …}}', tool, where)
+        check_function(function, f"{where}.function")
+    return values or None
+
+
+def check_function(function: JSON, at: str) -> None:
+    """Refuse the definition of a function that has no name, or fields of another kind.
+
+    `strict` is accepted and promises nothing: what is sampled is the policy's own, without a grammar.
+    """
+    if not text(function, "name", at=at):
+        raise expected("the name of a function", function.get("name"), "name", at)
+    check_kind(function, "description", str, at)
+    check_kind(function, "parameters", dict, at)
+    check_kind(function, "strict", bool, at)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def expected(what: str, value: Any, name: str, at: str = "") -> Refusal:
+    """The refusal of a value that is not what was expected."""
+    path = f"{at}.{name}" if at else name
+    return Refusal(f"{path}: expected {what}, got {short(value)}", param=path)
+
+
+def is_kind(value: Any, kind: type) -> bool:
+    """Whether a JSON value is of a kind; a whole number is a number, and true is neither.
+
+    >>> is_kind(1, float), is_kind(True, int), is_kind(True, bool)
+    (True, False, True)
+    """
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
+
+
+def _range(low: int, high: int) -> str:
+    return f"of at least {low}" if high == LARGEST else f"from {low} to {high}"
+
+
+def _among(value: Any, neutral: Sequence[Any]) -> bool:
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral)

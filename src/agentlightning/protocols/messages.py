@@ -1,0 +1,321 @@
+"""Anthropic Messages: JSON <-> Request, Answer, Delta, Refusal; and what outside models of this protocol answer. Pure.
+
+Driven by the gateway, which chooses the protocol by route. Thinking is always given where the model reasons; a budget for it
+is a hint that no trained policy can be held to, so it is accepted, while ``thinking: disabled`` is collected as unsupported.
+Cache control, metadata and service tiers have no effect and are accepted. Unknown fields are passed over.
+
+A tool call's arguments are an object here, which the sampled text need not be: what is no JSON object travels as
+``{"_arguments": text}`` and is unwrapped when the agent sends it back, so that nothing is lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from agentlightning.protocols import fields
+from agentlightning.protocols.fields import Knob, expected
+from agentlightning.protocols.message_blocks import arguments_text, blocks, stop_reason, usage
+from agentlightning.protocols.message_events import MessageEvents, MessageReader
+from agentlightning.protocols.neutral import Answer, EventStream, Refusal, Request, short
+from agentlightning.types import JSON
+
+NAME = "messages"
+
+KNOBS: dict[str, Knob] = {"top_k": Knob(int), "output_format": Knob(dict), "output_config": Knob(dict)}
+"""Fields that ask for another distribution than the trained policy's own."""
+
+WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
+    "metadata": dict,
+    "service_tier": str,
+    "inference_geo": str,
+    "cache_control": dict,
+}
+"""Fields that change nothing of what is sampled."""
+
+NOT_OURS = ("container", "mcp_servers", "context_management")
+"""Fields for services that stand before Anthropic's models."""
+
+ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+
+
+def parse(data: JSON, trained: bool = True) -> Request:
+    """The request in a body. Raises Refusal, naming the field and what was expected."""
+    messages = _messages(data, trained)
+    if not trained:
+        return Request(
+            model=fields.text(data, "model"),
+            messages=messages,
+            tools=[_tool(tool) for tool in fields.items(data, "tools") if isinstance(tool, dict)] or None,
+            stream=fields.boolean(data, "stream"),
+        )
+    fields.check_kinds(data, WITHOUT_EFFECT)
+    for name in NOT_OURS:
+        if data.get(name) not in (None, [], {}):
+            raise Refusal(f"{name}: not supported by the trained policy", param=name, code="unsupported_value")
+    limit = fields.whole(data, "max_tokens", 1)
+    if limit is None:
+        raise expected("a whole number of at least 1", None, "max_tokens")
+    if messages[-1]["role"] == "assistant":
+        raise Refusal(
+            "messages: expected the last one to be the user's; the trained policy continues no message that was begun",
+            param="messages",
+            code="unsupported_value",
+        )
+    tools = _tools(data)
+    parse_tools, one_call, forced_choice = _tool_choice(data, tools)
+    return Request(
+        model=fields.text(data, "model"),
+        messages=messages,
+        tools=tools,
+        parse_tools=parse_tools,
+        one_tool_call=one_call,
+        max_tokens=limit,
+        stop=fields.stops(data, "stop_sequences"),
+        stream=fields.boolean(data, "stream"),
+        forced=fields.forced(data, hottest=1),
+        unsupported={**fields.unsupported(data, KNOBS), **_thinking(data), **forced_choice},
+    )
+
+
+def body(request: Request, answer: Answer) -> bytes:
+    """The whole response of a call that is not streamed."""
+    choice = answer.choices[0]
+    return orjson.dumps(
+        {
+            "id": f"msg_{answer.call_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": answer.model,
+            "content": blocks(choice, answer.call_id),
+            "stop_reason": stop_reason(choice),
+            "stop_sequence": choice.stop,
+            "usage": usage(answer.prompt_tokens, answer.sampled_tokens, answer.cached_tokens),
+        }
+    )
+
+
+def stream(request: Request, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
+    """The events of a streamed response."""
+    return MessageEvents(call_id, model, prompt_tokens, error)
+
+
+def error(refusal: Refusal) -> bytes:
+    """An error in the protocol's own shape."""
+    kind = ERROR_TYPES.get(refusal.status) or ("api_error" if refusal.status >= 500 else "invalid_request_error")
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": refusal.message}})
+
+
+def reader() -> MessageReader:
+    """For one answer of an outside model that speaks this protocol."""
+    return MessageReader()
+
+
+def count(tokens: int) -> bytes:
+    """The body of POST messages/count_tokens."""
+    return orjson.dumps({"input_tokens": tokens})
+
+
+def models(names: list[str]) -> bytes:
+    """The body of GET models."""
+    first, last = (names[0], names[-1]) if names else (None, None)
+    data = [_model(name) for name in names]
+    return orjson.dumps({"data": data, "has_more": False, "first_id": first, "last_id": last})
+
+
+def model(name: str) -> bytes:
+    """The body of GET models/{name}."""
+    return orjson.dumps(_model(name))
+
+
+def _model(name: str) -> JSON:
+    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
+# --- parsing ------------------------------------------------------------------------------------------------------------
+
+
+def _messages(data: JSON, trained: bool) -> list[JSON]:
+    given = fields.items(data, "messages")
+    if not given and trained:
+        raise expected("a list of at least one message", data.get("messages"), "messages")
+    result: list[JSON] = []
+    system = data.get("system")
+    if system is not None:
+        result.append({"role": "system", "content": _text_of(system, "system", trained)})
+    for index, message in enumerate(given):
+        where = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise expected("an object", message, where)
+        role = message.get("role")
+        if role == "assistant":
+            result.append(_assistant(message, where, trained))
+        elif role == "user":
+            result += _user(message, where, trained)
+        elif role == "system":
+            result.append({"role": "system", "content": _text_of(message.get("content"), f"{where}.content", trained)})
+        else:
+            raise expected("user, assistant or system", role, "role", where)
+    return result
+
+
+def _parts(message: JSON, where: str) -> list[Any]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise expected("a string or a list of content blocks", content, "content", where)
+    return content
+
+
+def _user(message: JSON, where: str, trained: bool) -> list[JSON]:
+    """Tool results, each a message of its own, then what else the user says."""
+    results: list[JSON] = []
+    said: list[JSON] = []
+    for index, part in enumerate(_parts(message, where)):
+        path = f"{where}.content[{index}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "tool_result":
+            content = part.get("content")
+            result = {
+                "role": "tool",
+                "tool_call_id": fields.text(part, "tool_use_id", at=path),
+                "content": "" if content is None else _text_of(content, f"{path}.content", trained),
+            }
+            if fields.boolean(part, "is_error", at=path):
+                result["is_error"] = True
+            results.append(result)
+        elif kind == "text" and isinstance(part.get("text"), str):
+            said.append({"type": "text", "text": part["text"]})
+        elif trained:
+            raise _not_text(part, path)
+        else:
+            said.append(part)
+    if said or not results:
+        results.append({"role": "user", "content": _joined(said)})
+    return results
+
+
+def _assistant(message: JSON, where: str, trained: bool) -> JSON:
+    text: list[JSON] = []
+    reasoning: list[str] = []
+    calls: list[JSON] = []
+    for index, part in enumerate(_parts(message, where)):
+        path = f"{where}.content[{index}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            text.append({"type": "text", "text": part["text"]})
+        elif kind == "thinking" and isinstance(part.get("thinking"), str):
+            reasoning.append(part["thinking"])
+        elif kind == "redacted_thinking":
+            continue  # another model's; it has no text
+        elif kind == "tool_use":
+            calls.append(_tool_use(part, path))
+        elif trained:
+            raise _not_text(part, path)
+        else:
+            text.append(part)
+    result: JSON = {"role": "assistant", "content": _joined(text) if text or not calls else None}
+    if reasoning:
+        result["reasoning_content"] = "".join(reasoning)
+    if calls:
+        result["tool_calls"] = calls
+    return result
+
+
+def _tool_use(part: JSON, where: str) -> JSON:
+    name = fields.text(part, "name", at=where)
+    given = fields.record(part, "input", where)
+    return {
+        "id": fields.text(part, "id", at=where),
+        "type": "function",
+        "function": {"name": name, "arguments": arguments_text(given or {})},
+    }
+
+
+def _text_of(value: Any, where: str, trained: bool) -> Any:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise expected("a string or a list of text blocks", value, where)
+    parts: list[JSON] = []
+    for index, part in enumerate(value):
+        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+            parts.append({"type": "text", "text": part["text"]})
+        elif trained or not isinstance(part, dict):
+            raise _not_text(part, f"{where}[{index}]")
+        else:
+            parts.append(part)
+    return _joined(parts)
+
+
+def _joined(parts: list[JSON]) -> str | list[JSON]:
+    """One text where all parts are text; the parts, where an outside model reads others."""
+    if all(part.get("type") == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _not_text(part: Any, where: str) -> Refusal:
+    return Refusal(
+        f"{where}: expected a text block, a tool call or its result, all that the trained policy reads, got {short(part)}",
+        param=where,
+        code="unsupported_value",
+    )
+
+
+def _tools(data: JSON) -> list[JSON] | None:
+    result: list[JSON] = []
+    for index, tool in enumerate(fields.items(data, "tools")):
+        where = f"tools[{index}]"
+        if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
+            raise expected('{"name", "description", "input_schema"}, the only kind the trained policy has', tool, where)
+        if not fields.text(tool, "name", at=where):
+            raise expected("the name of a tool", tool.get("name"), "name", where)
+        fields.check_kind(tool, "description", str, where)
+        fields.check_kind(tool, "input_schema", dict, where)
+        result.append(_tool(tool))
+    return result or None
+
+
+def _tool(tool: JSON) -> JSON:
+    """A tool in the form of Chat Completions."""
+    function: JSON = {"name": tool.get("name")}
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
+    if tool.get("input_schema") is not None:
+        function["parameters"] = tool["input_schema"]
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, bool, JSON]:
+    """Whether tool calls are parsed, whether there may be one at most, and the choice where it forces one."""
+    value = fields.record(data, "tool_choice")
+    if value is None:
+        return tools is not None, False, {}
+    kind = value.get("type")
+    if kind not in ("auto", "any", "tool", "none"):
+        raise expected("auto, any, tool or none", kind, "type", "tool_choice")
+    one_call = fields.boolean(value, "disable_parallel_tool_use", at="tool_choice")
+    if kind == "none":
+        return False, False, {}
+    return tools is not None, one_call, {"tool_choice": value} if kind in ("any", "tool") else {}
+
+
+def _thinking(data: JSON) -> JSON:
+    value = fields.record(data, "thinking")
+    if value is None:
+        return {}
+    kind = value.get("type")
+    if kind not in ("enabled", "disabled", "adaptive"):
+        raise expected("enabled, adaptive or disabled", kind, "type", "thinking")
+    return {"thinking": value} if kind == "disabled" else {}

@@ -1,0 +1,199 @@
+"""Items of OpenAI Responses: an answer as items, and items as messages. Shared by responses.py and response_events.py. Pure.
+
+What one call answered carries its id in every item (``rs_ID``, ``msg_ID``, ``fc_ID_0``), so that items which an agent sends
+back are put together to the message that was recorded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+
+from agentlightning.protocols.neutral import Answer, Choice, TokenLogprob
+from agentlightning.types import JSON
+
+SEALED = "agl:"
+"""How our encrypted_content begins; what follows is the reasoning in base64, no secret."""
+
+TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+
+
+def response(answer_id: str, model: str, created_s: int, echo: JSON, status: str, output: list[JSON]) -> JSON:
+    """A response object; the caller adds usage, error and details."""
+    return {
+        "id": f"resp_{answer_id}",
+        "object": "response",
+        "created_at": created_s,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": None,
+        "metadata": {},
+        "model": model,
+        "output": output,
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": True,
+        "temperature": 1.0,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": 1.0,
+        "truncation": "disabled",
+        "usage": None,
+        **{name: value for name, value in echo.items() if not name.startswith("_")},
+    }
+
+
+def finished(answer: Answer, echo: JSON, output: list[JSON]) -> JSON:
+    """The response object of a finished answer."""
+    cut = answer.choices[0].finish_reason == "length"
+    status = "incomplete" if cut else "completed"
+    return {
+        **response(answer.call_id, answer.model, answer.created_s, echo, status, output),
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "usage": {
+            "input_tokens": answer.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": answer.sampled_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
+        },
+    }
+
+
+def output_items(choice: Choice, answer_id: str, echo: JSON) -> list[JSON]:
+    """What an answer consists of: reasoning, message, function calls."""
+    status = "incomplete" if choice.finish_reason == "length" else "completed"
+    items: list[JSON] = []
+    if choice.reasoning:
+        items.append(reasoning_item(f"rs_{answer_id}", choice.reasoning, echo, status))
+    if choice.content or not choice.tool_calls:
+        items.append(message_item(f"msg_{answer_id}", choice.content or "", status, choice.logprobs))
+    for index, call in enumerate(choice.tool_calls):
+        items.append(call_item(f"fc_{answer_id}_{index}", call.id, call.name, call.arguments, status))
+    return items
+
+
+def reasoning_item(item_id: str, text: str, echo: JSON, status: str) -> JSON:
+    """A reasoning item, with what the request asked to have included."""
+    summary = (echo.get("reasoning") or {}).get("summary") is not None
+    item: JSON = {
+        "id": item_id,
+        "type": "reasoning",
+        "summary": [{"type": "summary_text", "text": text}] if summary else [],
+        "content": [{"type": "reasoning_text", "text": text}],
+        "status": status,
+    }
+    if echo.get("_sealed"):
+        item["encrypted_content"] = SEALED + base64.b64encode(text.encode()).decode()
+    return item
+
+
+def message_item(item_id: str, text: str, status: str, logprobs: tuple[TokenLogprob, ...] | None = None) -> JSON:
+    """A message item."""
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": listed(logprobs)}
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
+
+
+def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str) -> JSON:
+    """A function call item."""
+    return {
+        "id": item_id,
+        "type": "function_call",
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+        "status": status,
+    }
+
+
+def listed(logprobs: tuple[TokenLogprob, ...] | None) -> list[JSON]:
+    """Logprobs as the protocol lists them."""
+    return [
+        {
+            "token": one.text,
+            "bytes": list(one.text.encode()),
+            "logprob": one.logprob,
+            "top_logprobs": [
+                {"token": text, "bytes": list(text.encode()), "logprob": logprob} for text, logprob in one.top
+            ],
+        }
+        for one in logprobs or ()
+    ]
+
+
+class AssistantTurn:
+    """Consecutive items of the assistant, put together to one message as far as they belong to one answer."""
+
+    def __init__(self) -> None:
+        self.message: JSON = {"role": "assistant", "content": None}
+        self._origin = ""
+
+    def takes(self, item: JSON) -> bool:
+        """Whether `item` belongs to the same answer: by its id, else by the order in which answers are given."""
+        origin = _origin(item)
+        if self._origin and origin:
+            return origin == self._origin
+        if "tool_calls" in self.message:
+            return item.get("type") == "function_call"
+        if self.message["content"] is not None:
+            return item.get("type") == "function_call"
+        return "reasoning_content" not in self.message or item.get("type") != "reasoning"
+
+    def add(self, item: JSON) -> None:
+        """Take in an item whose shape has been checked."""
+        self._origin = self._origin or _origin(item)
+        kind = item.get("type")
+        if kind == "reasoning":
+            text = reasoning_text(item)
+            if text:
+                self.message["reasoning_content"] = self.message.get("reasoning_content", "") + text
+        elif kind == "function_call":
+            function = {"name": str(item.get("name") or ""), "arguments": str(item.get("arguments") or "")}
+            call = {"id": str(item.get("call_id") or ""), "type": "function", "function": function}
+            self.message.setdefault("tool_calls", []).append(call)
+        else:
+            content = plain(item.get("content"))
+            before = self.message["content"]
+            joined = isinstance(before, str) and isinstance(content, str)
+            self.message["content"] = before + content if joined else content
+
+
+def reasoning_text(item: JSON) -> str:
+    """The reasoning that an item holds: its content, what is sealed in it, or its summary."""
+    said = plain(item.get("content") or "")
+    if isinstance(said, str) and said:
+        return said
+    sealed = item.get("encrypted_content")
+    if isinstance(sealed, str) and sealed.startswith(SEALED):
+        try:
+            return base64.b64decode(sealed[len(SEALED) :], validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    summary = plain(item.get("summary") or "")
+    return summary if isinstance(summary, str) else ""
+
+
+def plain(content: Any) -> Any:
+    """Text parts as one text; other content as it is."""
+    if not isinstance(content, list) or not all(is_text(part) for part in content):
+        return content
+    return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in content)
+
+
+def is_text(part: Any) -> bool:
+    """Whether a content part is text."""
+    if not isinstance(part, dict) or part.get("type") not in TEXT_PARTS:
+        return False
+    return isinstance(part.get("refusal" if part["type"] == "refusal" else "text"), str)
+
+
+def _origin(item: JSON) -> str:
+    """The call behind an item's id; empty where it has none of ours."""
+    parts = str(item.get("id") or "").split("_")
+    return parts[1] if len(parts) > 1 and parts[0] in ("rs", "msg", "fc") else ""

@@ -1,0 +1,261 @@
+"""OpenAI Responses: JSON <-> Request, Answer, Delta, Refusal; and what outside models of this protocol answer. Pure.
+
+Driven by the gateway, which chooses the protocol by route. Function tools are the policy's only ones. Every documented field
+is honoured, refused, collected as unsupported, or accepted because it changes nothing of what is sampled; the tables say
+which. Unknown fields are passed over. Stored answers are the record: `previous_response_id` and GET responses/ID find them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from agentlightning.protocols import chat, fields
+from agentlightning.protocols.fields import Knob, expected
+from agentlightning.protocols.neutral import Answer, EventStream, Refusal, Request, call_id, short
+from agentlightning.protocols.response_events import ResponseEvents, ResponseReader
+from agentlightning.protocols.response_items import AssistantTurn, finished, is_text, output_items, plain
+from agentlightning.types import JSON
+
+NAME = "responses"
+
+KNOBS: dict[str, Knob] = {
+    "truncation": Knob(str, ("disabled",)),
+    "moderation": Knob(dict),
+    **{
+        name: fields.ENGINE_KNOBS[name]
+        for name in ("presence_penalty", "frequency_penalty", "logit_bias", "top_k", "min_p")
+    },
+}
+"""Fields that ask for another prompt or another distribution than the trained policy's own."""
+
+WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
+    "max_tool_calls": int,
+    "metadata": dict,
+    "prompt_cache_key": str,
+    "prompt_cache_options": dict,
+    "prompt_cache_retention": str,
+    "safety_identifier": str,
+    "service_tier": str,
+    "store": bool,
+    "user": str,
+}
+"""Fields that change nothing of what is sampled."""
+
+NOT_OURS = ("background", "conversation", "prompt")
+
+ECHOED = (
+    "instructions", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls", "previous_response_id",
+    "prompt_cache_key", "reasoning", "safety_identifier", "service_tier", "store", "temperature", "text", "tool_choice",
+    "tools", "top_logprobs", "top_p", "truncation", "user",
+)  # fmt: skip
+"""What a response repeats of its request."""
+
+INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
+
+
+def parse(data: JSON, trained: bool = True) -> Request:
+    """The request in a body. Raises Refusal, naming the field and what was expected."""
+    messages = _instructions(data) + _messages(data, trained)
+    if not trained:
+        return Request(
+            model=fields.text(data, "model"),
+            messages=messages,
+            tools=[tool for tool in fields.items(data, "tools") if isinstance(tool, dict)] or None,
+            stream=fields.boolean(data, "stream"),
+            previous_id=_previous(data),
+        )
+    fields.check_kinds(data, WITHOUT_EFFECT)
+    for name in NOT_OURS:
+        if data.get(name) not in (None, False):
+            raise Refusal(f"{name}: not supported by the trained policy", param=name, code="unsupported_value")
+    tools = _tools(data)
+    parse_tools, forced_choice = chat.tool_choice(data, tools)
+    included = _included(data)
+    logprobs = "message.output_text.logprobs" in included
+    _check_stream_options(data)
+    echo = {name: data[name] for name in ECHOED if data.get(name) is not None}
+    return Request(
+        model=fields.text(data, "model"),
+        messages=messages,
+        tools=tools,
+        parse_tools=parse_tools,
+        one_tool_call=not fields.boolean(data, "parallel_tool_calls", default=True),
+        max_tokens=fields.whole(data, "max_output_tokens", 1),
+        logprobs=logprobs,
+        top_logprobs=(fields.whole(data, "top_logprobs", 0, fields.MOST_ALTERNATIVES) or 0) if logprobs else 0,
+        stream=fields.boolean(data, "stream"),
+        forced=fields.forced(data),
+        unsupported={**fields.unsupported(data, KNOBS), **_format(data), **_reasoning(data), **forced_choice},
+        previous_id=_previous(data),
+        echo={**echo, "_sealed": "reasoning.encrypted_content" in included},
+    )
+
+
+def body(request: Request, answer: Answer) -> bytes:
+    """The whole response of a call that is not streamed."""
+    return orjson.dumps(finished(answer, request.echo, output_items(answer.choices[0], answer.call_id, request.echo)))
+
+
+def stream(request: Request, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
+    """The events of a streamed response."""
+    return ResponseEvents(request.echo, call_id, model, created_s)
+
+
+def error(refusal: Refusal) -> bytes:
+    """An error in the protocol's own shape, which is that of Chat Completions."""
+    return chat.error(refusal)
+
+
+def reader() -> ResponseReader:
+    """For one answer of an outside model that speaks this protocol."""
+    return ResponseReader()
+
+
+# --- parsing ------------------------------------------------------------------------------------------------------------
+
+
+def _previous(data: JSON) -> str | None:
+    given = fields.optional_text(data, "previous_response_id")
+    return None if given is None else call_id(given)
+
+
+def _instructions(data: JSON) -> list[JSON]:
+    """The instructions as a message that says what it is: it holds for this request only."""
+    given = fields.optional_text(data, "instructions")
+    return [] if given is None else [{"role": "system", "content": given, "instructions": True}]
+
+
+def _messages(data: JSON, trained: bool) -> list[JSON]:
+    given = data.get("input")
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if given is None and not trained:
+        return []
+    if not isinstance(given, list) or not (given or data.get("previous_response_id")):
+        raise expected("a text or a list of at least one item", given, "input")
+    messages: list[JSON] = []
+    turn: AssistantTurn | None = None
+    for index, item in enumerate(given):
+        where = f"input[{index}]"
+        if not isinstance(item, dict):
+            raise expected("an object", item, where)
+        if _is_assistants(item, where, trained):
+            if turn is None or not turn.takes(item):
+                turn = AssistantTurn()
+                messages.append(turn.message)
+            turn.add(item)
+        else:
+            turn = None
+            messages.append(_message(item, where, trained))
+    return messages
+
+
+def _is_assistants(item: JSON, where: str, trained: bool) -> bool:
+    """Whether an item is a part of an assistant's answer; its shape is checked."""
+    kind = item.get("type", "message")
+    if kind == "message" and item.get("role") == "assistant":
+        _check_content(item.get("content"), f"{where}.content", trained)
+        return True
+    if kind == "function_call":
+        for name in ("name", "call_id", "arguments"):
+            if not isinstance(item.get(name), str):
+                raise expected("a string", item.get(name), name, where)
+        return True
+    if kind == "reasoning":
+        for name in ("summary", "content"):
+            fields.check_kind(item, name, list, where)
+        fields.check_kind(item, "encrypted_content", str, where)
+        return True
+    return False
+
+
+def _message(item: JSON, where: str, trained: bool) -> JSON:
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = item.get("role")
+        if role not in ("user", "system", "developer"):
+            raise expected("one of assistant, developer, system, user", role, "role", where)
+        _check_content(item.get("content"), f"{where}.content", trained)
+        return {"role": role, "content": plain(item.get("content"))}
+    if kind == "function_call_output":
+        _check_content(item.get("output"), f"{where}.output", trained)
+        return {
+            "role": "tool",
+            "tool_call_id": fields.text(item, "call_id", at=where),
+            "content": plain(item.get("output")),
+        }
+    if trained:
+        raise Refusal(
+            f"{where}: expected a message, reasoning, function_call or function_call_output item, all that the trained "
+            f"policy reads, got {short(item)}",
+            param=where,
+            code="unsupported_value",
+        )
+    return {"role": "assistant" if str(kind).endswith("_call") else "user", "content": [item]}
+
+
+def _check_content(content: Any, where: str, trained: bool) -> None:
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise expected("a text or a list of text parts", content, where)
+    for index, part in enumerate(content):
+        if trained and not is_text(part):
+            path = f"{where}[{index}]"
+            raise Refusal(
+                f"{path}: expected a text part, the only kind the trained policy reads, got {short(part)}",
+                param=path,
+                code="unsupported_value",
+            )
+        if not isinstance(part, dict):
+            raise expected("an object", part, f"{where}[{index}]")
+
+
+def _tools(data: JSON) -> list[JSON] | None:
+    result: list[JSON] = []
+    for index, tool in enumerate(fields.items(data, "tools")):
+        where = f"tools[{index}]"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise expected('{"type": "function", "name": …}, the only kind the trained policy has', tool, where)
+        fields.check_function(tool, where)
+        kept = ("name", "description", "parameters", "strict")
+        function = {name: tool[name] for name in kept if tool.get(name) is not None}
+        result.append({"type": "function", "function": function})
+    return result or None
+
+
+def _included(data: JSON) -> list[Any]:
+    """What the answer should hold beside the usual; what only built-in tools could add is passed over."""
+    return [one for one in fields.items(data, "include") if one in INCLUDED]
+
+
+def _format(data: JSON) -> JSON:
+    text = fields.record(data, "text")
+    if text is None:
+        return {}
+    unsupported: JSON = {}
+    form = fields.record(text, "format", "text")
+    if form is not None and form.get("type") != "text":
+        if form.get("type") not in ("json_object", "json_schema"):
+            raise expected("text, json_object or json_schema", form.get("type"), "type", "text.format")
+        unsupported["text.format"] = form
+    if fields.optional_text(text, "verbosity", "text") is not None:
+        unsupported["text.verbosity"] = text["verbosity"]
+    return unsupported
+
+
+def _reasoning(data: JSON) -> JSON:
+    given = fields.record(data, "reasoning")
+    if given is None:
+        return {}
+    fields.check_kind(given, "summary", str, "reasoning")
+    effort = fields.optional_text(given, "effort", "reasoning")
+    return {} if effort is None else {"reasoning.effort": effort}
+
+
+def _check_stream_options(data: JSON) -> None:
+    options = fields.record(data, "stream_options")
+    if options is not None:
+        fields.check_kind(options, "include_obfuscation", bool, "stream_options")

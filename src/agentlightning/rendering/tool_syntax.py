@@ -1,0 +1,348 @@
+"""Tool syntaxes: how models write tool calls, read as they are sampled.
+
+Driven by tools.py, which finds where a call may begin. A reader takes the text from there on and gives the call's name as
+soon as it is certain, then its arguments piece by piece. A call that was recognised stays one, with the arguments as they
+were written, even if they are cut or broken; what is never recognised goes back as text. Pure.
+
+    hermes    <tool_call>{"name": …, "arguments": {…}}</tool_call>                 Qwen2.5, Qwen3, Hermes
+    tags      <tool_call><function=NAME><parameter=KEY>…</parameter></function>    Qwen3-Coder, Qwen3.5, Nemotron
+    pairs     <tool_call>NAME<arg_key>KEY</arg_key><arg_value>…</arg_value>        GLM-4.5
+    bare      {"name": …, "parameters": {…}} as the whole answer                   Llama 3.1, 3.2
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+
+from agentlightning.types import JSON
+
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
+
+Syntax = Literal["hermes", "tags", "pairs", "bare"]
+
+News = list[tuple[str | None, str]]
+"""(name, arguments) pieces of one call: the name comes with the first and only then."""
+
+_JSON_OPENING = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)')
+
+
+def syntax_of(chat_template: str) -> Syntax | None:
+    """The syntax that a chat template writes, and so teaches; None where it writes none that is known here."""
+    if "<arg_key>" in chat_template:
+        return "pairs"
+    if "<function=" in chat_template:
+        return "tags"
+    if OPEN in chat_template:
+        return "hermes"
+    if '{"name": "' in chat_template and '"parameters": ' in chat_template:
+        return "bare"
+    return None
+
+
+def reader(syntax: Syntax, tools: list[JSON] | None) -> JsonCall | TaggedCall:
+    """A reader for one call, for the text after `OPEN` (bare: for the whole answer)."""
+    if syntax == "hermes":
+        return JsonCall(CLOSE, None)
+    if syntax == "bare":
+        return JsonCall(None, frozenset(_functions(tools)))
+    return TaggedCall(_TAGS if syntax == "tags" else _PAIRS, _functions(tools))
+
+
+class JsonCall:
+    """A call written as JSON; with `close` None it ends with its object, and its name must be one of `names`."""
+
+    def __init__(self, close: str | None, names: frozenset[str] | None) -> None:
+        self._close = close
+        self._names = names
+        self._state: Literal["opening", "arguments", "tail"] = "opening"
+        self._buffer = ""
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self.raw = ""
+        """All that was taken while it was not recognised."""
+        self.recognised = False
+        self.ended = False
+        self.rest = ""
+        """What came after its end."""
+
+    def feed(self, text: str) -> News:
+        """The pieces that `text` completes."""
+        news: News = []
+        self._buffer += text
+        if self._state == "opening":
+            self.raw += text
+            news += self._read_opening()
+        if self._state == "arguments":
+            news += self._read_arguments(last=False)
+        if self._state == "tail":
+            self._read_tail()
+        return news
+
+    def finish(self) -> News:
+        """The answer is over."""
+        if self.ended:
+            return []
+        if self._state == "opening":
+            return self._read_whole(self._buffer, "")
+        news = self._read_arguments(last=True) if self._state == "arguments" else []
+        self._end("")
+        return news
+
+    def _read_opening(self) -> News:
+        opening = _JSON_OPENING.match(self._buffer)
+        if opening is not None and self._buffer[opening.end()] == "{":
+            name = _text(opening[1])
+            if self._names is not None and name not in self._names:
+                self._end("")
+                return []
+            self.recognised = True
+            self._state = "arguments"
+            self._buffer = self._buffer[opening.end() :]
+            return [(name, "")]
+        if self._close is not None and self._close in self._buffer:
+            body, _, rest = self._buffer.partition(self._close)
+            return self._read_whole(body, rest)
+        return []
+
+    def _read_whole(self, body: str, rest: str) -> News:
+        """A call whose parts come in another order, or whose arguments are a text."""
+        call = _json_call(body)
+        if call is None or (self._names is not None and call[0] not in self._names):
+            self.raw = self.raw[: len(self.raw) - len(rest)]
+            if self._close is not None and len(self.raw) > len(body):
+                self.raw = body + self._close
+            self._end(rest)
+            return []
+        self.recognised = True
+        self._end(rest)
+        return [call]
+
+    def _read_arguments(self, last: bool) -> News:
+        """Up to the end of the object; where that never comes, up to the closing mark."""
+        closed = self._buffer.find(self._close) if self._close is not None else -1
+        limit = closed if closed >= 0 else len(self._buffer)
+        if closed < 0 and not last and self._close is not None:
+            limit -= held_back(self._buffer, (self._close,))
+        for at in range(limit):
+            if self._ends_at(self._buffer[at]):
+                arguments, self._buffer, self._state = self._buffer[: at + 1], self._buffer[at + 1 :], "tail"
+                return [(None, arguments)]
+        taken = self._buffer[:limit]
+        if closed >= 0 or last:
+            if closed >= 0:
+                self._end(self._buffer[closed + len(CLOSE) :])
+            return [(None, taken.rstrip())] if taken.strip() else []
+        self._buffer = self._buffer[limit:]
+        ready = taken if self._in_string else taken.rstrip()
+        if len(ready) < len(taken):
+            self._buffer = taken[len(ready) :] + self._buffer
+        return [(None, ready)] if ready else []
+
+    def _ends_at(self, char: str) -> bool:
+        if self._in_string:
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = True
+            elif char == '"':
+                self._in_string = False
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+            return self._depth == 0
+        return False
+
+    def _read_tail(self) -> None:
+        if self._close is not None:
+            _, found, rest = self._buffer.partition(self._close)
+            if found:
+                self._end(rest)
+            return
+        left = self._buffer.lstrip()
+        if left:
+            self._end(left.removeprefix("}"))
+
+    def _end(self, rest: str) -> None:
+        self.ended = True
+        self.rest = rest
+        self._buffer = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tags:
+    """How a syntax in tags writes its parts."""
+
+    opening: re.Pattern[str]
+    argument: re.Pattern[str]
+    open_argument: re.Pattern[str]
+    """An argument that is cut."""
+    ending: re.Pattern[str]
+
+
+_TAGS = _Tags(
+    opening=re.compile(r"\s*<function=([^>\s]+)>"),
+    argument=re.compile(r"\s*<parameter=([^>\s]+)>(.*?)</parameter>", re.DOTALL),
+    open_argument=re.compile(r"\s*<parameter=([^>\s]+)>(.*)\Z", re.DOTALL),
+    ending=re.compile(r"\s*</function>"),
+)
+_PAIRS = _Tags(
+    opening=re.compile(r"\s*([\w.\-]+)\s*?(?:\n|(?=<))"),
+    argument=re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL),
+    open_argument=re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*)\Z", re.DOTALL),
+    ending=re.compile(r"(?!)"),
+)
+
+
+class TaggedCall:
+    """A call whose arguments are written between tags; they come as JSON, an argument at a time."""
+
+    def __init__(self, tags: _Tags, functions: Mapping[str, JSON]) -> None:
+        self._tags = tags
+        self._functions = functions
+        self._types: Mapping[str, Any] = {}
+        self._buffer = ""
+        self._count = 0
+        self._closed = False
+        """The arguments' object is closed."""
+        self.raw = ""
+        """All that was taken while it was not recognised."""
+        self.recognised = False
+        self.ended = False
+        self.rest = ""
+        """What came after its end."""
+
+    def feed(self, text: str) -> News:
+        """The pieces that `text` completes."""
+        self._buffer += text
+        if not self.recognised:
+            self.raw += text
+        body, found, rest = self._buffer.partition(CLOSE)
+        if found:
+            self._buffer = body
+            news = self._read(last=True)
+            if not self.recognised:
+                self.raw = body + CLOSE
+            elif not self._closed:
+                news.append((None, "}" if self._count else "{}"))
+            self.ended, self.rest = True, rest
+            return news
+        return self._read(last=False)
+
+    def finish(self) -> News:
+        """The answer is over."""
+        if self.ended:
+            return []
+        self.ended = True
+        return self._read(last=True)
+
+    def _read(self, last: bool) -> News:
+        news: News = []
+        if not self.recognised:
+            opening = self._tags.opening.match(self._buffer if not last else self._buffer + "\n")
+            if opening is None:
+                return news
+            self.recognised = True
+            self._buffer = self._buffer[opening.end() :]
+            news.append((opening[1], ""))
+            parameters = self._functions.get(opening[1], {}).get("parameters") or {}
+            properties = parameters.get("properties") if isinstance(parameters, dict) else None
+            self._types = properties if isinstance(properties, dict) else {}
+        while (argument := self._tags.argument.match(self._buffer)) is not None:
+            self._buffer = self._buffer[argument.end() :]
+            news.append((None, self._argument(argument[1], argument[2])))
+        if not self._closed and (ending := self._tags.ending.match(self._buffer)) is not None:
+            self._buffer = self._buffer[ending.end() :]
+            self._closed = True
+            news.append((None, "}" if self._count else "{}"))
+        elif last and (cut := self._tags.open_argument.match(self._buffer)) is not None:
+            news.append((None, self._argument(cut[1], cut[2])))
+        return news
+
+    def _argument(self, key: str, written: str) -> str:
+        opening = ", " if self._count else "{"
+        self._count += 1
+        return f"{opening}{orjson.dumps(key).decode()}: {self._value(key, written)}"
+
+    def _value(self, key: str, written: str) -> str:
+        """The JSON of an argument: a text where the tool's schema says so, else whatever JSON it is, else a text."""
+        value = written.removeprefix("\n").removesuffix("\n")
+        schema = self._types.get(key)
+        if not (isinstance(schema, dict) and schema.get("type") == "string"):
+            try:
+                orjson.loads(value)
+            except orjson.JSONDecodeError:
+                pass
+            else:
+                return value.strip()
+        return orjson.dumps(value, option=orjson.OPT_PASSTHROUGH_SUBCLASS).decode()
+
+
+def may_be_bare(text: str) -> bool:
+    """Whether an answer that begins so may be a bare call."""
+    packed = "".join(text.split())
+    if PYTHON_TAG.startswith(packed[: len(PYTHON_TAG)]):
+        packed = packed[len(PYTHON_TAG) :]
+    beginning = '{"name":"'
+    return beginning.startswith(packed[: len(beginning)])
+
+
+def held_back(text: str, markers: tuple[str, ...]) -> int:
+    """Length of the longest end of `text` with which one of the markers could begin.
+
+    >>> held_back("one <tool", ("<tool_call>",))
+    5
+    """
+    longest = 0
+    for marker in markers:
+        for size in range(min(len(marker) - 1, len(text)), longest, -1):
+            if text.endswith(marker[:size]):
+                longest = size
+                break
+    return longest
+
+
+def _functions(tools: list[JSON] | None) -> dict[str, JSON]:
+    functions = [tool["function"] for tool in tools or () if isinstance(tool.get("function"), dict)]
+    return {function["name"]: function for function in functions if isinstance(function.get("name"), str)}
+
+
+def _json_call(text: str) -> tuple[str, str] | None:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
+    if not isinstance(name, str):
+        return None
+    if isinstance(arguments, dict):
+        return name, orjson.dumps(arguments).decode()
+    if isinstance(arguments, str) and _is_object(arguments):
+        return name, arguments
+    return None
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(orjson.loads(text), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _text(escaped: str) -> str:
+    try:
+        return str(orjson.loads(f'"{escaped}"'))
+    except orjson.JSONDecodeError:
+        return escaped

@@ -1,0 +1,50 @@
+"""One ASGI exchange whose client can be made to hang up, as uvicorn would report it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+
+class Exchange:
+    """A request under way, and what was answered so far."""
+
+    def __init__(self, app: Any, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        self._body = json.dumps(body).encode()
+        self._asked = False
+        self._gone = asyncio.Event()
+        self.status: int | None = None
+        self.sent = b""
+        self.started = asyncio.Event()
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
+            "client": ("127.0.0.1", 1),
+        }
+        self.task = asyncio.create_task(app(scope, self._receive, self._send))
+
+    def hang_up(self) -> None:
+        """The client disconnects."""
+        self._gone.set()
+
+    async def done(self) -> bytes:
+        """All that was sent."""
+        await self.task
+        return self.sent
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": self._body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif not self._gone.is_set():
+            self.sent += message.get("body", b"")
+            self.started.set()

@@ -1,0 +1,95 @@
+"""House: a gateway over a store in memory and a scripted engine; everything real but the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+from scripted_engine import ScriptedEngine
+
+from agentlightning.gateway.app import App, create_app
+from agentlightning.rendering.renderer import Renderer
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Claim, Mode, NewRollout, Resource, Sampling, Worker
+
+SERVER_KEY = "server-key"
+END = 2
+
+
+@dataclass
+class House:
+    """A store with one run, an engine, and any number of gateways and agents."""
+
+    store: LightningStore
+    engine: ScriptedEngine
+    renderer: Renderer
+    folder: Path
+    run_id: str = ""
+    app: App = field(init=False)
+    _apps: list[App] = field(default_factory=list)
+    _clients: list[httpx.AsyncClient] = field(default_factory=list)
+
+    async def start(self) -> House:
+        self.run_id = (await self.store.create_run("test", {"agent": {"posts_rewards": True}})).id
+        await self.serve_policy()
+        self.app = self.gateway()
+        return self
+
+    async def serve_policy(self, **changes: Any) -> None:
+        value = {
+            "model": "policy",
+            "endpoints": [self.engine.url],
+            "tokenizer": str(self.folder),
+            "seed": 7,
+            "face": "generate",
+            **changes,
+        }
+        await self.store.put_resources([Resource(run_id=self.run_id, name="default", kind="policy", value=value)])
+
+    def gateway(self, store: LightningStore | None = None, patience_s: float = 5.0, **settings: Any) -> App:
+        """A new gateway over the same store, as after a restart."""
+        app = create_app(store or self.store, SERVER_KEY, patience_s=patience_s, **settings)
+        self._apps.append(app)
+        return app
+
+    async def claim(
+        self, group: str = "g", replica: int = 0, sampling: Sampling | None = None, mode: Mode = "train"
+    ) -> Claim:
+        rollout = NewRollout(
+            run_id=self.run_id, task={}, group_id=group, replica=replica, sampling=sampling or Sampling(), mode=mode
+        )
+        await self.store.enqueue([rollout])
+        worker = Worker(id="w", run_id=self.run_id, host="h", pid=1, running=0, seen_ns=0)
+        return (await self.store.claim(worker))[0]
+
+    def http(self, app: App | None = None, address: str = "127.0.0.1") -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app or self.app, client=(address, 1))
+        client = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+        self._clients.append(client)
+        return client
+
+    def openai(self, claim: Claim, app: App | None = None, **settings: Any) -> AsyncOpenAI:
+        return AsyncOpenAI(
+            base_url=f"http://gateway{path(claim)}/v1",
+            api_key=claim.key,
+            http_client=self.http(app),
+            **{"max_retries": 0, **settings},
+        )
+
+    def say(self, *texts: str) -> None:
+        """Script the next answers; the last one is repeated."""
+        left = list(texts)
+        self.engine.answers = lambda _: [*self.renderer.encode(left.pop(0) if len(left) > 1 else left[0]), END]
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.aclose()
+        for app in self._apps:
+            await app.close()
+
+
+def path(claim: Claim) -> str:
+    return f"/r/{claim.rollout.id}/{claim.lease.attempt}"

@@ -1,0 +1,350 @@
+"""What a call of the policy does beside answering: choices, noise, retries, disconnects, limits, stored responses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from exchange import Exchange
+from gateway_house import END, House, path
+
+from agentlightning.types import Call
+
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+
+
+def asking(text: str = "hi", **fields: Any) -> dict[str, Any]:
+    return {"model": "policy", "messages": [{"role": "user", "content": text}], **fields}
+
+
+async def answered(
+    house: House, claim: Any, body: dict[str, Any], route: str = "chat/completions", **headers: str
+) -> Any:
+    reply = await house.http().post(f"{path(claim)}/v1/{route}", json=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+async def calls_of(house: House, claim: Any) -> list[Call]:
+    return await house.store.calls([claim.rollout.id])
+
+
+# --- choices and noise ------------------------------------------------------------------------------------------------
+
+
+async def test_n_choices_are_n_recorded_calls_with_noise_of_their_own(house: House) -> None:
+    claim = await house.claim()
+    texts = iter(["one", "two", "three"])
+    house.engine.answers = lambda _: [*house.renderer.encode(next(texts)), END]
+    reply = await answered(house, claim, asking(n=3))
+    assert sorted(choice["message"]["content"] for choice in reply["choices"]) == ["one", "three", "two"]
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2]
+    calls = await calls_of(house, claim)
+    first = reply["id"].removeprefix("chatcmpl-")
+    assert sorted(call.id for call in calls) == [first, f"{first}.1", f"{first}.2"]
+    assert len({request["sampling_params"]["seed"] for request in house.engine.requests}) == 3
+    assert reply["usage"]["completion_tokens"] == sum(len(call.sampled_ids) for call in calls)
+
+
+async def test_any_of_n_choices_can_be_continued(house: House) -> None:
+    claim = await house.claim()
+    texts = iter(["one", "two", "end"])
+    house.engine.answers = lambda _: [*house.renderer.encode(next(texts)), END]
+    reply = await answered(house, claim, asking(n=2))
+    chosen = next(choice for choice in reply["choices"] if choice["message"]["content"] == "two")
+    messages = [*asking()["messages"], chosen["message"], {"role": "user", "content": "go on"}]
+    await answered(house, claim, {"messages": messages})
+    *_, last = await calls_of(house, claim)
+    assert last.continuation == "continued"
+    parent = next(call for call in await calls_of(house, claim) if call.id == last.parent_id)
+    assert parent.answer["content"] == "two"
+
+
+async def test_streamed_choices_come_by_index(house: House) -> None:
+    claim = await house.claim()
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=asking(n=2, stream=True))
+    text: dict[int, str] = {0: "", 1: ""}
+    finished = set()
+    for line in reply.text.split("\n"):
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                text[choice["index"]] += choice["delta"].get("content") or ""
+                finished |= {choice["index"]} if choice["finish_reason"] else set()
+    assert text == {0: "It is sunny.", 1: "It is sunny."}
+    assert finished == {0, 1}
+
+
+async def test_one_failed_choice_fails_the_call_and_records_nothing(house: House) -> None:
+    claim = await house.claim()
+    house.engine.refusals = [(400, {"error": {"message": "no", "code": None}})]
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=asking(n=2))
+    assert reply.status_code == 400
+    assert await calls_of(house, claim) == []
+
+
+async def test_an_agents_seed_repeats_within_a_rollout_and_differs_between_them(house: House) -> None:
+    one, other = await house.claim(replica=0), await house.claim(replica=1)
+    for claim in (one, one, other):
+        await answered(house, claim, asking(seed=5))
+    first, again, elsewhere = [request["sampling_params"]["seed"] for request in house.engine.requests]
+    assert first == again != elsewhere
+
+
+async def test_an_engine_without_seeds_is_sent_none_and_refuses_those_of_agents(house: House) -> None:
+    await house.serve_policy(seed=None)
+    claim = await house.claim()
+    await answered(house, claim, asking())
+    assert "seed" not in house.engine.requests[0]["sampling_params"]
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=asking(seed=5))
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "seed"
+
+
+# --- what the run's sampling policy does --------------------------------------------------------------------------------
+
+UNSUPPORTED: list[tuple[str, Any]] = [
+    ("presence_penalty", 0.5),
+    ("logit_bias", {"5": 10}),
+    ("top_k", 3),
+    ("response_format", {"type": "json_object"}),
+    ("tool_choice", "required"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
+async def test_sampling_that_no_trainer_could_account_for_is_refused(house: House, name: str, value: Any) -> None:
+    claim = await house.claim()
+    body = asking(**{name: value}, tools=TOOLS)
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == name
+    assert "sampling_policy" in reply.json()["error"]["message"]
+    assert house.engine.requests == []
+
+
+@pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
+async def test_or_left_out_and_recorded_where_the_run_says_so(house: House, name: str, value: Any) -> None:
+    await house.serve_policy(sampling_policy="force")
+    claim = await house.claim()
+    await answered(house, claim, asking(**{name: value}, tools=TOOLS))
+    [call] = await calls_of(house, claim)
+    assert call.asked == {name: value}
+    assert name not in house.engine.requests[0]["sampling_params"]
+
+
+async def test_a_temperature_that_was_overridden_is_recorded(house: House) -> None:
+    claim = await house.claim()
+    await answered(house, claim, asking(temperature=0.2, top_p=1.0))
+    [call] = await calls_of(house, claim)
+    assert (call.sampling.temperature, call.asked) == (1.0, {"temperature": 0.2})
+
+
+async def test_one_tool_call_only_stops_after_the_first(house: House) -> None:
+    claim = await house.claim()
+    text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    house.say(text)
+    reply = await answered(house, claim, asking(tools=TOOLS, parallel_tool_calls=False))
+    assert house.engine.requests[0]["sampling_params"]["stop"] == ["</tool_call>"]
+    choice = reply["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"city": "Oslo"}
+
+
+# --- retries and disconnects --------------------------------------------------------------------------------------------
+
+
+def held_engine(house: House) -> asyncio.Event:
+    """Streams wait after their first token; the event says that one has begun."""
+    house.engine.gate = asyncio.Event()
+    arrived = asyncio.Event()
+    ids = [*house.renderer.encode("It is sunny."), END]
+    house.engine.answers = lambda _: arrived.set() or ids  # type: ignore[func-returns-value]
+    return arrived
+
+
+async def test_a_call_whose_agent_has_gone_goes_on_and_its_retry_gets_the_answer(house: House) -> None:
+    claim = await house.claim()
+    held_engine(house)
+    url = f"{path(claim)}/v1/chat/completions"
+    first = Exchange(house.app, url, asking(stream=True))
+    await first.started.wait()
+    first.hang_up()
+    retry = Exchange(house.app, url, asking(stream=True), {"x-stainless-retry-count": "1"})
+    await asyncio.sleep(0)
+    assert house.engine.gate is not None
+    house.engine.gate.set()
+    sent = (await retry.done()).decode()
+    await first.task
+    assert (
+        "".join(
+            json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+            for line in sent.split("\n")
+            if line.startswith("data: {")
+        )
+        == "It is sunny."
+    )
+    assert len(house.engine.requests) == len(await calls_of(house, claim)) == 1
+
+
+async def test_an_answer_that_came_too_late_is_given_to_the_retry(house: House) -> None:
+    claim = await house.claim()
+    held_engine(house)
+    url = f"{path(claim)}/v1/chat/completions"
+    first = Exchange(house.app, url, asking(stream=True))
+    await first.started.wait()
+    first.hang_up()
+    assert house.engine.gate is not None
+    house.engine.gate.set()
+    await first.task
+    reply = await answered(house, claim, asking(), **{"x-stainless-retry-count": "1"})
+    assert reply["choices"][0]["message"]["content"] == "It is sunny."
+    assert len(house.engine.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_abandoned_call_stops_after_its_grace_and_is_recorded_as_partial(house: House, stream: bool) -> None:
+    claim = await house.claim()
+    arrived = held_engine(house)
+    if not stream:
+        house.engine.hold_whole = True
+    app = house.gateway(grace_s=0.0)
+    call = Exchange(app, f"{path(claim)}/v1/chat/completions", asking(stream=stream))
+    await (call.started if stream else arrived).wait()
+    call.hang_up()
+    await call.task
+    [partial] = await calls_of(house, claim)
+    assert partial.finish_reason == "abandoned"
+    assert len(partial.sampled_ids) == (1 if stream else 0)
+    house.engine.gate = None
+    house.engine.hold_whole = False
+    retry = await answered(house, claim, asking(), **{"x-stainless-retry-count": "1"})
+    assert retry["choices"][0]["message"]["content"] == "It is sunny."
+    seeds = [request["sampling_params"]["seed"] for request in house.engine.requests]
+    assert seeds[0] == seeds[1]
+
+
+async def test_a_call_that_outlasts_its_deadline_is_a_504(house: House) -> None:
+    claim = await house.claim()
+    held_engine(house)
+    house.engine.hold_whole = True
+    app = house.gateway(deadline_s=0.05)
+    reply = await house.http(app).post(f"{path(claim)}/v1/chat/completions", json=asking())
+    assert reply.status_code == 504
+    assert reply.json()["error"]["code"] == "deadline_exceeded"
+
+
+async def test_identical_parallel_calls_stay_apart(house: House) -> None:
+    claim = await house.claim()
+    one, two = await asyncio.gather(answered(house, claim, asking()), answered(house, claim, asking()))
+    assert one["id"] != two["id"]
+    assert len(await calls_of(house, claim)) == 2
+
+
+async def test_an_idempotency_key_makes_two_requests_one_call(house: House) -> None:
+    claim = await house.claim()
+    key = {"idempotency-key": "k1"}
+    one, two = await asyncio.gather(answered(house, claim, asking(), **key), answered(house, claim, asking(), **key))
+    later = await answered(house, claim, asking(), **key)
+    other = await answered(house, claim, asking(), **{"idempotency-key": "k2"})
+    assert one == two == later
+    assert other["id"] != one["id"]
+    assert len(house.engine.requests) == 2
+
+
+async def test_answers_name_their_request(house: House) -> None:
+    claim = await house.claim()
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=asking())
+    assert reply.headers["x-request-id"] == reply.json()["id"].removeprefix("chatcmpl-")
+
+
+# --- the other protocols ------------------------------------------------------------------------------------------------
+
+
+async def test_a_response_is_continued_by_its_id_and_read_again(house: House) -> None:
+    claim = await house.claim()
+    body = {"model": "policy", "instructions": "be brief", "input": "hi"}
+    first = await answered(house, claim, body, "responses")
+    house.say("The answer is 42.")
+    second = await answered(house, claim, {**body, "input": "go on", "previous_response_id": first["id"]}, "responses")
+    calls = await calls_of(house, claim)
+    assert [call.continuation for call in calls] == ["first_turn", "continued"]
+    assert [message["role"] for message in calls[1].messages] == ["user"]
+    again = await house.http().get(f"{path(claim)}/v1/responses/{second['id']}")
+    assert again.json()["output"] == second["output"]
+
+
+async def test_instructions_do_not_carry_over_to_the_next_response(house: House) -> None:
+    claim = await house.claim()
+    first = await answered(house, claim, {"model": "policy", "instructions": "be brief", "input": "hi"}, "responses")
+    await answered(house, claim, {"model": "policy", "input": "on", "previous_response_id": first["id"]}, "responses")
+    _, second = await calls_of(house, claim)
+    assert [message["role"] for message in second.messages] == ["user", "assistant", "user"]
+    assert second.continuation == "system_or_tools_changed"
+
+
+async def test_a_response_of_another_attempt_is_not_found(house: House) -> None:
+    one, other = await house.claim(replica=0), await house.claim(replica=1)
+    first = await answered(house, one, {"model": "policy", "input": "hi"}, "responses")
+    body = {"model": "policy", "input": "on", "previous_response_id": first["id"]}
+    reply = await house.http().post(f"{path(other)}/v1/responses", json=body)
+    assert reply.status_code == 404
+    assert reply.json()["error"]["code"] == "previous_response_not_found"
+    assert (await house.http().get(f"{path(other)}/v1/responses/{first['id']}")).status_code == 404
+
+
+async def test_tokens_are_counted_as_the_call_will_have_them(house: House) -> None:
+    claim = await house.claim()
+    body = {"model": "policy", "system": "be brief", "messages": [{"role": "user", "content": "hi"}]}
+    counted = await answered(house, claim, body, "messages/count_tokens")
+    message = await answered(house, claim, {**body, "max_tokens": 50}, "messages")
+    assert counted == {"input_tokens": message["usage"]["input_tokens"]}
+
+
+async def test_a_completions_prompt_is_continued_by_its_text(house: House) -> None:
+    claim = await house.claim()
+    house.engine.answers = lambda _: house.renderer.encode(" sunny")
+    first = await answered(
+        house, claim, {"model": "policy", "prompt": "the weather is", "max_tokens": 5}, "completions"
+    )
+    text = "the weather is" + first["choices"][0]["text"]
+    await answered(house, claim, {"model": "policy", "prompt": text + " and", "max_tokens": 5}, "completions")
+    one, two = await calls_of(house, claim)
+    assert two.parent_id == one.id
+    assert house.engine.requests[1]["token_ids"][: one.prompt_tokens + len(one.sampled_ids)] == [
+        *one.suffix_ids,
+        *one.sampled_ids,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "kind"),
+    [
+        ("messages", {"model": "policy", "max_tokens": 5}, "invalid_request_error"),
+        ("responses", {"model": "policy"}, "invalid_request_error"),
+        ("completions", {"model": "policy"}, "invalid_request_error"),
+        ("embeddings", {"model": "policy", "input": "hi"}, "invalid_request_error"),
+    ],
+)
+async def test_a_refusal_has_the_shape_of_its_protocol(
+    house: House, route: str, body: dict[str, Any], kind: str
+) -> None:
+    claim = await house.claim()
+    reply = await house.http().post(f"{path(claim)}/v1/{route}", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["type"] == kind
+    assert ("type" in reply.json()) == (route == "messages")
+
+
+async def test_models_are_listed_in_the_shape_of_who_asks(house: House) -> None:
+    claim = await house.claim()
+    http = house.http()
+    openai = (await http.get(f"{path(claim)}/v1/models")).json()
+    anthropic = (await http.get(f"{path(claim)}/v1/models", headers={"anthropic-version": "2023-06-01"})).json()
+    assert openai["data"][0]["object"] == "model"
+    assert anthropic["data"][0]["type"] == "model"
+    assert (await http.get(f"{path(claim)}/v1/models/policy")).json()["id"] == "policy"
+    assert isinstance(await http.get(f"{path(claim)}/v1/models/none"), httpx.Response)
+    assert (await http.get(f"{path(claim)}/v1/models/none")).status_code == 404

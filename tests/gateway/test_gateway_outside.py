@@ -1,0 +1,615 @@
+"""Calls for models that are not trained: passed through in their own protocol, recorded, never learned from."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import anthropic
+import httpx
+import httpx2
+import openai
+import pytest
+from aiohttp import web
+from anthropic import AsyncAnthropic
+from exchange import Exchange
+from gateway_house import House, path
+from openai import AsyncOpenAI
+from outside_server import OutsideServer, sse
+
+from agentlightning.adapters.trajectories import trajectories
+from agentlightning.gateway.app import create_app
+from agentlightning.gateway.outside import FAILED
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Call, Claim, Resource, Span
+
+SECRET = "sk-the-servers-own-secret"
+WEATHER = ("weather", '{"city": "Oslo"}')
+TOOL = {"name": "weather", "description": "", "parameters": {"type": "object", "properties": {}}}
+HI: Any = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def outside(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OutsideServer]:
+    monkeypatch.setenv("JUDGE_KEY", SECRET)
+    server = await OutsideServer().start()
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+async def claim(house: House, outside: OutsideServer) -> Claim:
+    """An attempt of a run with a judge that speaks OpenAI's protocols and a simulator that speaks Anthropic's."""
+    await serve(house, "judge", url=outside.url, models=["gpt-4o-mini", "gpt-5*"], key_env="JUDGE_KEY")
+    await serve(house, "user", url=outside.url, models=["claude-*"], key_env="JUDGE_KEY", protocol="anthropic")
+    return await house.claim()
+
+
+async def serve(house: House, name: str, **settings: Any) -> None:
+    await house.store.put_resources([Resource(run_id=house.run_id, name=name, kind="upstream", value=settings)])
+
+
+@pytest.fixture
+async def claude(house: House, claim: Claim) -> AsyncIterator[AsyncAnthropic]:
+    """The Anthropic SDK, pointed at the attempt."""
+    transport = httpx2.ASGITransport(house.app, client=("127.0.0.1", 1))
+    async with httpx2.AsyncClient(transport=transport) as http:
+        yield AsyncAnthropic(
+            base_url=f"http://gateway{path(claim)}", api_key=claim.key, http_client=http, max_retries=0
+        )
+
+
+def judge(house: House, claim: Claim) -> AsyncOpenAI:
+    return house.openai(claim)
+
+
+async def recorded(house: House, claim: Claim) -> list[Call]:
+    return await house.store.calls([claim.rollout.id])
+
+
+async def failures(house: House, claim: Claim) -> list[Span]:
+    return [span for span in await house.store.spans([claim.rollout.id]) if span.name == FAILED]
+
+
+async def post(house: House, claim: Claim, **body: Any) -> httpx.Response:
+    body = {"model": "gpt-4o-mini", "messages": HI, **body}
+    return await house.http().post(f"{path(claim)}/v1/chat/completions", json=body)
+
+
+# --- passed through -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_judge_answers_by_its_model_name_and_the_call_is_recorded(
+    house: House, outside: OutsideServer, claim: Claim
+) -> None:
+    reply = await judge(house, claim).chat.completions.create(model="gpt-4o-mini", messages=HI, temperature=0.25)
+    assert (reply.id, reply.model, reply.choices[0].message.content) == (
+        "chatcmpl-theirs",
+        "gpt-4o-mini-2026",
+        outside.text,
+    )
+    (call,) = await recorded(house, claim)
+    assert (call.policy, call.model, call.protocol) == ("", "gpt-4o-mini", "chat")
+    assert (call.messages, call.answer) == (HI, {"role": "assistant", "content": outside.text})
+    assert call.usage == {"prompt_tokens": 11, "sampled_tokens": 7}
+    assert (call.suffix_ids, call.sampled_ids, call.logprobs, call.versions) == ([], [], [], [])
+    assert call.sampling.temperature == 0.25
+    assert reply._request_id == call.id
+    assert house.engine.requests == []
+
+
+async def test_the_body_goes_out_as_it_came_and_the_answer_comes_back_as_it_was(
+    house: House, outside: OutsideServer, claim: Claim
+) -> None:
+    body = b'{ "model": "gpt-5-nano",\n "messages": [{"role":"user","content":"\\u0068i"}], "unheard_of": [1.0] }'
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", content=body)
+    assert outside.requests[0].body == body
+    assert outside.requests[0].path == "/v1/chat/completions"
+    assert reply.content == json.dumps(json.loads(reply.content)).encode()  # spaces that orjson would not have written
+
+
+async def test_a_stream_comes_through_chunk_by_chunk(house: House, outside: OutsideServer, claim: Claim) -> None:
+    stream = await judge(house, claim).chat.completions.create(
+        model="gpt-5", messages=HI, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "Itissunny."
+    assert chunks[-1].usage is not None
+    (call,) = await recorded(house, claim)
+    assert (call.answer["content"], call.finish_reason) == ("Itissunny.", "stop")
+    assert call.usage == {"prompt_tokens": 11, "sampled_tokens": 7}
+
+
+async def test_what_is_known_of_a_stream_goes_on_at_once(house: House, outside: OutsideServer, claim: Claim) -> None:
+    outside.gate = asyncio.Event()
+    body = {"model": "gpt-5", "messages": HI, "stream": True}
+    call = Exchange(house.app, f"{path(claim)}/v1/chat/completions", body)
+    await call.started.wait()
+    assert b'"It"' in call.sent
+    assert not call.task.done()
+    outside.gate.set()
+    assert (await call.done()).endswith(b"data: [DONE]\n\n")
+
+
+async def test_nothing_is_added_to_a_stream(house: House, outside: OutsideServer, claim: Claim) -> None:
+    reply = await post(house, claim, stream=True)
+    assert reply.content == b"".join(outside._chat_events({"model": "gpt-4o-mini"}))
+    assert reply.headers["content-type"] == "text/event-stream"
+    (call,) = await recorded(house, claim)
+    assert call.usage == {}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tool_calls_of_a_judge_are_recorded(
+    house: House, outside: OutsideServer, claim: Claim, stream: bool
+) -> None:
+    outside.tool = WEATHER
+    reply = await post(house, claim, tools=[{"type": "function", "function": TOOL}], stream=stream)
+    assert reply.status_code == 200
+    (call,) = await recorded(house, claim)
+    function = {"name": WEATHER[0], "arguments": WEATHER[1]}
+    assert call.answer["tool_calls"] == [{"id": "call_1", "type": "function", "function": function}]
+    assert call.finish_reason == "tool_calls"
+    assert call.tools is not None
+
+
+async def test_embeddings_are_passed_through(house: House, outside: OutsideServer, claim: Claim) -> None:
+    reply = await judge(house, claim).embeddings.create(model="gpt-5-embed", input="hi", encoding_format="float")
+    assert reply.data[0].embedding == [0.25, -0.5]
+    (call,) = await recorded(house, claim)
+    assert (call.protocol, call.policy, call.usage["prompt_tokens"]) == ("embeddings", "", 5)
+
+
+async def test_completions_are_passed_through(house: House, outside: OutsideServer, claim: Claim) -> None:
+    reply = await judge(house, claim).completions.create(model="gpt-5", prompt="hi")
+    assert reply.choices[0].text == outside.text
+    (call,) = await recorded(house, claim)
+    assert (call.protocol, call.answer["content"]) == ("completions", outside.text)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_are_passed_through(house: House, outside: OutsideServer, claim: Claim, stream: bool) -> None:
+    client = judge(house, claim)
+    if stream:
+        events = [event async for event in await client.responses.create(model="gpt-5", input="hi", stream=True)]
+        assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    else:
+        assert (await client.responses.create(model="gpt-5", input="hi")).output_text == outside.text
+    (call,) = await recorded(house, claim)
+    assert (call.protocol, call.policy, call.answer["content"]) == ("responses", "", outside.text)
+    assert call.usage == {"prompt_tokens": 11, "sampled_tokens": 7}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tool", [None, WEATHER])
+async def test_messages_are_passed_through(
+    house: House,
+    outside: OutsideServer,
+    claim: Claim,
+    claude: AsyncAnthropic,
+    stream: bool,
+    tool: tuple[str, str] | None,
+) -> None:
+    outside.tool = tool
+    asked: Any = {"model": "claude-haiku", "max_tokens": 64, "messages": HI}
+    if stream:
+        async with claude.messages.stream(**asked) as events:
+            message = await events.get_final_message()
+    else:
+        message = await claude.messages.create(**asked)
+    block = message.content[0]
+    (call,) = await recorded(house, claim)
+    assert (call.protocol, call.policy, call.usage) == ("messages", "", {"prompt_tokens": 11, "sampled_tokens": 7})
+    if tool is None:
+        assert block.type == "text"
+        assert block.text == call.answer["content"] == outside.text
+    else:
+        assert block.type == "tool_use"
+        function = call.answer["tool_calls"][0]["function"]
+        assert (function["name"], json.loads(function["arguments"])) == (block.name, block.input)
+
+
+async def test_a_large_body_goes_out_whole(house: House, outside: OutsideServer, claim: Claim) -> None:
+    picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * 3_000_000}"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "what is it?"}, picture]}]
+    assert (await post(house, claim, messages=messages)).status_code == 200
+    assert outside.requests[0].json["messages"] == messages
+    (call,) = await recorded(house, claim)
+    assert call.messages == messages
+
+
+async def test_another_name_is_sent_where_the_upstream_has_one(house: House, outside: OutsideServer) -> None:
+    await serve(house, "judge", url=outside.url, models=["judge"], rename="vendor/large")
+    claim = await house.claim()
+    assert (await post(house, claim, model="judge", seed=3)).status_code == 200
+    assert outside.requests[0].json == {"model": "vendor/large", "messages": HI, "seed": 3}
+    (call,) = await recorded(house, claim)
+    assert call.model == "judge"
+
+
+# --- the end waits for the record ---------------------------------------------------------------------------------------
+
+
+class HeldStore:
+    """The store, with commits of calls that wait until a test lets them."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self._store = store
+        self.asked = asyncio.Event()
+        self.allowed = asyncio.Event()
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._store, verb)
+
+    async def append_calls(self, calls: list[Call]) -> None:
+        self.asked.set()
+        await self.allowed.wait()
+        await self._store.append_calls(calls)
+
+
+@pytest.mark.parametrize(
+    ("route", "model", "end", "text"),
+    [
+        ("chat/completions", "gpt-5", (b"[DONE]", b'"finish_reason": "stop"'), b"sunny."),
+        ("messages", "claude-haiku", (b"message_stop", b"end_turn"), b"It is sunny."),
+        ("responses", "gpt-5", (b"response.completed",), b"It is sunny."),
+    ],
+)
+async def test_the_end_of_a_stream_is_held_until_the_call_is_durable(
+    house: House, outside: OutsideServer, claim: Claim, route: str, model: str, end: tuple[bytes, ...], text: bytes
+) -> None:
+    held = HeldStore(house.store)
+    body = {"model": model, "messages": HI, "input": "hi", "max_tokens": 9, "stream": True}
+    call = Exchange(house.gateway(held), f"{path(claim)}/v1/{route}", body)  # type: ignore[arg-type]
+    await held.asked.wait()
+    assert text in call.sent
+    assert not any(mark in call.sent for mark in end)
+    held.allowed.set()
+    sent = await call.done()
+    assert all(mark in sent for mark in end)
+
+
+async def test_a_whole_answer_waits_for_the_record_too(house: House, outside: OutsideServer, claim: Claim) -> None:
+    held = HeldStore(house.store)
+    body = {"model": "gpt-5", "messages": HI}
+    call = Exchange(house.gateway(held), f"{path(claim)}/v1/chat/completions", body)  # type: ignore[arg-type]
+    await held.asked.wait()
+    assert call.sent == b""
+    held.allowed.set()
+    assert outside.text.encode() in await call.done()
+
+
+# --- keys and headers ---------------------------------------------------------------------------------------------------
+
+
+async def test_the_servers_key_goes_out_and_the_attempts_does_not(
+    house: House, outside: OutsideServer, claim: Claim
+) -> None:
+    headers = {
+        "authorization": f"Bearer {claim.key}",
+        "x-api-key": claim.key,
+        "cookie": "a=b",
+        "x-forwarded-for": "10.0.0.1",
+        "openai-beta": "assistants=v2",
+        "idempotency-key": "once",
+    }
+    url = f"{path(claim)}/v1/chat/completions"
+    await house.http().post(url, json={"model": "gpt-5", "messages": HI}, headers=headers)
+    seen = outside.requests[0].headers
+    assert seen["authorization"] == f"Bearer {SECRET}"
+    assert (seen["openai-beta"], seen["idempotency-key"]) == ("assistants=v2", "once")
+    assert claim.key not in str(seen)
+    assert not seen.keys() & {"x-api-key", "cookie", "x-forwarded-for"}
+
+
+async def test_an_anthropic_key_goes_out_in_its_own_header(house: House, outside: OutsideServer, claim: Claim) -> None:
+    body = {"model": "claude-x", "max_tokens": 9, "messages": HI}
+    url = f"{path(claim)}/v1/messages"
+    await house.http().post(url, json=body)
+    await house.http().post(url, json=body, headers={"anthropic-version": "2030-01-01", "anthropic-beta": "b"})
+    first, second = (seen.headers for seen in outside.requests)
+    assert (first["x-api-key"], first["anthropic-version"]) == (SECRET, "2023-06-01")
+    assert (second["anthropic-version"], second["anthropic-beta"]) == ("2030-01-01", "b")
+    assert "authorization" not in first
+
+
+async def test_without_a_key_setting_no_key_is_sent(house: House, outside: OutsideServer) -> None:
+    await serve(house, "free", url=outside.url, models=["free"])
+    claim = await house.claim()
+    await judge(house, claim).chat.completions.create(model="free", messages=HI)
+    assert "authorization" not in outside.requests[0].headers
+
+
+async def test_a_missing_key_is_named_by_its_variable(
+    house: House, outside: OutsideServer, claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JUDGE_KEY")
+    reply = await post(house, claim)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (502, "upstream_key_missing")
+    assert "'judge'" in error["message"]
+    assert "JUDGE_KEY" in error["message"]
+    assert outside.requests == []
+    (span,) = await failures(house, claim)
+    assert span.attributes["upstream"] == "judge"
+
+
+async def test_an_upstream_that_repeats_the_key_does_not_tell_it_to_the_agent(
+    house: House, outside: OutsideServer, claim: Claim
+) -> None:
+    outside.refusals = [web.json_response({"error": {"message": f"Incorrect API key: {SECRET}"}}, status=401)]
+    reply = await post(house, claim)
+    assert (reply.status_code, reply.json()["error"]["message"]) == (401, "Incorrect API key: [key]")
+    assert SECRET not in str(await failures(house, claim))
+
+
+# --- when the upstream fails --------------------------------------------------------------------------------------------
+
+
+async def test_busy_upstreams_are_asked_again(house: House, outside: OutsideServer, claim: Claim) -> None:
+    outside.refusals = [web.Response(status=status, headers={"retry-after": "0"}) for status in (429, 503)]
+    assert (await post(house, claim)).status_code == 200
+    assert len(outside.requests) == 3
+    assert await failures(house, claim) == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_dropped_connection_is_made_again(
+    house: House, outside: OutsideServer, claim: Claim, stream: bool
+) -> None:
+    outside.drop = 1
+    assert (await post(house, claim, stream=stream)).status_code == 200
+    assert len(await recorded(house, claim)) == 1
+
+
+async def test_the_last_refusal_is_handed_to_the_agent_as_it_is(house: House, outside: OutsideServer) -> None:
+    await serve(house, "judge", url=outside.url, models=["gpt-5"], max_retries=1)
+    claim = await house.claim()
+    body = '{"error": {"message": "slow down", "type": "rate_limit"}}'
+    headers = {"retry-after": "0", "x-request-id": "req_7", "x-internal": "no"}
+    outside.refusals = [
+        web.Response(status=429, text=body, content_type="application/json", headers=headers) for _ in range(3)
+    ]
+    with pytest.raises(openai.RateLimitError) as caught:
+        await judge(house, claim).chat.completions.create(model="gpt-5", messages=HI)
+    response = caught.value.response
+    assert response.text == body
+    assert {name: response.headers.get(name) for name in headers} == {**headers, "x-internal": None}
+    assert len(outside.requests) == 2
+    assert await recorded(house, claim) == []
+    (span,) = await failures(house, claim)
+    assert span.attributes["status"] == 429
+    assert (span.attributes["model"], span.attributes["upstream"]) == ("gpt-5", "judge")
+
+
+@pytest.mark.parametrize(("status", "headers"), [(400, {}), (401, {}), (404, {}), (429, {"retry-after": "3600"})])
+async def test_refusals_that_another_try_does_not_change_are_handed_on_at_once(
+    house: House, outside: OutsideServer, claim: Claim, status: int, headers: dict[str, str]
+) -> None:
+    outside.refusals = [web.json_response({"error": {"message": "no"}}, status=status, headers=headers)]
+    assert (await post(house, claim)).status_code == status
+    assert len(outside.requests) == 1
+
+
+async def test_an_anthropic_refusal_reaches_its_sdk(
+    house: House, outside: OutsideServer, claim: Claim, claude: AsyncAnthropic
+) -> None:
+    error = {"type": "error", "error": {"type": "invalid_request_error", "message": "no such model"}}
+    outside.refusals = [web.json_response(error, status=404)]
+    with pytest.raises(anthropic.NotFoundError, match="no such model"):
+        await claude.messages.create(model="claude-x", max_tokens=9, messages=HI)
+
+
+async def test_an_upstream_that_is_not_there_is_named(house: House) -> None:
+    await serve(house, "judge", url="http://127.0.0.1:9/v1", models=["gpt-5"], max_retries=0)
+    claim = await house.claim()
+    reply = await post(house, claim, model="gpt-5")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_unreachable")
+    assert "upstream 'judge' cannot be reached" in reply.json()["error"]["message"]
+    (span,) = await failures(house, claim)
+    assert span.attributes["status"] is None
+
+
+async def test_a_redirect_is_an_error(house: House, outside: OutsideServer, claim: Claim) -> None:
+    outside.refusals = [web.Response(status=307, headers={"location": f"{outside.url}/elsewhere"})]
+    reply = await post(house, claim)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_redirected")
+    assert len(outside.requests) == 1
+
+
+async def test_an_answer_that_is_no_json_is_an_error(house: House, outside: OutsideServer, claim: Claim) -> None:
+    outside.refusals = [web.Response(text="<html>", content_type="text/html")]
+    reply = await post(house, claim)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_unreadable")
+
+
+async def test_an_answer_has_a_deadline(house: House, outside: OutsideServer) -> None:
+    outside.gate = asyncio.Event()
+    await serve(house, "judge", url=outside.url, models=["gpt-5"], timeout_s=0.05)
+    claim = await house.claim()
+    reply = await post(house, claim, model="gpt-5")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert await recorded(house, claim) == []
+    assert len(await failures(house, claim)) == 1
+
+
+async def test_a_stream_that_breaks_off_ends_with_an_error(house: House, outside: OutsideServer, claim: Claim) -> None:
+    outside.die_after = 3
+    with pytest.raises(openai.APIError, match="upstream 'judge'"):
+        async for _ in await judge(house, claim).chat.completions.create(model="gpt-5", messages=HI, stream=True):
+            pass
+    assert await recorded(house, claim) == []
+    assert len(await failures(house, claim)) == 1
+
+
+async def test_a_stream_that_stops_without_an_end_is_an_error(
+    house: House, outside: OutsideServer, claim: Claim
+) -> None:
+    outside.events = outside._chat_events({"model": "gpt-5"})[:-2]
+    with pytest.raises(openai.APIError, match="before its answer was complete"):
+        async for _ in await judge(house, claim).chat.completions.create(model="gpt-5", messages=HI, stream=True):
+            pass
+    assert await recorded(house, claim) == []
+
+
+async def test_an_error_within_a_stream_is_passed_on_and_is_no_call(
+    house: House, outside: OutsideServer, claim: Claim
+) -> None:
+    outside.events = [*outside._chat_events({"model": "gpt-5"})[:2], sse({"error": {"message": "overloaded"}})]
+    with pytest.raises(openai.APIError, match="overloaded"):
+        async for _ in await judge(house, claim).chat.completions.create(model="gpt-5", messages=HI, stream=True):
+            pass
+    assert await recorded(house, claim) == []
+    (span,) = await failures(house, claim)
+    assert "overloaded" in span.attributes["error"]
+
+
+async def test_a_route_of_another_protocol_is_refused_with_the_routes_that_there_are(
+    house: House, outside: OutsideServer, claim: Claim, claude: AsyncAnthropic
+) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="expected a call of chat/completions or completions"):
+        await claude.messages.create(model="gpt-5", max_tokens=9, messages=HI)
+    with pytest.raises(openai.BadRequestError, match="expected a call of messages, got chat/completions"):
+        await judge(house, claim).chat.completions.create(model="claude-x", messages=HI)
+    assert outside.requests == []
+
+
+# --- agents that go away ------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_whose_agent_has_gone_is_finished_within_the_grace_period(
+    house: House, outside: OutsideServer, claim: Claim
+) -> None:
+    outside.gate = asyncio.Event()
+    body = {"model": "gpt-5", "messages": HI, "stream": True}
+    call = Exchange(house.app, f"{path(claim)}/v1/chat/completions", body)
+    await call.started.wait()
+    call.hang_up()
+    outside.gate.set()
+    await call.done()
+    (record,) = await recorded(house, claim)
+    assert (record.finish_reason, record.answer["content"]) == ("stop", "Itissunny.")
+
+
+async def test_after_the_grace_period_what_was_read_is_recorded_as_abandoned(
+    house: House, outside: OutsideServer, claim: Claim
+) -> None:
+    outside.gate = asyncio.Event()
+    app = create_app(house.store, grace_s=0.01)
+    call = Exchange(app, f"{path(claim)}/v1/chat/completions", {"model": "gpt-5", "messages": HI, "stream": True})
+    await call.started.wait()
+    assert b'"It"' in call.sent
+    call.hang_up()
+    await call.done()
+    await app.close()
+    (record,) = await recorded(house, claim)
+    assert (record.finish_reason, record.answer["content"], record.policy) == ("abandoned", "It", "")
+
+
+# --- the record ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_conversation_is_stored_once(house: House, outside: OutsideServer, claim: Claim) -> None:
+    messages: list[Any] = []
+    for turn in range(5):
+        messages.append({"role": "user", "content": f"question {turn}"})
+        outside.text = f"answer {turn}"
+        reply = await judge(house, claim).chat.completions.create(model="gpt-5", messages=messages)
+        messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+    calls = await recorded(house, claim)
+    assert [len(call.messages) for call in calls] == [1] * 5
+    assert [call.parent_id for call in calls] == [None, *(call.id for call in calls[:-1])]
+
+
+async def test_a_conversation_goes_on_at_another_gateway(house: House, outside: OutsideServer, claim: Claim) -> None:
+    await post(house, claim)
+    messages = [*HI, {"role": "assistant", "content": outside.text}, {"role": "user", "content": "and?"}]
+    client = house.openai(claim, house.gateway())
+    await client.chat.completions.create(model="gpt-4o-mini", messages=messages)
+    first, second = await recorded(house, claim)
+    assert (second.parent_id, second.messages) == (first.id, messages[2:])
+
+
+async def test_outside_calls_are_never_trained_on_and_do_not_fork_the_policys(
+    house: House, outside: OutsideServer, claim: Claim
+) -> None:
+    client = judge(house, claim)
+    messages: list[Any] = list(HI)
+    for _ in range(2):
+        reply = await client.chat.completions.create(model="policy", messages=messages)
+        messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+        await client.chat.completions.create(model="gpt-4o-mini", messages=messages)
+        messages.append({"role": "user", "content": "go on"})
+    calls = await recorded(house, claim)
+    assert [call.policy for call in calls] == ["default", "", "default", ""]
+    assert [call.continuation for call in calls if call.policy] == ["first_turn", "continued"]
+    rollout = replace(claim.rollout, attempt=1, reward=1.0)
+    ((trajectory,), left_out) = trajectories([rollout], calls)
+    assert [transition.call_id for transition in trajectory.transitions] == [calls[0].id, calls[2].id]
+    assert left_out == {}
+
+
+async def test_a_run_needs_no_policy_of_its_own(house: House, outside: OutsideServer) -> None:
+    run = await house.store.create_run("prompts", {})
+    house.run_id = run.id
+    await serve(house, "model", url=outside.url, models=["*"])
+    claim = await house.claim()
+    assert (await post(house, claim, model="anything")).status_code == 200
+    (call,) = await recorded(house, claim)
+    assert trajectories([replace(claim.rollout, attempt=1, reward=1.0)], [call])[0] == []
+
+
+# --- which upstream -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "key"), [("gpt-5-mini", "exact"), ("gpt-5-nano", "longer"), ("gpt-4", "shorter"), ("GPT-5-mini", None)]
+)
+async def test_a_name_counts_before_a_pattern_and_a_longer_pattern_before_a_shorter(
+    house: House, outside: OutsideServer, model: str, key: str | None
+) -> None:
+    for name, pattern in (("shorter", "gpt-*"), ("longer", "gpt-5-*"), ("exact", "gpt-5-mini")):
+        await serve(house, name, url=outside.url, models=[pattern], rename=name)
+    claim = await house.claim()
+    assert (await post(house, claim, model=model)).status_code == 200
+    assert [seen.json["model"] for seen in outside.requests] == ([key] if key else [])
+
+
+async def test_models_lists_the_policy_and_the_outside_models_that_have_a_name(house: House, claim: Claim) -> None:
+    listed = await judge(house, claim).models.list()
+    assert [model.id for model in listed.data] == ["policy", "gpt-4o-mini"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "http://h/v1"}, "models: is required"),
+        ({"url": "http://h/v1", "models": ["pol*"]}, "would take the calls of the policy 'policy'"),
+        ({"url": "http://h/v1", "models": ["gpt-5?"]}, "'gpt-5?' means the same models as 'gpt-5*'"),
+    ],
+)
+async def test_a_misconfigured_upstream_stops_the_runs_calls_with_a_reason(
+    house: House, claim: Claim, settings: Any, message: str
+) -> None:
+    await serve(house, "wrong", **settings)
+    reply = await post(house, claim, model="policy")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_misconfigured")
+    assert message in reply.json()["error"]["message"]
+
+
+async def test_an_upstream_that_is_put_over_the_api_counts_at_once(
+    house: House, outside: OutsideServer, claim: Claim
+) -> None:
+    assert (await post(house, claim, model="late")).json()["choices"][0]["message"]["content"] == "It is sunny."
+    assert len(house.engine.requests) == 1
+    resource = {"run_id": house.run_id, "name": "late", "kind": "upstream"}
+    value = {"url": outside.url, "models": ["late"]}
+    headers = {"authorization": "Bearer server-key"}
+    body = {"resources": [{**resource, "value": value}]}
+    answer = await house.http().post("/api/put_resources", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert (await post(house, claim, model="late")).status_code == 200
+    assert len(outside.requests) == 1

@@ -1,0 +1,182 @@
+"""OpenAI Completions on the wire: raw prompts in, text out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types import Completion
+from random_requests import anything, cut, requests
+
+from agentlightning.protocols import completions
+from agentlightning.protocols.neutral import Answer, Choice, Delta, Refusal, Request, TokenLogprob, WireFormat
+from agentlightning.protocols.sse import EventReader
+
+
+def parse(**given: Any) -> Request:
+    return completions.parse({"prompt": "hi", **given})
+
+
+def answer(*choices: Choice) -> Answer:
+    return Answer(call_id="1", model="m", created_s=5, prompt_tokens=3, choices=choices)
+
+
+def events(data: bytes) -> list[Any]:
+    return [json.loads(one) if one != b"[DONE]" else "[DONE]" for one in EventReader().feed(data)]
+
+
+@pytest.mark.parametrize(
+    ("given", "understood"),
+    [
+        ({"prompt": "a"}, {"prompt": "a", "messages": [], "parse_tools": False, "logprobs": False, "max_tokens": None}),
+        ({"prompt": ["a"]}, {"prompt": "a"}),
+        ({"prompt": [1, 0]}, {"prompt": [1, 0]}),
+        ({"prompt": [[1, 2]]}, {"prompt": [1, 2]}),
+        ({"n": 2, "best_of": 2, "max_tokens": 4, "stop": "x"}, {"n": 2, "max_tokens": 4, "stop": ("x",)}),
+        ({"logprobs": 0}, {"logprobs": True, "top_logprobs": 0}),
+        ({"logprobs": 5}, {"logprobs": True, "top_logprobs": 5}),
+        ({"stream": True, "stream_options": {"include_usage": True}}, {"stream": True, "include_usage": True}),
+        ({"temperature": 1, "seed": 7}, {"forced": {"temperature": 1}, "seed": 7}),
+        ({"suffix": "", "echo": False, "user": "u"}, {"unsupported": {}}),
+        ({"suffix": "x"}, {"unsupported": {"suffix": "x"}}),
+        ({"n": 2, "best_of": 3}, {"unsupported": {"best_of": 3}}),
+        ({"logit_bias": {"1": 1}}, {"unsupported": {"logit_bias": {"1": 1}}}),
+    ],
+)
+def test_a_request_is_understood(given: dict[str, Any], understood: dict[str, Any]) -> None:
+    request = parse(**given)
+    assert {name: getattr(request, name) for name in understood} == understood
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [2**31]}, "prompt"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"echo": True}, "echo"),
+        ({"stream_options": {}}, "stream_options"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        parse(**given)
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert refused.value.message.startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]]])
+def test_several_prompts_are_refused_with_what_to_do_instead(prompt: Any) -> None:
+    with pytest.raises(Refusal, match="one prompt a request, got 2"):
+        parse(prompt=prompt)
+
+
+@pytest.mark.parametrize(("prompt", "content"), [("a", "a"), (["a", "b"], '["a","b"]'), (None, "null")])
+def test_any_prompt_of_an_outside_model_is_recorded_as_a_message(prompt: Any, content: str) -> None:
+    request = completions.parse({"model": "o", "prompt": prompt, "echo": True}, trained=False)
+    assert request == Request(model="o", messages=[{"role": "user", "content": content}])
+
+
+@given(data=requests("prompt", "best_of", "echo", *completions.KNOBS), trained=st.booleans())
+def test_random_requests_are_understood_or_refused(data: dict[str, Any], trained: bool) -> None:
+    try:
+        request = completions.parse(data, trained)
+    except Refusal as refused:
+        error = json.loads(completions.error(refused))["error"]
+        assert error["message"].startswith(error["param"])
+    else:
+        assert (request.prompt is not None) == trained
+
+
+def test_logprobs_have_the_older_shape() -> None:
+    tokens = (
+        TokenLogprob(text="ab", logprob=-0.5, top=(("ab", -0.5), ("c", -1.0), ("c", -2.0))),
+        TokenLogprob(text="d", logprob=-3.0, top=(("e", -0.1),)),
+    )
+    body = json.loads(completions.body(parse(), answer(Choice(content="abd", logprobs=tokens))))
+    Completion.model_validate(body)
+    assert body["choices"][0]["logprobs"] == {
+        "tokens": ["ab", "d"],
+        "token_logprobs": [-0.5, -3.0],
+        "top_logprobs": [{"ab": -0.5, "c": -1.0}, {"e": -0.1, "d": -3.0}],
+        "text_offset": [0, 2],
+    }
+
+
+said = st.builds(
+    lambda tokens, finish: Choice(
+        content="".join(tokens),
+        finish_reason=finish,
+        sampled_tokens=len(tokens),
+        logprobs=tuple(TokenLogprob(text=token, logprob=-1.0) for token in tokens),
+    ),
+    st.lists(st.text(max_size=3), max_size=4),
+    st.sampled_from(["stop", "length"]),
+)
+
+
+@given(choices=st.lists(said, min_size=1, max_size=3))
+def test_a_stream_put_together_is_the_whole_body(choices: list[Choice]) -> None:
+    request = parse(n=len(choices), stream=True, stream_options={"include_usage": True}, logprobs=0)
+    stream = completions.stream(request, "1", "m", 5, 3)
+    data = [stream.first()]
+    for index, choice in enumerate(choices):
+        for token in choice.logprobs or ():
+            data.append(stream.delta(index, Delta(content=token.text, logprobs=(token,))))
+    data.append(stream.last(answer(*choices)))
+    *parts, counts, end = events(b"".join(data))
+    whole = json.loads(completions.body(request, answer(*choices)))
+    Completion.model_validate(whole)
+    assert (counts["usage"], counts["choices"], end) == (whole["usage"], [], "[DONE]")
+    for expected in whole["choices"]:
+        mine = [part["choices"][0] for part in parts if part["choices"][0]["index"] == expected["index"]]
+        assert "".join(part["text"] for part in mine) == expected["text"]
+        assert mine[-1]["finish_reason"] == expected["finish_reason"]
+        for name, values in expected["logprobs"].items():
+            assert [value for part in mine if part["logprobs"] for value in part["logprobs"][name]] == values
+
+
+def test_a_failed_stream_carries_the_error() -> None:
+    stream = completions.stream(parse(stream=True), "1", "m", 5, 3)
+    (part,) = events(stream.failed(Refusal("gone")))
+    assert part["error"]["message"] == "gone"
+
+
+@given(choice=said)
+def test_a_reader_finds_the_same_text_in_a_whole_answer_and_in_its_chunks(choice: Choice) -> None:
+    request = parse(stream=True, stream_options={"include_usage": True})
+    stream = completions.stream(request, "1", "m", 5, 3)
+    deltas = [stream.delta(0, Delta(content=part)) for part in cut(choice.content or "", 2)]
+    whole, parts = completions.reader(), completions.reader()
+    whole.whole(json.loads(completions.body(request, answer(choice))))
+    for part in events(b"".join([*deltas, stream.last(answer(choice))]))[:-1]:
+        parts.event(part)
+    for one in (whole, parts):
+        assert one.message == {"role": "assistant", "content": choice.content}
+        assert (one.finish_reason, one.prompt_tokens) == (choice.finish_reason, 3)
+        assert one.sampled_tokens == choice.sampled_tokens
+
+
+@given(data=anything(("choices", "usage", "text", "index", "finish_reason")))
+def test_a_reader_never_raises(data: Any) -> None:
+    reader = completions.reader()
+    for body in (data, {"choices": [data], "usage": data}):
+        reader.whole(body)
+        reader.event(body)
+    assert isinstance(reader.message["content"], str)
+
+
+def test_the_module_is_a_wire_format() -> None:
+    wire: WireFormat = completions
+    assert wire.NAME == "completions"
