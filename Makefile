@@ -9,16 +9,22 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test lint test-slow install clean
+.PHONY: demo test lint test-slow install node-packages clean
 
 demo: install
 	$(BIN)/agl demo $(ARGS)
 
-test: lint
+test: lint node-packages
 	$(BIN)/pytest -m "not slow" $(ARGS)
 
 test-slow: install
 	$(BIN)/pytest -m slow $(ARGS)
+
+# The npm packages of OpenAI and Anthropic, for the tests that run them; without npm those tests are left out.
+node-packages: tests/sdk/node/node_modules/.installed
+
+tests/sdk/node/node_modules/.installed: tests/sdk/node/package-lock.json
+	if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix tests/sdk/node && touch $@; fi
 
 lint: install
 	$(BIN)/ruff check .

@@ -80,10 +80,10 @@ class App:
         self._metrics = GatewayMetrics()
         self._upstreams = Upstreams(store, self._metrics, load_renderer, patience_s)
         self._outside = OutsideModels(store, self._attempts, self._metrics, grace_s=grace_s)
-        calls = PolicyCalls(
+        self._policy_calls = PolicyCalls(
             store, self._attempts, self._upstreams, self._metrics, grace_s=grace_s, deadline_s=deadline_s
         )
-        self._proxy = Proxy(store, self._attempts, self._upstreams, self._outside, calls, self._metrics)
+        self._proxy = Proxy(store, self._attempts, self._upstreams, self._outside, self._policy_calls, self._metrics)
         self._api = create_api(
             store,
             server_key,
@@ -104,6 +104,7 @@ class App:
     def stop(self) -> None:
         """The server is about to end: long polls return, new calls are refused, and those in flight go on."""
         self._stopping.set()
+        self._policy_calls.stop()
         if self._calls == 0:
             self._finished.set()
 

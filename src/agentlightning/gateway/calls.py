@@ -9,6 +9,7 @@ for a grace period, so that a retry finds its answer, and is then recorded as fa
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -36,6 +37,8 @@ from agentlightning.protocols.neutral import (
 from agentlightning.rendering.conversation import Conversation, Plan, path_messages
 from agentlightning.store.base import LightningStore
 from agentlightning.types import JSON, Call, Sampling
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 10.0
 """Seconds that a call goes on after its agent has gone."""
@@ -90,6 +93,14 @@ class PolicyCalls:
         self._grace_s = grace_s
         self._deadline_s = deadline_s
         self._retries = Retries(store)
+        self._abandoned: set[asyncio.Timeout] = set()
+        """The limits of calls whose agents have gone."""
+
+    def stop(self) -> None:
+        """The server is about to end: nobody will come back for an abandoned call."""
+        self._grace_s = 0.0
+        for limit in self._abandoned:
+            limit.reschedule(asyncio.get_running_loop().time())
 
     async def answer(self, wire: WireFormat, data: JSON, attempt: Attempt, incoming: Incoming, reply: Reply) -> None:
         """Answer one request. Raises Refusal, RenderError and the errors of the store and of engines."""
@@ -98,6 +109,7 @@ class PolicyCalls:
         request, sampling, asked = _sampling(request, policy, attempt)
         request_hash = _request_hash(conversation, request)
         if incoming.is_retry or incoming.idempotency_key is not None:
+            await self._attempts.refresh(attempt)
             found = await self._retries.find(attempt, conversation, request, request_hash, incoming)
             if found is not None:
                 self._metrics.call(wire.NAME, "replayed")
@@ -145,17 +157,20 @@ class PolicyCalls:
     async def _run(self, job: Job, pending: Pending, incoming: Incoming, reply: Reply) -> None:
         outlet = _Streamed(job, reply, self._metrics) if job.request.stream else _Whole(job, reply)
         watch: asyncio.Future[None] | None = None
+        limit = asyncio.timeout(self._deadline_s)
         try:
-            async with asyncio.timeout(self._deadline_s) as limit:
+            async with limit:
                 watch = asyncio.ensure_future(self._watch(job, pending, incoming, limit))
                 await self._sample(job, outlet)
                 job.sampled = True
+                self._abandoned.discard(limit)
             rest = [live.finish() for live in job.lives]
             answer = _answer(job)
             await self._record(job, answer)
             pending.answer = answer
             await outlet.last(rest, answer)
         except TimeoutError:
+            self._abandoned.discard(limit)
             await self._record_partial(job)
             if not job.gone:
                 raise Refusal(
@@ -169,6 +184,7 @@ class PolicyCalls:
                 job.conversation.withdraw(job.plan)
             if watch is not None:
                 watch.cancel()
+            self._abandoned.discard(limit)
 
     async def _watch(self, job: Job, pending: Pending, incoming: Incoming, limit: asyncio.Timeout) -> None:
         """When the agent has gone, the call goes on for the grace period, for a retry to find."""
@@ -176,6 +192,7 @@ class PolicyCalls:
         job.gone = pending.abandoned = True
         deadline = asyncio.get_running_loop().time() + self._grace_s
         if not job.sampled:
+            self._abandoned.add(limit)
             limit.reschedule(min(deadline, limit.when() or deadline))
 
     async def _sample(self, job: Job, outlet: _Whole | _Streamed) -> None:
@@ -207,6 +224,13 @@ class PolicyCalls:
         for call in calls:
             job.conversation.record(job.plan, call.id, call.sampled_ids, call.answer)
             self._metrics.record(call)
+        if job.plan.fork_cause is not None:
+            log.info(
+                "call %s forks: %s, %d sampled tokens are context only",
+                job.id,
+                job.plan.fork_cause,
+                job.plan.context_only,
+            )
 
     async def _record_partial(self, job: Job) -> None:
         """The agent never saw the end of this call: what was sampled is kept, neither continued nor trained on."""

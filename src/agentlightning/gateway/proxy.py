@@ -88,7 +88,9 @@ class Proxy:
         return self._wires.get(route) or self._wires.get(route.partition("/")[0]) or chat
 
     async def _refuse(self, wire: WireFormat, reply: Reply, refusal: Refusal) -> None:
-        self._metrics.call(wire.NAME, "failed" if refusal.status >= 500 else "refused")
+        failed = refusal.status >= 500
+        self._metrics.call(wire.NAME, "failed" if failed else "refused")
+        log.log(logging.WARNING if failed else logging.INFO, "refused: %d %s", refusal.status, refusal)
         if not reply.started:
             await reply.whole(refusal.status, wire.error(refusal))
         elif reply.failed is not None:

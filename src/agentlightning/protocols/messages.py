@@ -1,8 +1,8 @@
 """Anthropic Messages: JSON <-> Request, Answer, Delta, Refusal; and what outside models of this protocol answer. Pure.
 
-Driven by the gateway, which chooses the protocol by route. Thinking is always given where the model reasons; a budget for it
-is a hint that no trained policy can be held to, so it is accepted, while ``thinking: disabled`` is collected as unsupported.
-Cache control, metadata and service tiers have no effect and are accepted. Unknown fields are passed over.
+Driven by the gateway, which chooses the protocol by route. Whether the model thinks before it answers is its own and its
+template's: its thinking is always given, and `thinking` is accepted without effect. So are cache control, metadata and
+service tiers. Unknown fields are passed over.
 
 A tool call's arguments are an object here, which the sampled text need not be: what is no JSON object travels as
 ``{"_arguments": text}`` and is unwrapped when the agent sends it back, so that nothing is lost.
@@ -71,6 +71,7 @@ def parse(data: JSON, trained: bool = True) -> Request:
             param="messages",
             code="unsupported_value",
         )
+    _check_thinking(data)
     tools = _tools(data)
     parse_tools, one_call, forced_choice = _tool_choice(data, tools)
     return Request(
@@ -83,7 +84,7 @@ def parse(data: JSON, trained: bool = True) -> Request:
         stop=fields.stops(data, "stop_sequences"),
         stream=fields.boolean(data, "stream"),
         forced=fields.forced(data, hottest=1),
-        unsupported={**fields.unsupported(data, KNOBS), **_thinking(data), **forced_choice},
+        unsupported={**fields.unsupported(data, KNOBS), **forced_choice},
     )
 
 
@@ -311,11 +312,7 @@ def _tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, bool, JSON
     return tools is not None, one_call, {"tool_choice": value} if kind in ("any", "tool") else {}
 
 
-def _thinking(data: JSON) -> JSON:
+def _check_thinking(data: JSON) -> None:
     value = fields.record(data, "thinking")
-    if value is None:
-        return {}
-    kind = value.get("type")
-    if kind not in ("enabled", "disabled", "adaptive"):
-        raise expected("enabled, adaptive or disabled", kind, "type", "thinking")
-    return {"thinking": value} if kind == "disabled" else {}
+    if value is not None and value.get("type") not in ("enabled", "disabled", "adaptive"):
+        raise expected("enabled, adaptive or disabled", value.get("type"), "type", "thinking")

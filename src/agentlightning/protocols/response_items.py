@@ -16,6 +16,8 @@ from agentlightning.types import JSON
 SEALED = "agl:"
 """How our encrypted_content begins; what follows is the reasoning in base64, no secret."""
 
+UUID_CHARACTERS = 36
+
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 
@@ -196,4 +198,5 @@ def is_text(part: Any) -> bool:
 def _origin(item: JSON) -> str:
     """The call behind an item's id; empty where it has none of ours."""
     parts = str(item.get("id") or "").split("_")
-    return parts[1] if len(parts) > 1 and parts[0] in ("rs", "msg", "fc") else ""
+    ours = len(parts) > 1 and parts[0] in ("rs", "msg", "fc") and len(parts[1]) == UUID_CHARACTERS
+    return parts[1] if ours else ""

@@ -73,7 +73,8 @@ def parse(data: JSON, trained: bool = True) -> Request:
     tools = _tools(data)
     parse_tools, forced_choice = chat.tool_choice(data, tools)
     included = _included(data)
-    logprobs = "message.output_text.logprobs" in included
+    top_logprobs = fields.whole(data, "top_logprobs", 0, fields.MOST_ALTERNATIVES) or 0
+    logprobs = "message.output_text.logprobs" in included or top_logprobs > 0
     _check_stream_options(data)
     echo = {name: data[name] for name in ECHOED if data.get(name) is not None}
     return Request(
@@ -84,7 +85,7 @@ def parse(data: JSON, trained: bool = True) -> Request:
         one_tool_call=not fields.boolean(data, "parallel_tool_calls", default=True),
         max_tokens=fields.whole(data, "max_output_tokens", 1),
         logprobs=logprobs,
-        top_logprobs=(fields.whole(data, "top_logprobs", 0, fields.MOST_ALTERNATIVES) or 0) if logprobs else 0,
+        top_logprobs=top_logprobs,
         stream=fields.boolean(data, "stream"),
         forced=fields.forced(data),
         unsupported={**fields.unsupported(data, KNOBS), **_format(data), **_reasoning(data), **forced_choice},

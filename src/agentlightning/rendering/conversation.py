@@ -270,6 +270,8 @@ class Conversation:
             self._count(request_hash, 1 if call.id == _first(call.id) else 0)
             outside = not call.policy
             if call.protocol == COMPLETIONS and not outside:
+                if self.renderer is None:  # built for outside models: whoever brings a renderer builds it anew
+                    continue
                 self._add_prompt(call.id, parent, call.suffix_ids, call.sampled_ids, call.messages, request_hash)
                 continue
             digests = [verbatim(message) if outside else digest(normal(message)) for message in call.messages]

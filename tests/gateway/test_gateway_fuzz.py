@@ -1,0 +1,349 @@
+"""Random requests: nothing that anybody sends is a 500, a hang, or a look at the inside."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from gateway_house import SERVER_KEY, House, path
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+
+from agentlightning.gateway.api import create_api
+from agentlightning.gateway.server import AgentLightningServer
+from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.types import NewRollout, Worker
+
+DETAILS = (
+    "the gateway failed",
+    "Traceback",
+    "site-packages",
+    '.py"',
+    "/src/",
+    "sqlite3",
+    "sqlalchemy",
+    "SELECT ",
+    "INSERT ",
+    "sk-agl-",
+    SERVER_KEY,
+)
+"""Words of the inside, of keys, and of what a stream says when it breaks."""
+
+LONGEST_S = 5.0
+"""Seconds that any answer may take."""
+
+QUICK = settings(
+    max_examples=6, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+LONG = settings(QUICK, max_examples=100, derandomize=False)
+
+OPERATIONS = {
+    found.ok().label: found.ok()
+    for found in schemathesis.openapi.from_dict(
+        create_api(InMemoryLightningStore(), None).openapi()
+    ).get_all_operations()
+}
+
+
+def leaks(text: str) -> list[str]:
+    return [detail for detail in DETAILS if detail in text]
+
+
+# --- the REST face ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rest() -> Iterator[tuple[httpx.Client, dict[str, Any]]]:
+    """A client of a server, and names of what it has."""
+    with AgentLightningServer("memory://", server_key=SERVER_KEY) as server:
+
+        async def fill() -> dict[str, Any]:
+            async with LightningStoreClient(server.url, SERVER_KEY) as store:
+                run = await store.create_run("fuzzed", {})
+                await store.enqueue([NewRollout(run_id=run.id, task={}, group_id=str(n)) for n in range(50)])
+                worker = Worker(id="w", run_id=run.id, host="h", pid=1, running=0, seen_ns=0)
+                (claim,) = await store.claim(worker)
+            return {
+                "run_id": run.id, "rollout_id": claim.rollout.id, "rollout_ids": [claim.rollout.id], "ids": [run.id],
+                "token": claim.lease.token, "attempt": 1, "group_id": "0", "replica": 0, "step": 0,
+            }  # fmt: skip
+
+        names = asyncio.run(fill())
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            yield client, names
+
+
+def known(value: Any, names: dict[str, Any], draw: Any) -> Any:
+    """The value with some of its names replaced by ones that exist, and waits short."""
+    if isinstance(value, list):
+        return [known(one, names, draw) for one in value]
+    if not isinstance(value, dict):
+        return value
+    result = {key: known(one, names, draw) for key, one in value.items()}
+    for key in result:
+        if key in names and draw(st.booleans()):
+            result[key] = names[key]
+        if key in ("wait_s", "timeout_s") and isinstance(result[key], int | float | str):
+            result[key] = 0.01
+    return result
+
+
+def fuzz(operation: Any, rest: tuple[httpx.Client, dict[str, Any]], how: settings) -> None:
+    client, names = rest
+    cases = st.one_of(*(operation.as_strategy(generation_mode=mode) for mode in GenerationMode))
+
+    @how
+    @given(case=cases, data=st.data())
+    def check(case: Any, data: Any) -> None:
+        sent = case.as_transport_kwargs(base_url=str(client.base_url) + "/api")
+        if isinstance(case.body, dict | list):
+            sent["json"] = known(case.body, names, data.draw)
+            if operation.label == "POST /wait" and isinstance(sent["json"], dict):
+                sent["json"].setdefault("timeout_s", 0.01)  # not the half minute that is meant otherwise
+        elif "json" in sent:
+            sent["json"] = case.body
+        content = json.dumps(sent["json"]).encode() if "json" in sent else sent.get("data")
+        headers = {"content-type": "application/json", "authorization": f"Bearer {SERVER_KEY}"}
+        started = time.monotonic()
+        try:
+            reply = client.request(
+                sent["method"], sent["url"], params=sent.get("params"), content=content, headers=headers
+            )
+        except (httpx.InvalidURL, TypeError, UnicodeEncodeError):
+            return  # no client could send it
+        assert time.monotonic() - started < LONGEST_S
+        if operation.label == "POST /signing_secret" and reply.status_code == 200:
+            return
+        assert reply.status_code < 500, (reply.status_code, content, reply.text)
+        said = reply.json()
+        if reply.status_code != 200:
+            assert set(said) == {"error"}
+            assert not leaks(reply.text), reply.text
+
+    check()
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_a_random_request_to_the_store_is_answered_or_refused(
+    label: str, rest: tuple[httpx.Client, dict[str, Any]]
+) -> None:
+    fuzz(OPERATIONS[label], rest, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_many_random_requests_to_the_store_are_answered_or_refused(
+    label: str, rest: tuple[httpx.Client, dict[str, Any]]
+) -> None:
+    fuzz(OPERATIONS[label], rest, LONG)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", 1e308, 86_401])
+async def test_seconds_are_a_number_of_at_most_a_day(house: House, seconds: float | str) -> None:
+    worker = {"id": "w", "run_id": house.run_id, "host": "h", "pid": 1, "running": 0, "seen_ns": 0}
+    for verb, body in (
+        ("heartbeat", {"worker": worker, "leases": [], "lease_s": seconds}),
+        ("claim", {"worker": worker, "wait_s": seconds}),
+        ("wait", {"run_id": house.run_id, "timeout_s": seconds}),
+    ):
+        headers = {"authorization": f"Bearer {SERVER_KEY}"}
+        reply = await house.http().post(f"/api/{verb}", json=body, headers=headers)
+        assert reply.status_code == 422
+        assert "_s: Input should be" in reply.json()["error"]["message"]
+
+
+# --- the protocols ----------------------------------------------------------------------------------------------------
+
+TOOL = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CHAT = {
+    "model": "policy",
+    "messages": [
+        {"role": "system", "content": "You know the weather."},
+        {"role": "user", "content": [{"type": "text", "text": "Paris?"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "weather", "description": "d", "parameters": TOOL}}],
+    "max_tokens": 20, "n": 1, "stop": ["x"], "temperature": 1.0, "top_p": 1.0, "logprobs": True, "top_logprobs": 1,
+    "tool_choice": "auto", "parallel_tool_calls": True, "stream": False, "stream_options": None,
+    "seed": 3, "response_format": {"type": "text"}, "user": "u", "metadata": {"a": "b"}, "logit_bias": {},
+    "presence_penalty": 0, "frequency_penalty": 0, "max_completion_tokens": 20, "service_tier": "auto", "store": False,
+}  # fmt: skip
+COMPLETIONS = {
+    "model": "policy", "prompt": "The weather is", "max_tokens": 10, "n": 1, "stop": ["x"], "logprobs": 1, "echo": False,
+    "stream": False, "suffix": None, "seed": 3, "best_of": 1, "temperature": 1.0, "stream_options": None,
+}  # fmt: skip
+RESPONSES = {
+    "model": "policy", "instructions": "You know the weather.",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Paris?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "Paris"}'},
+        {"type": "function_call_output", "call_id": "c", "output": "sunny"},
+    ],
+    "tools": [{"type": "function", "name": "weather", "description": "d", "parameters": TOOL, "strict": False}],
+    "tool_choice": "auto", "parallel_tool_calls": True, "max_output_tokens": 20, "stream": False, "store": True,
+    "text": {"format": {"type": "text"}}, "truncation": "disabled", "metadata": {}, "include": [], "top_logprobs": 0,
+    "previous_response_id": None, "reasoning": {"effort": None}, "temperature": 1.0, "background": False,
+}  # fmt: skip
+MESSAGES = {
+    "model": "policy", "max_tokens": 20, "system": [{"type": "text", "text": "You know the weather."}],
+    "messages": [
+        {"role": "user", "content": "Paris?"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "s"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "c", "name": "weather", "input": {"city": "Paris"}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "sunny"}]},
+    ],
+    "tools": [{"name": "weather", "description": "d", "input_schema": TOOL}],
+    "tool_choice": {"type": "auto", "disable_parallel_tool_use": False}, "stop_sequences": ["x"], "stream": False,
+    "temperature": 1.0, "top_p": 1.0, "thinking": {"type": "disabled"}, "metadata": {"user_id": "u"},
+}  # fmt: skip
+EMBEDDINGS = {"model": "policy", "input": ["a", "b"], "encoding_format": "float", "dimensions": 3, "user": "u"}
+REWARD = {"value": 0.5, "name": "reward", "call_id": None}
+
+VALID = {
+    "chat/completions": CHAT,
+    "completions": COMPLETIONS,
+    "responses": RESPONSES,
+    "messages": MESSAGES,
+    "messages/count_tokens": MESSAGES,
+    "embeddings": EMBEDDINGS,
+    "reward": REWARD,
+}
+
+LONE = '"\\ud800"'
+"""Half of a character: JSON, and no text."""
+
+anything = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from([2**31, 2**63, 2**64, -(2**63), 10**400, 1e308]),
+        st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=6), st.just("\0"), st.just("x" * 5000),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["type", "role", "content", "text", "function", "name", "id"]), inner, max_size=3),
+    ),
+    max_leaves=5,
+)  # fmt: skip
+
+
+def places(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value inside."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [here, *(place for key, one in parts for place in places(one, (*here, key)))]
+
+
+@st.composite
+def mutated(draw: Any, valid: Any) -> bytes:
+    """A valid request with a few of its values replaced, removed, repeated or renamed; or bytes of any kind."""
+    kind = draw(st.integers(0, 19))
+    if kind == 0:
+        return draw(st.binary(max_size=40))  # type: ignore[no-any-return]
+    if kind == 1:
+        return json.dumps(draw(anything)).encode()
+    body = copy.deepcopy(valid)
+    for _ in range(draw(st.integers(0, 3))):
+        choices = [place for place in places(body) if place]
+        if not choices:
+            break
+        *above, last = draw(st.sampled_from(choices))
+        holder = body
+        for key in above:
+            holder = holder[key]
+        match draw(st.sampled_from(["replace", "replace", "remove", "repeat", "swap"])):
+            case "replace":
+                holder[last] = draw(anything)
+            case "remove":
+                del holder[last]
+            case "repeat" if isinstance(holder, list):
+                holder.insert(last, copy.deepcopy(holder[last]))
+            case _:
+                holder[last] = copy.deepcopy(draw(st.sampled_from([body, holder, "auto", "none", []])))
+    if isinstance(body, dict) and draw(st.booleans()):
+        body["stream"] = draw(st.booleans())
+    text = json.dumps(body)
+    return (text.replace('"Paris?"', LONE) if kind == 2 else text).encode()
+
+
+def in_shape(route: str, body: bytes) -> bool:
+    """Whether an error has the shape of its protocol."""
+    said = json.loads(body)
+    if route.startswith("messages"):
+        return bool(said["type"] == "error" and said["error"]["type"] and isinstance(said["error"]["message"], str))
+    return set(said["error"]) == {"message", "type", "param", "code"} and isinstance(said["error"]["message"], str)
+
+
+async def fuzz_route(house: House, route: str, how: settings) -> None:
+    bodies: list[bytes] = []
+
+    @how
+    @given(body=mutated(VALID[route]))
+    def collect(body: bytes) -> None:
+        bodies.append(body)
+
+    collect()
+    await house.serve_policy(sampling_policy="force")  # so that more of them get through
+    claim = await house.claim()
+    http = house.http()
+    for body in bodies:
+        async with asyncio.timeout(LONGEST_S):
+            reply = await http.post(f"{path(claim)}/v1/{route}", content=body)
+        assert reply.status_code < 500, (body, reply.text)
+        if reply.status_code != 200:
+            assert in_shape(route, reply.content), reply.text
+        elif reply.headers["content-type"].startswith("application/json"):
+            reply.json()
+        assert not leaks(reply.text), (body, reply.text)
+
+
+@pytest.mark.parametrize("route", VALID)
+async def test_a_request_that_was_tampered_with_is_answered_or_refused(house: House, route: str) -> None:
+    await fuzz_route(house, route, settings(QUICK, max_examples=300))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("route", VALID)
+async def test_many_requests_that_were_tampered_with_are_answered_or_refused(house: House, route: str) -> None:
+    await fuzz_route(house, route, settings(LONG, max_examples=3000))
+
+
+@pytest.mark.parametrize("route", [route for route in VALID if route not in ("embeddings", "reward")])
+async def test_the_request_that_is_tampered_with_is_valid(house: House, route: str) -> None:
+    await house.serve_policy(sampling_policy="force")
+    claim = await house.claim()
+    reply = await house.http().post(f"{path(claim)}/v1/{route}", json=VALID[route])
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    "route", ["", "chat", "chat/completions/x", "responses/resp_x", "models/x", "é", "%00", "a" * 5000]
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "HEAD", "OPTIONS", "TRACE"])
+async def test_a_random_route_is_refused(house: House, route: str, method: str) -> None:
+    claim = await house.claim()
+    reply = await house.http().request(method, f"{path(claim)}/v1/{route}")
+    assert 400 <= reply.status_code < 500
+    assert not leaks(reply.text)

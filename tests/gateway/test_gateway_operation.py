@@ -1,0 +1,398 @@
+"""Operation: numbers and logs, clients that hold connections, and an end that loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import logging
+import re
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gateway_house import SERVER_KEY, House, path
+from prometheus_client.parser import text_string_to_metric_families
+from server_process import ServerProcess
+
+from agentlightning.children import SERVER_END_S, SERVER_GRACE_S, listen
+from agentlightning.gateway import connections, log
+from agentlightning.gateway.app import create_app
+from agentlightning.gateway.connections import Server
+from agentlightning.gateway.metrics import MOST_POLICIES, GatewayMetrics
+from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.open import open_store
+from agentlightning.trainer.supervisor import Supervisor
+from agentlightning.types import Call, Sampling, VersionSpan
+
+HI = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def a_call(**changes: Any) -> Call:
+    given: dict[str, Any] = {
+        "id": "c", "run_id": "run", "rollout_id": "r", "attempt": 1, "parent_id": None, "suffix_ids": [1, 2],
+        "sampled_ids": [3, 4, 5], "logprobs": [-1.0, -1.0, -1.0], "versions": [VersionSpan(version=7, start=0, end=3)],
+        "prompt_tokens": 2, "policy": "default", "model": "m", "protocol": "chat", "sampling": Sampling(),
+        "history_hash": "", "request_hash": "", "messages": [], "answer": {}, "finish_reason": "stop",
+        "started_ns": 0, "finished_ns": 300_000_000,
+    }  # fmt: skip
+    return Call(**{**given, **changes})
+
+
+def values(text: bytes | str) -> dict[str, float]:
+    """Every sample of an exposition by its name and labels."""
+    text = text.decode() if isinstance(text, bytes) else text
+    return {
+        f"{sample.name}{sorted(sample.labels.items())}": sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith(("_created", "_bucket"))
+    }
+
+
+def test_a_recorded_call_is_counted_with_its_tokens_its_time_and_its_version() -> None:
+    metrics = GatewayMetrics()
+    metrics.record(a_call())
+    seen = values(metrics.text())
+    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'recorded')]"] == 1
+    assert (seen["agl_prompt_tokens_total[]"], seen["agl_sampled_tokens_total[]"]) == (2, 3)
+    assert (seen["agl_call_seconds_count[]"], seen["agl_call_seconds_sum[]"]) == (1, 0.3)
+    assert seen["agl_policy_version[('policy', 'default'), ('run', 'run')]"] == 7
+
+
+def test_further_choices_of_a_call_add_their_tokens_only() -> None:
+    metrics = GatewayMetrics()
+    metrics.record(a_call())
+    metrics.record(a_call(id="c.1"))
+    seen = values(metrics.text())
+    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'recorded')]"] == 1
+    assert (seen["agl_prompt_tokens_total[]"], seen["agl_sampled_tokens_total[]"]) == (2, 6)
+
+
+def test_forks_are_counted_by_cause_with_what_they_leave_as_context() -> None:
+    metrics = GatewayMetrics()
+    metrics.record(a_call(fork_cause="history_cut", context_only=40))
+    metrics.record(a_call(finish_reason="abandoned"))
+    metrics.call("messages", "refused")
+    metrics.outside("judge", "failed")
+    metrics.first_token(0.1)
+    seen = values(metrics.text())
+    assert seen["agl_forks_total[('cause', 'history_cut')]"] == 1
+    assert seen["agl_context_only_tokens_total[]"] == 40
+    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'abandoned')]"] == 1
+    assert seen["agl_calls_total[('protocol', 'messages'), ('result', 'refused')]"] == 1
+    assert seen["agl_outside_calls_total[('result', 'failed'), ('upstream', 'judge')]"] == 1
+    assert seen["agl_first_token_seconds_count[]"] == 1
+
+
+def test_engines_are_shown_as_they_are_when_somebody_looks() -> None:
+    metrics = GatewayMetrics()
+    engines = [("http://a", "up", 3), ("http://b", "down", 0)]
+    metrics.watch_engines(lambda: engines)
+    seen = values(metrics.text())
+    assert seen["agl_engine_state[('state', 'up'), ('url', 'http://a')]"] == 1
+    assert seen["agl_engine_calls_in_flight[('url', 'http://a')]"] == 3
+    engines.clear()
+    assert not any(name.startswith("agl_engine") for name in values(metrics.text()))
+
+
+def test_versions_of_old_runs_are_shown_no_longer() -> None:
+    metrics = GatewayMetrics()
+    for number in range(MOST_POLICIES + 5):
+        metrics.record(a_call(run_id=f"run-{number}"))
+    shown = [name for name in values(metrics.text()) if name.startswith("agl_policy_version")]
+    assert len(shown) == MOST_POLICIES
+    assert not any("'run-0'" in name for name in shown)
+
+
+async def test_the_server_shows_what_it_did(house: House) -> None:
+    claim, http = await house.claim(), house.http()
+    headers = {"authorization": f"Bearer {claim.key}"}
+    assert (await http.post("/v1/chat/completions", json=HI, headers=headers)).status_code == 200
+    assert (await http.post("/v1/chat/completions", json={"messages": 3}, headers=headers)).status_code == 400
+    seen = values((await http.get("/metrics")).text)
+    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'recorded')]"] == 1
+    assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'refused')]"] == 1
+    assert seen["agl_calls_in_flight[]"] == 0
+    assert seen["agl_sampled_tokens_total[]"] > 0
+
+
+# --- logs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def said() -> Iterator[io.StringIO]:
+    """What the process's log says, set up as the server process does it."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    out = io.StringIO()
+    log.configure("debug", ["the-server-key"], out)
+    yield out
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("agentlightning").setLevel(logging.NOTSET)
+    logging.getLogger("uvicorn").setLevel(logging.NOTSET)
+
+
+def lines(said: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in said.getvalue().splitlines()]
+
+
+def test_every_event_is_a_line_of_json(said: io.StringIO) -> None:
+    logging.getLogger("agentlightning.gateway").warning("engine %s is\naway", "a")
+    logging.getLogger("uvicorn.error").error("broken")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logging.getLogger("agentlightning.store").exception("failed")
+    first, second, third = lines(said)
+    assert first["event"] == "engine a is\naway"
+    assert first["level"] == "warning"
+    assert first["logger"] == "agentlightning.gateway"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", first["timestamp"])
+    assert second["logger"] == "uvicorn.error"
+    assert "ValueError: why" in third["exception"]
+
+
+async def test_what_a_request_causes_carries_its_rollout_and_attempt(said: io.StringIO, house: House) -> None:
+    claim = await house.claim()
+    http = house.http()
+    house.engine.raw = "nonsense"
+    key = {"authorization": f"Bearer {claim.key}"}
+    await asyncio.create_task(http.post("/v1/chat/completions", json=HI, headers=key))  # as servers do: a task each
+    await asyncio.create_task(http.post(f"{path(claim)}/v1/nothing", json=HI))
+    logging.getLogger("agentlightning.gateway").info("nobody's")
+    caused, other = lines(said)[:-1], lines(said)[-1]
+    assert caused
+    assert all((one["rollout"], one["attempt"]) == (claim.rollout.id, 1) for one in caused)
+    assert "rollout" not in other
+
+
+def test_keys_are_crossed_out_wherever_they_come_from(said: io.StringIO) -> None:
+    logger = logging.getLogger("agentlightning.gateway")
+    logger.warning("GET /v1/models?key=%s", "sk-agl-AbC123_-xyz")
+    logger.warning("the-server-key", extra={"header": "Bearer abc.def-123"})
+    try:
+        raise ValueError("sk-ant-api03-000000")
+    except ValueError:
+        logger.exception("failed")
+    for secret in ("sk-agl-AbC", "the-server-key", "abc.def", "sk-ant"):
+        assert secret not in said.getvalue()
+    assert said.getvalue().count("[key]") >= 4
+
+
+async def test_a_call_that_succeeds_says_nothing(said: io.StringIO, house: House) -> None:
+    log.configure("info", [], said)
+    claim, http = await house.claim(), house.http()
+    assert (await http.post(f"{path(claim)}/v1/chat/completions", json=HI)).status_code == 200
+    assert said.getvalue() == ""
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def listening(house: House, **settings: Any) -> AsyncIterator[tuple[str, int, Server]]:
+    """The house's gateway behind a real socket."""
+    listener, started = listen("127.0.0.1", 0), asyncio.Event()
+    server = Server(house.gateway(), started=started.set, **settings)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await started.wait()
+    try:
+        yield "127.0.0.1", listener.getsockname()[1], server
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"GET /healthz HT",
+        b"POST /r/x/1/v1/chat/completions HTTP/1.1\r\nhost: x\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /he",
+    ],
+)
+async def test_a_client_that_does_not_finish_its_head_is_disconnected(house: House, begun: bytes) -> None:
+    async with listening(house, head_s=0.1) as (host, port, _):
+        reader, writer = await asyncio.open_connection(host, port)
+        for byte in range(len(begun)):
+            writer.write(begun[byte : byte + 1])
+        await asyncio.wait_for(reader.read(), 10)  # to the end: the server closed
+        writer.close()
+
+
+async def test_a_head_without_end_ends_the_connection(house: House) -> None:
+    async with listening(house) as (host, port, _):
+        reader, writer = await asyncio.open_connection(host, port)
+        ended = asyncio.create_task(reader.read())
+        writer.write(b"GET / HTTP/1.1\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not ended.done():
+                writer.write(b"x-filler: " + b"y" * 8000 + b"\r\n")
+                await writer.drain()
+                await asyncio.sleep(0)
+            assert ended.result()[:12] in (b"", b"HTTP/1.1 400")
+        writer.close()
+
+
+async def test_a_refused_body_is_not_read_for_ever(house: House) -> None:
+    async with listening(house, head_s=0.1) as (host, port, _):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n")
+        started = time.monotonic()
+
+        async def feed() -> None:
+            while True:
+                writer.write(b"x" * 1000)
+                await asyncio.sleep(0.01)
+
+        feeding = asyncio.create_task(feed())
+        said = b""
+        try:
+            while part := await asyncio.wait_for(reader.read(1000), 10):
+                said += part
+        except ConnectionError:
+            pass
+        feeding.cancel()
+        assert said.startswith(b"HTTP/1.1 401")
+        assert time.monotonic() - started < 5
+        writer.close()
+
+
+async def test_a_connection_is_kept_between_requests(house: House) -> None:
+    async with listening(house, head_s=0.1) as (host, port, _):
+        reader, writer = await asyncio.open_connection(host, port)
+        for _ in range(3):
+            writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            assert b"server:" not in head
+            await reader.readexactly(15)
+        writer.close()
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+async def begin_stream(http: httpx.AsyncClient, url: str, key: str) -> tuple[httpx.Response, AsyncIterator[str]]:
+    request = http.build_request("POST", url, json={**HI, "stream": True}, headers={"authorization": f"Bearer {key}"})
+    response = await http.send(request, stream=True)
+    events = response.aiter_lines()
+    assert (await anext(events)).startswith("data: ")
+    return response, events
+
+
+async def test_a_server_that_is_told_to_end_finishes_its_stream_and_refuses_new_calls(
+    tmp_path: Path, house: House
+) -> None:
+    server = ServerProcess(f"sqlite:///{tmp_path}/agl.db", tmp_path / "log", key=SERVER_KEY).start()
+    house.engine.gate = asyncio.Event()
+    try:
+        async with (
+            LightningStoreClient(server.url, SERVER_KEY) as store,
+            httpx.AsyncClient(base_url=server.url, timeout=60) as http,
+        ):
+            remote = House(store, house.engine, house.renderer, house.folder)
+            remote.run_id = (await store.create_run("ending", {})).id
+            await remote.serve_policy()
+            claim = await remote.claim()
+            response, events = await begin_stream(http, "/v1/chat/completions", claim.key)
+            server.signal(signal.SIGTERM)
+            for _ in range(1000):
+                refused = await http.post(f"{path(claim)}/v1/messages", json=HI)
+                if refused.status_code == 503:
+                    break
+            assert refused.headers["retry-after"] == "1"
+            assert refused.json()["type"] == "error"
+            assert (await http.get("/readyz")).status_code == 503
+            assert [call.id for call in await store.calls([claim.rollout.id])] == []
+            house.engine.gate.set()
+            rest = [line async for line in events]
+            assert rest[-2:] == ["data: [DONE]", ""]
+            await response.aclose()
+        assert server.end() == 0
+    finally:
+        house.engine.gate.set()
+        server.close()
+    async with open_store(f"sqlite:///{tmp_path}/agl.db") as store:
+        (call,) = await store.calls([claim.rollout.id])
+        assert call.finish_reason == "stop"
+
+
+@pytest.mark.slow
+async def test_a_supervisor_gives_its_server_the_time_that_a_stream_takes(tmp_path: Path, house: House) -> None:
+    supervisor = Supervisor(tmp_path, f"sqlite:///{tmp_path}/agl.db", SERVER_KEY)
+    url = await supervisor.start_server()
+    house.engine.gate = asyncio.Event()
+    async with LightningStoreClient(url, SERVER_KEY) as store, httpx.AsyncClient(base_url=url, timeout=60) as http:
+        remote = House(store, house.engine, house.renderer, house.folder)
+        remote.run_id = (await store.create_run("ending", {})).id
+        await remote.serve_policy()
+        claim = await remote.claim()
+        response, events = await begin_stream(http, "/v1/chat/completions", claim.key)
+        stopping = asyncio.create_task(supervisor.stop())
+        await asyncio.sleep(12)  # longer than workers get, shorter than the server's grace period
+        house.engine.gate.set()
+        assert "data: [DONE]" in [line async for line in events]
+        await response.aclose()
+        await stopping
+    async with open_store(f"sqlite:///{tmp_path}/agl.db") as store:
+        assert len(await store.calls([claim.rollout.id])) == 1
+
+
+def test_a_server_is_killed_only_after_its_grace_period() -> None:
+    assert SERVER_END_S > SERVER_GRACE_S + connections.LAST_WORDS_S
+
+
+async def test_idle_connections_do_not_hold_up_the_end(house: House) -> None:
+    async with listening(house) as (host, port, server):
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        started = time.monotonic()
+        server.should_exit = True
+        await asyncio.wait_for(reader.read(), 10)
+        assert time.monotonic() - started < 3
+        writer.close()
+
+
+async def test_calls_that_take_longer_than_the_grace_period_are_ended(house: House) -> None:
+    house.engine.gate = asyncio.Event()
+    claim = await house.claim()
+    async with listening(house, grace_s=0.2) as (host, port, server), httpx.AsyncClient(timeout=60) as http:
+        url = f"http://{host}:{port}/v1/chat/completions"
+        _, events = await begin_stream(http, url, claim.key)
+        server.should_exit = True
+        with pytest.raises(httpx.TransportError):
+            _ = [line async for line in events]
+        house.engine.gate.set()
+    assert all(call.finish_reason != "stop" for call in await house.store.calls([claim.rollout.id]))
+
+
+def test_the_address_of_a_server_that_ended_is_free(tmp_path: Path) -> None:
+    server = ServerProcess("memory://", tmp_path / "log").start()
+    server.signal(signal.SIGINT)
+    assert server.end() == 0
+    assert "Traceback" not in server.said()
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        free.bind(("127.0.0.1", int(server.url.rpartition(":")[2])))
+
+
+async def test_an_app_without_calls_ends_at_once(house: House) -> None:
+    app = create_app(house.store, SERVER_KEY)
+    app.stop()
+    await asyncio.wait_for(app.finished(), 1)
+    await app.close()

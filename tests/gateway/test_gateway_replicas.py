@@ -1,0 +1,238 @@
+"""Several gateways over one store: what one recorded, another continues; and a cache of conversations that is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from gateway_house import SERVER_KEY, House
+from server_process import ServerProcess
+
+from agentlightning.gateway.auth import Attempt, Attempts
+from agentlightning.store.client import LightningStoreClient
+from agentlightning.types import Call, Claim, NewRollout, Worker
+
+SYSTEM = {"role": "system", "content": "You know the weather."}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+async def turn(http: httpx.AsyncClient, server: str, claim: Claim, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """One call of an agent; its answer as a message."""
+    url, headers = f"{server}/v1/chat/completions", {"authorization": f"Bearer {claim.key}"}
+    reply = await http.post(url, json={"messages": messages}, headers=headers)
+    assert reply.status_code == 200, reply.text
+    message: dict[str, Any] = reply.json()["choices"][0]["message"]
+    return {"role": "assistant", "content": message["content"]}
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
+    """The server that owns the store, and two gateways over it."""
+    started = [ServerProcess(f"sqlite:///{tmp_path}/agl.db", tmp_path / "store.log", key=SERVER_KEY).start()]
+    try:
+        for name in ("a", "b"):
+            started.append(ServerProcess(started[0].url, tmp_path / f"{name}.log", key=SERVER_KEY).start())
+        yield started
+    finally:
+        for server in reversed(started):
+            server.close()
+
+
+async def test_turns_that_alternate_between_gateways_never_fork(servers: list[ServerProcess], house: House) -> None:
+    owner, first, second = servers
+    async with LightningStoreClient(owner.url, SERVER_KEY) as store, httpx.AsyncClient(timeout=60) as http:
+        remote = House(store, house.engine, house.renderer, house.folder)
+        remote.run_id = (await store.create_run("replicas", {})).id
+        await remote.serve_policy()
+        claims = [await remote.claim(group) for group in ("x", "y")]
+        messages = {claim.key: [SYSTEM] for claim in claims}
+        turns = [first, second, owner, second, first, owner, first, second]
+        for number, server in enumerate(turns):
+            for claim in claims:
+                history = messages[claim.key]
+                history.append(user(f"question {number}"))
+                history.append(await turn(http, server.url, claim, history))
+        first.signal(signal.SIGKILL)
+        first.end()
+        for number in range(4):
+            for claim in claims:
+                history = messages[claim.key]
+                history.append(user(f"another {number}"))
+                history.append(await turn(http, (second, owner)[number % 2].url, claim, history))
+        for claim in claims:
+            calls = await store.calls([claim.rollout.id])
+            assert len(calls) == len(turns) + 4
+            assert [call.fork_cause for call in calls] == [None] * len(calls)
+            assert [call.parent_id for call in calls] == [None, *(call.id for call in calls[:-1])]
+            assert remote.engine.requests
+
+
+async def test_an_agent_that_was_stopped_is_refused_by_every_gateway(
+    servers: list[ServerProcess], house: House
+) -> None:
+    owner, first, _ = servers
+    async with LightningStoreClient(owner.url, SERVER_KEY) as store, httpx.AsyncClient(timeout=60) as http:
+        remote = House(store, house.engine, house.renderer, house.folder)
+        remote.run_id = (await store.create_run("replicas", {})).id
+        await remote.serve_policy()
+        claim = await remote.claim()
+        await store.cancel([claim.rollout.id])
+        headers = {"authorization": f"Bearer {claim.key}"}
+        reply = await http.post(f"{first.url}/v1/chat/completions", json={"messages": [user("hi")]}, headers=headers)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (410, "attempt_over")
+        changed = "A" if claim.key[-8] != "A" else "B"
+        wrong = {"authorization": f"Bearer {claim.key[:-8]}{changed}{claim.key[-7:]}"}
+        reply = await http.post(f"{first.url}/v1/chat/completions", json={"messages": [user("hi")]}, headers=wrong)
+        assert reply.status_code == 401
+
+
+async def test_workers_may_use_any_gateway(servers: list[ServerProcess], house: House) -> None:
+    owner, first, second = servers
+    async with (
+        LightningStoreClient(first.url, SERVER_KEY) as near,
+        LightningStoreClient(owner.url, SERVER_KEY) as store,
+        httpx.AsyncClient(timeout=60) as http,
+    ):
+        remote = House(near, house.engine, house.renderer, house.folder)
+        remote.run_id = (await near.create_run("far", {})).id
+        await remote.serve_policy()
+        claim = await remote.claim()
+        history = [SYSTEM, user("one")]
+        history.append(await turn(http, second.url, claim, history))
+        history.append(user("two"))
+        await turn(http, first.url, claim, history)
+        calls = await store.calls([claim.rollout.id])
+        assert [call.fork_cause for call in calls] == [None, None]
+        assert calls[1].parent_id == calls[0].id
+
+
+async def test_a_gateway_with_a_wrong_key_does_not_start(servers: list[ServerProcess], tmp_path: Path) -> None:
+    stranger = ServerProcess(servers[0].url, tmp_path / "stranger.log", key="not the key")
+    with pytest.raises(AssertionError, match="server key: missing or wrong"):
+        await asyncio.to_thread(stranger.start)
+    assert "not the key" not in stranger.said()
+    stranger.close()
+
+
+# --- what a gateway knows ---------------------------------------------------------------------------------------------
+
+
+async def claimed(house: House, groups: int) -> list[Claim]:
+    worker = Worker(id="w", run_id=house.run_id, host="h", pid=1, running=0, seen_ns=0)
+    await house.store.enqueue([NewRollout(run_id=house.run_id, task={}, group_id=str(n)) for n in range(groups)])
+    return await house.store.claim(worker, limit=groups)
+
+
+async def known(attempts: Attempts, claim: Claim) -> Attempt:
+    return await attempts.running((claim.rollout.id, claim.lease.attempt))
+
+
+async def recorded(house: House, claim: Claim, text: str = "hi") -> Call:
+    """A call of the attempt that some gateway answered."""
+    http = house.http(house.gateway())
+    await turn(http, "http://gateway", claim, [user(text)])
+    return (await house.store.calls([claim.rollout.id]))[-1]
+
+
+async def test_what_another_gateway_recorded_is_read_when_it_is_missed(house: House) -> None:
+    (claim,) = await claimed(house, 1)
+    attempts = Attempts(house.store, shared=True)
+    attempt = await known(attempts, claim)
+    conversation = await attempts.conversation(attempt, house.renderer)
+    call = await recorded(house, claim)
+    assert call.id not in conversation
+    await attempts.refresh(attempt)
+    assert call.id in conversation
+
+
+async def test_a_gateway_that_knows_everything_reads_nothing(house: House) -> None:
+    (claim,) = await claimed(house, 1)
+    attempts = Attempts(house.store)
+    attempts.expect([claim])
+    attempt = await known(attempts, claim)
+    conversation = await attempts.conversation(attempt, house.renderer)
+    call = await recorded(house, claim)
+    await attempts.refresh(attempt)
+    assert call.id not in conversation
+    attempts.learn([call])
+    assert call.id in conversation
+
+
+async def test_what_is_learned_before_the_first_call_is_read_with_it(house: House) -> None:
+    (claim,) = await claimed(house, 1)
+    attempts = Attempts(house.store)
+    attempts.expect([claim])
+    call = await recorded(house, claim)
+    attempts.learn([call])
+    assert call.id in await attempts.conversation(await known(attempts, claim), house.renderer)
+
+
+async def test_a_crowd_that_misses_the_same_call_reads_once(house: House) -> None:
+    (claim,) = await claimed(house, 1)
+
+    class Counting(LightningStoreClient):
+        """Counts the readings of a real store."""
+
+        reads = 0
+
+        async def calls(self, rollout_ids: Any, attempt: int | None = None) -> list[Call]:
+            self.reads += 1
+            await asyncio.sleep(0)
+            return await house.store.calls(rollout_ids, attempt)
+
+        async def rollouts(self, query: Any) -> Any:
+            return await house.store.rollouts(query)
+
+    store = Counting("http://nowhere")
+    attempts = Attempts(store, shared=True)
+    attempt = await known(attempts, claim)
+    await attempts.conversation(attempt, house.renderer)
+    await asyncio.gather(*(attempts.refresh(attempt) for _ in range(50)))
+    assert store.reads <= 3  # the building, the reading under way, and one for those who came during it
+
+
+async def test_conversations_are_bounded_by_what_they_keep(house: House) -> None:
+    claims = await claimed(house, 5)
+    for claim in claims:
+        await recorded(house, claim, "a long question " * 100)
+    attempts = Attempts(house.store, most_bytes=10_000)
+    for claim in claims:
+        await attempts.conversation(await known(attempts, claim), house.renderer)
+    kept = [attempt.conversation for attempt in [await known(attempts, claim) for claim in claims]]
+    assert kept[0] is None
+    assert kept[-1] is not None
+    assert sum(one.size for one in kept if one is not None) <= 10_000 + kept[-1].size
+    again = await attempts.conversation(await known(attempts, claims[0]), house.renderer)
+    assert again.size == kept[-1].size
+
+
+async def test_attempts_are_bounded_by_number(house: House) -> None:
+    claims = await claimed(house, 5)
+    attempts = Attempts(house.store, limit=2)
+    attempts.expect(claims)
+    first = await known(attempts, claims[0])
+    assert await known(attempts, claims[0]) is first
+    for claim in claims[1:3]:
+        await known(attempts, claim)
+    assert await known(attempts, claims[0]) is not first
+
+
+async def test_a_gateway_that_only_heard_outside_models_keeps_its_graph_for_the_policy(house: House) -> None:
+    (claim,) = await claimed(house, 1)
+    attempts = Attempts(house.store)
+    attempts.expect([claim])
+    attempt = await known(attempts, claim)
+    conversation = await attempts.conversation(attempt, None)
+    assert await attempts.conversation(attempt, house.renderer) is conversation
+    assert conversation.renderer is house.renderer

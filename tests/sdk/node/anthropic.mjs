@@ -1,0 +1,47 @@
+// One conversation through the official Anthropic package, streamed and not; prints what was heard as JSON.
+import Anthropic from "@anthropic-ai/sdk";
+import { readFileSync } from "node:fs";
+
+const { places, question, result, thanks, parameters } = JSON.parse(readFileSync(0, "utf8"));
+
+const clientOf = (place) => new Anthropic({ baseURL: place.anthropic_base_url, apiKey: place.key, maxRetries: 0 });
+const of = (message, type) => message.content.filter((block) => block.type === type);
+
+async function messages(place, stream) {
+  const client = clientOf(place);
+  const history = [{ role: "user", content: question }];
+  const tools = [{ name: "weather", description: "The weather.", input_schema: parameters }];
+  const heard = [];
+  for (let i = 0; i < 3; i++) {
+    const asked = { model: "policy", max_tokens: 200, messages: history, tools };
+    const message = stream
+      ? await client.messages.stream(asked).finalMessage()
+      : await client.messages.create(asked);
+    const calls = of(message, "tool_use");
+    heard.push({
+      text: of(message, "text").map((block) => block.text).join(""),
+      reasoning: of(message, "thinking").map((block) => block.thinking).join(""),
+      tools: calls.map((call) => ({ name: call.name, arguments: call.input })),
+    });
+    history.push({ role: "assistant", content: message.content });
+    const results = calls.map((call) => ({ type: "tool_result", tool_use_id: call.id, content: result }));
+    history.push({ role: "user", content: results.length ? results : thanks });
+  }
+  return heard;
+}
+
+const said = {
+  "messages whole": await messages(places["messages whole"], false),
+  "messages streamed": await messages(places["messages streamed"], true),
+};
+const client = clientOf(places.errors);
+const asked = { model: "policy", messages: [{ role: "user", content: question }] };
+const counted = await client.messages.countTokens(asked);
+const answered = await client.messages.create({ ...asked, max_tokens: 200 });
+said.counted = counted.input_tokens === answered.usage.input_tokens;
+try {
+  await client.messages.create({ ...asked, max_tokens: 9, top_k: 3 });
+} catch (error) {
+  said.error = error.constructor.name;
+}
+console.log(JSON.stringify(said));
