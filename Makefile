@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test lint test-slow install node-packages clean
+.PHONY: demo test lint test-slow test-vllm install node-packages clean
 
 demo: install
 	$(BIN)/agl demo $(ARGS)
@@ -17,8 +17,11 @@ demo: install
 test: lint node-packages
 	$(BIN)/pytest -m "not slow" $(ARGS)
 
-test-slow: install
+test-slow: install node-packages .venv-vllm/.installed
 	$(BIN)/pytest -m slow $(ARGS)
+
+test-vllm: install .venv-vllm/.installed
+	$(BIN)/pytest -m vllm $(ARGS)
 
 # The npm packages of OpenAI and Anthropic, for the tests that run them; without npm those tests are left out.
 node-packages: tests/sdk/node/node_modules/.installed
@@ -34,20 +37,31 @@ lint: install
 
 install: .venv/.installed
 
+define install_torch
+	if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
+		$(1)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)+cpu" 2>/dev/null || \
+		$(1)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)+cpu" --extra-index-url https://download.pytorch.org/whl/cpu; \
+	else \
+		$(1)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)"; \
+	fi
+endef
+
 # torch goes first and alone: on Linux without a GPU it has to be a CPU build, where anything else that asks for torch would
 # pull gigabytes of CUDA packages. A CPU build that pip finds by itself is taken, else PyTorch's own CPU index is asked.
 .venv/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
-		$(BIN)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)+cpu" 2>/dev/null || \
-		$(BIN)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)+cpu" --extra-index-url https://download.pytorch.org/whl/cpu; \
-	else \
-		$(BIN)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)"; \
-	fi
+	$(call install_torch,$(BIN))
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
+# vLLM quarrels with half of what stands in .venv. On a machine that cannot have it, its tests are left out.
+.venv-vllm/.installed: requirements-vllm.lock
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	$(call install_torch,.venv-vllm/bin)
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.lock && touch $@ || \
+		{ echo "vLLM cannot be installed here: its tests are left out"; rm -rf .venv-vllm; }
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-litellm tests/sdk/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

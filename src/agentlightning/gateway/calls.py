@@ -412,7 +412,8 @@ def _engine_request(job: Job, index: int) -> JSON:
     parameters: JSON = {
         "temperature": job.sampling.temperature,
         "top_p": job.sampling.top_p,
-        "logprobs": job.request.top_logprobs,
+        # vLLM counts the token itself among its alternatives, and has 20 at most.
+        "logprobs": min(job.request.top_logprobs + 1, 20) if job.request.top_logprobs else 0,
         "stop": list(job.lives[index].stops),
         "stop_token_ids": [],
     }

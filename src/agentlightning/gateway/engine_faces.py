@@ -29,7 +29,7 @@ class Sampled:
     stop_reason: str | int | None = None
     versions: list[VersionSpan] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
-    """The likeliest alternatives for each token, (id, logprob), where the request asked for them."""
+    """Alternatives for each token, (id, logprob), where the engine gave some: in any order, the token itself among them."""
 
     def add(self, data: Any, face: Face, version: int) -> list[int]:
         """Take in one response or chunk; returns its ids. `version` is stamped where the engine stamps none.
@@ -47,7 +47,10 @@ class Sampled:
                     self._read_lists(choice["logprobs"])
             spans = choice.get("weight_versions")
             if spans:
-                self.versions = [VersionSpan(version=int(s["version"]), start=s["start"], end=s["end"]) for s in spans]
+                self.versions = [
+                    VersionSpan(version=_version(span["version"], version), start=span["start"], end=span["end"])
+                    for span in spans
+                ]
             if choice.get("finish_reason") is not None:
                 self.finish_reason = choice["finish_reason"]
                 self.stop_reason = choice.get("stop_reason")
@@ -67,10 +70,7 @@ class Sampled:
     def _read_lists(self, logprobs: JSON) -> None:
         self.logprobs += logprobs["token_logprobs"]
         if any(logprobs.get("top_logprobs") or ()):
-            self.top += [
-                sorted(((_named_id(name), value) for name, value in one.items()), key=lambda pair: -pair[1])
-                for one in logprobs["top_logprobs"]
-            ]
+            self.top += [[(_named_id(name), value) for name, value in one.items()] for one in logprobs["top_logprobs"]]
 
 
 def body(request: JSON, face: Face, model: str) -> JSON:
@@ -85,6 +85,15 @@ def body(request: JSON, face: Face, model: str) -> JSON:
         "return_tokens_as_token_ids": True,
         **{name: value for name, value in request["sampling_params"].items() if value not in ([], None)},
     }
+
+
+def _version(label: str, version: int) -> int:
+    """The version behind an engine's label; where nobody has told it one, `version`.
+
+    >>> _version("7", 3), _version("default", 3)
+    (7, 3)
+    """
+    return int(label) if label.isdigit() else version
 
 
 def _id(alternative: JSON) -> int:

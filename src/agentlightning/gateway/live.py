@@ -141,7 +141,14 @@ class LiveAnswer:
             TokenLogprob(
                 text=text(sampled.ids[at]),
                 logprob=sampled.logprobs[at],
-                top=tuple((text(index), logprob) for index, logprob in (sampled.top[at] if sampled.top else ())),
+                top=tuple((text(index), logprob) for index, logprob in self._likeliest(at)),
             )
             for at in range(start, len(body))
         )
+
+    def _likeliest(self, at: int) -> list[tuple[int, float]]:
+        """As many alternatives as were asked for: engines also give the token itself, wherever it ranks."""
+        most = self._request.top_logprobs
+        if not most or not self.sampled.top:
+            return []
+        return sorted(self.sampled.top[at], key=lambda pair: -pair[1])[:most]

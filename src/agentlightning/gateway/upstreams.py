@@ -349,10 +349,15 @@ def _refused(status: int, data: bytes, headers: Any) -> Exception:
         away.retry_after_s = float(wait) if wait.isdigit() else 0.0
         return away
     if status in (400, 413, 422):
-        too_long = code == "context_length_exceeded" or "context" in message.lower() or "too long" in message.lower()
+        said = message.lower()
+        too_long = code == "context_length_exceeded" or any(words in said for words in _TOO_LONG)
         code = "context_length_exceeded" if too_long else code
         return Refusal(message, param="messages" if too_long else None, code=code if isinstance(code, str) else None)
     return Refusal(f"the engine failed: {message}", status=502, type="server_error", code="engine_failed")
+
+
+_TOO_LONG = ("context", "too long", "maximum model length")
+"""How engines say that a prompt does not fit."""
 
 
 def _json(data: bytes) -> Any:

@@ -1,0 +1,70 @@
+"""A real vLLM server on a tiny model, and a gateway in front of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tiny_qwen import CONTEXT, write_model
+from vllm_house import VllmHouse, VllmServer, open_house
+
+from agentlightning.children import listen
+
+PYTHON = Path(os.environ.get("AGL_VLLM_PYTHON") or Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python")
+START_S = 240.0
+KV_BYTES = 128 << 20
+
+
+@pytest.fixture(scope="session")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """Started once; ended with its whole process group, for its workers do not always end with it."""
+    if not PYTHON.exists():
+        pytest.skip(f"{PYTHON} does not exist: `make test-vllm` installs vLLM there")
+    folder = tmp_path_factory.mktemp("vllm")
+    models = [write_model(folder / f"model-{seed}", seed) for seed in (0, 1)]
+    with listen("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+    arguments = ["--model", str(models[0]), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
+    arguments += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--enforce-eager", "--enable-scale-out"]
+    arguments += ["--kv-cache-memory-bytes", str(KV_BYTES)]
+    settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    log = folder / "vllm.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", *arguments],
+            env={**os.environ, **settings, "TORCHDYNAMO_DISABLE": "1"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait(process, f"http://127.0.0.1:{port}/health", log)
+        yield VllmServer(f"http://127.0.0.1:{port}", models)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(params=["generate", "completions"])
+async def vllm_house(vllm_server: VllmServer, request: pytest.FixtureRequest) -> AsyncIterator[VllmHouse]:
+    """A gateway that speaks to the server through each face."""
+    async with open_house(vllm_server, request.param) as house:
+        yield house
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()[-3000:]
+        try:
+            if httpx.get(url, timeout=2).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.5)
+    raise AssertionError(f"vLLM did not start within {START_S:.0f} s: {log.read_text()[-3000:]}")
