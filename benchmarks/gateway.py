@@ -1,8 +1,8 @@
-"""What one gateway process does on one core, beside nginx and LiteLLM on the same core under the same load.
+"""What one gateway process does on two cores, beside nginx and LiteLLM on the same cores under the same load.
 
 The engine is an nginx that answers every call with the same 18 kB. It and the load generator (wrk, 16 connections, chat
-requests of 2 kB, two turns to a conversation, 512 keys in turn) share one core; each contestant has the other core alone, as
-one process, in short rounds one after the other:
+requests of 2 kB, two turns to a conversation, 512 keys in turn) share two cores with the contestants, each of which is one
+process; they run in short rounds, one after the other:
 
     nginx     proxy_pass with keep-alive: the practical limit of a proxy
     litellm   the LiteLLM proxy with one model, without a database, without callbacks
@@ -105,15 +105,14 @@ def main() -> None:
     missing = [name for name in ("wrk", "nginx") if shutil.which(name) is None]
     if missing:
         sys.exit(f"{' and '.join(missing)}: not found; on Debian: apt-get install wrk nginx")
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        sys.exit("two cores are needed: one for the contestants, one for the load and the engine")
+    if len(cores := sorted(os.sched_getaffinity(0))) < 2:
+        sys.exit("two cores are needed: the contestants share them with the load and the engine")
     if not quick:
         install_litellm()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        os.sched_setaffinity(0, {cores[1]})
-        figures = measure(Bench(Path(folder), cores[0], stack), QUICK if quick else Effort())
+        os.sched_setaffinity(0, cores[:2])  # whatever is started has the same two
+        figures = measure(Bench(Path(folder), stack), QUICK if quick else Effort())
     print(json.dumps(figures))
 
 
@@ -294,19 +293,18 @@ def connection(url: str) -> Iterator[http.client.HTTPConnection]:
 
 
 class Bench:
-    """A folder, the engine, and contestants on a core of their own; whatever was started ends with `stack`."""
+    """A folder, the engine, and the contestants; whatever was started ends with `stack`."""
 
-    def __init__(self, folder: Path, core: int, stack: contextlib.ExitStack) -> None:
+    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
         self.folder = folder
         self.stack = stack
-        self._core = core
         self._first = 0
         self.tokenizer = write_tokenizer(folder / "tokenizer")
         write_answers(folder / "answers", self.tokenizer)
-        self.engine, self.streams = self._start_nginx("engine", pinned=False, names=("engine", "streams"))
+        self.engine, self.streams = self._start_nginx("engine", names=("engine", "streams"))
 
     def start_proxy(self) -> str:
-        return self._start_nginx("proxy", pinned=True, names=("proxy",), engine=self.engine.rpartition(":")[2])[0]
+        return self._start_nginx("proxy", names=("proxy",), engine=self.engine.rpartition(":")[2])[0]
 
     def start_litellm(self) -> str:
         model = {"model": "openai/outside", "api_base": f"{self.engine}/v1", "api_key": "none"}
@@ -317,8 +315,8 @@ class Bench:
         process = self.start("litellm", [*command, "--port", str(port), "--num_workers", "1", "--telemetry", "False"])
         return self.answering(process, port, "/health/liveliness")
 
-    def start(self, name: str, command: Sequence[str], pinned: bool = True) -> Process:
-        with (self.folder / f"{name}.log").open("ab") as log, self.pinned() if pinned else contextlib.nullcontext():
+    def start(self, name: str, command: Sequence[str]) -> Process:
+        with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -329,16 +327,6 @@ class Bench:
             )
         self.stack.callback(stop_child, process)
         return process
-
-    @contextlib.contextmanager
-    def pinned(self) -> Iterator[None]:
-        """What is started inside gets the contestants' core."""
-        mine = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {self._core})
-        try:
-            yield
-        finally:
-            os.sched_setaffinity(0, mine)
 
     def answering(self, process: Process, port: int, route: str) -> str:
         """The address of the process on this port, once it answers."""
@@ -374,14 +362,12 @@ class Bench:
         said = {log.stem: log.read_text(errors="replace")[-1000:] for log in self.folder.glob("*.log")}
         return "\n".join(f"{name}: {words}" for name, words in said.items())
 
-    def _start_nginx(self, name: str, pinned: bool, names: Sequence[str], **known: str) -> list[str]:
+    def _start_nginx(self, name: str, names: Sequence[str], **known: str) -> list[str]:
         ports = {one: free_port() for one in names}
         for source, target in (("nginx.conf", f"{name}.conf"), (f"{name}.conf", f"servers-{name}.conf")):
             text = string.Template((PARTS / source).read_text()).substitute({"name": name, **ports, **known})
             (self.folder / target).write_text(text)
-        process = self.start(
-            name, ["nginx", "-p", f"{self.folder}/", "-e", f"{name}.log", "-c", f"{name}.conf"], pinned
-        )
+        process = self.start(name, ["nginx", "-p", f"{self.folder}/", "-e", f"{name}.log", "-c", f"{name}.conf"])
         return [self.answering(process, port, "/") for port in ports.values()]
 
 
@@ -401,13 +387,12 @@ class Gateway:
     def __init__(self, bench: Bench) -> None:
         listener = listen("127.0.0.1", 0)
         arguments = ["agentlightning.gateway", "--store", f"sqlite:///{bench.folder}/agl.db"]
-        with bench.pinned():
-            self._process = start_child(
-                [*arguments, "--fd", str(listener.fileno())],
-                pass_fds=[listener.fileno()],
-                env={"AGL_LOG_LEVEL": "warning"},
-                log=bench.folder / "gateway.log",
-            )
+        self._process = start_child(
+            [*arguments, "--fd", str(listener.fileno())],
+            pass_fds=[listener.fileno()],
+            env={"AGL_LOG_LEVEL": "warning"},
+            log=bench.folder / "gateway.log",
+        )
         bench.stack.callback(stop_child, self._process)
         port = listener.getsockname()[1]
         listener.close()

@@ -161,9 +161,16 @@ def test_a_port_in_use_is_refused(folder: Folder) -> None:
         refused(folder.run("serve", "--store", "memory://", "--port", port), 1, f"port {port} of 127.0.0.1 is in use")
 
 
-def test_a_server_beyond_loopback_without_a_key_is_refused(folder: Folder) -> None:
-    done = folder.run("serve", "--store", "memory://", "--host", "0.0.0.0", "--port", "0")
-    refused(done, 2, "AGL_SERVER_KEY: expected a key in the environment")
+def test_a_server_beyond_loopback_that_has_nowhere_to_keep_a_key_is_refused(folder: Folder) -> None:
+    states = {"XDG_STATE_HOME": str(folder.write("a-file", ""))}
+    done = folder.run("serve", "--store", "memory://", "--host", "0.0.0.0", "--port", "0", env=states)
+    refused(done, 2, "the server key cannot be kept there")
+
+
+def test_a_server_beyond_loopback_whose_key_others_can_read_is_refused(folder: Folder) -> None:
+    folder.write("agl.db.server-key", "sk-known").chmod(0o644)
+    done = folder.run("serve", "--store", "sqlite:///agl.db", "--host", "0.0.0.0", "--port", "0")
+    refused(done, 2, "the server key can be read by others")
 
 
 # --- agents and rewards -------------------------------------------------------------------------------------------------

@@ -211,8 +211,7 @@ class PolicyCalls:
         affinity = f"{job.attempt.rollout.id}/{job.attempt.number}"
         if isinstance(outlet, _Whole):
             live.sampled = await self._upstreams.generate(job.policy, request, affinity)
-            live.feed(live.sampled.ids)
-            return
+            return  # `finish` reads it at once, which costs a fraction of reading token by token
         async for ids in self._upstreams.stream(job.policy, request, live.sampled, affinity):
             await outlet.more(index, live.feed(ids))
 

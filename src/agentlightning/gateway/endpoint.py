@@ -16,8 +16,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from typing import Any, TypedDict
 
 import aiohttp
+import msgspec
 import orjson
 
 from agentlightning.gateway.directory import OutsideModel
@@ -236,6 +238,11 @@ def _check_size(question: Question, size: int) -> None:
 
 
 def _object(question: Question, body: bytes) -> JSON:
+    """What the record wants of an answer. Log-probabilities and vectors, most of the bytes, are skipped where they stand."""
+    try:
+        return _TOLD.decode(body)
+    except (msgspec.DecodeError, RecursionError):  # not JSON, or of a form that no reader knows
+        pass
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -243,6 +250,29 @@ def _object(question: Question, body: bytes) -> JSON:
     if not isinstance(data, dict):
         raise question.failed("answered with something that is not a JSON object", "upstream_unreadable")
     return data
+
+
+class _Choice(TypedDict, total=False):
+    index: Any
+    message: Any
+    text: Any
+    finish_reason: Any
+
+
+class _Told(TypedDict, total=False):
+    """The fields that the protocols' readers and `error_in` look at."""
+
+    type: Any
+    choices: list[_Choice]
+    output: Any
+    content: Any
+    status: Any
+    stop_reason: Any
+    usage: Any
+    error: Any
+
+
+_TOLD: msgspec.json.Decoder[JSON] = msgspec.json.Decoder(_Told)
 
 
 def _key(outside: OutsideModel) -> str:

@@ -30,8 +30,8 @@ R = TypeVar("R")
 GROUP = 1000
 """Most units of work in one transaction."""
 GATHER_S = 0.003
-"""While work keeps coming, a transaction waits this long for more to join it: a commit costs as much as ten appends. Work
-that comes alone does not wait."""
+"""While work of several keeps coming, a transaction waits this long for more to join it: a commit costs as much as ten
+appends. Work that comes alone does not wait, however soon after the last."""
 
 
 @dataclass(slots=True)
@@ -85,6 +85,8 @@ class Writer:
         self._stopped = False
         self._committed = 0.0
         """time.monotonic() of the last commit."""
+        self._crowded = False
+        """The last commit was of more than one."""
         self._thread = threading.Thread(target=self._serve, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -122,7 +124,7 @@ class Writer:
                 if connection is not None:
                     with contextlib.suppress(DBAPIError):
                         connection.close()
-            self._committed = time.monotonic()
+            self._committed, self._crowded = time.monotonic(), len(group) > 1
             _answer(group)
         if connection is not None:
             connection.close()
@@ -132,7 +134,7 @@ class Writer:
         """Everything that is queued, up to a bound; waits for the first. False once stopped."""
         group: list[_Work] = []
         work = self._queue.get()
-        if work is not None and time.monotonic() - self._committed < GATHER_S:
+        if work is not None and self._crowded and time.monotonic() - self._committed < GATHER_S:
             time.sleep(GATHER_S)
         while work is not None:
             group.append(work)
