@@ -107,3 +107,23 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_an_override_without_a_value_says_what_was_expected() -> None:
     with pytest.raises(ConfigError, match=r"expected table\.setting=value"):
         load_config(None, ["trainer.steps"])
+
+
+def test_a_credit_rule_of_ones_own_is_found_from_anywhere_and_a_rules_name_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("rules.py", "uniform"):
+        (tmp_path / name).write_text("")
+    own = parse_file(tmp_path, {"credit": "rules.py:mine", "credit_settings": {"key": "rules.py:state", "n": 1}})
+    assert own == {
+        "credit": f"{tmp_path}/rules.py:mine",
+        "credit_settings": {"key": f"{tmp_path}/rules.py:state", "n": 1},
+    }
+    assert parse_file(tmp_path, {"credit": "uniform"}) == {"credit": "uniform"}
+
+
+def parse_file(folder: Path, algorithm: dict[str, object]) -> dict[str, object]:
+    return load_config(
+        None, given={f"{key}": value for key, value in (LEAST | {"algorithm": algorithm}).items()}
+    ).algorithm

@@ -331,19 +331,28 @@ def _value(text: str) -> Any:
 
 def _anchor(table: dict[str, Any], folder: Path) -> None:
     """Make paths that exist under `folder` absolute, so that a run can be resumed from anywhere."""
-    for section, name in (
-        ("model", "path"),
-        ("agent", "run"),
-        ("agent", "reward"),
-        ("data", "train"),
-        ("data", "val"),
+    for section, names in (
+        ("model", ("path",)),
+        ("agent", ("run", "reward")),
+        ("data", ("train", "val")),
     ):
-        value = table.get(section, {}).get(name) if isinstance(table.get(section), dict) else None
+        values = table.get(section)
+        if isinstance(values, dict):
+            _anchor_values(values, names, folder)
+    algorithm = table.get("algorithm")
+    for values in (algorithm, algorithm.get("credit_settings") if isinstance(algorithm, dict) else None):
+        if isinstance(values, dict):  # there, a plain word is the name of a rule and never a file
+            _anchor_values(values, [name for name, value in values.items() if ".py:" in str(value)], folder)
+
+
+def _anchor_values(values: dict[str, Any], names: Sequence[str], folder: Path) -> None:
+    for name in names:
+        value = values.get(name)
         if not isinstance(value, str):
             continue
         file, separator, rest = value.partition(":") if ".py:" in value else (value, "", "")
         if not Path(file).is_absolute() and (folder / file).exists():
-            table[section][name] = f"{(folder / file).resolve()}{separator}{rest}"
+            values[name] = f"{(folder / file).resolve()}{separator}{rest}"
 
 
 def run_record(config: Config) -> dict[str, Any]:

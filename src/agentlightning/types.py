@@ -352,6 +352,12 @@ class Transition:
     agent: str | None = None
     reward: float = 0.0
     """Step rewards recorded on this call, summed; 0 where none was."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """The same by name."""
+    messages: list[JSON] = field(default_factory=list)
+    """The prompt as messages, from the first."""
+    answer: JSON = field(default_factory=dict)
+    """The assistant message that was sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,7 +367,12 @@ class Trajectory:
     rollout_id: str
     group_id: str
     reward: float
+    """NaN where none is known; `algorithms.rewards` says what becomes of it."""
     transitions: list[Transition]
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Final rewards by name."""
+    failed: bool = False
+    """Whether all attempts failed and `reward` is what the run gives for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,14 +392,66 @@ class Sequence:
     """[start, end) of each call's sampled tokens."""
     temperature: float = 1.0
     ref_logprobs: list[float] | None = None
+    """Logprobs of a frozen reference on masked tokens, for the loss's KL term."""
+    old_logprobs: list[float] | None = None
+    """The trainer's own logprobs before the step's first update. None: the loss's ratio is taken to the sampler."""
+    kl_weights: list[float] | None = None
+    """Weights of the KL term where it is aggregated otherwise than the loss; None: `weights`."""
+    entropy_weights: list[float] | None = None
+    """Weights of the entropy term; None: `weights`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """The per-token loss that an engine applies; see engines/losses.py for the formulas."""
+    """The per-token loss that an engine applies; see engines/losses.py for the formulas and their sources.
 
-    name: Literal["ppo_clip", "reinforce", "sft"] = "ppo_clip"
+    The ratio of a loss is policy / old_logprobs where sequences have them, else policy / sampler. The corrections
+    (importance, ratio_mask, off_policy_kl) act on the policy term alone, never on KL or entropy.
+    """
+
+    name: Literal["ppo_clip", "gspo", "cispo", "reinforce", "sft"] = "ppo_clip"
     clip_low: float = 0.2
     clip_high: float = 0.28
+    dual_clip: float | None = None
+    """Of ppo_clip: where the advantage is negative, a ratio above this (> 1) has no gradient."""
+    importance: Literal["token", "call"] | None = None
+    """Truncated importance sampling: times min(trainer / sampler, importance_cap), of the token or of its whole call."""
+    importance_cap: float = 2.0
+    ratio_mask: Literal["token", "call"] | None = None
+    """Leave out tokens (or calls, by the geometric mean) whose ratio trainer / sampler is outside the next two bounds."""
+    ratio_mask_low: float = 0.5
+    ratio_mask_high: float = 5.0
+    off_policy_kl: float | None = None
+    """Leave out calls of negative advantage whose mean log(sampler / policy) is above this."""
+    kl: float = 0.0
+    """Coefficient of the KL to the reference, per token, with `kl_weights`; needs `ref_logprobs`."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     entropy: float = 0.0
-    """Coefficient of the entropy bonus, per token, with the same weights."""
+    """Coefficient of the entropy bonus, per token, with `entropy_weights`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """One example of a preference loss: rows whose trained tokens are one answer, whatever number of calls it took.
+
+    DPO compares chosen with rejected; KTO takes an answer that is either (the other is empty). Sequences need
+    `ref_logprobs`; their advantages and weights are not read.
+    """
+
+    chosen: list[Sequence] = field(default_factory=list)
+    rejected: list[Sequence] = field(default_factory=list)
+    weight: float = 1.0
+    """Every engine computes one SUM over examples of weight × loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceLoss:
+    """A loss of answers, not of tokens; see engines/preferences.py for the formulas and their sources."""
+
+    name: Literal["dpo", "kto"] = "dpo"
+    beta: float = 0.1
+    """How strongly the policy is held at the reference."""
+    chosen_weight: float = 1.0
+    """Of kto: weight of answers that are wanted (the paper's lambda_D)."""
+    rejected_weight: float = 1.0
+    """Of kto: weight of answers that are not (lambda_U)."""

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.types import Call, RetryPolicy, Reward, Rollout, Sampling
 
@@ -110,6 +113,64 @@ def test_step_rewards_are_summed_on_their_transition_and_final_ones_are_not() ->
     calls = [call("a", [1], [2], prompt_tokens=1), call("b", [3], [4], parent="a", prompt_tokens=3)]
     [trajectory], _ = trajectories([rollout()], calls, [reward(0.5, "a"), reward(0.25, "a"), reward(9.0)])
     assert [t.reward for t in trajectory.transitions] == [0.75, 0.0]
+
+
+def test_rewards_are_kept_by_name_on_the_rollout_and_on_its_calls() -> None:
+    calls = [call("a", [1], [2], prompt_tokens=1)]
+    records = [
+        replace(reward(0.5, "a"), name="format"),
+        replace(reward(0.25, "a"), name="tool"),
+        replace(reward(1.0), source="return"),
+        replace(reward(0.75), name="style"),
+        replace(reward(0.5), name="style"),
+    ]
+    [trajectory], _ = trajectories([rollout()], calls, records)
+    assert trajectory.rewards == {"reward": 1.0, "style": 0.5}
+    assert trajectory.transitions[0].rewards == {"format": 0.5, "tool": 0.25}
+    assert trajectory.transitions[0].reward == 0.75
+
+
+def test_a_reward_that_was_posted_after_the_rollout_finished_is_late_and_does_not_count() -> None:
+    calls = [call("a", [1], [2], prompt_tokens=1)]
+    done = replace(rollout(), finished_ns=100)
+    late = [
+        replace(reward(5.0, "a"), source="posted", created_ns=101),
+        replace(reward(7.0), source="posted", created_ns=101),
+    ]
+    early = [replace(reward(0.5, "a"), source="posted", created_ns=99)]
+    # a worker's own rewards come with the finish, whatever its clock says
+    own = [replace(reward(0.25, "a"), created_ns=500)]
+    [trajectory], _ = trajectories([done], calls, late + early + own)
+    assert (trajectory.transitions[0].reward, trajectory.rewards) == (0.75, {})
+
+
+def test_a_rollout_without_a_final_reward_is_kept_as_unknown_where_that_is_asked_for() -> None:
+    calls = [call("a", [1], [2], prompt_tokens=1), call("b", [1], [2], prompt_tokens=1, rollout_id="f")]
+    rollouts = [rollout(reward=None), replace(rollout("f", None), state="failed")]
+    [trajectory], left_out = trajectories(rollouts, calls, keep_unrewarded=True)
+    assert math.isnan(trajectory.reward)
+    assert left_out == {"f": "it has no reward"}
+
+
+def test_a_failed_rollout_is_known_as_one() -> None:
+    [trajectory], _ = trajectories(
+        [replace(rollout(reward=0.0), state="failed")], [call("a", [1], [2], prompt_tokens=1)]
+    )
+    assert trajectory.failed
+
+
+def test_messages_are_rebuilt_from_parents() -> None:
+    def said(text: str) -> dict[str, str]:
+        return {"role": "assistant", "content": text}
+
+    calls = [
+        replace(call("a", [1, 2], [3], prompt_tokens=2), messages=[{"content": "hi"}], answer=said("hello")),
+        replace(call("b", [4], [5], parent="a", prompt_tokens=4), messages=[{"content": "and"}], answer=said("so")),
+    ]
+    [trajectory], _ = trajectories([rollout()], calls)
+    second = trajectory.transitions[1]
+    assert second.messages == [{"content": "hi"}, said("hello"), {"content": "and"}]
+    assert second.answer == said("so")
 
 
 def test_only_the_latest_attempt_counts() -> None:

@@ -1,11 +1,37 @@
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentlightning.algorithms.advantage import ADVANTAGES, grpo
+from agentlightning.algorithms.advantage import (
+    ADVANTAGES,
+    BATCH,
+    dr_grpo,
+    grpo,
+    maxrl,
+    reinforce,
+    rloo,
+    scale_batch,
+    whiten_batch,
+)
+from agentlightning.errors import RewardError
+
+CENTRED = ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "maxrl"]
+"""Rules whose advantages say how much better than the group a rollout was."""
+
+
+def flat(advantages: list[list[float]]) -> list[float]:
+    return [value for rollout in advantages for value in rollout]
+
+
+def of(rule: str, rewards: list[float]) -> list[float]:
+    """Advantages of one group of one-call rollouts under uniform credit, the batch's part included."""
+    values = ADVANTAGES[rule]([[reward] for reward in rewards], rewards, True)
+    return flat(BATCH[rule](values) if rule in BATCH else values)
 
 
 def test_grpo_of_one_success_in_four() -> None:
@@ -18,21 +44,127 @@ def test_grpo_without_the_deviation_subtracts_the_mean() -> None:
     assert grpo([[1.0], [0.0], [0.0], [0.0]], [1.0, 0.0, 0.0, 0.0], False) == [[0.75], [-0.25], [-0.25], [-0.25]]
 
 
-@pytest.mark.parametrize("reward", [0.0, 0.1, 0.7, 1.0, -3.3])
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("dr_grpo", [0.75, -0.25, -0.25, -0.25]),
+        ("rloo", [1.0, -1 / 3, -1 / 3, -1 / 3]),  # baselines 0, 1/3, 1/3, 1/3
+        ("reinforce", [1.0, 0.0, 0.0, 0.0]),
+        ("maxrl", [3.0, -1.0, -1.0, -1.0]),  # 0.75 / 0.25, -0.25 / 0.25
+        ("reinforce_pp", [1.5, -0.5, -0.5, -0.5]),  # mean 0.25, sample deviation 0.5 of the batch
+        ("reinforce_pp_baseline", [1.5, -0.5, -0.5, -0.5]),
+    ],
+)
+def test_one_success_in_four_by_hand(rule: str, expected: list[float]) -> None:
+    assert of(rule, [1.0, 0.0, 0.0, 0.0]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_batch_is_normalised_over_all_its_groups() -> None:
+    # one-call rollouts of two groups: [1, 0] and [5, 5]; batch mean 2.75, sample variance (3.0625 + 7.5625 + 2 × 5.0625) / 3
+    deviation = 6.916666666666667**0.5
+    assert flat(whiten_batch([[1.0], [0.0], [5.0], [5.0]])) == pytest.approx(
+        [-1.75 / deviation, -2.75 / deviation, 2.25 / deviation, 2.25 / deviation]
+    )
+    # less their groups' means: [0.5, -0.5] and [0, 0]; variance 0.5 / 3, and nothing is learned from the second
+    scaled = flat(scale_batch([[0.5], [-0.5], [0.0], [0.0]]))
+    assert scaled == pytest.approx([0.5 / (0.5 / 3) ** 0.5, -0.5 / (0.5 / 3) ** 0.5, 0, 0])
+    assert scaled[2:] == [0.0, 0.0]
+
+
+def test_maxrl_weighs_a_task_by_how_rarely_it_is_solved() -> None:
+    rare, common = of("maxrl", [1.0, 0.0, 0.0, 0.0]), of("maxrl", [1.0, 1.0, 1.0, 0.0])
+    assert (rare[0], common[0]) == (pytest.approx(3.0), pytest.approx(1 / 3))
+    assert of("maxrl", [0.0, 0.0]) == [0.0, 0.0]
+
+
+def test_maxrl_refuses_negative_rewards() -> None:
+    with pytest.raises(RewardError, match="maxrl expects rewards of at least 0, got -1"):
+        maxrl([[1.0], [-1.0]], [1.0, -1.0])
+
+
+@pytest.mark.parametrize("rule", CENTRED)
+@pytest.mark.parametrize("reward", [0.0, 0.1, 0.7, 1.0, 3.3])
 @pytest.mark.parametrize("size", [1, 3, 7, 8])
-def test_a_group_of_equal_rewards_has_advantages_of_exactly_zero(reward: float, size: int) -> None:
-    assert grpo([[reward, reward]] * size, [reward] * size) == [[0.0, 0.0]] * size
+def test_a_group_of_equal_rewards_has_advantages_of_exactly_zero(rule: str, reward: float, size: int) -> None:
+    values = ADVANTAGES[rule]([[reward, reward]] * size, [reward] * size, True)
+    assert (BATCH[rule](values) if rule in BATCH else values) == [[0.0, 0.0]] * size
 
 
-def test_a_rollout_with_more_calls_weighs_no_more() -> None:
-    few = grpo([[1.0], [0.0]], [1.0, 0.0])
-    many = grpo([[1.0] * 9, [0.0]], [1.0, 0.0])
-    assert many == [few[0] * 9, few[1]]
+def test_a_batch_of_equal_rewards_has_advantages_of_exactly_zero() -> None:
+    assert whiten_batch([[0.1, 0.1], [0.1]]) == [[0.0, 0.0], [0.0]]
 
 
+@pytest.mark.parametrize("rule", sorted(ADVANTAGES))
+def test_a_rollout_with_more_calls_weighs_no_more(rule: str) -> None:
+    def advantages(calls: int) -> list[list[float]]:
+        values = ADVANTAGES[rule]([[1.0] * calls, [0.0], [0.25]], [1.0, 0.0, 0.25], True)
+        return BATCH[rule](values) if rule in BATCH else values
+
+    few, many = advantages(1), advantages(9)
+    assert many[0] == pytest.approx(few[0] * 9)
+    assert flat(many[1:]) == pytest.approx(flat(few[1:]))
+
+
+@pytest.mark.parametrize("rule", sorted(set(ADVANTAGES) - {"reinforce", "reinforce_pp"}))
+def test_a_call_without_a_share_is_compared_with_nothing(rule: str) -> None:
+    [[left_out, counted], _] = ADVANTAGES[rule]([[0.0, 1.0], [0.0]], [1.0, 0.0], True, [[0.0, 1.0], [1.0]])
+    assert left_out == 0.0
+    assert counted > 0
+
+
+rewards = st.lists(st.floats(0, 10).map(lambda value: round(value, 3)), min_size=2, max_size=12)
+
+
+@pytest.mark.parametrize("rule", sorted(ADVANTAGES))
+@settings(deadline=None, max_examples=50)
+@given(rewards, st.randoms(use_true_random=False))
+def test_the_order_of_rollouts_does_not_matter(rule: str, values: list[float], random: object) -> None:
+    order = list(range(len(values)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    one, other = of(rule, values), of(rule, [values[place] for place in order])
+    assert other == pytest.approx([one[place] for place in order], abs=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"])
+@settings(deadline=None, max_examples=50)
+@given(rewards, st.floats(-100, 100))
+def test_a_constant_added_to_all_rewards_changes_nothing(rule: str, values: list[float], constant: float) -> None:
+    if statistics.pstdev(values) < 0.01:  # there, what rounding leaves is divided by next to nothing
+        return
+    assert of(rule, [value + constant for value in values]) == pytest.approx(of(rule, values), abs=1e-6)
+
+
+@pytest.mark.parametrize(("rule", "degree"), [("dr_grpo", 1), ("rloo", 1), ("reinforce", 1), ("maxrl", 0)])
+@settings(deadline=None, max_examples=50)
+@given(rewards, st.floats(0.1, 10))
+def test_advantages_scale_with_rewards_as_their_formula_says(
+    rule: str, degree: int, values: list[float], factor: float
+) -> None:
+    scaled = of(rule, [value * factor for value in values])
+    assert scaled == pytest.approx([value * factor**degree for value in of(rule, values)], abs=1e-6)
+
+
+@settings(deadline=None, max_examples=50)
+@given(rewards)
+def test_rloo_is_dr_grpo_stretched_by_the_size_of_the_group(values: list[float]) -> None:
+    credits = [[value] for value in values]
+    stretched = [value * len(values) / (len(values) - 1) for value in flat(dr_grpo(credits, values))]
+    assert flat(rloo(credits, values)) == pytest.approx(stretched, abs=1e-9)
+
+
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(-10, 10), min_size=2, max_size=16))
 def test_grpo_agrees_with_numpy(rewards: list[float]) -> None:
     values = np.array(rewards)
     expected = (values - values.mean()) / (values.std(ddof=1) + 1e-4)
     got = ADVANTAGES["grpo"]([[reward] for reward in rewards], rewards, True)
     np.testing.assert_allclose(np.array(got)[:, 0], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_reinforce_is_the_credit_itself() -> None:
+    assert reinforce([[0.2, 0.7]], [1.0], True, [[0.0, 1.0]]) == [[0.2, 0.7]]
+
+
+def test_what_a_rule_says_of_calls_is_not_blown_up_where_all_rollouts_earned_the_same() -> None:
+    # the deviation of the rewards is 0 there, and says nothing of how the calls differ
+    assert grpo([[0.25, -0.25], [0.0, 0.0]], [1.0, 1.0], True, [[0.0, 0.0], [0.0, 0.0]]) == [[0.25, -0.25], [0.0, 0.0]]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.algorithms import LightningRL
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, RewardError
 from agentlightning.types import Loss, Trajectory, Transition
 
 
@@ -132,8 +132,16 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
         ({"group_size": 1}, "algorithm.group_size: expected a whole number of at least 2, got 1"),
         ({"group_size": True}, "algorithm.group_size: expected a whole number of at least 2, got True"),
         ({"minibatches": 0}, "algorithm.minibatches: expected a whole number of at least 1, got 0"),
-        ({"credit": "luck"}, "algorithm.credit: expected one of uniform, got 'luck'"),
-        ({"advantage": "gae"}, "algorithm.advantage: expected one of grpo, got 'gae'"),
+        (
+            {"credit": "luck"},
+            "algorithm.credit: expected one of counterfactual, discounted, gigpo, judge, last, learned, step_rewards, "
+            "uniform, or file.py:name of a rule of your own, got 'luck'",
+        ),
+        (
+            {"advantage": "gae"},
+            "algorithm.advantage: expected one of dr_grpo, grpo, maxrl, reinforce, reinforce_pp, reinforce_pp_baseline, "
+            "rloo, got 'gae'",
+        ),
         (
             {"aggregation": "mean"},
             "algorithm.aggregation: expected one of rollout_mean, sequence_mean, token_mean, got 'mean'",
@@ -143,6 +151,24 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
         ({"clip_low": 1.5}, "algorithm.clip_low: expected a number from 0 to 1, got 1.5"),
         ({"clip_high": float("inf")}, "algorithm.clip_high: expected a number of at least 0, got inf"),
         ({"merge": 1}, "algorithm.merge: expected true or false, got 1"),
+        ({"dynamic_sampling": 1}, "algorithm.dynamic_sampling: expected true or false, got 1"),
+        (
+            {"normalize_std": False, "advantage": "rloo"},
+            "algorithm.normalize_std: has an effect with advantage = 'grpo' only, not with 'rloo'",
+        ),
+        ({"missing_reward": "zero"}, "algorithm.missing_reward: expected one of drop, fail, fill, got 'zero'"),
+        (
+            {"missing_reward": "fill"},
+            "algorithm.fill_reward: expected a number with missing_reward = 'fill', got None",
+        ),
+        ({"fill_reward": 0.0}, "algorithm.fill_reward: has no effect with missing_reward = 'drop'"),
+        ({"incomplete_groups": "pad"}, "algorithm.incomplete_groups: expected one of drop, fail, train, got 'pad'"),
+        ({"reward_weights": {"answer": "1"}}, "algorithm.reward_weights.answer: expected a number, got '1'"),
+        ({"credit": 3}, "algorithm.credit: expected the name of a rule, got 3"),
+        (
+            {"credit_settings": {"gamma": 0.5}},
+            "algorithm: credit_settings.gamma: no such setting; known here: ",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_was_expected(settings: dict, sentence: str) -> None:
@@ -155,3 +181,55 @@ def test_reinforce_takes_one_update_a_step() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.minibatches: expected 1 with loss = 'reinforce'"):
         LightningRL(loss="reinforce")
     assert LightningRL(loss="reinforce", minibatches=1).plan([], 0).loss.name == "reinforce"
+
+
+def test_incomplete_groups_are_trained_dropped_or_fatal_as_the_settings_say() -> None:
+    groups = [group("a", 1.0, 0.0, 0.25), group("b", 1.0, 0.0)]
+    assert set(LightningRL(group_size=3).plan(groups, 0).outcomes.values()) == {"trained"}
+    dropped = LightningRL(group_size=3, incomplete_groups="drop").plan(groups, 0)
+    assert [dropped.outcomes[key] for key in ("a0", "b0", "b1")] == ["trained", "invalid", "invalid"]
+    assert dropped.stats["incomplete_groups"] == 1.0
+    with pytest.raises(RewardError, match="a group has 2 of 3 usable rollouts"):
+        LightningRL(group_size=3, incomplete_groups="fail").plan(groups, 0)
+
+
+def test_a_rollout_without_a_known_reward_is_dropped_and_counted() -> None:
+    plan = LightningRL(minibatches=1).plan([group("a", 1.0, 0.0, math.nan)], seed=0)
+    assert plan.outcomes == {"a0": "trained", "a1": "trained", "a2": "invalid"}
+    assert plan.stats["unrewarded"] == 1.0
+    assert plan.stats["reward_mean"] == 0.5
+
+
+def test_a_missing_reward_that_makes_a_group_incomplete_drops_the_group_where_that_is_asked_for() -> None:
+    algorithm = LightningRL(group_size=3, incomplete_groups="drop")
+    assert set(algorithm.plan([group("a", 1.0, 0.0, math.nan)], 0).outcomes.values()) == {"invalid"}
+
+
+def test_dynamic_sampling_names_the_groups_from_which_nothing_is_learned() -> None:
+    groups = [group("a", 1.0, 0.0), group("b", 1.0, 1.0), group("c", math.nan, math.nan)]
+    assert LightningRL(dynamic_sampling=True).plan(groups, 0).resample == ["b", "c"]
+    assert LightningRL().plan(groups, 0).resample == []
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "maxrl"])
+def test_groups_without_variance_are_dropped_by_every_rule_that_compares(advantage: str) -> None:
+    plan = LightningRL(advantage=advantage).plan([group("a", 1.0, 0.0), group("b", 0.7, 0.7)], seed=0)
+    assert plan.outcomes == dict.fromkeys(("a0", "a1"), "trained") | dict.fromkeys(("b0", "b1"), "zero_variance")
+
+
+def test_reinforce_pp_compares_rollouts_of_different_groups() -> None:
+    plan = LightningRL(advantage="reinforce_pp").plan([group("a", 1.0, 1.0), group("b", 0.0, 0.0)], seed=0)
+    assert set(plan.outcomes.values()) == {"trained"}
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"])
+def test_each_advantage_rule_has_an_effect(advantage: str) -> None:
+    """Kill switch: with any rule in the place of another, one of these plans is another."""
+    groups = [group("a", 1.0, 0.0, 0.5, 0.5), group("b", 2.0, 0.0, 0.5)]
+
+    def advantages(rule: str) -> list[float]:
+        plan = LightningRL(advantage=rule, minibatches=1).plan(groups, seed=0)
+        return sorted(max(row.advantages, key=abs) for row in plan.minibatches[0])
+
+    others = {"maxrl", "grpo", "dr_grpo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"} - {advantage}
+    assert all(advantages(advantage) != pytest.approx(advantages(other), abs=1e-3) for other in others)

@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentlightning.engines.base import Engine
-from agentlightning.engines.local.engine import LocalEngine
+from agentlightning.engines.local.engine import LearnerOptions, LocalEngine
+from agentlightning.engines.support import check_loss, check_preference_loss
 from agentlightning.errors import EngineError, ModelError
-from agentlightning.types import Loss, Sequence
+from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -45,12 +47,13 @@ class Endpoint:
             return choice
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["local"])
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["local", "local-tree"])
 async def started(
     request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Engine, Endpoint, Path]]:
     folder = tmp_path_factory.mktemp(request.param)
-    engine = LocalEngine(llama, work_dir=folder)
+    options = LearnerOptions(reference=True, rows="tree" if request.param == "local-tree" else "padded")
+    engine = LocalEngine(llama, work_dir=folder, learner=options)
     (url,) = await engine.start()
     await engine.save(folder / "fresh")
     async with aiohttp.ClientSession() as http:
@@ -110,6 +113,50 @@ async def test_merged_rows_give_the_gradient_of_a_row_a_call(engine: Engine) -> 
     many = await engine.forward_backward(rows, SFT)
     assert (await engine.optim_step(0.0, 1.0))["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert one == pytest.approx(many, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo", "cispo", "reinforce", "sft"])
+async def test_every_loss_that_the_engine_declares_is_exact_under_merging(engine: Engine, name: Any) -> None:
+    if name not in engine.support.losses:
+        pytest.skip("not declared")
+    check_loss(engine.support, Loss(name=name))
+    merged, rows = conversation()
+    one = await engine.forward_backward([merged], Loss(name=name))
+    norm = (await engine.optim_step(0.0, 1.0))["grad_norm"]
+    many = await engine.forward_backward(rows, Loss(name=name))
+    assert norm > 0
+    assert (await engine.optim_step(0.0, 1.0))["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert one == pytest.approx(many, rel=1e-4)
+
+
+async def test_the_reference_stays_while_the_policy_learns(engine: Engine) -> None:
+    if not engine.support.reference:
+        pytest.skip("not declared")
+    merged, _ = conversation()
+    (before,) = await engine.logprobs([merged])
+    await engine.forward_backward([merged], SFT)
+    await engine.optim_step(1e-2, 1.0)
+    assert (await engine.reference_logprobs([merged]))[0] == pytest.approx(before, abs=1e-4)
+    assert (await engine.logprobs([merged]))[0] != pytest.approx(before, abs=1e-2)
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+async def test_preferences_move_the_policy_towards_the_chosen_answer(engine: Engine, name: Any) -> None:
+    if name not in engine.support.preferences:
+        pytest.skip("not declared")
+    loss = PreferenceLoss(name=name)
+    check_preference_loss(engine.support, loss)
+    rows = [sequence([3, 4, 5, 6, last, 1], [(4, 6)]) for last in (20, 30)]
+    ref = await engine.reference_logprobs(rows)
+    chosen, rejected = (replace(row, ref_logprobs=values) for row, values in zip(rows, ref, strict=True))
+    examples = [Preference(chosen=[chosen], rejected=[rejected])]
+    if name == "kto":
+        examples = [Preference(chosen=[chosen]), Preference(rejected=[rejected])]
+    losses = []
+    for _ in range(3):
+        losses.append((await engine.forward_backward_preferences(examples, loss))["loss"])
+        await engine.optim_step(3e-3, 1.0)
+    assert losses[0] > losses[1] > losses[2]
 
 
 async def test_resuming_is_exact(engine: Engine, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,32 @@ async def test_a_run_killed_at_any_verb_resumes_to_the_state_of_one_that_was_not
         assert all(step.state == "closed" for step in steps)
         ticks += 1
     assert ticks > 50
+
+
+@pytest.mark.parametrize("ticks", [20, 40, 60])
+async def test_a_rule_that_looks_at_earlier_steps_learns_the_same_after_a_crash(
+    store: LightningStore, tmp_path: Path, ticks: int
+) -> None:
+    algorithm = LightningRL(
+        group_size=GROUP, minibatches=1, credit="learned", credit_settings={"history": 2, "residual": 0.0}
+    )
+    alone = replace(algorithm, credit_settings={"residual": 0.0})
+    async with agents(store):
+        whole, forgetful = RememberingEngine(), RememberingEngine()
+        await replace(loop(store, whole, tmp_path / "whole"), algorithm=algorithm).run(resume=False)
+        await store.create_run("test", {}, "run-alone")
+    async with agents(store, run="run-alone"):
+        await replace(loop(store, forgetful, tmp_path, "run-alone"), algorithm=alone).run(resume=False)
+    assert forgetful.updates != whole.updates  # the earlier steps have an effect
+    await store.create_run("test", {}, "run-again")
+    async with agents(store, run="run-again"):
+        countdown = Countdown(ticks)
+        first = loop(Crashing(store, countdown), Crashing(RememberingEngine(), countdown), tmp_path, "run-again")
+        with suppress(Crash):
+            await replace(first, algorithm=algorithm).run(resume=False)
+        again = RememberingEngine()
+        await replace(loop(store, again, tmp_path, "run-again"), algorithm=algorithm).run(resume=True)
+    assert again.updates == whole.updates
 
 
 async def test_a_learner_lost_at_any_verb_is_replaced_and_the_run_ends_as_one_that_never_lost_it(

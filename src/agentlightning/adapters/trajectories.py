@@ -6,24 +6,32 @@ judges nothing: a rollout that cannot be learned from is left out with the reaso
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 
-from agentlightning.types import Call, Reward, Rollout, Trajectory, Transition
+from agentlightning.store.base import final_reward
+from agentlightning.types import JSON, Call, Reward, Rollout, Trajectory, Transition
 
 ABANDONED = "abandoned"
 """`finish_reason` of a call whose agent went away: what it did next does not follow from what was sampled."""
 
 
 def trajectories(
-    rollouts: Iterable[Rollout], calls: Iterable[Call], rewards: Iterable[Reward] = ()
+    rollouts: Iterable[Rollout],
+    calls: Iterable[Call],
+    rewards: Iterable[Reward] = (),
+    *,
+    keep_unrewarded: bool = False,
 ) -> tuple[list[Trajectory], dict[str, str]]:
     """Trajectories in the order of `rollouts`, and the id and reason of each rollout that was left out.
 
-    Only calls and rewards of a rollout's latest attempt count (the one that succeeded); `calls` come in the order they
-    finished. A call is trained where the policy sampled it and the agent read it: one that an outside model answered
-    (policy '') is context at most, and so is an abandoned one. Costs O(tokens of all full prompts): each prompt is built
-    once, from its parent's.
+    Only calls and rewards of a rollout's latest attempt count (the one that succeeded); `calls` come in the order
+    they finished. Posted rewards count until the rollout finished: a later one would make a step that is executed
+    again another step. With `keep_unrewarded` a rollout that succeeded without a final reward is kept, with NaN. A
+    call is trained where the policy sampled it and the agent read it: one that an outside model answered (policy '')
+    is context at most, and so is an abandoned one. Costs O(tokens of all full prompts): each prompt is built once,
+    from its parent's.
 
     A conversation of two calls, the second stored by its suffix alone:
 
@@ -33,35 +41,65 @@ def trajectories(
     calls_of: defaultdict[str, list[Call]] = defaultdict(list)
     for call in calls:
         calls_of[call.rollout_id].append(call)
-    step_rewards: defaultdict[str, float] = defaultdict(float)
+    rewards_of: defaultdict[str, list[Reward]] = defaultdict(list)
     for reward in rewards:
-        if reward.call_id is not None:
-            step_rewards[reward.call_id] += reward.value
+        rewards_of[reward.rollout_id].append(reward)
     kept: list[Trajectory] = []
     left_out: dict[str, str] = {}
     for rollout in rollouts:
         attempt = [call for call in calls_of[rollout.id] if call.attempt == rollout.attempt]
-        reason, transitions = _transitions(attempt, step_rewards)
-        if rollout.reward is None:
+        told = [reward for reward in rewards_of[rollout.id] if _counts(reward, rollout)]
+        reason, transitions = _transitions(attempt, _by_call(told))
+        if rollout.reward is None and not (keep_unrewarded and rollout.state == "succeeded"):
             left_out[rollout.id] = "it has no reward"
         elif reason is not None:
             left_out[rollout.id] = reason
         else:
             kept.append(
                 Trajectory(
-                    rollout_id=rollout.id, group_id=rollout.group_id, reward=rollout.reward, transitions=transitions
+                    rollout_id=rollout.id,
+                    group_id=rollout.group_id,
+                    reward=math.nan if rollout.reward is None else rollout.reward,
+                    transitions=transitions,
+                    rewards=_finals(told),
+                    failed=rollout.state == "failed",
                 )
             )
     return kept, left_out
 
 
-def _transitions(attempt: list[Call], step_rewards: dict[str, float]) -> tuple[str | None, list[Transition]]:
+def _counts(reward: Reward, rollout: Rollout) -> bool:
+    late = reward.source == "posted" and rollout.finished_ns is not None and reward.created_ns > rollout.finished_ns
+    return reward.attempt == rollout.attempt and not late
+
+
+def _by_call(rewards: Iterable[Reward]) -> dict[str, dict[str, float]]:
+    """Step rewards by call and name; several of one name are summed."""
+    found: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for reward in rewards:
+        if reward.call_id is not None:
+            found[reward.call_id][reward.name] += reward.value
+    return {call: dict(named) for call, named in found.items()}
+
+
+def _finals(rewards: Iterable[Reward]) -> dict[str, float]:
+    """Final rewards by name, each settled as the rollout's own is."""
+    named: defaultdict[str, list[Reward]] = defaultdict(list)
+    for reward in rewards:
+        if reward.call_id is None:
+            named[reward.name].append(reward)
+    settled = {name: final_reward(records) for name, records in named.items()}
+    return {name: value for name, value in settled.items() if value is not None}
+
+
+def _transitions(attempt: list[Call], step_rewards: dict[str, dict[str, float]]) -> tuple[str | None, list[Transition]]:
     """Why these calls cannot be trained (None where they can), and their transitions."""
     by_id = {call.id: call for call in attempt}
     prompts: dict[str, list[int]] = {}
+    messages: dict[str, list[JSON]] = {}
     transitions = []
     for call in attempt:
-        missing = _build_prompt(call, by_id, prompts)
+        missing = _build_prompt(call, by_id, prompts, messages)
         if missing is not None:
             return f"call {call.id} continues call {missing}, which is not recorded", []
         prompt = prompts[call.id]
@@ -85,14 +123,20 @@ def _transitions(attempt: list[Call], step_rewards: dict[str, float]) -> tuple[s
                 temperature=call.sampling.temperature or 1.0,
                 policy=call.policy,
                 agent=call.agent,
-                reward=step_rewards.get(call.id, 0.0),
+                reward=sum(step_rewards.get(call.id, {}).values()),
+                rewards=step_rewards.get(call.id, {}),
+                messages=messages[call.id],
+                answer=call.answer,
             )
         )
     return (None if transitions else "the policy answered none of its calls"), transitions
 
 
-def _build_prompt(call: Call, by_id: dict[str, Call], prompts: dict[str, list[int]]) -> str | None:
-    """Put the full prompt of `call`, and of each ancestor that lacks one, into `prompts`; the id of a missing parent."""
+def _build_prompt(
+    call: Call, by_id: dict[str, Call], prompts: dict[str, list[int]], messages: dict[str, list[JSON]]
+) -> str | None:
+    """Put the full prompt of `call`, and of each ancestor that lacks one, into `prompts`, and as messages into
+    `messages`; the id of a missing parent."""
     chain: list[Call] = []
     node = call
     while node.id not in prompts:
@@ -104,6 +148,10 @@ def _build_prompt(call: Call, by_id: dict[str, Call], prompts: dict[str, list[in
             return node.parent_id
         node = parent
     for link in reversed(chain):
-        before = [] if link.parent_id is None else prompts[link.parent_id] + by_id[link.parent_id].sampled_ids
-        prompts[link.id] = before + link.suffix_ids
+        if link.parent_id is None:
+            prompts[link.id], messages[link.id] = list(link.suffix_ids), link.messages
+            continue
+        parent = by_id[link.parent_id]
+        prompts[link.id] = prompts[parent.id] + parent.sampled_ids + link.suffix_ids
+        messages[link.id] = [*messages[parent.id], parent.answer, *link.messages]
     return None

@@ -11,7 +11,8 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Protocol
 
-from agentlightning.types import Loss, Sequence
+from agentlightning.engines.support import Support
+from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
 
 Metrics = dict[str, float]
 
@@ -23,6 +24,11 @@ class Engine(Protocol):
 
     LearnerLostError: what was learned since the last `save` is gone; `restart_learner`, then `load`.
     """
+
+    @property
+    def support(self) -> Support:
+        """What it can do as configured; known before `start`, so that other settings stop a run before it begins."""
+        ...
 
     async def start(self) -> list[str]:
         """Start what serves and learns; returns base URLs that speak the token path (POST /inference/v1/generate)."""
@@ -36,12 +42,31 @@ class Engine(Protocol):
         """Add the gradient of SUM over tokens of weight × loss to what is accumulated since the last optim_step.
 
         Metrics are sums or means over the trained tokens of this call: loss, tokens, ratio_max (largest |ratio - 1|),
-        clip_share, kl (k3 of sampler against trainer), entropy.
+        clip_share, kl (k3 of sampler against trainer), entropy; with the settings they belong to masked_share, importance
+        (mean weight) and ref_kl.
+        """
+        ...
+
+    async def forward_backward_preferences(
+        self,
+        examples: Seq[Preference],
+        loss: PreferenceLoss,
+        mismatched: Seq[Sequence] = (),
+        policy: str = DEFAULT_POLICY,
+    ) -> Metrics:
+        """Add the gradient of SUM over examples of weight × loss, a loss of whole answers; see engines/preferences.py.
+
+        mismatched are answers beside prompts of others, from which kto estimates its baseline. All sequences carry
+        ref_logprobs. Metrics: loss, examples, tokens, margin; accuracy for dpo, baseline for kto.
         """
         ...
 
     async def logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
         """Log-probability of every token given those before it, at the sequence's temperature; 0 for the first."""
+        ...
+
+    async def reference_logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+        """The same under the frozen weights that the engine was made with, where it keeps them."""
         ...
 
     async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:

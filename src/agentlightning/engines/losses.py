@@ -6,33 +6,76 @@ advantages and weights come from: every normalisation is already in them. Requir
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from agentlightning.engines.corrections import Tokens, call_ratios, corrections, needs_calls
+from agentlightning.engines.support import CLIPPED
+from agentlightning.errors import EngineError
 from agentlightning.types import Loss
 
+__all__ = [
+    "Tokens",
+    "cispo",
+    "entropy",
+    "gspo",
+    "kl_k3",
+    "kl_to_reference",
+    "ppo_clip",
+    "reinforce",
+    "sft",
+    "summary",
+    "token_loss",
+]
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """What is known of N sampled tokens; every field is a float32 tensor of shape [N]."""
 
-    sampler_logprobs: Tensor
-    advantages: Tensor
-    weights: Tensor
-
-
-def ppo_clip(logprobs_N: Tensor, sampler_logprobs_N: Tensor, advantages_N: Tensor, low: float, high: float) -> Tensor:
-    """-min(r A, clip(r, 1 - low, 1 + high) A), with r = exp(logprob - sampler's logprob).
+def ppo_clip(
+    logprobs_N: Tensor,
+    base_logprobs_N: Tensor,
+    advantages_N: Tensor,
+    low: float,
+    high: float,
+    dual: float | None = None,
+) -> Tensor:
+    """-min(r A, clip(r, 1 - low, 1 + high) A), with r = exp(logprob - base logprob); where A < 0 at most -dual A.
 
     Schulman et al. (2017), Proximal Policy Optimization Algorithms, equation 7; with two bounds, DAPO (Yu et al., 2025),
-    equation 10. The old policy is the sampler itself, so that r corrects for stale weights and for numerics alike.
-    r = 1.5, A = 2, bounds 0.2 and 0.28: -min(3, 2.56) = -2.56.
+    equation 10; dual clip, Ye et al. (2020), Mastering Complex Control in MOBA Games, equation 5. The base is the sampler
+    itself, so that r corrects for stale weights and for numerics alike, or the trainer before the step.
+    r = 1.5, A = 2, bounds 0.2 and 0.28: -min(3, 2.56) = -2.56. r = 5, A = -2: 10; with dual 3: 6.
     """
-    ratios_N = (logprobs_N - sampler_logprobs_N).exp()
+    ratios_N = (logprobs_N - base_logprobs_N).exp()
+    clipped_N = ratios_N.clamp(1.0 - low, 1.0 + high)
+    losses_N = -torch.minimum(ratios_N * advantages_N, clipped_N * advantages_N)
+    if dual is None:
+        return losses_N
+    return torch.where(advantages_N < 0, torch.minimum(losses_N, -dual * advantages_N), losses_N)
+
+
+def gspo(logprobs_N: Tensor, call_means_N: Tensor, advantages_N: Tensor, low: float, high: float) -> Tensor:
+    """-min(s A, clip(s, 1 - low, 1 + high) A), with s = exp(mean of log(policy / base) over the call's tokens).
+
+    Zheng et al. (2025), Group Sequence Policy Optimization, equations 5 to 7, in the form of GSPO-token (equations 13 and
+    14): s is the call's ratio in value, and its gradient at a token is s times that of the token's logprob. With one
+    advantage and one weight in a call the sum over the call's tokens is GSPO's own, value and gradient. The paper's
+    bounds are 3e-4 and 4e-4. Log ratios [0.2, 0.4], A = 1, bounds 0.5: -exp(0.3) = -1.350 for both.
+    """
+    ratios_N = (call_means_N + logprobs_N - logprobs_N.detach()).exp()
     clipped_N = ratios_N.clamp(1.0 - low, 1.0 + high)
     return -torch.minimum(ratios_N * advantages_N, clipped_N * advantages_N)
+
+
+def cispo(logprobs_N: Tensor, base_logprobs_N: Tensor, advantages_N: Tensor, low: float, high: float) -> Tensor:
+    """-clip(r, 1 - low, 1 + high) A log p, where the clipped ratio is a constant: every token keeps a gradient.
+
+    MiniMax (2025), MiniMax-M1, equations 4 and 5; the paper leaves the lower side free (here low = 1).
+    r = 1.5, log p = -0.5, A = 2, high 0.28: 1.28 x 2 x 0.5 = 1.28; its gradient is -2.56.
+    """
+    ratios_N = (logprobs_N.detach() - base_logprobs_N).exp()
+    return -ratios_N.clamp(1.0 - low, 1.0 + high) * advantages_N * logprobs_N
 
 
 def reinforce(logprobs_N: Tensor, advantages_N: Tensor) -> Tensor:
@@ -63,24 +106,52 @@ def kl_k3(logprobs_N: Tensor, sampler_logprobs_N: Tensor) -> Tensor:
     return log_ratios_N.exp() - 1.0 - log_ratios_N
 
 
+def kl_to_reference(estimator: Literal["k1", "k2", "k3"], logprobs_N: Tensor, ref_logprobs_N: Tensor) -> Tensor:
+    """An estimate of KL(policy || reference) from the policy's own tokens, with d = log(policy / reference).
+
+    k1 = d; k2 = d²/2; k3 = exp(-d) - 1 + d. Schulman (2020), Approximating KL Divergence; k3 is the one of GRPO (Shao et
+    al., 2024, DeepSeekMath, equation 4). The gradient of k1 as it stands is 0 on average, so that it would be a setting
+    without effect: k1 has the gradient of k2, d times that of log p, which is what k1 subtracted from the reward gives
+    (Tang and Munos, 2025, On a Few Pitfalls in KL Divergence Gradient Estimation for RL; "k1+" in verl).
+    d = log 2: 0.693, 0.240, 0.193.
+    """
+    if estimator == "k3":
+        return kl_k3(ref_logprobs_N, logprobs_N)
+    differences_N = logprobs_N - ref_logprobs_N
+    squares_N = 0.5 * differences_N.square()
+    if estimator == "k2":
+        return squares_N
+    return squares_N - squares_N.detach() + differences_N.detach()
+
+
 def token_loss(loss: Loss, log_distributions_NV: Tensor, targets_N: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
-    """(SUM over tokens of weight × (loss - entropy coefficient × entropy), totals to report as `summary` wants them)."""
+    """(SUM over tokens of weight × (policy term - entropy + KL, each with its coefficient), totals to report).
+
+    `summary` takes the totals. A loss that compares whole calls finds them in tokens.ratios, else works them out here,
+    where calls must be whole.
+    """
     logprobs_N = log_distributions_NV.gather(1, targets_N[:, None])[:, 0]
-    if loss.name == "ppo_clip":
-        losses_N = ppo_clip(logprobs_N, tokens.sampler_logprobs, tokens.advantages, loss.clip_low, loss.clip_high)
-    elif loss.name == "reinforce":
-        losses_N = reinforce(logprobs_N, tokens.advantages)
-    else:
-        losses_N = sft(logprobs_N)
+    if needs_calls(loss) and tokens.ratios is None:
+        tokens = replace(tokens, ratios=call_ratios(logprobs_N, tokens))
+    losses_N, kept_N, factors_N = _policy_term(loss, logprobs_N, tokens)
     with torch.set_grad_enabled(loss.entropy != 0 and torch.is_grad_enabled()):
         entropies_N = entropy(log_distributions_NV)
-    if loss.entropy:
+    extra: Tensor | float = 0.0
+    if loss.entropy and tokens.entropy_weights is None:
         losses_N = losses_N - loss.entropy * entropies_N
-    total = (tokens.weights * losses_N).sum()
+    elif loss.entropy and tokens.entropy_weights is not None:
+        extra = -loss.entropy * (tokens.entropy_weights * entropies_N).sum()
+    divergences_N = torch.zeros_like(logprobs_N)
+    if loss.kl:
+        if tokens.ref_logprobs is None:
+            raise EngineError("loss.kl needs sequences with ref_logprobs; ask the engine for reference_logprobs first")
+        divergences_N = kl_to_reference(loss.kl_estimator, logprobs_N, tokens.ref_logprobs)
+        weights_N = tokens.weights if tokens.kl_weights is None else tokens.kl_weights
+        extra = extra + loss.kl * (weights_N * divergences_N).sum()
+    total = (tokens.weights * losses_N).sum() + extra
     with torch.no_grad():
-        ratios_N = (logprobs_N - tokens.sampler_logprobs).exp()
-        # Clipped means: the gradient is cut, which depends on the sign of the advantage.
-        clipped_N = torch.where(tokens.advantages >= 0, ratios_N > 1.0 + loss.clip_high, ratios_N < 1.0 - loss.clip_low)
+        ratios_N, clipped_N = _ratios(loss, logprobs_N, tokens)
+        nothing = total.new_zeros(())
         report = torch.stack(
             [
                 total.detach(),
@@ -89,9 +160,53 @@ def token_loss(loss: Loss, log_distributions_NV: Tensor, targets_N: Tensor, toke
                 kl_k3(logprobs_N, tokens.sampler_logprobs).sum(),
                 entropies_N.detach().sum(),
                 logprobs_N.sum(),
+                nothing if kept_N is None else (~kept_N).sum().float(),
+                nothing if factors_N is None else factors_N.sum(),
+                divergences_N.detach().sum(),
             ]
         ).double()
     return total, report
+
+
+def _policy_term(loss: Loss, logprobs_N: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The loss of each token with its corrections, and what these were."""
+    kept_N, factors_N = corrections(loss, logprobs_N, tokens)
+    base_N, advantages_N = tokens.base_logprobs, tokens.advantages
+    if kept_N is not None:  # before any ratio is taken: one that overflows would give 0 × infinity
+        logprobs_N = torch.where(kept_N, logprobs_N, base_N)
+    if loss.name == "ppo_clip":
+        losses_N = ppo_clip(logprobs_N, base_N, advantages_N, loss.clip_low, loss.clip_high, loss.dual_clip)
+    elif loss.name == "gspo":
+        assert tokens.ratios is not None
+        losses_N = gspo(logprobs_N, tokens.ratios[:, 0], advantages_N, loss.clip_low, loss.clip_high)
+    elif loss.name == "cispo":
+        losses_N = cispo(logprobs_N, base_N, advantages_N, loss.clip_low, loss.clip_high)
+    elif loss.name == "reinforce":
+        losses_N = reinforce(logprobs_N, advantages_N)
+    else:
+        losses_N = sft(logprobs_N)
+    if factors_N is not None:
+        losses_N = losses_N * factors_N
+    if kept_N is not None:
+        losses_N = torch.where(kept_N, losses_N, 0.0)
+    return losses_N, kept_N, factors_N
+
+
+def _ratios(loss: Loss, logprobs_N: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """The ratio that the loss is about, and whether it was cut."""
+    log_ratios_N = logprobs_N - tokens.base_logprobs
+    if loss.name == "gspo":
+        assert tokens.ratios is not None
+        log_ratios_N = tokens.ratios[:, 0]
+    ratios_N = log_ratios_N.exp()
+    above_N, below_N = ratios_N > 1.0 + loss.clip_high, ratios_N < 1.0 - loss.clip_low
+    if loss.name == "cispo":
+        return ratios_N, above_N | below_N
+    # Clipped means: the gradient is cut, which depends on the sign of the advantage.
+    clipped_N = torch.where(tokens.advantages >= 0, above_N, below_N)
+    if loss.name == "ppo_clip" and loss.dual_clip is not None:
+        clipped_N = clipped_N | ((tokens.advantages < 0) & (ratios_N > loss.dual_clip))
+    return ratios_N, clipped_N
 
 
 def summary(loss: Loss, reports: list[Tensor], tokens: int) -> dict[str, float]:
@@ -103,6 +218,12 @@ def summary(loss: Loss, reports: list[Tensor], tokens: int) -> dict[str, float]:
     metrics = {"loss": total, "tokens": float(tokens), "entropy": entropies / tokens, "nll": -logprobs / tokens}
     if loss.name != "sft":
         metrics |= {"ratio_max": float(table[:, 1].max()), "kl": kl / tokens}
-    if loss.name == "ppo_clip":
+    if loss.name in CLIPPED:
         metrics["clip_share"] = clipped / tokens
+    if loss.ratio_mask is not None or loss.off_policy_kl is not None:
+        metrics["masked_share"] = float(table[:, 6].sum()) / tokens
+    if loss.importance is not None:
+        metrics["importance"] = float(table[:, 7].sum()) / tokens
+    if loss.kl:
+        metrics["ref_kl"] = float(table[:, 8].sum()) / tokens
     return metrics

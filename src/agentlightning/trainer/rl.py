@@ -26,6 +26,7 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, save_checkpoint
 from agentlightning.trainer.collect import Collector, refuse_silence
 from agentlightning.trainer.evaluate import Kind, evaluate
+from agentlightning.trainer.evidence import Witness
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.tasks import TaskOrder
 from agentlightning.types import (
@@ -73,6 +74,13 @@ class Loop:
     """The latest step that was ever completed here."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Where the time of the current step goes, by phase."""
+
+    @property
+    def witness(self) -> Witness:
+        """What the credit rule asks for besides the step's groups."""
+        return Witness(
+            algorithm=self.algorithm, store=self.store, run_id=self.run_id, folder=self.folder.path / "judge"
+        )
 
     async def run(self, resume: bool) -> int:
         """Train to the last step, or to the step at which `stopping` was set; returns that step."""
@@ -174,7 +182,9 @@ class Loop:
     async def _learn(self, step: int, rollouts: list[Rollout], stored: Step | None) -> Metrics:
         with self._timed("record"):
             groups, metrics = await self._trajectories(rollouts)
-            plan = self.algorithm.plan(groups, seed=self.config.trainer.seed * 1_000_003 + step)
+            evidence, cost = await self.witness.gather(step, groups)
+            metrics |= cost
+            plan = self.algorithm.plan(groups, seed=self.config.trainer.seed * 1_000_003 + step, evidence=evidence)
             if stored is None:
                 outcomes = {rollout.id: plan.outcomes.get(rollout.id, "invalid") for rollout in rollouts}
                 await self.store.open_step(
@@ -210,7 +220,7 @@ class Loop:
         for start in range(0, len(ids), RECORD_BATCH):
             calls += await self.store.calls(ids[start : start + RECORD_BATCH])
             rewards += await self.store.rewards(ids[start : start + RECORD_BATCH])
-        kept, left_out = trajectories(rollouts, calls, rewards)
+        kept, left_out = trajectories(rollouts, calls, rewards, keep_unrewarded=True)
         groups: defaultdict[str, list[Trajectory]] = defaultdict(list)
         for trajectory in kept:
             groups[trajectory.group_id].append(trajectory)

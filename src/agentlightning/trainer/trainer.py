@@ -30,6 +30,7 @@ from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint
 from agentlightning.trainer.collect import Collector
 from agentlightning.trainer.curve import draw_curve
 from agentlightning.trainer.ending import recorded_ending
+from agentlightning.trainer.evidence import check_evidence
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.rl import Loop
@@ -296,7 +297,11 @@ def algorithm_of(config: Config) -> LightningRL:
     for setting in table:
         if setting not in known:
             raise ConfigError(f"algorithm.{setting}: no such setting; known here: {', '.join(known)}")
-    return LightningRL(**table)
+    algorithm = LightningRL(**table)
+    check_evidence(algorithm)
+    if algorithm.dynamic_sampling:
+        raise ConfigError("algorithm.dynamic_sampling: the trainer cannot make up for groups yet; leave it false")
+    return algorithm
 
 
 def default_store() -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agentlightning.algorithms.credit.rule import credit_rule
 from agentlightning.types import Trajectory
 
 
+@credit_rule("uniform")
 def uniform(trajectory: Trajectory, group: Sequence[Trajectory]) -> list[float]:
     """R for each transition: a rollout of three calls with reward 0.5 gives [0.5, 0.5, 0.5]."""
     return [trajectory.reward] * len(trajectory.transitions)

@@ -27,8 +27,9 @@ from agentlightning import errors
 from agentlightning.children import listen, start_child, stop_child
 from agentlightning.engines.base import DEFAULT_POLICY, Metrics
 from agentlightning.engines.local.models import find_model
+from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, EngineError, LearnerLostError, ModelError
-from agentlightning.types import Loss, Sequence
+from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
 
 START_DEADLINE_S = 120.0
 """Torch, transformers and a few GB of weights load in less on any disk worth using."""
@@ -68,6 +69,11 @@ class LearnerOptions:
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
     seed: int = 0
+    rows: Literal["padded", "tree"] = "padded"
+    """tree: prefixes that sequences of a micro-batch share are computed once."""
+    reference: bool = False
+    """Keep a frozen copy of the first weights, for KL and for preferences."""
+    gradient_checkpointing: bool = False
 
 
 class LocalEngine:
@@ -110,6 +116,19 @@ class LocalEngine:
     @property
     def learner_pid(self) -> int | None:
         return self._learner.child.pid if self._learner else None
+
+    @property
+    def support(self) -> Support:
+        return Support(
+            engine="local",
+            losses=frozenset({"ppo_clip", "gspo", "cispo", "reinforce", "sft"}),
+            preferences=frozenset() if self._learner_options.dropout else frozenset({"dpo", "kto"}),
+            corrections=True,
+            entropy=True,
+            kl=True,
+            reference=self._learner_options.reference,
+            old_logprobs=True,
+        )
 
     async def start(self) -> list[str]:
         self._folder = find_model(self._model)
@@ -155,8 +174,24 @@ class LocalEngine:
         metrics: Metrics = await self._verb(policy, "forward_backward", list(sequences), loss)
         return metrics
 
+    async def forward_backward_preferences(
+        self,
+        examples: Seq[Preference],
+        loss: PreferenceLoss,
+        mismatched: Seq[Sequence] = (),
+        policy: str = DEFAULT_POLICY,
+    ) -> Metrics:
+        metrics: Metrics = await self._verb(
+            policy, "forward_backward_preferences", list(examples), loss, list(mismatched)
+        )
+        return metrics
+
     async def logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
         values: list[list[float]] = await self._verb(policy, "logprobs", list(sequences))
+        return values
+
+    async def reference_logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+        values: list[list[float]] = await self._verb(policy, "reference_logprobs", list(sequences))
         return values
 
     async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:
@@ -213,7 +248,9 @@ class LocalEngine:
             arguments += ["--muon-learning-rate-ratio", str(options.muon_learning_rate_ratio)]
             arguments += ["--max-tokens-per-microbatch", str(options.max_tokens_per_microbatch)]
             arguments += ["--dropout", str(options.dropout), "--dtype", options.dtype, "--device", options.device]
-            arguments += ["--seed", str(options.seed)]
+            arguments += ["--seed", str(options.seed), "--rows", options.rows]
+            arguments += ["--reference"] * options.reference
+            arguments += ["--gradient-checkpointing"] * options.gradient_checkpointing
             child = start_child(
                 ["agentlightning.engines.local.learner", *arguments],
                 pass_fds=[theirs.fileno()],

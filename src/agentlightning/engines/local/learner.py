@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import logging
 import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,20 +24,34 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from agentlightning.children import end_with_parent
+from agentlightning.engines.corrections import Tokens, call_ratios, needs_calls
+from agentlightning.engines.local import tree
+from agentlightning.engines.local.batches import Batch, Rows, batches, known_tokens
 from agentlightning.engines.local.checkpoint import load_model, write_model
 from agentlightning.engines.local.llama import LLAMA_SHAPED
 from agentlightning.engines.local.models import copy_tokenizer, first_line
 from agentlightning.engines.local.optimizer import Optimizer, OptimizerName
-from agentlightning.engines.losses import Tokens, summary, token_loss
+from agentlightning.engines.losses import summary, token_loss
+from agentlightning.engines.preferences import check_preferences, coefficients
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
-from agentlightning.types import Loss, Sequence
+from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
 
 STATE = "learner.pt"
 NOT_WRITTEN = (OSError, SafetensorError, RuntimeError)
 """What a full disk is to Python, to safetensors and to torch.save."""
-VERBS = ("forward_backward", "logprobs", "optim_step", "save", "load", "export")
+VERBS = (
+    "forward_backward",
+    "forward_backward_preferences",
+    "logprobs",
+    "reference_logprobs",
+    "optim_step",
+    "save",
+    "load",
+    "export",
+)
 
 log = logging.getLogger("agentlightning.learner")
 
@@ -44,8 +61,10 @@ class Learner:
 
     Weights and optimizer are float32; dtype "bfloat16" computes under autocast. Sequences are bucketed by length into
     micro-batches of at most max_tokens_per_microbatch padded tokens, padded on the right: with causal attention no mask is
-    needed. dropout is residual dropout (embeddings, attention and MLP outputs), only in forward_backward.
-    At most logits_at_once logits exist at a time (128 MB as float32): a vocabulary is large.
+    needed. rows "tree" computes prefixes that sequences share once; micro-batches then bound unique tokens. dropout is
+    residual dropout (embeddings, attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist
+    at a time (128 MB as float32): a vocabulary is large. reference keeps a frozen copy of model_dir's weights, whatever
+    is loaded later. gradient_checkpointing computes each layer again in the backward pass, and keeps no activations.
     """
 
     def __init__(
@@ -63,15 +82,19 @@ class Learner:
         device: str = "cpu",
         seed: int = 0,
         logits_at_once: int = 1 << 25,
+        rows: Rows = "padded",
+        reference: bool = False,
+        gradient_checkpointing: bool = False,
     ) -> None:
         torch.set_num_threads(threads)
         self._folder = Path(model_dir)
         self._device = device
         self._autocast = dtype == "bfloat16"
         self._budget = max_tokens_per_microbatch
+        self._rows = rows
         self.model = load_model(self._folder, torch.float32).to(device)
         self._optimizer = Optimizer(self.model, optimizer, betas, weight_decay, muon_learning_rate_ratio)
-        self._logits = logits_at_once
+        self._piece = max(1, logits_at_once // self.model.config.get_text_config().vocab_size)
         self._noise = torch.Generator(device=device).manual_seed(seed)
         self._dropout = dropout
         self._training = False
@@ -82,6 +105,11 @@ class Learner:
         self._llama = type(self.model).__name__ in LLAMA_SHAPED
         if dropout:
             self._add_dropout()
+        if rows == "tree":
+            self._grow_trees()
+        if gradient_checkpointing:
+            self._checkpoint_layers()
+        self._reference = copy.deepcopy(self.model).requires_grad_(False) if reference else None
 
     def forward_backward(self, sequences: Seq[Sequence], loss: Loss) -> dict[str, float]:
         """Add the gradient of SUM over tokens of weight × loss; see Engine.forward_backward for the metrics."""
@@ -90,7 +118,7 @@ class Learner:
         count = 0
         self._training = True
         try:
-            for batch in self._microbatches([s for s in sequences if any(s.mask)]):
+            for batch in self._batches([s for s in sequences if any(s.mask)]):
                 found, tokens = self._backward(batch, loss)
                 reports += found
                 count += tokens
@@ -99,26 +127,75 @@ class Learner:
         self._pending = self._pending or count > 0
         return summary(loss, reports, count)
 
+    def forward_backward_preferences(
+        self, examples: Seq[Preference], loss: PreferenceLoss, mismatched: Seq[Sequence] = ()
+    ) -> dict[str, float]:
+        """Add the gradient of SUM over examples of weight × loss; see Engine.forward_backward_preferences.
+
+        Two passes, as engines/preferences.py explains: pairs need not fit into one micro-batch.
+        """
+        if self._dropout:
+            raise EngineError(
+                f"the loss {loss.name!r} takes two passes, which dropout would make differ; expected dropout 0"
+            )
+        check_preferences(loss, examples)
+        answers = [rows for example in examples for rows in (example.chosen, example.rejected) if rows]
+        ratios_A = torch.tensor(self._log_ratios(answers), dtype=torch.float32)
+        mismatched_M = torch.tensor(self._log_ratios([[s] for s in mismatched]), dtype=torch.float32)
+        if not answers:
+            return {"loss": 0.0, "examples": 0.0}
+        slopes_A, metrics = coefficients(loss, examples, ratios_A, mismatched_M)
+        weighted = [
+            replace(row, weights=[-slope] * len(row.tokens))  # of -log p
+            for rows, slope in zip(answers, slopes_A.tolist(), strict=True)
+            for row in rows
+        ]
+        tokens = self.forward_backward(weighted, Loss(name="sft"))["tokens"]
+        return metrics | {"tokens": tokens}
+
+    def _log_ratios(self, answers: Seq[Seq[Sequence]]) -> list[float]:
+        """log(policy / reference) of each answer: the sum over the trained tokens of all its rows."""
+        rows = [row for answer in answers for row in answer]
+        values = iter(self.logprobs(rows))
+        found = []
+        for answer in answers:
+            total = 0.0
+            for row in answer:
+                if row.ref_logprobs is None:
+                    raise EngineError(f"a row of rollout {row.rollout_id} has no ref_logprobs; its loss needs them")
+                of_row = zip(next(values), row.ref_logprobs, row.mask, strict=True)
+                total += sum(now - ref for now, ref, sampled in of_row if sampled)
+            found.append(total)
+        return found
+
     def logprobs(self, sequences: Seq[Sequence]) -> list[list[float]]:
         """Log-probability of every token given those before it, at the sequence's temperature; 0 for the first."""
+        return self._logprobs(self.model, sequences)
+
+    def reference_logprobs(self, sequences: Seq[Sequence]) -> list[list[float]]:
+        """The same under the frozen reference."""
+        if self._reference is None:
+            raise EngineError("the learner keeps no reference; expected it to be started with reference = true")
+        return self._logprobs(self._reference, sequences)
+
+    def _logprobs(self, model: Any, sequences: Seq[Sequence]) -> list[list[float]]:
         self._check(sequences)
         found: dict[int, list[float]] = {}
         with torch.inference_mode():
-            for batch in self._microbatches(sequences):
-                tokens_BT = self._padded(batch)
-                where = [(row, at) for row, s in enumerate(batch) for at in range(len(s.tokens) - 1)]
+            for batch in self._batches(sequences):
+                where = [(row, at) for row, s in enumerate(batch.sequences) for at in range(len(s.tokens) - 1)]
+                values: list[float] = []
                 if where:
-                    rows_N, ats_N = torch.tensor(where, device=self._device).unbind(1)
-                    temperatures_N = self._temperatures(batch)[rows_N]
-                    states_NX = self._states(tokens_BT)[rows_N, ats_N]
-                    targets_N = tokens_BT[rows_N, ats_N + 1]
+                    states_NX = self._states(model, batch).flatten(0, 1)[batch.pick(where)]
                     parts = [
-                        self._distributions(states, temperatures).gather(1, targets[:, None])[:, 0]
-                        for states, temperatures, targets in self._pieces(states_NX, temperatures_N, targets_N)
+                        self._distributions(model, states, temperatures).gather(1, targets[:, None])[:, 0]
+                        for states, temperatures, targets in self._pieces(
+                            states_NX, self._temperatures(batch, where), self._targets(batch, where)
+                        )
                     ]
                     values = torch.cat(parts).tolist()
                 start = 0
-                for sequence in batch:
+                for sequence in batch.sequences:
                     end = start + len(sequence.tokens) - 1
                     found[id(sequence)] = [0.0, *values[start:end]] if end > start else [0.0]
                     start = end
@@ -177,66 +254,62 @@ class Learner:
         except NOT_WRITTEN as cause:
             raise EngineError(f"weights cannot be written to {folder}: {first_line(cause)}") from cause
 
-    def _backward(self, batch: list[Sequence], loss: Loss) -> tuple[list[Tensor], int]:
-        tokens_BT = self._padded(batch)
-        where = [(row, at - 1) for row, s in enumerate(batch) for at, sampled in enumerate(s.mask) if sampled]
-        rows_N, ats_N = torch.tensor(where, device=self._device).unbind(1)
-
-        def column(name: str) -> Tensor:
-            values = [value for s in batch for value, m in zip(getattr(s, name), s.mask, strict=True) if m]
-            return torch.tensor(values, dtype=torch.float32, device=self._device)
-
-        known_NC = torch.stack([column("logprobs"), column("advantages"), column("weights")], 1)
-        states_NX = self._states(tokens_BT)[rows_N, ats_N]
-        targets_N = tokens_BT[rows_N, ats_N + 1]
+    def _backward(self, batch: Batch, loss: Loss) -> tuple[list[Tensor], int]:
+        where = [(row, at - 1) for row, s in enumerate(batch.sequences) for at, sampled in enumerate(s.mask) if sampled]
+        known = known_tokens(batch.sequences, self._device, calls=needs_calls(loss))
+        if loss.kl and known.ref_logprobs is None:
+            raise EngineError("the loss has a KL term, and its sequences have no ref_logprobs; see reference_logprobs")
+        states_NX = self._states(self.model, batch).flatten(0, 1)[batch.pick(where)]
         # The graph is cut at the states, so that the logits of one piece at a time exist.
         cut_NX = states_NX.detach().requires_grad_()
+        temperatures_N, targets_N = self._temperatures(batch, where), self._targets(batch, where)
+        if needs_calls(loss) and len(where) > self._piece:
+            known = replace(known, ratios=self._call_ratios(cut_NX, temperatures_N, targets_N, known))
+        names, columns = known.columns()
         reports = []
-        for states, temperatures, targets, known in self._pieces(
-            cut_NX, self._temperatures(batch)[rows_N], targets_N, known_NC
-        ):
-            distributions = self._distributions(states, temperatures)
-            total, report = token_loss(loss, distributions, targets, Tokens(*known.unbind(1)))
+        for states, temperatures, targets, *parts in self._pieces(cut_NX, temperatures_N, targets_N, *columns):
+            distributions = self._distributions(self.model, states, temperatures)
+            tokens = Tokens(**dict(zip(names, parts, strict=True)))
+            total, report = token_loss(loss, distributions, targets, tokens)
             total.backward()  # type: ignore[no-untyped-call]
             reports.append(report)
         states_NX.backward(cut_NX.grad)  # type: ignore[no-untyped-call]
         return reports, len(where)
 
-    def _states(self, tokens_BT: Tensor) -> Tensor:
-        """Per position: hidden states where the head comes later, else logits."""
+    def _call_ratios(self, states_NX: Tensor, temperatures_N: Tensor, targets_N: Tensor, known: Tokens) -> Tensor:
+        """Pieces may cut a call in two: then its ratios come from a pass of their own through the head."""
+        with torch.no_grad():
+            parts = [
+                self._distributions(self.model, states, temperatures).gather(1, targets[:, None])[:, 0]
+                for states, temperatures, targets in self._pieces(states_NX, temperatures_N, targets_N)
+            ]
+            return call_ratios(torch.cat(parts), known)
+
+    def _states(self, model: Any, batch: Batch) -> Tensor:
+        """[B, T, …] per position: hidden states where the head comes later, else logits."""
         with torch.autocast(self._device.split(":")[0], torch.bfloat16, enabled=self._autocast):
-            if self._llama:
-                states: Tensor = self.model.model(input_ids=tokens_BT, use_cache=False).last_hidden_state
-            else:
-                states = self.model(input_ids=tokens_BT, use_cache=False).logits
+            inputs = {"input_ids": batch.tokens_BT, "use_cache": False, **batch.inputs}
+            states: Tensor = model.model(**inputs).last_hidden_state if self._llama else model(**inputs).logits
         return states
 
-    def _distributions(self, states_NX: Tensor, temperatures_N: Tensor) -> Tensor:
+    def _distributions(self, model: Any, states_NX: Tensor, temperatures_N: Tensor) -> Tensor:
         with torch.autocast(self._device.split(":")[0], torch.bfloat16, enabled=self._autocast):
-            logits_NV = self.model.lm_head(states_NX) if self._llama else states_NX
+            logits_NV = model.lm_head(states_NX) if self._llama else states_NX
         return torch.log_softmax(logits_NV.float() / temperatures_N[:, None], -1)
 
     def _pieces(self, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        size = max(1, self._logits // self.model.config.get_text_config().vocab_size)
-        return zip(*(torch.split(column, size) for column in columns), strict=True)
+        return zip(*(torch.split(column, self._piece) for column in columns), strict=True)
 
-    def _microbatches(self, sequences: Seq[Sequence]) -> Iterator[list[Sequence]]:
-        batch: list[Sequence] = []
-        for sequence in sorted(sequences, key=lambda s: len(s.tokens)):
-            if batch and (len(batch) + 1) * len(sequence.tokens) > self._budget:
-                yield batch
-                batch = []
-            batch.append(sequence)
-        if batch:
-            yield batch
+    def _batches(self, sequences: Seq[Sequence]) -> Iterator[Batch]:
+        return batches(sequences, self._budget, self._rows, self._device)
 
-    def _padded(self, batch: list[Sequence]) -> Tensor:
-        width = max(len(s.tokens) for s in batch)
-        return torch.tensor([s.tokens + [0] * (width - len(s.tokens)) for s in batch], device=self._device)
+    def _targets(self, batch: Batch, where: Seq[tuple[int, int]]) -> Tensor:
+        return torch.tensor([batch.sequences[row].tokens[at + 1] for row, at in where], device=self._device)
 
-    def _temperatures(self, batch: list[Sequence]) -> Tensor:
+    def _temperatures(self, batch: Batch, where: Seq[tuple[int, int]]) -> Tensor:
         """Greedy answers report plain log-probabilities, so 0 counts as 1."""
-        return torch.tensor([s.temperature or 1.0 for s in batch], dtype=torch.float32, device=self._device)
+        values = [batch.sequences[row].temperature or 1.0 for row, _ in where]
+        return torch.tensor(values, dtype=torch.float32, device=self._device)
 
     def _check(self, sequences: Seq[Sequence]) -> None:
         config = self.model.config.get_text_config()
@@ -255,6 +328,28 @@ class Learner:
                     f"a sequence of rollout {sequence.rollout_id} holds ids from {min(sequence.tokens)} to "
                     f"{max(sequence.tokens)}; the model's vocabulary has ids 0 to {config.vocab_size - 1}"
                 )
+
+    def _grow_trees(self) -> None:
+        config = self.model.config
+        windowed = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
+        if not self._llama or windowed:
+            what = "its attention has a sliding window" if windowed else f"{type(self.model).__name__} is not known to"
+            raise ModelError(f"model {self._folder}: rows = 'tree' does not fit ({what}); expected rows = 'padded'")
+        if self._dropout:
+            raise ModelError("rows = 'tree' gives sequences that share a token the same dropout; expected dropout 0")
+        tree.enable(self.model)
+
+    def _checkpoint_layers(self) -> None:
+        if self._dropout:
+            raise ModelError("gradient_checkpointing would draw other dropout the second time; expected dropout 0")
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        if not layers:
+            raise ModelError(f"model {self._folder}: {type(self.model).__name__} has no layer to recompute")
+        for layer in layers:
+            layer.gradient_checkpointing = layer.training = True  # training of the layer alone: its dropout stays off
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
 
     def _add_dropout(self) -> None:
         keep = 1.0 - self._dropout
@@ -308,6 +403,9 @@ def main(arguments: Seq[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", choices=("padded", "tree"), default="padded")
+    parser.add_argument("--reference", action="store_true")
+    parser.add_argument("--gradient-checkpointing", action="store_true")
     options = vars(parser.parse_args(arguments))
     end_with_parent()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s learner %(message)s")

@@ -1,0 +1,147 @@
+"""What a credit rule is: a function with settings, called for a trajectory, for a group, or once for a whole step.
+
+The rules of this folder and a user's own are made here, by `credit_rule`; LightningRL drives them through `Rule.credits`.
+Knows nothing of what a rule does; whatever it returns is checked before anything is trained on it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from agentlightning.config import parse_settings
+from agentlightning.errors import ConfigError, boundary
+from agentlightning.types import Trajectory
+
+Each = Literal["trajectory", "group", "step"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit:
+    """What the calls of one rollout earned; the lists have one entry per transition."""
+
+    values: list[float]
+    """The reward of each call, in units of the rollout's reward."""
+    shares: list[float] | None = None
+    """How much of its group's baseline each call is compared with: 0 for a value that is a difference already. None:
+    1."""
+    bonus: list[float] | None = None
+    """Added to the advantage as it is."""
+    score: float | None = None
+    """What the rollout as a whole is compared by with the others of its group. None: its reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a rule may know besides the groups of the step. The same evidence gives the same credit: steps are
+    executed again."""
+
+    history: Sequence[Sequence[Trajectory]] = ()
+    """Groups of earlier steps, oldest first."""
+    scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """By rollout: what a judge said of it."""
+
+
+Returned = list[float] | Credit
+CreditRule = Callable[..., Any]
+"""By `each`: (trajectory, its group) -> Returned; (group) -> [Returned]; (groups, evidence) -> [[Returned]]. Settings
+follow as keyword-only arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A credit rule by name."""
+
+    name: str
+    function: CreditRule
+    each: Each = "trajectory"
+    needs: tuple[str, ...] = ()
+    """What the evidence must hold: "scores" of every rollout, "history" (the setting of that name says how many steps)."""
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        return self.function(*args, **settings)
+
+    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """`given` checked against the function's keyword-only arguments. ConfigError for an unknown or a wrong one."""
+        checked: Any = parse_settings(self._model(), {"credit_settings": dict(given)}, "algorithm")
+        return {name: getattr(checked.credit_settings, name) for name in type(checked.credit_settings).model_fields}
+
+    def credits(
+        self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence, settings: Mapping[str, Any]
+    ) -> list[list[Credit]]:
+        """By group and rollout. ConfigError where the rule returns something else than one finite number per
+        transition."""
+        with boundary(f"credit rule {self.name!r}"):
+            if self.each == "step":
+                returned = self.function(groups, evidence, **settings)
+            elif self.each == "group":
+                returned = [self.function(group, **settings) for group in groups]
+            else:
+                returned = [[self.function(trajectory, group, **settings) for trajectory in group] for group in groups]
+        self._require_one_each(len(groups), returned, "groups")
+        for group, ofgroup in zip(groups, returned, strict=True):
+            self._require_one_each(len(group), ofgroup, "rollouts")
+        return [
+            [self._checked(trajectory, credit) for trajectory, credit in zip(group, ofgroup, strict=True)]
+            for group, ofgroup in zip(groups, returned, strict=True)
+        ]
+
+    def _model(self) -> type[BaseModel]:
+        strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+        hints = get_type_hints(self.function, include_extras=True)
+        fields: dict[str, Any] = {
+            name: (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)
+            for name, parameter in inspect.signature(self.function).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
+        table = create_model("Settings", __config__=strict, **fields)
+        return create_model("Algorithm", credit_settings=(table, ...))
+
+    def _checked(self, trajectory: Trajectory, returned: Any) -> Credit:
+        credit = returned if isinstance(returned, Credit) else Credit(values=returned)
+        for name in ("values", "shares", "bonus"):
+            numbers = getattr(credit, name)
+            if numbers is None and name != "values":
+                continue
+            self._require_one_each(
+                len(trajectory.transitions), numbers, f"transitions of rollout {trajectory.rollout_id}"
+            )
+            if not all(_finite(number) for number in numbers):
+                raise ConfigError(
+                    f"credit rule {self.name!r}: expected finite numbers for rollout {trajectory.rollout_id}, "
+                    f"got {numbers!r:.80}"
+                )
+        if credit.score is not None and not _finite(credit.score):
+            raise ConfigError(f"credit rule {self.name!r}: expected a finite score, got {credit.score!r}")
+        return credit
+
+    def _require_one_each(self, count: int, returned: Any, what: str) -> None:
+        if not isinstance(returned, Sequence) or isinstance(returned, str) or len(returned) != count:
+            got = f"{len(returned)}" if isinstance(returned, Sequence) else type(returned).__name__
+            raise ConfigError(
+                f"credit rule {self.name!r}: expected a list with one entry for each of {count} {what}, got {got}"
+            )
+
+
+def credit_rule(name: str, each: Each = "trajectory", needs: tuple[str, ...] = ()) -> Callable[[CreditRule], Rule]:
+    """Make a function a credit rule; its keyword-only arguments become settings, checked by their annotations.
+
+    >>> @credit_rule("first")
+    ... def first(trajectory, group, *, weight: float = 1.0):
+    ...     return [weight * trajectory.reward] + [0.0] * (len(trajectory.transitions) - 1)
+    """
+
+    def make(function: CreditRule) -> Rule:
+        return Rule(name, function, each, needs)
+
+    return make
+
+
+def _finite(number: Any) -> bool:
+    return isinstance(number, int | float) and math.isfinite(number)

@@ -1,0 +1,54 @@
+"""Step rewards: each call gets what was still earned from it on, compared with the same call of the other rollouts.
+
+Sutton & Barto 2018, "Reinforcement Learning", equation 3.8 and section 13.4 (REINFORCE with a baseline that depends on the
+state, here the place in the conversation); for agents: Zeng et al. 2025, "Reinforcing Multi-Turn Reasoning in LLM Agents via
+Turn-Level Reward Design" (arXiv 2505.11821). Without step rewards and with γ = 1 it is uniform credit.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agentlightning.algorithms.credit.returns import returns_to_go
+from agentlightning.algorithms.credit.rule import Credit, credit_rule
+from agentlightning.types import Trajectory
+
+
+@credit_rule("step_rewards", each="group")
+def step_rewards(
+    group: Sequence[Trajectory],
+    *,
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
+    compare: Literal["call", "rollout"] = "call",
+) -> list[Credit]:
+    """Returns-to-go G_t. `compare`: each with the mean of the group's t-th calls, or all with the mean of the rollouts' G_0.
+
+    Two rollouts of two calls with final reward 0; step rewards [1, 0] and [0, 0]. G is [1, 0] and [0, 0], the means of the
+    calls [0.5, 0]: differences [0.5, 0] and [-0.5, 0]. The second calls earned the same, and neither is praised nor blamed.
+
+    After its last call a rollout has its final reward and earns nothing more: that is its part of later calls' means.
+    """
+    returns = [returns_to_go(trajectory, gamma) for trajectory in group]
+    scores = [earned[0] for earned in returns]
+    if compare == "rollout":
+        return [Credit(values=earned, score=score) for earned, score in zip(returns, scores, strict=True)]
+    most = max(map(len, returns))
+    means = [
+        statistics.mean(
+            earned[place] if place < len(earned) else trajectory.reward
+            for earned, trajectory in zip(returns, group, strict=True)
+        )
+        for place in range(most)
+    ]
+    return [
+        Credit(
+            values=[value - mean for value, mean in zip(earned, means[: len(earned)], strict=True)],
+            shares=[0.0] * len(earned),
+            score=score,
+        )
+        for earned, score in zip(returns, scores, strict=True)
+    ]

@@ -1,0 +1,107 @@
+"""The rewards that learning may use: named rewards weighed into one number, and what becomes of one that is not known.
+
+LightningRL applies it before credit. A reward is not known where the rollout has none, where it is no finite number,
+or where it came after the rollout had finished (the adapter leaves those out, so that a step that is executed again
+is the same step).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from agentlightning.errors import RewardError
+from agentlightning.types import Trajectory
+
+MissingReward = Literal["drop", "fill", "fail"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Groups with finite rewards alone, and what had to be done for that."""
+
+    groups: list[list[Trajectory]]
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Id and reason."""
+    filled: int = 0
+    """Rollouts of which a reward was filled in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardPolicy:
+    """What a rollout's reward is."""
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """By name of a reward: the reward is their weighted sum, for final and for step rewards. Empty: the settled
+    reward."""
+    missing: MissingReward = "drop"
+    """A final reward that is not known drops its rollout, is filled with `fill`, or fails the step. A call without a step
+    reward earned none; one that is no finite number is treated as a final one."""
+    fill: float | None = None
+
+    def settle(self, groups: Sequence[Sequence[Trajectory]]) -> Settled:
+        """RewardError with `missing` = fail where a reward is not known.
+
+        Weights {answer: 1, format: 0.2}: rewards {answer: 1, format: 0.5} make 1.1; {answer: 1} alone is not known.
+        """
+        kept, dropped, filled = [], {}, 0
+        for group in groups:
+            settled = []
+            for trajectory in group:
+                unknown = self._unknown(trajectory)
+                if not unknown:
+                    settled.append(self._weighed(trajectory))
+                    continue
+                reason = f"its reward {', '.join(unknown)} is missing or not a finite number"
+                if self.missing == "fail":
+                    raise RewardError(
+                        f"rollout {trajectory.rollout_id}: {reason}; missing_reward = 'drop' or 'fill' goes on without it"
+                    )
+                if self.missing == "drop":
+                    dropped[trajectory.rollout_id] = reason
+                else:
+                    filled += 1
+                    settled.append(self._weighed(trajectory))
+            kept.append(settled)
+        return Settled(groups=kept, dropped=dropped, filled=filled)
+
+    def _unknown(self, trajectory: Trajectory) -> list[str]:
+        finals = {name: trajectory.rewards.get(name, math.nan) for name in self.weights}
+        if trajectory.failed or not self.weights:  # a failed rollout has the reward that the run gives for it
+            finals = {"reward": trajectory.reward}
+        steps = {
+            f"{name} of call {transition.call_id}": value
+            for transition in trajectory.transitions
+            for name, value in self._steps(transition.reward, transition.rewards).items()
+        }
+        return [name for name, value in (finals | steps).items() if not math.isfinite(value)]
+
+    def _weighed(self, trajectory: Trajectory) -> Trajectory:
+        transitions = [
+            replace(transition, reward=self._sum(self._steps(transition.reward, transition.rewards)))
+            for transition in trajectory.transitions
+        ]
+        reward = self._finite(trajectory.reward)
+        if self.weights and not trajectory.failed:
+            reward = self._sum({name: trajectory.rewards.get(name, math.nan) for name in self.weights})
+        if reward == trajectory.reward and all(
+            one.reward == other.reward for one, other in zip(transitions, trajectory.transitions, strict=True)
+        ):
+            return trajectory
+        return replace(trajectory, reward=reward, transitions=transitions)
+
+    def _steps(self, total: float, named: Mapping[str, float]) -> dict[str, float]:
+        if not self.weights:
+            return {"reward": total}
+        return {name: value for name, value in named.items() if name in self.weights}
+
+    def _sum(self, named: Mapping[str, float]) -> float:
+        return math.fsum(self.weights.get(name, 1.0) * self._finite(value) for name, value in named.items())
+
+    def _finite(self, value: float) -> float:
+        if math.isfinite(value):
+            return value
+        assert self.fill is not None  # settings are checked: only `fill` comes here
+        return self.fill

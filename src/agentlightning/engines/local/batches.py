@@ -1,0 +1,125 @@
+"""Micro-batches: which sequences are computed together, and where in the model's output each token's state is.
+
+The learner drives it. Two ways give the same numbers: rows padded to equal length, and prefix trees. Refuses to know losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from agentlightning.engines.corrections import Tokens
+from agentlightning.engines.local import tree
+from agentlightning.errors import EngineError
+from agentlightning.types import Sequence
+
+Rows = Literal["padded", "tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequences that are computed together."""
+
+    sequences: list[Sequence]
+    tokens_BT: Tensor
+    places: list[Seq[int]]
+    """By sequence: the flat index in [B, T] of each of its tokens."""
+    inputs: dict[str, Any] = field(default_factory=dict)
+    """What else the model's forward takes."""
+
+    def pick(self, where: Seq[tuple[int, int]]) -> Tensor:
+        """Flat indices in [B, T] of (sequence, position)."""
+        found = [self.places[row][at] for row, at in where]
+        return torch.tensor(found, dtype=torch.int64, device=self.tokens_BT.device)
+
+
+def batches(sequences: Seq[Sequence], budget: int, rows: Rows, device: str) -> Iterator[Batch]:
+    """Sequences of at most `budget` tokens at a time: padded ones, sorted by length, or the tokens of a tree."""
+    if rows == "padded":
+        for group in _by_length(sequences, budget):
+            yield _padded(group, device)
+        return
+    ids = [sequence.tokens for sequence in sequences]
+    for part in tree.packs(ids, budget):
+        yield _shared([sequences[i] for i in part], device)
+
+
+def _by_length(sequences: Seq[Sequence], budget: int) -> Iterator[list[Sequence]]:
+    group: list[Sequence] = []
+    for sequence in sorted(sequences, key=lambda s: len(s.tokens)):
+        if group and (len(group) + 1) * len(sequence.tokens) > budget:
+            yield group
+            group = []
+        group.append(sequence)
+    if group:
+        yield group
+
+
+def _padded(group: list[Sequence], device: str) -> Batch:
+    """Padded on the right: with causal attention no mask is needed."""
+    width = max(len(s.tokens) for s in group)
+    tokens_BT = torch.tensor([s.tokens + [0] * (width - len(s.tokens)) for s in group], device=device)
+    return Batch(group, tokens_BT, [range(row * width, row * width + width) for row in range(len(group))])
+
+
+def _shared(group: list[Sequence], device: str) -> Batch:
+    built = tree.build([s.tokens for s in group])
+    inputs = {
+        "position_ids": torch.tensor([built.positions], device=device),
+        "tree": tree.TreeMask(built, device),
+    }
+    return Batch(group, torch.tensor([built.tokens], device=device), list(built.paths), inputs)
+
+
+def known_tokens(batch: list[Sequence], device: str, *, calls: bool) -> Tokens:
+    """What is known of the trained tokens, sequence by sequence in order; with `calls`, to which call each belongs."""
+
+    def column(name: str, fallback: str | None = None) -> Tensor:
+        values: list[float] = []
+        for sequence in batch:
+            listed = getattr(sequence, name)
+            if listed is None:
+                listed = getattr(sequence, fallback or name)
+            values += [value for value, sampled in zip(listed, sequence.mask, strict=True) if sampled]
+        return torch.tensor(values, dtype=torch.float32, device=device)
+
+    def optional(name: str, fallback: str | None = None) -> Tensor | None:
+        given = [getattr(sequence, name) is not None for sequence in batch]
+        if not any(given):
+            return None
+        if not all(given) and fallback is None:
+            missing = batch[given.index(False)]
+            raise EngineError(f"a sequence of rollout {missing.rollout_id} has no {name}, while others have them")
+        return column(name, fallback)
+
+    return Tokens(
+        column("logprobs"),
+        column("advantages"),
+        column("weights"),
+        old_logprobs=optional("old_logprobs"),
+        ref_logprobs=optional("ref_logprobs"),
+        kl_weights=optional("kl_weights", "weights"),
+        entropy_weights=optional("entropy_weights", "weights"),
+        calls=_calls(batch, device) if calls else None,
+    )
+
+
+def _calls(batch: list[Sequence], device: str) -> Tensor:
+    """The call of each trained token, counted over the batch."""
+    found: list[int] = []
+    count = 0
+    for sequence in batch:
+        owner = [-1] * len(sequence.tokens)
+        for start, end in sequence.segments:
+            owner[start:end] = [count] * (end - start)
+            count += 1
+        called = [call for call, sampled in zip(owner, sequence.mask, strict=True) if sampled]
+        if -1 in called:
+            raise EngineError(f"a trained token of rollout {sequence.rollout_id} is in no segment")
+        found += called
+    return torch.tensor(found, dtype=torch.int64, device=device)

@@ -1,0 +1,198 @@
+"""Prefix trees: sequences that begin alike are computed as one tree, in which every shared token stands once.
+
+The learner's batches drive it. A tree is flattened depth first, so that the tokens that follow token j, on whatever branch,
+are the ones from j to end[j]: token i sees token j exactly where j <= i < end[j]. Positions count from the root. A token's
+state depends on its ancestors alone, so states and gradients are those of separate rows, up to the order of additions.
+Refuses to know losses.
+
+    [1 2 3 4], [1 2 3 5 6], [1 2 7]   ->   tokens    1 2 3 4 5 6 7
+                                           positions 0 1 2 3 3 4 2
+                                           runs      [1 2] -> [3] -> [4], [5 6]; [1 2] -> [7]
+
+A *run* is a stretch without a branch inside. On a CPU each run attends to its ancestors' runs and to itself: the work is
+the depth of every unique token, summed, with nothing masked away but half of the run's own square. Elsewhere one masked
+call of scaled_dot_product_attention does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+ATTENTION = "agentlightning_tree"
+"""Name under which transformers knows `tree_attention`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens [start, end) of a tree without a branch inside."""
+
+    start: int
+    end: int
+    ancestors: tuple[int, ...]
+    """Numbers of the runs before it, from the root."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A flattened tree of N tokens and how to attend in it."""
+
+    tokens: list[int]
+    positions: list[int]
+    ends: list[int]
+    """By token: where the tokens that follow it end."""
+    runs: list[Run]
+    paths: list[list[int]]
+    """By sequence, as given: where its tokens stand."""
+
+
+def build(sequences: Seq[Seq[int]]) -> Tree:
+    """The tree of the sequences; equal beginnings are one branch. Costs a sort and one look at every token."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    paths: dict[int, list[int]] = {}
+    before: Seq[int] = []
+    path: list[int] = []
+    for index in sorted(range(len(sequences)), key=lambda i: list(sequences[i])):
+        sequence = sequences[index]
+        shared = common(before, sequence)
+        first = len(tokens)
+        path = path[:shared] + list(range(first, first + len(sequence) - shared))
+        tokens += sequence[shared:]
+        parents += path[shared - 1 : -1] if shared else [-1, *path[:-1]]
+        paths[index] = path
+        before = sequence
+    positions: list[int] = []
+    for parent in parents:
+        positions.append(0 if parent < 0 else positions[parent] + 1)
+    ends = list(range(1, len(tokens) + 1))
+    for i in range(len(tokens) - 1, -1, -1):
+        if parents[i] >= 0:
+            ends[parents[i]] = max(ends[parents[i]], ends[i])
+    return Tree(tokens, positions, ends, _runs(parents), [paths[i] for i in range(len(sequences))])
+
+
+def packs(sequences: Seq[Seq[int]], budget: int) -> Iterator[list[int]]:
+    """Indices of sequences, so that each part's tree has at most `budget` tokens; a longer sequence is a part of its own.
+
+    Neighbours in lexicographic order share the most, so they stay together. A prefix that two parts share is computed twice.
+    """
+    part: list[int] = []
+    used = 0
+    for index in sorted(range(len(sequences)), key=lambda i: list(sequences[i])):
+        new = len(sequences[index]) - (common(sequences[part[-1]], sequences[index]) if part else 0)
+        if part and used + new > budget:
+            yield part
+            part, used, new = [], 0, len(sequences[index])
+        part.append(index)
+        used += new
+    if part:
+        yield part
+
+
+def common(one: Seq[int], other: Seq[int]) -> int:
+    """Length of the longest common beginning, by bisection: comparing slices is quick.
+
+    >>> common([1, 2, 3], [1, 2, 4, 5]), common([], [1]), common([7], [7])
+    (2, 0, 1)
+    """
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _runs(parents: list[int]) -> list[Run]:
+    """A run ends where a branch leaves it; in depth-first order one begins where the parent is not the token before."""
+    branched = {parent for i, parent in enumerate(parents) if parent != i - 1}
+    starts = [i for i, parent in enumerate(parents) if parent != i - 1 or i - 1 in branched or i == 0]
+    number = [0] * len(parents)
+    runs: list[Run] = []
+    for start, end in zip(starts, [*starts[1:], len(parents)], strict=True):
+        parent = parents[start]
+        above = () if parent < 0 else (*runs[number[parent]].ancestors, number[parent])
+        number[start:end] = [len(runs)] * (end - start)
+        runs.append(Run(start, end, above))
+    return runs
+
+
+class TreeMask:
+    """What `tree_attention` needs of a tree, on its device, made once for all layers."""
+
+    def __init__(self, tree: Tree, device: str) -> None:
+        self.by_runs = torch.device(device).type == "cpu"
+        self.lengths = [run.end - run.start for run in tree.runs]
+        self.ancestors = [run.ancestors for run in tree.runs]
+        self.inner: list[Tensor | None] = []
+        self.whole = torch.zeros(0)
+        if self.by_runs:
+            for run, length in zip(tree.runs, self.lengths, strict=True):
+                above = sum(self.lengths[a] for a in run.ancestors)
+                needed = above and length > 1  # a lone token sees all, a root is plainly causal
+                ones = torch.ones(length, above + length, dtype=torch.bool)
+                self.inner.append(ones.tril_(above) if needed else None)
+        else:
+            at = torch.arange(len(tree.tokens), device=device)
+            ends = torch.tensor(tree.ends, device=device)
+            self.whole = (at[None, :] <= at[:, None]) & (at[:, None] < ends[None, :])
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    tree: TreeMask | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: [1, heads, N, width] in, [1, N, heads, width] out. Without a tree, plain."""
+    if tree is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        plain: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **others
+        )
+        return plain
+    grouped = query.shape[1] != key.shape[1]
+    if not tree.by_runs:
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=tree.whole, scale=scaling, enable_gqa=grouped)
+        return out.transpose(1, 2), None
+    # Split once and joined once: a slice's backward would write zeros for the whole tree.
+    queries, keys, values = (torch.split(part, tree.lengths, 2) for part in (query, key, value))
+    outs = []
+    for run, above in enumerate(tree.ancestors):
+        seen = (*above, run)
+        mask = tree.inner[run]
+        outs.append(
+            F.scaled_dot_product_attention(
+                queries[run],
+                torch.cat([keys[a] for a in seen], 2) if above else keys[run],
+                torch.cat([values[a] for a in seen], 2) if above else values[run],
+                attn_mask=mask,
+                is_causal=not above and tree.lengths[run] > 1,
+                scale=scaling,
+                enable_gqa=grouped,
+            )
+        )
+    return torch.cat(outs, 2).transpose(1, 2), None
+
+
+def enable(model: Any) -> None:
+    """Let the model's layers attend by `tree_attention`; without the keyword `tree` they compute what they did."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, tree_attention)
+    model.config._attn_implementation = ATTENTION

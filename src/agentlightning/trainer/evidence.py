@@ -1,0 +1,163 @@
+"""What a credit rule asks for besides the step's own groups: earlier steps from the store, scores from a judge.
+
+The training loop drives it before the algorithm plans. Everything it gathers is recorded, in the store or as the
+judge's replies in the run's folder, so that a step that is executed again gathers the same and pays nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from agentlightning.adapters.trajectories import trajectories
+from agentlightning.algorithms.credit import Evidence, find_rule
+from agentlightning.algorithms.credit.judge import JudgeReply, judge_groups
+from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.errors import ConfigError, EngineError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.types import JSON, Call, Reward, Rollout, Trajectory
+
+TRIES = 5
+"""Requests for one reply of the judge, with 1, 2, 4 and 8 seconds between them."""
+TIMEOUT_S = 300.0
+READ_BATCH = 512
+
+
+@dataclass(kw_only=True)
+class Witness:
+    """Gathers evidence for one run."""
+
+    algorithm: LightningRL
+    store: LightningStore
+    run_id: str
+    folder: Path
+    """Where the judge's replies are kept."""
+    transport: httpx.AsyncBaseTransport | None = None
+
+    async def gather(self, step: int, groups: Sequence[Sequence[Trajectory]]) -> tuple[Evidence, dict[str, float]]:
+        """The evidence for `step`, and what it cost."""
+        rule = find_rule(str(self.algorithm.credit))
+        settings = rule.settings(self.algorithm.credit_settings or {})
+        history = await self._history(step, settings["history"]) if "history" in rule.needs else []
+        if "scores" not in rule.needs:
+            return Evidence(history=history), {}
+        async with httpx.AsyncClient(timeout=TIMEOUT_S, transport=self.transport) as client:
+            judged = await judge_groups(
+                groups,
+                _Judge(client, settings["url"], settings["key_env"]),
+                _Replies(self.folder),
+                model=settings["model"],
+                instructions=settings["instructions"],
+                attempts=settings["attempts"],
+            )
+        return Evidence(history=history, scores=judged.scores), judged.stats
+
+    async def _history(self, step: int, steps: int) -> list[list[Trajectory]]:
+        """Groups of the latest `steps` steps before this one that were learned from, oldest first."""
+        if not steps:
+            return []
+        known = await self.store.steps(self.run_id)
+        earlier = {one.step: one for one in known if one.state == "closed" and one.step < step}
+        groups: list[list[Trajectory]] = []
+        for number in sorted(earlier)[-steps:]:
+            groups += await self._groups([consumed.rollout_id for consumed in earlier[number].consumed])
+        return groups
+
+    async def _groups(self, ids: Sequence[str]) -> list[list[Trajectory]]:
+        found: dict[str, Rollout] = {}
+        calls: list[Call] = []
+        rewards: list[Reward] = []
+        for start in range(0, len(ids), READ_BATCH):
+            part = ids[start : start + READ_BATCH]
+            found |= {rollout.id: rollout for rollout in await self.store.rollouts(RolloutQuery(ids=part))}
+            calls += await self.store.calls(part)
+            rewards += await self.store.rewards(part)
+        kept, _ = trajectories([found[key] for key in ids], calls, rewards, keep_unrewarded=True)
+        by_group: defaultdict[str, list[Trajectory]] = defaultdict(list)
+        for trajectory in kept:
+            by_group[trajectory.group_id].append(trajectory)
+        return list(by_group.values())
+
+
+def check_evidence(algorithm: LightningRL) -> None:
+    """ConfigError where the credit rule needs what this process cannot give."""
+    rule = find_rule(str(algorithm.credit))
+    if "scores" not in rule.needs:
+        return
+    settings = rule.settings(algorithm.credit_settings or {})
+    if settings["url"] is None:
+        raise ConfigError(
+            "algorithm.credit_settings.url: is required with credit = 'judge': https://HOST/v1 of the judge"
+        )
+    if settings["key_env"] is not None and not os.environ.get(settings["key_env"]):
+        raise ConfigError(f"algorithm.credit_settings.key_env: the variable {settings['key_env']} is not set")
+
+
+@dataclass(frozen=True)
+class _Judge:
+    client: httpx.AsyncClient
+    url: str
+    key_env: str | None
+
+    async def __call__(self, request: JSON) -> JudgeReply:
+        headers = {} if self.key_env is None else {"Authorization": f"Bearer {os.environ[self.key_env]}"}
+        problem = ""
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(2 ** (attempt - 1))
+            try:
+                answer = await self.client.post(
+                    f"{self.url.rstrip('/')}/chat/completions", json=request, headers=headers
+                )
+            except httpx.TransportError as error:
+                problem = f"{type(error).__name__}: {error}"
+                continue
+            if answer.status_code == 429 or answer.status_code >= 500:
+                problem = f"status {answer.status_code}"
+                continue
+            if answer.status_code != 200:
+                raise EngineError(
+                    f"the judge at {self.url} refused the request: {answer.status_code} {answer.text:.200}"
+                )
+            return _reply(self.url, answer)
+        raise EngineError(f"the judge at {self.url} did not answer {TRIES} times, at last: {problem}")
+
+
+def _reply(url: str, answer: httpx.Response) -> JudgeReply:
+    try:
+        body: Any = answer.json()
+        text = body["choices"][0]["message"]["content"] or ""
+        usage = body.get("usage") or {}
+        return JudgeReply(
+            text=str(text),
+            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            sampled_tokens=int(usage.get("completion_tokens") or 0),
+        )
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as cause:
+        raise EngineError(f"the judge at {url} answered with no chat completion: {answer.text:.200}") from cause
+
+
+@dataclass(frozen=True)
+class _Replies:
+    """A file a reply, written whole or not at all."""
+
+    folder: Path
+
+    async def get(self, key: str) -> str | None:
+        try:
+            return (self.folder / key).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    async def put(self, key: str, text: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f".{key}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self.folder / key)

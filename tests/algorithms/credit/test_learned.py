@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from credit_trajectories import trajectory
+
+from agentlightning.algorithms import LightningRL
+from agentlightning.algorithms.credit import CREDIT, Evidence
+from agentlightning.errors import AgentError, ConfigError
+from agentlightning.types import Trajectory
+
+
+def values(groups: list[list[Trajectory]], history: list[list[Trajectory]] | None = None, **settings: Any) -> Any:
+    rule = CREDIT["learned"]
+    credits = rule.credits(groups, Evidence(history=history or []), rule.settings(settings))
+    return [[one.values for one in group] for group in credits]
+
+
+def lottery(seed: int, count: int = 8, calls: int = 4) -> list[Trajectory]:
+    """Rollouts of calls with two actions each; the second call alone decides."""
+    draw = random.Random(seed)
+    rows = ["".join(draw.choice("xy") for _ in range(calls)) for _ in range(count)]
+    return [trajectory(f"{seed}-{index}", float(row[1] == "x"), row, states="0123") for index, row in enumerate(rows)]
+
+
+def test_one_call_that_tells_all_is_credited_with_all() -> None:
+    group = [trajectory("a", 1.0, "1"), trajectory("b", 0.0, "2")]
+    [[first, second]] = values([group], ridge=1e-9)
+    assert (first, second) == ([pytest.approx(0.5)], [pytest.approx(-0.5)])
+
+
+def test_credits_add_up_to_what_the_rollout_was_better_by() -> None:
+    group = lottery(1)
+    mean = statistics.mean(one.reward for one in group)
+    [rows] = values([group])
+    assert [sum(row) for row in rows] == pytest.approx([one.reward - mean for one in group])
+
+
+def test_the_call_that_decides_gets_the_credit() -> None:
+    groups = [lottery(seed) for seed in range(16)]
+    rows = [row for group in values(groups) for row in group]
+    by_call = [statistics.fmean(abs(row[place]) for row in rows) for place in range(4)]
+    assert by_call[1] > 5 * max(by_call[0], by_call[2], by_call[3])
+
+
+def test_earlier_steps_sharpen_the_head() -> None:
+    def others(history: list[list[Trajectory]]) -> float:
+        [rows] = values([lottery(99, 4)], history)
+        return statistics.fmean(abs(row[place]) for row in rows for place in (0, 2, 3))
+
+    assert others([lottery(seed) for seed in range(16)]) < 0.5 * others([])
+
+
+def test_the_same_evidence_gives_the_same_credit() -> None:
+    groups = [lottery(seed) for seed in range(4)]
+    assert values(groups) == values(groups)
+
+
+def test_a_task_that_always_succeeds_teaches_the_head_nothing() -> None:
+    easy = [trajectory(f"e{index}", 1.0, action) for index, action in enumerate("xxxy")]
+    assert values([easy]) == [[[pytest.approx(0.0)]] * 4]
+
+
+def test_features_of_ones_own_are_used(tmp_path: Path) -> None:
+    file = tmp_path / "features.py"
+    file.write_text("def first(transition):\n    return {'first': float(transition.sampled_ids[0] == 120)}\n")
+    group = [trajectory("a", 1.0, "x"), trajectory("b", 0.0, "y")]
+    [[first, second]] = values([group], features=f"{file}:first", ridge=1e-9)
+    assert (first, second) == ([pytest.approx(0.5)], [pytest.approx(-0.5)])
+
+
+def test_a_feature_function_that_fails_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "broken_features.py"
+    file.write_text("def broken(transition):\n    return {'x': float('nan')}\n")
+    with pytest.raises(AgentError, match=r"broken_features\.py:broken': expected finite numbers"):
+        values([[trajectory("a", 1.0, "x")]], features=f"{file}:broken")
+
+
+def test_a_ridge_of_zero_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"credit_settings\.ridge: Input should be greater than 0"):
+        LightningRL(credit="learned", credit_settings={"ridge": 0.0})

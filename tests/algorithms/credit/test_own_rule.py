@@ -1,0 +1,93 @@
+"""A user's own rule, and what is refused of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from credit_trajectories import trajectory
+
+from agentlightning.algorithms import LightningRL
+from agentlightning.algorithms.credit import CREDIT, credit_rule
+from agentlightning.errors import AgentError, ConfigError
+from agentlightning.types import Trajectory
+
+GROUP = [trajectory("a", 1.0, "xy"), trajectory("b", 0.0, "z")]
+
+
+@credit_rule("first")
+def first(trajectory: Trajectory, group: list[Trajectory], *, weight: float = 1.0) -> list[float]:
+    return [weight * trajectory.reward] + [0.0] * (len(trajectory.transitions) - 1)
+
+
+PLAIN = """
+def thrice(trajectory, group, *, times: int = 3):
+    return [times * trajectory.reward] * len(trajectory.transitions)
+"""
+
+
+def test_a_plain_function_is_a_rule_by_its_place_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "plain_rule.py"
+    file.write_text(PLAIN)
+    own = LightningRL(credit=f"{file}:thrice", credit_settings={"times": 2}, advantage="reinforce")
+    assert own.advantages(GROUP) == [[2.0, 2.0], [0.0]]
+
+
+def test_a_decorated_function_is_a_rule_and_is_found_again_by_its_place() -> None:
+    own = LightningRL(credit=first, credit_settings={"weight": 0.5}, advantage="reinforce")
+    assert own.advantages(GROUP) == [[0.5, 0.0], [0.0]]
+    assert own.credit == f"{__file__}:first"
+    assert LightningRL(credit=own.credit, advantage="reinforce").advantages(GROUP) == [[1.0, 0.0], [0.0]]
+
+
+def test_a_rule_of_the_library_given_as_itself_is_its_name() -> None:
+    assert LightningRL(credit=CREDIT["last"]) == LightningRL(credit="last")
+
+
+def test_a_rule_inside_a_function_cannot_be_found_again() -> None:
+    @credit_rule("hidden")
+    def hidden(trajectory: Trajectory, group: list[Trajectory]) -> list[float]:
+        return []
+
+    with pytest.raises(ConfigError, match="'hidden' cannot be found again by another process"):
+        LightningRL(credit=hidden)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"wieght": 1.0}, "credit_settings.wieght: no such setting; did you mean 'weight'?"),
+        ({"weight": "much"}, "credit_settings.weight: Input should be a valid number"),
+        ({"weight": float("inf")}, "credit_settings.weight: Input should be a finite number"),
+    ],
+)
+def test_a_wrong_setting_of_a_rule_is_named(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LightningRL(credit=first, credit_settings=given)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "sentence"),
+    [
+        ("[1.0]", ConfigError, "expected a list with one entry for each of 2 transitions of rollout a, got 1"),
+        ("[1.0, float('nan')]", ConfigError, "expected finite numbers for rollout a, got [1.0, nan]"),
+        ("None", ConfigError, "expected a list with one entry for each of 2 transitions of rollout a, got NoneType"),
+        ("[1 / 0]", AgentError, "failed: ZeroDivisionError"),
+    ],
+)
+def test_what_a_rule_returns_is_checked(tmp_path: Path, returned: str, error: type, sentence: str) -> None:
+    file = tmp_path / f"bad_rule_{abs(hash(returned))}.py"
+    file.write_text(f"def bad(trajectory, group):\n    return {returned}\n")
+    with pytest.raises(error) as caught:
+        LightningRL(credit=f"{file}:bad").advantages(GROUP)
+    assert sentence in str(caught.value)
+
+
+def test_a_rule_of_the_wrong_shape_is_refused_at_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "shapeless_rule.py"
+    file.write_text("def shapeless(one):\n    return []\n")
+    with pytest.raises(ConfigError, match=r"expected to be callable as \(trajectory, group\)"):
+        LightningRL(credit=f"{file}:shapeless")
+    with pytest.raises(ConfigError, match="there is no 'nothing'"):
+        LightningRL(credit=f"{file}:nothing")

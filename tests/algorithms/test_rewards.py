@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from agentlightning.algorithms.rewards import RewardPolicy
+from agentlightning.errors import RewardError
+from agentlightning.types import Trajectory, Transition
+
+
+def rollout(name: str, reward: float = 0.0, steps: dict[str, float] | None = None, **named: float) -> Trajectory:
+    steps = steps or {}
+    call = Transition(
+        call_id=f"{name}/0",
+        prompt_ids=[1],
+        sampled_ids=[2],
+        logprobs=[-1.0],
+        versions=[],
+        reward=sum(steps.values()),
+        rewards=steps,
+    )
+    return Trajectory(rollout_id=name, group_id="g", reward=reward, transitions=[call], rewards=named)
+
+
+WEIGHTS = {"answer": 1.0, "format": 0.2}
+
+
+def test_named_rewards_are_weighed_into_one() -> None:
+    one = rollout("a", 9.0, {"format": 1.0, "other": 5.0}, answer=1.0, format=0.5, other=7.0)
+    [[weighed]] = RewardPolicy(weights=WEIGHTS).settle([[one]]).groups
+    assert weighed.reward == pytest.approx(1.1)
+    assert weighed.transitions[0].reward == pytest.approx(0.2)
+
+
+def test_without_weights_the_settled_reward_counts_as_it_is() -> None:
+    one = rollout("a", 0.7, {"format": 1.0}, answer=1.0)
+    assert RewardPolicy().settle([[one]]).groups == [[one]]
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf])
+def test_a_reward_that_is_missing_or_no_finite_number_is_never_zero(value: float | None) -> None:
+    named = {"answer": 1.0} if value is None else {"answer": 1.0, "format": value}
+    group = [rollout("a", **named), rollout("b", answer=0.0, format=1.0)]
+    reason = "its reward format is missing or not a finite number"
+    dropped = RewardPolicy(weights=WEIGHTS).settle([group])
+    assert ([one.rollout_id for one in dropped.groups[0]], dropped.dropped) == (["b"], {"a": reason})
+    filled = RewardPolicy(weights=WEIGHTS, missing="fill", fill=0.5).settle([group])
+    assert ([one.reward for one in filled.groups[0]], filled.filled) == ([pytest.approx(1.1), pytest.approx(0.2)], 1)
+    with pytest.raises(RewardError, match=f"rollout a: {reason}"):
+        RewardPolicy(weights=WEIGHTS, missing="fail").settle([group])
+
+
+def test_the_final_reward_itself_may_be_unknown() -> None:
+    group = [rollout("a", math.nan), rollout("b", 1.0)]
+    assert RewardPolicy().settle([group]).dropped.keys() == {"a"}
+    assert RewardPolicy(missing="fill", fill=-1.0).settle([group]).groups[0][0].reward == -1.0
+
+
+def test_a_step_reward_that_is_no_number_is_no_reward_either() -> None:
+    one = rollout("a", 1.0, {"format": math.nan})
+    assert RewardPolicy().settle([[one]]).dropped.keys() == {"a"}
+    assert RewardPolicy(missing="fill", fill=0.0).settle([[one]]).groups[0][0].transitions[0].reward == 0.0
+
+
+def test_a_failed_rollout_has_the_reward_that_the_run_gives_for_it() -> None:
+    failed = replace(rollout("a", 0.0), failed=True)
+    assert RewardPolicy(weights=WEIGHTS).settle([[failed]]).groups == [[failed]]

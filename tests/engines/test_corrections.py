@@ -1,0 +1,250 @@
+"""Call statistics, importance weights, masks, KL: worked by hand, exact under merging, and each with its kill switch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from loss_cases import CASES, NOW, OLD, SAMPLER, calls, tokens, value_and_gradient
+
+from agentlightning.engines import corrections, losses
+from agentlightning.engines.corrections import Tokens
+from agentlightning.errors import EngineError
+from agentlightning.types import Loss
+
+
+def t(*values: float) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def two_calls(log_ratios: list[float], **changes: Any) -> Tokens:
+    """Tokens of a call of two and a call of one, whose sampler's logprobs are the log ratios below zero."""
+    fields: dict[str, Any] = {"calls": torch.tensor([0, 0, 1]), **changes}
+    return Tokens(-torch.tensor(log_ratios), torch.ones(3), torch.ones(3), **fields)
+
+
+def test_a_call_s_ratio_is_the_mean_of_its_tokens_and_its_product_the_sum() -> None:
+    found = corrections.call_ratios(torch.zeros(3), two_calls([0.2, 0.4, -0.1]))
+    torch.testing.assert_close(found, torch.tensor([[0.3, 0.3, 0.6], [0.3, 0.3, 0.6], [-0.1, -0.1, -0.1]]))
+
+
+def test_with_old_logprobs_the_policy_is_compared_with_them_and_they_with_the_sampler() -> None:
+    found = corrections.call_ratios(torch.zeros(3), two_calls([0.2, 0.4, -0.1], old_logprobs=t(-0.1, -0.1, 0.0)))
+    torch.testing.assert_close(found, torch.tensor([[0.1, 0.2, 0.4], [0.1, 0.2, 0.4], [0.0, -0.1, -0.1]]))
+
+
+def test_an_importance_weight_is_the_ratio_up_to_its_cap() -> None:
+    torch.testing.assert_close(corrections.importance(torch.log(t(3.0, 0.5)), 2.0), t(2.0, 0.5))
+    assert corrections.importance(t(500.0), 2.0).item() == 2.0
+
+
+def test_a_ratio_outside_its_bounds_is_masked() -> None:
+    found = corrections.inside(torch.log(t(1.0, 6.0, 0.4, 5.0)), 0.5, 5.0001)
+    assert found.tolist() == [True, False, False, True]
+
+
+def test_only_bad_examples_that_drifted_are_off_policy() -> None:
+    assert corrections.off_policy(t(-0.3, -0.3, 0.1), t(-1.0, 1.0, -1.0), 0.2).tolist() == [True, False, False]
+
+
+def test_gspo_gives_every_token_of_a_call_its_geometric_mean() -> None:
+    found = losses.gspo(t(0.0, 0.0), t(0.3, 0.3), t(1.0, 1.0), 0.5, 0.5)
+    torch.testing.assert_close(found, t(-math.exp(0.3), -math.exp(0.3)))
+
+
+def test_gspo_s_gradient_is_that_of_the_sequence_ratio_itself() -> None:
+    """Over a call of n tokens, sum of -s A is n times the paper's -s A, with s differentiated as it is written."""
+    now = torch.tensor([-0.5, -1.0, -0.2], requires_grad=True)
+    sampler = t(-0.6, -0.8, -0.3)
+    (ratio := ((now - sampler).mean()).exp()).backward()
+    means = (now.detach() - sampler).mean().expand(3)
+    found = torch.autograd.grad(losses.gspo(now, means, t(1.0, 1.0, 1.0), 0.5, 0.5).sum(), now)[0]
+    assert now.grad is not None
+    torch.testing.assert_close(found, -3 * now.grad)
+    assert ratio.item() > 0
+
+
+def test_cispo_cuts_the_ratio_and_keeps_the_gradient() -> None:
+    now = torch.tensor([-0.5], requires_grad=True)
+    value = losses.cispo(now, t(-0.5 - math.log(1.5)), t(2.0), 1.0, 0.28)
+    assert value.item() == pytest.approx(1.28)
+    assert torch.autograd.grad(value.sum(), now)[0].item() == pytest.approx(-2.56)
+
+
+def test_dual_clip_bounds_the_loss_of_a_bad_token_whose_ratio_ran_away() -> None:
+    now = torch.log(t(5.0, 5.0, 2.0)).requires_grad_()
+    values = losses.ppo_clip(now, torch.zeros(3), t(-2.0, 2.0, -2.0), 0.2, 0.28, 3.0)
+    torch.testing.assert_close(values, t(6.0, -2.56, 4.0))
+    values.sum().backward()
+    assert now.grad is not None
+    torch.testing.assert_close(now.grad, t(0.0, 0.0, 4.0))
+
+
+def test_the_three_estimates_of_kl_at_twice_the_reference() -> None:
+    now, ref = t(math.log(0.5)), t(math.log(0.25))
+    values = [losses.kl_to_reference(name, now, ref).item() for name in ("k1", "k2", "k3")]
+    assert values == pytest.approx([math.log(2), math.log(2) ** 2 / 2, 0.5 - 1 + math.log(2)])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2"])
+def test_the_expected_gradient_of_k1_and_k2_is_that_of_the_kl(estimator: Any) -> None:
+    logits = torch.tensor([0.3, -0.2, 0.5], requires_grad=True)
+    ref = torch.log_softmax(t(0.0, 0.4, -0.3), 0)
+    now = torch.log_softmax(logits, 0)
+    (expected,) = torch.autograd.grad((now.exp() * (now - ref)).sum(), logits, retain_graph=True)
+    estimates = losses.kl_to_reference(estimator, now, ref)
+    (found,) = torch.autograd.grad((now.detach().exp() * estimates).sum(), logits)
+    torch.testing.assert_close(found, expected)
+    assert float(expected.abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_of_merged_calls_gives_the_loss_and_gradient_of_a_row_a_call(case: str) -> None:
+    loss, optional = CASES[case]
+    known = tokens(optional)
+    whole, gradient = value_and_gradient(loss, known)
+    parts = []
+    for call in range(3):
+        at = (known.calls == call).nonzero()[:, 0] if known.calls is not None else t()
+        names, columns = known.columns()
+        part = Tokens(**{name: column[at] for name, column in zip(names, columns, strict=True)})
+        parts.append(value_and_gradient(loss, part, [NOW[i] for i in at.tolist()]))
+    assert whole == pytest.approx(sum(total for total, _ in parts), abs=1e-6)
+    assert gradient == pytest.approx([g for _, part in parts for g in part], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pieces_that_cut_a_call_give_the_same_where_the_ratios_of_calls_are_given(case: str) -> None:
+    loss, optional = CASES[case]
+    known = tokens(optional)
+    whole, gradient = value_and_gradient(loss, known)
+    known = replace(known, ratios=corrections.call_ratios(torch.tensor(NOW), known))
+    names, columns = known.columns()
+    found = []
+    for start, end in ((0, 2), (2, 5), (5, 9)):
+        piece = Tokens(**{name: column[start:end] for name, column in zip(names, columns, strict=True)})
+        found.append(value_and_gradient(loss, piece, NOW[start:end]))
+    assert whole == pytest.approx(sum(total for total, _ in found), abs=1e-6)
+    assert gradient == pytest.approx([g for _, part in found for g in part], abs=1e-6)
+
+
+SWITCHES: list[tuple[str, dict[str, Any]]] = [
+    ("ppo_clip", {"clip_high": 9.0}),
+    ("ppo_clip", {"clip_low": 0.99}),
+    ("ppo_clip_dual", {"dual_clip": None}),
+    ("ppo_clip_old_importance_token", {"importance": None}),
+    ("ppo_clip_old_importance_token", {"importance": "call"}),
+    ("ppo_clip_old_importance_token", {"importance_cap": 9.0}),
+    ("ppo_clip_old_importance_call", {"importance_cap": 9.0}),
+    ("ppo_clip_old_icepop", {"ratio_mask": None}),
+    ("ppo_clip_mask_call", {"ratio_mask": None}),
+    ("ppo_clip_mask_call", {"ratio_mask_high": 1.1}),
+    ("ppo_clip_mask_call", {"ratio_mask_low": 0.6}),
+    ("ppo_clip_mask_call", {"ratio_mask": "token"}),
+    ("reinforce_importance_token", {"importance": None}),
+    ("gspo", {"name": "ppo_clip"}),
+    ("gspo", {"clip_low": 0.99, "clip_high": 9.0}),
+    ("cispo", {"clip_low": 1.0, "clip_high": 9.0}),
+    ("cispo", {"name": "reinforce"}),
+    ("off_policy", {"off_policy_kl": None}),
+    ("kl_k1", {"kl": 0.0}),
+    ("kl_k2", {"kl": 0.0}),
+    ("kl_k3", {"kl": 0.0}),
+    ("kl_k3", {"kl_estimator": "k2"}),
+]
+
+
+@pytest.mark.parametrize(("case", "without"), SWITCHES)
+def test_each_effect_changes_the_gradient_of_the_nine_tokens(case: str, without: dict[str, Any]) -> None:
+    """The kill switch: were the effect left out of the code, its loss would be the one without it."""
+    loss, optional = CASES[case]
+    _, gradient = value_and_gradient(loss, tokens(optional))
+    _, plain = value_and_gradient(replace(loss, **without), tokens(optional))
+    assert max(abs(a - b) for a, b in zip(gradient, plain, strict=True)) > 1e-3
+
+
+def test_a_call_is_masked_by_the_mean_of_its_log_ratios_not_by_their_sum() -> None:
+    """Log ratios [0.3, 0.3, 0.3 | 0.5]: the first call's product is 2.5, its geometric mean 1.35; the second's is 1.65."""
+    known = Tokens(-t(0.3, 0.3, 0.3, 0.5), torch.ones(4), torch.ones(4), calls=torch.tensor([0, 0, 0, 1]))
+    known = replace(known, ratios=corrections.call_ratios(torch.zeros(4), known))
+    kept, _ = corrections.corrections(Loss(ratio_mask="call", ratio_mask_high=1.5), torch.zeros(4), known)
+    assert kept is not None
+    assert kept.tolist() == [True, True, True, False]
+
+
+def test_two_masks_leave_out_what_either_does() -> None:
+    """Log(policy / sampler) [-0.5, 0.9, -0.1] in calls of one, all bad examples: drifted, out of bounds, neither."""
+    known = Tokens(-t(-0.5, 0.9, -0.1), -torch.ones(3), torch.ones(3), calls=torch.arange(3))
+    known = replace(known, ratios=corrections.call_ratios(torch.zeros(3), known))
+    loss = Loss(ratio_mask="token", ratio_mask_high=2.0, off_policy_kl=0.3)
+    kept, _ = corrections.corrections(loss, torch.zeros(3), known)
+    assert kept is not None
+    assert kept.tolist() == [False, False, True]
+
+
+def test_drift_is_counted_from_the_sampler_also_where_there_are_old_logprobs() -> None:
+    """Policy 0, old 0 and -0.2, sampler 0.4: both drifted by 0.4, whatever was known before the step."""
+    for old in (0.0, -0.2):
+        known = Tokens(t(0.4), -torch.ones(1), torch.ones(1), old_logprobs=t(old), calls=torch.arange(1))
+        known = replace(known, ratios=corrections.call_ratios(torch.zeros(1), known))
+        kept, _ = corrections.corrections(Loss(off_policy_kl=0.3), torch.zeros(1), known)
+        assert kept is not None
+        assert kept.tolist() == [False]
+        torch.testing.assert_close(corrections.drift(known), t(-0.4))
+
+
+def test_old_logprobs_change_what_the_ratio_is_taken_to() -> None:
+    assert value_and_gradient(Loss(), tokens(("old_logprobs",))) != value_and_gradient(Loss(), tokens())
+
+
+def test_a_masked_token_whose_ratio_overflows_has_no_gradient_and_no_nan() -> None:
+    known = replace(tokens(), sampler_logprobs=torch.tensor([*SAMPLER[:-1], -300.0]))
+    loss = Loss(ratio_mask="token")
+    total, gradient = value_and_gradient(loss, known)
+    assert math.isfinite(total)
+    assert gradient[-1] == 0.0
+
+
+def test_kl_and_entropy_have_weights_of_their_own_and_no_correction_touches_them() -> None:
+    loss = Loss(ratio_mask="token", ratio_mask_low=0.999, ratio_mask_high=1.001, kl=0.1, entropy=0.2)
+    everything_masked, gradient = value_and_gradient(loss, tokens(("ref_logprobs",)))
+    assert any(gradient)
+    nothing = torch.zeros(9)
+    none = tokens(("ref_logprobs",), kl_weights=nothing, entropy_weights=nothing)
+    assert value_and_gradient(loss, none) == (0.0, [0.0] * 9)
+    twice = tokens(("ref_logprobs",), kl_weights=nothing + 2, entropy_weights=nothing + 2)
+    assert value_and_gradient(loss, twice)[0] == pytest.approx(2 * everything_masked, rel=1e-5)
+
+
+def test_a_loss_of_calls_without_calls_and_a_kl_without_a_reference_are_refused() -> None:
+    with pytest.raises(EngineError, match="segments"):
+        value_and_gradient(Loss(name="gspo"), replace(tokens(), calls=None))
+    with pytest.raises(EngineError, match="ref_logprobs"):
+        value_and_gradient(Loss(kl=0.1), tokens())
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "gspo", "cispo"])
+def test_an_importance_weight_on_a_ratio_to_the_sampler_is_refused_since_it_would_count_twice(name: Any) -> None:
+    with pytest.raises(EngineError, match="needs sequences with old_logprobs"):
+        value_and_gradient(Loss(name=name, importance="token"), tokens())
+
+
+def test_metrics_name_the_masked_share_the_mean_weight_and_the_kl() -> None:
+    loss = Loss(ratio_mask="token", ratio_mask_low=0.8, ratio_mask_high=1.25, importance="token", kl=0.1)
+    known = tokens(("old_logprobs", "ref_logprobs"))
+    now = torch.tensor(NOW)
+    distributions = torch.stack([now, torch.log1p(-now.exp())], 1)
+    _, report = losses.token_loss(loss, distributions, torch.zeros(9, dtype=torch.int64), known)
+    metrics = losses.summary(loss, [report], 9)
+    ratios = [math.exp(old - sampler) for old, sampler in zip(OLD, SAMPLER, strict=True)]
+    assert metrics["masked_share"] == pytest.approx(sum(not 0.8 <= r <= 1.25 for r in ratios) / 9)
+    assert metrics["importance"] == pytest.approx(sum(min(r, 2.0) for r in ratios) / 9)
+    assert metrics["ref_kl"] > 0
+    assert not {"masked_share", "importance", "ref_kl"} & losses.summary(Loss(), [report], 9).keys()
+
+
+def test_the_calls_of_the_cases_are_four_three_and_two_tokens() -> None:
+    assert calls().tolist() == [0, 0, 0, 0, 1, 1, 1, 2, 2]

@@ -1,0 +1,242 @@
+"""The learner's losses beyond the clipped ratio: whole calls, a reference, preferences; and recomputed activations."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_sequences import sequence
+from transformers import AutoModelForCausalLM
+
+from agentlightning.engines import preferences
+from agentlightning.engines.local.learner import Learner
+from agentlightning.errors import EngineError, ModelError
+from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
+
+LOSSES = [
+    Loss(name="gspo", clip_low=0.3, clip_high=0.3),
+    Loss(name="cispo"),
+    Loss(importance="call", importance_cap=1.5),
+    Loss(ratio_mask="call", ratio_mask_low=0.7, ratio_mask_high=1.4),
+    Loss(off_policy_kl=0.05, kl=0.1, entropy=0.01),
+]
+
+
+def gradients(learner: Learner) -> dict[str, torch.Tensor]:
+    found = {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
+    learner.model.zero_grad(set_to_none=True)
+    return found
+
+
+def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(
+            found[name], wanted[name], rtol=1e-3, atol=1e-5 * float(wanted[name].abs().max() + 1)
+        )
+
+
+def conversation(learner: Learner) -> tuple[Sequence, list[Sequence]]:
+    """Three calls near the policy, as a merged row and as a row a call."""
+    tokens = [3, 4, 5, 6, 20, 21, 1, 7, 8, 22, 23, 24, 1, 9, 25, 1]
+    calls = [(4, 7), (9, 13), (14, 16)]
+    chance = random.Random(0)
+    (now,) = learner.logprobs([sequence(tokens, calls)])
+    merged = sequence(tokens, calls)
+    advantages = [0.0] * 4 + [1.0] * 3 + [0.0] * 2 + [-1.0] * 4 + [0.0] + [-0.5] * 2
+    lists = {
+        "logprobs": [v + chance.uniform(-0.8, 0.8) for v in now],
+        "old_logprobs": [v + chance.uniform(-0.3, 0.3) for v in now],
+        "ref_logprobs": [v + chance.uniform(-0.5, 0.5) for v in now],
+        "kl_weights": [chance.uniform(0.5, 1.0) for _ in now],
+        "advantages": advantages,
+    }
+    rows = [sequence(tokens[:end], [(start, end)]) for start, end in calls]
+    return replace(merged, **lists), [
+        replace(row, **{name: values[: len(row.tokens)] for name, values in lists.items()}) for row in rows
+    ]
+
+
+@pytest.fixture(scope="module")
+def learner(llama: Path) -> Learner:
+    return Learner(llama)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}-{loss.importance}-{loss.ratio_mask}-{loss.kl}")
+@pytest.mark.parametrize("rows", ["padded", "tree"])
+def test_merged_rows_have_the_loss_and_the_gradient_of_a_row_a_call(llama: Path, loss: Loss, rows: Any) -> None:
+    one, many = Learner(llama, rows=rows), Learner(llama, rows=rows, logits_at_once=64 * 2)
+    merged, unmerged = conversation(one)
+    assert one.forward_backward([merged], loss) == pytest.approx(many.forward_backward(unmerged, loss), rel=1e-4)
+    assert_close(gradients(many), gradients(one))
+
+
+def test_a_trained_token_outside_of_every_segment_is_named_by_losses_that_need_calls(learner: Learner) -> None:
+    wrong = replace(sequence([3, 4, 5], [(1, 3)]), segments=[(1, 2)])
+    learner.forward_backward([wrong], Loss())
+    with pytest.raises(EngineError, match="rollout r is in no segment"):
+        learner.forward_backward([wrong], Loss(name="gspo"))
+    learner.model.zero_grad(set_to_none=True)
+
+
+def test_a_kl_without_reference_logprobs_or_with_some_is_refused(learner: Learner) -> None:
+    row = sequence([3, 4, 5], [(1, 3)])
+    with pytest.raises(EngineError, match="no ref_logprobs"):
+        learner.forward_backward([row], Loss(kl=0.1))
+    with pytest.raises(EngineError, match="has no ref_logprobs, while others have"):
+        learner.forward_backward([row, replace(row, ref_logprobs=[0.0] * 3)], Loss(kl=0.1))
+
+
+@pytest.mark.parametrize("rows", ["padded", "tree"])
+def test_the_reference_stays_where_training_and_loading_move_the_policy(llama: Path, tmp_path: Path, rows: Any) -> None:
+    learner = Learner(llama, reference=True, rows=rows)
+    batch = [sequence([3, 4, 5, 6], [(1, 4)]), sequence([3, 4, 7], [(2, 3)], temperature=0.5)]
+    before = learner.logprobs(batch)
+    assert learner.reference_logprobs(batch) == before
+    learner.forward_backward(batch, Loss(name="sft"))
+    learner.optim_step(1e-2, 1.0)
+    learner.save(tmp_path / "moved")
+    learner.load(tmp_path / "moved")
+    assert learner.reference_logprobs(batch) == before
+    assert learner.logprobs(batch) != before
+
+
+def test_a_learner_without_a_reference_says_how_to_have_one(learner: Learner) -> None:
+    with pytest.raises(EngineError, match="reference = true"):
+        learner.reference_logprobs([sequence([3, 4], [(1, 2)])])
+
+
+def test_kl_pulls_back_to_the_reference(llama: Path) -> None:
+    learner = Learner(llama, reference=True)
+    row = sequence([3, 4, 5, 6, 7, 8], [(2, 6)], advantages=[0.0] * 6)
+    learner.forward_backward([row], Loss(name="sft"))
+    learner.optim_step(1e-2, 1.0)
+    (ref,) = learner.reference_logprobs([row])
+
+    def gap() -> float:
+        (now,) = learner.logprobs([row])
+        return sum(abs(a - b) for a, b in zip(now, ref, strict=True))
+
+    moved = gap()
+    for _ in range(5):
+        learner.forward_backward([replace(row, ref_logprobs=ref)], Loss(name="reinforce", kl=1.0, kl_estimator="k2"))
+        learner.optim_step(2e-3, 1.0)
+    assert gap() < 0.6 * moved
+
+
+def answers(learner: Learner, seed: int) -> list[Sequence]:
+    chance = random.Random(seed)
+    rows = []
+    for _ in range(7):
+        length = chance.randrange(5, 20)
+        rows.append(sequence([chance.randrange(2, 64) for _ in range(length)], [(2, 4), (length - 1, length)]))
+    return [
+        replace(row, ref_logprobs=[v + chance.uniform(-0.5, 0.5) for v in now])
+        for row, now in zip(rows, learner.logprobs(rows), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("budget", [4096, 25])
+@pytest.mark.parametrize("rows", ["padded", "tree"])
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_a_preference_s_gradient_is_that_of_one_graph_through_all_answers(
+    llama: Path, name: Any, rows: Any, budget: int
+) -> None:
+    learner = Learner(llama, rows=rows, max_tokens_per_microbatch=budget)
+    a, b, c, d, e, *mismatched = answers(learner, 1)
+    loss = PreferenceLoss(name=name, beta=0.7)
+    if name == "dpo":  # the first chosen answer took two rows
+        examples = [Preference(chosen=[a, b], rejected=[c], weight=0.5), Preference(chosen=[d], rejected=[e])]
+        mismatched = []
+    else:
+        examples = [Preference(chosen=[a, b], weight=0.5), Preference(rejected=[c]), Preference(chosen=[d])]
+    metrics = learner.forward_backward_preferences(examples, loss, mismatched)
+
+    model = AutoModelForCausalLM.from_pretrained(llama)
+
+    def ratio(row: Sequence) -> torch.Tensor:
+        assert row.ref_logprobs is not None
+        distributions = torch.log_softmax(model(input_ids=torch.tensor([row.tokens])).logits[0], -1)
+        at = [i for i, sampled in enumerate(row.mask) if sampled]
+        return sum((distributions[i - 1, row.tokens[i]] - row.ref_logprobs[i] for i in at), torch.zeros(()))
+
+    found = [
+        torch.stack([ratio(row) for row in side]).sum() for x in examples for side in (x.chosen, x.rejected) if side
+    ]
+    beside = torch.stack([ratio(row) for row in mismatched]) if mismatched else torch.zeros(0)
+    total, expected = preferences.preference_loss(loss, examples, torch.stack(found), beside)
+    total.backward()
+    assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4)
+    assert metrics["examples"] == len(examples)
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-3)
+    assert_close(gradients(learner), {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+
+
+def test_training_on_pairs_widens_their_margin(llama: Path) -> None:
+    learner = Learner(llama)
+    rows = answers(learner, 2)[:6]
+    rows = [replace(row, ref_logprobs=now) for row, now in zip(rows, learner.logprobs(rows), strict=True)]
+    pairs = [Preference(chosen=[rows[i]], rejected=[rows[i + 3]], weight=1 / 3) for i in range(3)]
+    first = learner.forward_backward_preferences(pairs, PreferenceLoss())
+    learner.optim_step(5e-3, 1.0)
+    last = learner.forward_backward_preferences(pairs, PreferenceLoss())
+    assert first["margin"] == pytest.approx(0.0, abs=1e-4)
+    assert last["margin"] > 0.01
+    assert last["loss"] < first["loss"]
+
+
+@pytest.mark.parametrize(
+    ("examples", "loss", "message"),
+    [
+        ([Preference(chosen=[sequence([3, 4], [(1, 2)])])], PreferenceLoss(), "dpo takes a chosen and a rejected"),
+        ([Preference()], PreferenceLoss(name="kto"), "kto takes an answer that is chosen or rejected"),
+        ([Preference(chosen=[sequence([3, 4], [(1, 2)])])], PreferenceLoss(name="kto"), "needs ref_logprobs"),
+    ],
+)
+def test_examples_that_a_loss_cannot_compare_are_refused(
+    learner: Learner, examples: list[Preference], loss: PreferenceLoss, message: str
+) -> None:
+    with pytest.raises(EngineError, match=message):
+        learner.forward_backward_preferences(examples, loss)
+
+
+def test_preferences_refuse_dropout_and_none_at_all_add_nothing(llama: Path, learner: Learner) -> None:
+    with pytest.raises(EngineError, match="expected dropout 0"):
+        Learner(llama, dropout=0.1).forward_backward_preferences([], PreferenceLoss())
+    assert learner.forward_backward_preferences([], PreferenceLoss()) == {"loss": 0.0, "examples": 0.0}
+
+
+def test_the_losses_of_preferences_by_hand() -> None:
+    assert preferences.dpo(torch.tensor([1.0]), torch.tensor([-1.0]), 0.5).item() == pytest.approx(0.313262, abs=1e-6)
+    wanted = torch.tensor([True, False])
+    found = preferences.kto(torch.tensor([1.0, 1.0]), wanted, torch.tensor(0.0), 1.0, 1.0, 2.0)
+    assert found.tolist() == pytest.approx([0.268941, 2 * 0.731059], abs=1e-6)
+    baselines = [preferences.kto_baseline(torch.tensor(values)).item() for values in ([0.5, -0.1], [-1.0, 0.0], [])]
+    assert baselines == pytest.approx([0.2, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(("family", "rows"), [("Llama", "padded"), ("Llama", "tree"), ("GPT2", "padded")])
+def test_recomputed_activations_give_the_same_gradient_and_are_recomputed(
+    build: Callable[..., Path], family: str, rows: Any
+) -> None:
+    folder = build(family)
+    plain, thrifty = Learner(folder, rows=rows), Learner(folder, rows=rows, gradient_checkpointing=True)
+    runs = []
+    attention = next(m for n, m in thrifty.model.named_modules() if n.endswith("attn"))
+    attention.register_forward_hook(lambda *_: runs.append(1))
+    batch = [sequence([3, 4, 5, 6], [(1, 4)]), sequence([3, 4, 7], [(2, 3)])]
+    assert thrifty.logprobs(batch) == plain.logprobs(batch)
+    before = len(runs)
+    assert thrifty.forward_backward(batch, Loss()) == pytest.approx(plain.forward_backward(batch, Loss()))
+    assert len(runs) == before + 2
+    assert_close(gradients(thrifty), gradients(plain))
+
+
+def test_recomputing_refuses_dropout(llama: Path) -> None:
+    with pytest.raises(ModelError, match="expected dropout 0"):
+        Learner(llama, gradient_checkpointing=True, dropout=0.1)

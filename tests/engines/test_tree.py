@@ -1,0 +1,180 @@
+"""Prefix trees: their shape, and that what is computed in one is what separate rows compute."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_sequences import sequence
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentlightning.engines.local import tree
+from agentlightning.engines.local.learner import Learner
+from agentlightning.errors import ModelError
+from agentlightning.types import Loss, Sequence
+
+Rows = list[list[int]]
+rows_of_tokens = st.lists(st.lists(st.integers(2, 4), min_size=1, max_size=9), min_size=1, max_size=7)
+
+
+def test_three_sequences_become_the_tree_of_the_module_s_example() -> None:
+    built = tree.build([[1, 2, 3, 4], [1, 2, 3, 5, 6], [1, 2, 7]])
+    assert built.tokens == [1, 2, 3, 4, 5, 6, 7]
+    assert built.positions == [0, 1, 2, 3, 3, 4, 2]
+    assert built.ends == [7, 7, 6, 4, 6, 6, 7]
+    assert [(run.start, run.end, run.ancestors) for run in built.runs] == [
+        (0, 2, ()),
+        (2, 3, (0,)),
+        (3, 4, (0, 1)),
+        (4, 6, (0, 1)),
+        (6, 7, (0,)),
+    ]
+    assert built.paths == [[0, 1, 2, 3], [0, 1, 2, 4, 5], [0, 1, 6]]
+
+
+@given(rows_of_tokens)
+def test_every_sequence_reads_along_its_path_and_every_beginning_stands_once(rows: Rows) -> None:
+    built = tree.build(rows)
+    for row, path in zip(rows, built.paths, strict=True):
+        assert [built.tokens[at] for at in path] == row
+        assert [built.positions[at] for at in path] == list(range(len(row)))
+    assert len(built.tokens) == len({tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)})
+
+
+@given(rows_of_tokens)
+def test_a_token_sees_itself_and_what_stands_before_it_on_its_path(rows: Rows) -> None:
+    built = tree.build(rows)
+    seen = {(i, j) for i in range(len(built.tokens)) for j in range(i + 1) if i < built.ends[j]}
+    assert seen == {(i, j) for path in built.paths for at, i in enumerate(path) for j in path[: at + 1]}
+    by_runs = {
+        (i, j)
+        for number, run in enumerate(built.runs)
+        for i in range(run.start, run.end)
+        for above in (*run.ancestors, number)
+        for j in range(built.runs[above].start, min(i + 1, built.runs[above].end))
+    }
+    assert by_runs == seen
+
+
+@given(rows_of_tokens, st.integers(1, 30))
+def test_parts_hold_every_sequence_once_within_the_budget_of_unique_tokens(rows: Rows, budget: int) -> None:
+    parts = list(tree.packs(rows, budget))
+    assert sorted(i for part in parts for i in part) == list(range(len(rows)))
+    for part in parts:
+        unique = {tuple(rows[i][:end]) for i in part for end in range(1, len(rows[i]) + 1)}
+        assert len(unique) <= budget or len({tuple(rows[i]) for i in part}) == 1
+
+
+def learners(folder: Path, **options: Any) -> tuple[Learner, Learner]:
+    return Learner(folder), Learner(folder, rows="tree", **options)
+
+
+@pytest.fixture(scope="module")
+def pair(llama: Path) -> tuple[Learner, Learner]:
+    return learners(llama)
+
+
+def gradients(learner: Learner) -> dict[str, torch.Tensor]:
+    found = {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
+    learner.model.zero_grad(set_to_none=True)
+    return found
+
+
+def assert_same(padded: Learner, shared: Learner, sequences: list[Sequence], loss: Loss) -> None:
+    expected = padded.forward_backward(sequences, loss)
+    assert shared.forward_backward(sequences, loss) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    wanted, found = gradients(padded), gradients(shared)
+    assert wanted.keys() == found.keys()
+    for name in wanted:
+        torch.testing.assert_close(
+            found[name], wanted[name], rtol=1e-3, atol=2e-5 * float(wanted[name].abs().max() + 1)
+        )
+
+
+def branching(chance: random.Random) -> list[Sequence]:
+    """A random tree of calls: every row continues an earlier one from some point, with sampled tokens of its own."""
+    rows: list[list[int]] = [[chance.randrange(2, 64) for _ in range(chance.randrange(1, 12))]]
+    found = []
+    for _ in range(chance.randrange(1, 8)):
+        beginning = chance.choice(rows)
+        beginning = beginning[: chance.randrange(1, len(beginning) + 1)]
+        new = [chance.randrange(2, 64) for _ in range(chance.randrange(1, 10))]
+        row = beginning + new
+        rows.append(row)
+        changes: dict[str, Any] = {"temperature": chance.choice([1.0, 0.7])}
+        for name in ("logprobs", "advantages", "weights"):
+            low = 0.1 if name == "weights" else -3.0
+            high = {"logprobs": -0.5, "advantages": 2.0, "weights": 1.0}[name]
+            changes[name] = [chance.uniform(low, high) for _ in row]
+        found.append(sequence(row, [(len(beginning), len(row))], **changes))
+    return found
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 10**6), st.sampled_from(["ppo_clip", "gspo", "cispo", "sft"]))
+def test_losses_and_gradients_of_random_trees_are_those_of_separate_rows(
+    pair: tuple[Learner, Learner], seed: int, name: Any
+) -> None:
+    entropy = 0.0 if name == "sft" else 0.02
+    assert_same(*pair, branching(random.Random(seed)), Loss(name=name, entropy=entropy))
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
+def test_other_models_of_the_shape_agree(build: Callable[..., Path], family: str) -> None:
+    assert_same(*learners(build(family)), branching(random.Random(3)), Loss())
+
+
+def test_small_parts_and_small_pieces_of_logits_agree(llama: Path) -> None:
+    sequences = branching(random.Random(5))
+    assert_same(*learners(llama, max_tokens_per_microbatch=20, logits_at_once=64 * 3), sequences, Loss(name="gspo"))
+
+
+def test_logprobs_in_a_tree_are_those_of_separate_rows(pair: tuple[Learner, Learner]) -> None:
+    sequences = [*branching(random.Random(8)), sequence([5], []), sequence([5, 6], [])]
+    padded, shared = (learner.logprobs(sequences) for learner in pair)
+    for one, other in zip(padded, shared, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_one_mask_for_the_whole_tree_attends_as_the_runs_do() -> None:
+    built = tree.build([[1, 2, 3, 4], [1, 2, 3, 5, 6], [1, 2, 7], [8]])
+    torch.manual_seed(0)
+    query = torch.randn(1, 4, len(built.tokens), 8, requires_grad=True)
+    key, value = (torch.randn(1, 2, len(built.tokens), 8, requires_grad=True) for _ in range(2))
+    by_runs, by_mask = tree.TreeMask(built, "cpu"), tree.TreeMask(built, "cpu")
+    by_mask.by_runs = False
+    at = torch.arange(len(built.tokens))
+    by_mask.whole = (at[None] <= at[:, None]) & (at[:, None] < torch.tensor(built.ends)[None])
+    outs = [
+        tree.tree_attention(torch.nn.Identity(), query, key, value, None, tree=mask)[0] for mask in (by_runs, by_mask)
+    ]
+    torch.testing.assert_close(*outs)
+    grads = [torch.autograd.grad(out.square().sum(), (query, key, value)) for out in outs]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_shared_beginning_is_computed_once(llama: Path) -> None:
+    learner = Learner(llama, rows="tree")
+    seen = []
+    learner.model.model.register_forward_pre_hook(
+        lambda _, __, inputs: seen.append(inputs["input_ids"].numel()), with_kwargs=True
+    )
+    prompt = list(range(2, 42))
+    rows = [sequence([*prompt, 50 + i, 60 - i], [(40, 42)]) for i in range(5)]
+    learner.forward_backward(rows, Loss())
+    assert seen == [40 + 5 * 2]
+
+
+def test_a_model_or_a_setting_that_does_not_fit_is_refused_at_start(build: Callable[..., Path], llama: Path) -> None:
+    with pytest.raises(ModelError, match="GPT2LMHeadModel"):
+        Learner(build("GPT2"), rows="tree")
+    with pytest.raises(ModelError, match="sliding window"):
+        Learner(build("Mistral", sliding_window=8), rows="tree")
+    with pytest.raises(ModelError, match="expected dropout 0"):
+        Learner(llama, rows="tree", dropout=0.1)
