@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class _Child:
     arguments: list[str]
     log: Path
     pass_fds: tuple[int, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     restartable: bool = True
     answered: bool = True
@@ -77,7 +78,8 @@ class Supervisor:
             os.set_inheritable(descriptor, True)
         child = _Child(
             name="server",
-            arguments=["agentlightning.gateway", "--store", self._store_url, "--fd", str(descriptor)],
+            arguments=["agentlightning.gateway", "--fd", str(descriptor)],
+            env={"AGL_STORE": self._store_url},  # not an argument: its password would be seen in the list of processes
             log=self._folder / "logs" / "server.log",
             pass_fds=(descriptor,),
             restartable=not self._store_url.startswith("memory:"),
@@ -134,7 +136,7 @@ class Supervisor:
         child.process = start_child(
             child.arguments,
             pass_fds=child.pass_fds,
-            env={"AGL_SERVER_KEY": self.server_key, "PYTHONUNBUFFERED": "1"},
+            env={"AGL_SERVER_KEY": self.server_key, "PYTHONUNBUFFERED": "1", **child.env},
             log=child.log,
         )
         self._children[child.name] = child
