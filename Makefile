@@ -15,7 +15,7 @@ demo: install
 	$(BIN)/agl demo $(ARGS)
 
 test: lint node-packages servers
-	$(BIN)/pytest -m "not slow" $(ARGS)
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
 test-slow: install node-packages servers .venv-vllm/.installed
 	$(BIN)/pytest -m slow $(ARGS)
@@ -77,4 +77,4 @@ endef
 		{ echo "vLLM cannot be installed here: its tests are left out"; rm -rf .venv-vllm; }
 
 clean:
-	rm -rf .venv .venv-vllm .venv-litellm tests/sdk/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-litellm .venv-agentlightning-v03 tests/sdk/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,7 +8,7 @@ are made on the spot; with AGL_DATA, the chat templates of real model families g
 
 Half of the agents send thinking back, half drop it, as SDKs do; both count against whoever needs the text.
 
-    python benchmarks/drift.py [--conversations 1000] [--seed 0] [--noise 0.02]
+    python benchmarks/drift.py [--conversations 1000] [--seed 0] [--noise 0.02] [--templates-alone]
 """
 
 from __future__ import annotations
@@ -67,6 +67,13 @@ ENDS = {
     "phi3_5": ("<|end|>",),
 }
 """What ends an answer, by family, and what ends one that calls tools, where that differs; ChatML's end elsewhere."""
+BEGINS = {"deepseekv3": "<｜begin▁of▁sentence｜>"}
+OTHERS = {
+    "glm4moe": ("<|system|>", "<|endoftext|>", "[gMASK]"),
+    "qwen3": ("<|endoftext|>",),
+    "qwen3_5_think": ("<|endoftext|>",),
+}
+"""Tokens that the family's vocabulary has, though its template does not spell them out."""
 LEFT_OUT = "gptoss"
 """Its vocabulary is not that of any tokenizer trained here."""
 WITHOUT_TOOLS = ("deepseekv3", "gemma3", "phi3_5")
@@ -106,6 +113,9 @@ def main() -> None:
     parser.add_argument(
         "--noise", type=float, default=0.02, help="how often a token is sampled as two others with the same text"
     )
+    parser.add_argument(
+        "--templates-alone", action="store_true", help="leave out what the renderers package knows of model families"
+    )
     arguments = parser.parse_args()
     console = Console(highlight=False)
     with (
@@ -114,7 +124,7 @@ def main() -> None:
     ):
         rows = []
         for name, template in templates():
-            renderer = build(Path(folder) / name, template, ENDS.get(name, ("<|im_end|>",)))
+            renderer = build(Path(folder) / name, template, TemplateAlone if arguments.templates_alone else Renderer)
             count = arguments.conversations if name == "chatml" else max(1, arguments.conversations // REAL_SHARE)
             task = progress.add_task(name, total=count)
             figures = Figures(name)
@@ -127,13 +137,15 @@ def main() -> None:
             figures.seconds = time.perf_counter() - started
             rows.append(figures)
     print(
-        f"{'template':<20} {'calls':>7} {'with predecessor':>17} {'exact':>8} {'re-tokenised':>13} {'plan ms':>8}  forks"
+        f"{'template':<20} {'calls':>7} {'with predecessor':>17} {'exact':>8} {'re-tokenised':>13} {'plan ms':>8} "
+        f"{'sampled':>9} {'context only':>13}  forks"
     )
     for row in rows:
         forks = ", ".join(f"{cause} {calls}" for cause, calls in row.causes.most_common()) or "none"
         print(
             f"{row.name:<20} {row.calls:>7,} {row.successors:>17,} {row.share(row.exact):>8.2%} "
-            f"{row.share(row.retokenised):>13.2%} {1000 * row.planning / row.calls:>8.2f}  {forks}"
+            f"{row.share(row.retokenised):>13.2%} {1000 * row.planning / row.calls:>8.2f} {row.sampled:>9,} "
+            f"{row.context_only:>13,}  {forks}"
         )
     made = rows[0]
     print(
@@ -145,6 +157,7 @@ def main() -> None:
                 "calls": made.calls,
                 "plan_ms": round(1000 * made.planning / made.calls, 3),
                 "real_templates": {row.name: round(row.share(row.exact), 4) for row in rows[1:]},
+                "real_context_only": {row.name: row.context_only for row in rows[1:]},
             }
         )
     )
@@ -159,6 +172,10 @@ class Figures:
     successors: int = 0
     exact: int = 0
     retokenised: int = 0
+    sampled: int = 0
+    """Tokens."""
+    context_only: int = 0
+    """Sampled tokens that prompts repeat without continuing them; those that several prompts repeat count as often."""
     planning: float = 0.0
     """Seconds spent in `Conversation.plan`."""
     seconds: float = 0.0
@@ -167,6 +184,13 @@ class Figures:
     def share(self, count: int) -> float:
         """Of the calls that have a predecessor."""
         return count / max(1, self.successors)
+
+
+class TemplateAlone(Renderer):
+    """Knows no families."""
+
+    def bridge(self, *_: Any) -> None:
+        return None
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
@@ -204,7 +228,7 @@ class Agent:
         if self._plan is None:
             self._ask(figures)
         else:
-            self._receive(self._plan)
+            self._receive(self._plan, figures)
 
     def _ask(self, figures: Figures) -> None:
         started = time.perf_counter()
@@ -217,11 +241,12 @@ class Agent:
             figures.successors += 1
             figures.exact += begins(plan.prompt_ids, self._before)
             figures.retokenised += begins(tokenised, self._retokenised)
+        figures.context_only += plan.context_only
         if plan.fork_cause is not None:
             figures.causes[plan.fork_cause] += 1
         self._retokenised = tokenised
 
-    def _receive(self, plan: Plan) -> None:
+    def _receive(self, plan: Plan, figures: Figures) -> None:
         rng, renderer = self._model.rng, self._renderer
         body = self._model.answer(self._plain(), self._tools)
         text = renderer.decode(body, special=renderer.parser.needs_special)
@@ -240,6 +265,7 @@ class Agent:
                 for index, (name, arguments) in enumerate(parsed.tool_calls)
             ]
         self._conversation.record(plan, f"{self._name}-{self._calls}", ids, answer)
+        figures.sampled += len(ids)
         self._before = plan.prompt_ids + ids
         self._retokenised = self._retokenised + ids
         self._calls += 1
@@ -298,7 +324,8 @@ class Model:
             answer["tool_calls"] = answer["tool_calls"][:1]
             text = written(renderer, messages, answer, tools)
         if text is None:
-            return str(answer["content"]) or "ok"
+            thought = f"{answer['reasoning_content']}\n</think>\n\n" if must_think else ""
+            return thought + (answer["content"] or "ok")
         if rng.random() < 0.3:
             text = re.sub(r'": (?=["{0-9])', lambda _: rng.choice(['":', '" : ', '":  ']), text)
         return text + rng.choice(["", "", "", "\n", " "])
@@ -346,11 +373,11 @@ def templates() -> Iterator[tuple[str, str]]:
             yield file.stem, file.read_text(encoding="utf-8")
 
 
-def build(folder: Path, template: str, ends: tuple[str, ...]) -> Renderer:
-    """A renderer of a tokenizer that is trained here and has the special tokens of the template."""
-    special = sorted(
-        {*re.findall(r"<\|[^|<>\s]+\|>|<｜[^｜]+｜>|<(?:start|end)_of_\w+>|<sop>", template), *ends, "<|begin|>"}
-    )
+def build(folder: Path, template: str, kind: type[Renderer]) -> Renderer:
+    """A renderer of a tokenizer that is trained here, with the special tokens of the family that the folder is named for."""
+    begin, ends = BEGINS.get(folder.name, "<|begin|>"), ENDS.get(folder.name, ("<|im_end|>",))
+    written = re.findall(r"<\|[^|<>\s]+\|>|<｜[^｜]+｜>|<(?:start|end)_of_\w+>|<sop>", template)
+    special = sorted({*written, *ends, *OTHERS.get(folder.name, ()), begin})
     plain = re.findall(r"</?(?:think|tool_call|tool_response|arg_key|arg_value)>", template)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -367,11 +394,11 @@ def build(folder: Path, template: str, ends: tuple[str, ...]) -> Renderer:
     tokenizer.add_tokens([AddedToken(text, special=False) for text in sorted(set(plain))])
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"eos_token": ends[0], "bos_token": "<|begin|>", "chat_template": template}
+    settings = {"eos_token": ends[0], "bos_token": begin, "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     ids = {"eos_token_id": [tokenizer.token_to_id(end) for end in ends]}
     (folder / "generation_config.json").write_text(json.dumps(ids), encoding="utf-8")
-    return Renderer(folder)
+    return kind(folder)
 
 
 if __name__ == "__main__":

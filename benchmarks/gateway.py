@@ -93,7 +93,7 @@ class Effort:
     """Calls after which the process's memory is read again."""
 
 
-QUICK = Effort(rounds=1, round_s=1, keys=256, quiet_rounds=1, streams=40, wave_s=1, warm_waves=1, calls=1000)
+QUICK = Effort(rounds=1, round_s=3, keys=256, quiet_rounds=1, streams=40, wave_s=1, warm_waves=1, calls=1000)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from agentlightning.protocols.neutral import Choice
 from agentlightning.types import JSON
 
 RAW = "_arguments"
-"""The only key of an input that stands for arguments which are no JSON object."""
+"""The key of an input that holds arguments which are no JSON object, as they were sampled."""
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 
@@ -30,22 +30,94 @@ def blocks(choice: Choice, call_id: str) -> list[JSON]:
 def tool_input(arguments: str) -> JSON:
     """Arguments as an object; `arguments_text` undoes it.
 
-    >>> tool_input('{"a": 1}'), tool_input('{"a": 1')
-    ({'a': 1}, {'_arguments': '{"a": 1'})
+    >>> tool_input('{"a": 1}'), tool_input('{"a": 1, "b')
+    ({'a': 1}, {'a': 1, '_arguments': '{"a": 1, "b'})
     """
-    try:
-        value = orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        return {RAW: arguments}
-    return value if isinstance(value, dict) and RAW not in value else {RAW: arguments}
+    written = InputText()
+    value: JSON = orjson.loads(written.feed(arguments) + written.end())
+    return value
 
 
 def arguments_text(given: JSON) -> str:
-    """The arguments behind an input."""
+    """The arguments behind an input: those under `RAW` where `tool_input` made it of them."""
     raw: Any = given.get(RAW)
-    if len(given) == 1 and isinstance(raw, str):
-        return raw
-    return orjson.dumps(given).decode()
+    ours = isinstance(raw, str) and tool_input(raw) == given
+    return str(raw) if ours else orjson.dumps(given).decode()
+
+
+class InputText:
+    """Arguments as they are sampled, given out so that all of it together is an object whatever is sampled.
+
+    SDKs parse an input while it comes, and raise where it is no JSON. So a member goes out once it is whole, as Anthropic's
+    own models do; where the text stops being an object, the members so far are closed with the text under `RAW`.
+    """
+
+    def __init__(self) -> None:
+        self._raw: list[str] = []
+        self._member = ""
+        """What was sampled since the last member that went out; it begins with a brace or a comma."""
+        self._read = 0
+        """How much of it has been looked at."""
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._broken = False
+        self._given = False
+
+    def feed(self, text: str) -> str:
+        """The members that `text` completes."""
+        self._raw.append(text)
+        if self._broken:
+            return ""
+        self._member += text
+        out: list[str] = []
+        while self._read < len(self._member):
+            char = self._member[self._read]
+            if self._is_end_of_member(char):
+                member, self._member, self._read = self._member[: self._read], self._member[self._read :], 0
+                if not _members(member + "}", first=not self._given):
+                    self._broken = True
+                    break
+                self._given = True
+                out.append(member)
+            self._read += 1
+        return "".join(out)
+
+    def end(self) -> str:
+        """What makes it an object."""
+        rest = None if self._broken else _members(self._member, first=not self._given)
+        if rest is not None and (rest or not self._given):
+            return self._member
+        return (", " if self._given else "{") + orjson.dumps({RAW: "".join(self._raw)}).decode()[1:]
+
+    def _is_end_of_member(self, char: str) -> bool:
+        if self._in_string:
+            if self._escaped:
+                self._escaped = False
+            elif char == "\\":
+                self._escaped = True
+            elif char == '"':
+                self._in_string = False
+        elif char == '"':
+            self._in_string = True
+        elif char in "{[":
+            self._depth += 1
+        elif char in "}]":
+            self._depth -= 1
+        return char == "," and self._depth == 1 and not self._in_string and self._read > 0
+
+
+def _members(text: str, first: bool) -> JSON | None:
+    """What stands in the end of an object, from its brace or a comma on; None where that is no JSON, or could be taken for
+    ours."""
+    text = text.lstrip() if first else text
+    if not text.startswith("{" if first else ","):
+        return None
+    try:
+        value: JSON = orjson.loads("{" + text[1:])
+    except orjson.JSONDecodeError:
+        return None
+    return None if RAW in value else value
 
 
 def signature(call_id: str) -> str:

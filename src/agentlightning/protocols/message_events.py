@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols.message_blocks import arguments_text, signature, stop_reason, usage
+from agentlightning.protocols.message_blocks import InputText, arguments_text, signature, stop_reason, usage
 from agentlightning.protocols.neutral import Answer, Delta, Refusal, ToolDelta
 from agentlightning.types import JSON
 
@@ -25,6 +25,8 @@ class MessageEvents:
         self._block: tuple[str, int] | None = None
         """Kind of the open block, and the tool call it is."""
         self._index = -1
+        self._input = InputText()
+        """Of the open tool call."""
 
     def first(self) -> bytes:
         """Opens the message."""
@@ -76,9 +78,11 @@ class MessageEvents:
         if tool.name is not None:
             block: JSON = {"type": "tool_use", "id": tool.id, "name": tool.name, "input": {}}
             opened = self._open("tool_use", tool.index, block)
-        if not tool.arguments:
-            return opened
-        return opened + self._more({"type": "input_json_delta", "partial_json": tool.arguments})
+            self._input = InputText()
+        return opened + self._more_input(self._input.feed(tool.arguments))
+
+    def _more_input(self, text: str) -> bytes:
+        return self._more({"type": "input_json_delta", "partial_json": text}) if text else b""
 
     def _open(self, kind: str, number: int, block: JSON) -> bytes:
         if self._block == (kind, number):
@@ -91,11 +95,13 @@ class MessageEvents:
     def _close(self) -> bytes:
         if self._block is None:
             return b""
-        signed = b""
+        rest = b""
         if self._block[0] == "thinking":
-            signed = self._more({"type": "signature_delta", "signature": signature(self._call_id)})
+            rest = self._more({"type": "signature_delta", "signature": signature(self._call_id)})
+        elif self._block[0] == "tool_use":
+            rest = self._more_input(self._input.end())
         self._block = None
-        return signed + _event("content_block_stop", index=self._index)
+        return rest + _event("content_block_stop", index=self._index)
 
     def _more(self, delta: JSON) -> bytes:
         return _event("content_block_delta", index=self._index, delta=delta)

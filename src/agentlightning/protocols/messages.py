@@ -4,8 +4,8 @@ Driven by the gateway, which chooses the protocol by route. Whether the model th
 template's: its thinking is always given, and `thinking` is accepted without effect. So are cache control, metadata and
 service tiers. Unknown fields are passed over.
 
-A tool call's arguments are an object here, which the sampled text need not be: what is no JSON object travels as
-``{"_arguments": text}`` and is unwrapped when the agent sends it back, so that nothing is lost.
+A tool call's arguments are an object here, which the sampled text need not be: what is no JSON object travels in the key
+``_arguments``, beside what could be read of it, and is unwrapped when the agent sends it back, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -31,10 +31,15 @@ WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
     "service_tier": str,
     "inference_geo": str,
     "cache_control": dict,
+    "diagnostics": dict,
+    "speed": str,
+    "billing_policy": dict,
+    "fallbacks": (list, str),
+    "fallback_credit_token": (str, dict),
 }
-"""Fields that change nothing of what is sampled."""
+"""Fields that change nothing of what is sampled; what a model is to do that declines an answer never comes to pass."""
 
-NOT_OURS = ("container", "mcp_servers", "context_management")
+NOT_OURS = ("container", "mcp_servers", "context_management", "compaction", "thread")
 """Fields for services that stand before Anthropic's models."""
 
 ERROR_TYPES = {
@@ -84,7 +89,7 @@ def parse(data: JSON, trained: bool = True) -> Request:
         stop=fields.stops(data, "stop_sequences"),
         stream=fields.boolean(data, "stream"),
         forced=fields.forced(data, hottest=1),
-        unsupported={**fields.unsupported(data, KNOBS), **forced_choice},
+        unsupported={**fields.unsupported(data, KNOBS), **_examples(data), **forced_choice},
     )
 
 
@@ -139,7 +144,13 @@ def model(name: str) -> bytes:
 
 
 def _model(name: str) -> JSON:
-    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+        "lifecycle": "active",
+    }
 
 
 # --- parsing ------------------------------------------------------------------------------------------------------------
@@ -197,7 +208,7 @@ def _user(message: JSON, where: str, trained: bool) -> list[JSON]:
             results.append(result)
         elif kind == "text" and isinstance(part.get("text"), str):
             said.append({"type": "text", "text": part["text"]})
-        elif trained:
+        elif trained or not isinstance(part, dict):
             raise _not_text(part, path)
         else:
             said.append(part)
@@ -221,7 +232,7 @@ def _assistant(message: JSON, where: str, trained: bool) -> JSON:
             continue  # another model's; it has no text
         elif kind == "tool_use":
             calls.append(_tool_use(part, path))
-        elif trained:
+        elif trained or not isinstance(part, dict):
             raise _not_text(part, path)
         else:
             text.append(part)
@@ -261,7 +272,7 @@ def _text_of(value: Any, where: str, trained: bool) -> Any:
 
 def _joined(parts: list[JSON]) -> str | list[JSON]:
     """One text where all parts are text; the parts, where an outside model reads others."""
-    if all(part.get("type") == "text" for part in parts):
+    if all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts):
         return "".join(part["text"] for part in parts)
     return parts
 
@@ -286,6 +297,15 @@ def _tools(data: JSON) -> list[JSON] | None:
         fields.check_kind(tool, "input_schema", dict, where)
         result.append(_tool(tool))
     return result or None
+
+
+def _examples(data: JSON) -> JSON:
+    """The inputs that tools give as examples: Anthropic puts them into the prompt, chat templates have no place for them."""
+    return {
+        f"tools[{index}].input_examples": tool["input_examples"]
+        for index, tool in enumerate(fields.items(data, "tools"))
+        if tool.get("input_examples")
+    }
 
 
 def _tool(tool: JSON) -> JSON:

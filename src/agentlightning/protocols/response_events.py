@@ -15,6 +15,8 @@ from agentlightning.protocols.response_items import (
     message_item,
     reasoning_item,
     response,
+    spoken,
+    summarises,
 )
 from agentlightning.types import JSON
 
@@ -36,6 +38,9 @@ class ResponseEvents:
         self._text: list[str] = []
         """What was said of it."""
         self._logprobs: list[TokenLogprob] = []
+        """Of the tokens of the message under way."""
+        self._unplaced: list[TokenLogprob] = []
+        """Of tokens whose text is held back: what they belong to is known with their text."""
         self._tool = -1
         """Index of the tool call under way."""
         self._messages = 0
@@ -48,17 +53,23 @@ class ResponseEvents:
     def delta(self, index: int, delta: Delta) -> bytes:
         """More reasoning, text, or tool calls. There is one choice."""
         parts: list[bytes] = []
+        self._unplaced += delta.logprobs or ()
         if delta.reasoning:
             parts.append(self._begin("reasoning"))
             parts.append(self._more("response.reasoning_text.delta", delta.reasoning, content_index=0))
             if self._summarises():
                 more = {"item_id": self._item_id(), "output_index": len(self._output), "summary_index": 0}
                 parts.append(self._event("response.reasoning_summary_text.delta", delta=delta.reasoning, **more))
-        if delta.content or (delta.logprobs and not delta.tools and not delta.reasoning and self._is_open("message")):
+        if delta.content:
             parts.append(self._begin("message"))
-            self._logprobs += delta.logprobs or ()
-            more = {"content_index": 0, "logprobs": listed(delta.logprobs)}
+            place = spoken(self._unplaced, delta.content, delta.reasoning)
+            found = self._unplaced[place]
+            del self._unplaced[: place.stop]
+            self._logprobs += found
+            more = {"content_index": 0, "logprobs": listed(found)}
             parts.append(self._more("response.output_text.delta", delta.content, **more))
+        if delta.tools or (delta.reasoning and not delta.content):
+            self._unplaced.clear()
         parts += [self._tool_call(tool) for tool in delta.tools]
         return b"".join(parts)
 
@@ -137,8 +148,8 @@ class ResponseEvents:
                 parts.append(self._whole("response.reasoning_summary_text.done", text=text, summary_index=0))
                 parts.append(self._summary_part("done", text))
         elif item["type"] == "message":
-            item = message_item(item["id"], text, status, tuple(self._logprobs))
-            found = listed(tuple(self._logprobs))
+            item = message_item(item["id"], text, status, self._logprobs)
+            found = item["content"][0]["logprobs"]
             parts.append(self._whole("response.output_text.done", text=text, content_index=0, logprobs=found))
             parts.append(self._part("done", item["content"][0]))
         else:
@@ -153,7 +164,7 @@ class ResponseEvents:
         return self._open is not None and self._open["type"] == kind
 
     def _summarises(self) -> bool:
-        return (self._echo.get("reasoning") or {}).get("summary") is not None
+        return summarises(self._echo)
 
     def _item_id(self) -> str:
         return str(self._open["id"]) if self._open is not None else ""

@@ -7,7 +7,10 @@ back are put together to the message that was recorded.
 from __future__ import annotations
 
 import base64
-import binascii
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from agentlightning.protocols.neutral import Answer, Choice, TokenLogprob
@@ -16,7 +19,8 @@ from agentlightning.types import JSON
 SEALED = "agl:"
 """How our encrypted_content begins; what follows is the reasoning in base64, no secret."""
 
-UUID_CHARACTERS = 36
+OUR_ID = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})(?:_\d+)?\Z")
+"""Calls have a UUID of version 7, which says that an item with another is not ours."""
 
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
@@ -75,7 +79,9 @@ def output_items(choice: Choice, answer_id: str, echo: JSON) -> list[JSON]:
     if choice.reasoning:
         items.append(reasoning_item(f"rs_{answer_id}", choice.reasoning, echo, status))
     if choice.content or not choice.tool_calls:
-        items.append(message_item(f"msg_{answer_id}", choice.content or "", status, choice.logprobs))
+        tokens, text = choice.logprobs or (), choice.content or ""
+        found = tokens[spoken(tokens, text, choice.reasoning or "")]
+        items.append(message_item(f"msg_{answer_id}", text, status, found))
     for index, call in enumerate(choice.tool_calls):
         items.append(call_item(f"fc_{answer_id}_{index}", call.id, call.name, call.arguments, status))
     return items
@@ -83,11 +89,10 @@ def output_items(choice: Choice, answer_id: str, echo: JSON) -> list[JSON]:
 
 def reasoning_item(item_id: str, text: str, echo: JSON, status: str) -> JSON:
     """A reasoning item, with what the request asked to have included."""
-    summary = (echo.get("reasoning") or {}).get("summary") is not None
     item: JSON = {
         "id": item_id,
         "type": "reasoning",
-        "summary": [{"type": "summary_text", "text": text}] if summary else [],
+        "summary": [{"type": "summary_text", "text": text}] if summarises(echo) else [],
         "content": [{"type": "reasoning_text", "text": text}],
         "status": status,
     }
@@ -96,7 +101,13 @@ def reasoning_item(item_id: str, text: str, echo: JSON, status: str) -> JSON:
     return item
 
 
-def message_item(item_id: str, text: str, status: str, logprobs: tuple[TokenLogprob, ...] | None = None) -> JSON:
+def summarises(echo: JSON) -> bool:
+    """Whether the request asked for summaries of the reasoning: they are the reasoning itself."""
+    asked = echo.get("reasoning") or {}
+    return any(asked.get(name) is not None for name in ("summary", "generate_summary"))
+
+
+def message_item(item_id: str, text: str, status: str, logprobs: Sequence[TokenLogprob] = ()) -> JSON:
     """A message item."""
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": listed(logprobs)}
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
@@ -114,7 +125,18 @@ def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str
     }
 
 
-def listed(logprobs: tuple[TokenLogprob, ...] | None) -> list[JSON]:
+def spoken(tokens: Sequence[TokenLogprob], text: str, before: str = "") -> slice:
+    """Those of the tokens that wrote a text which came after another. All, where it was cut within a character."""
+    written = "".join(one.text for one in tokens)
+    start = written.find(text, max(written.find(before), 0) + len(before))
+    if start < 0:
+        return slice(0, len(tokens))
+    ends = list(accumulate(len(one.text) for one in tokens))
+    last = bisect_left(ends, start + len(text)) + 1 if text else 0
+    return slice(bisect_right(ends, start), last)
+
+
+def listed(logprobs: Sequence[TokenLogprob]) -> list[JSON]:
     """Logprobs as the protocol lists them."""
     return [
         {
@@ -125,7 +147,7 @@ def listed(logprobs: tuple[TokenLogprob, ...] | None) -> list[JSON]:
                 {"token": text, "bytes": list(text.encode()), "logprob": logprob} for text, logprob in one.top
             ],
         }
-        for one in logprobs or ()
+        for one in logprobs
     ]
 
 
@@ -175,7 +197,7 @@ def reasoning_text(item: JSON) -> str:
     if isinstance(sealed, str) and sealed.startswith(SEALED):
         try:
             return base64.b64decode(sealed[len(SEALED) :], validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:
             return ""
     summary = plain(item.get("summary") or "")
     return summary if isinstance(summary, str) else ""
@@ -196,7 +218,6 @@ def is_text(part: Any) -> bool:
 
 
 def _origin(item: JSON) -> str:
-    """The call behind an item's id; empty where it has none of ours."""
-    parts = str(item.get("id") or "").split("_")
-    ours = len(parts) > 1 and parts[0] in ("rs", "msg", "fc") and len(parts[1]) == UUID_CHARACTERS
-    return parts[1] if ours else ""
+    """The call behind an item's id; empty where it has none of ours. Other servers give each item an id of its own."""
+    found = OUR_ID.match(str(item.get("id") or ""))
+    return "" if found is None else found[1]

@@ -23,14 +23,13 @@ NAME = "responses"
 KNOBS: dict[str, Knob] = {
     "truncation": Knob(str, ("disabled",)),
     "moderation": Knob(dict),
-    **{
-        name: fields.ENGINE_KNOBS[name]
-        for name in ("presence_penalty", "frequency_penalty", "logit_bias", "top_k", "min_p")
-    },
+    **fields.ENGINE_KNOBS,
 }
 """Fields that ask for another prompt or another distribution than the trained policy's own."""
 
 WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
+    "access_programs": dict,
+    "image": dict,
     "max_tool_calls": int,
     "metadata": dict,
     "prompt_cache_key": str,
@@ -43,7 +42,10 @@ WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
 }
 """Fields that change nothing of what is sampled."""
 
-NOT_OURS = ("background", "conversation", "prompt")
+REASONING: dict[str, Knob] = {"effort": Knob(str), "context": Knob(str, ("auto",)), "mode": Knob(str, ("standard",))}
+"""Fields of `reasoning` that ask for another prompt or more thinking than the policy's own."""
+
+NOT_OURS = ("background", "context_management", "conversation", "prompt")
 
 ECHOED = (
     "instructions", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls", "previous_response_id",
@@ -68,7 +70,7 @@ def parse(data: JSON, trained: bool = True) -> Request:
         )
     fields.check_kinds(data, WITHOUT_EFFECT)
     for name in NOT_OURS:
-        if data.get(name) not in (None, False):
+        if data.get(name) not in (None, False, []):
             raise Refusal(f"{name}: not supported by the trained policy", param=name, code="unsupported_value")
     tools = _tools(data)
     parse_tools, forced_choice = chat.tool_choice(data, tools)
@@ -167,6 +169,7 @@ def _is_assistants(item: JSON, where: str, trained: bool) -> bool:
     if kind == "reasoning":
         for name in ("summary", "content"):
             fields.check_kind(item, name, list, where)
+            _check_content(item.get(name) or [], f"{where}.{name}", trained)
         fields.check_kind(item, "encrypted_content", str, where)
         return True
     return False
@@ -251,9 +254,9 @@ def _reasoning(data: JSON) -> JSON:
     given = fields.record(data, "reasoning")
     if given is None:
         return {}
-    fields.check_kind(given, "summary", str, "reasoning")
-    effort = fields.optional_text(given, "effort", "reasoning")
-    return {} if effort is None else {"reasoning.effort": effort}
+    for name in (*REASONING, "summary", "generate_summary"):
+        fields.check_kind(given, name, str, "reasoning")
+    return {f"reasoning.{name}": value for name, value in fields.unsupported(given, REASONING).items()}
 
 
 def _check_stream_options(data: JSON) -> None:

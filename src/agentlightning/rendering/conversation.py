@@ -310,9 +310,7 @@ class Conversation:
         filled = _with_answers(view, node)
         if known < len(filled) and not any(message["role"] == "assistant" for message in filled[known:]):
             prompt = prefix[: len(prefix) - len(node.sampled_ids)]
-            bridge: list[int] | None = getattr(renderer, "bridge", lambda *_: None)(
-                prompt, node.sampled_ids.tolist(), filled[known:], tools
-            )
+            bridge = renderer.bridge(prompt, node.sampled_ids.tolist(), filled[known:], tools)
             if bridge is not None:
                 return bridge, renderer.decode(bridge, special=True), False
         text = renderer.render(filled, tools, generate=True)

@@ -6,6 +6,7 @@ loads the fast tokenizer without torch. It knows nothing of recorded calls: whic
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from agentlightning.errors import InputError, ModelError
+from agentlightning.rendering.families import find_family
 from agentlightning.rendering.tools import AnswerParser
 from agentlightning.types import JSON
 
@@ -32,7 +34,8 @@ class RenderError(InputError):
 class Renderer:
     """Text and token ids for one tokenizer folder.
 
-    `cached_texts` bounds the encodings that are kept: replicas of a task share their first prompt, tools repeat answers.
+    `cached_texts` bounds the encodings that are kept, one for each stretch of text between two special tokens: replicas of a
+    task share their first prompt, all agents of a run their system message and tools.
     """
 
     def __init__(self, folder: str | Path, cached_texts: int = 4096) -> None:
@@ -41,6 +44,7 @@ class Renderer:
         self._variables = _special_tokens(settings)
         self._source: str = settings["chat_template"]
         self._template = _compiled(self._source, folder)
+        self._cuts = _cuts(self._tokenizer)
         self._encode_cached = lru_cache(maxsize=cached_texts)(self._encode)
         self._special = {
             index: token.content for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
@@ -50,6 +54,8 @@ class Renderer:
         self.closing = self._find_closing()
         """What the template puts between an answer's text and whatever follows; None where it cannot be told."""
         self.parser = AnswerParser(self._source, settings.get("response_template"))
+        # Looked up here, since folders are loaded in a thread: the package takes half a second to import.
+        self._family = find_family(self, self._tokenizer)
 
     def render(self, messages: list[JSON], tools: list[JSON] | None, generate: bool) -> str:
         """The conversation as text, with the opening of the next answer if `generate`. Messages are normal ones."""
@@ -67,7 +73,12 @@ class Renderer:
     def encode(self, text: str, after: int | None = None) -> list[int]:
         """Ids of `text`, tokenised as what follows the token `after` (a special one), or as a beginning."""
         anchor = self._special.get(after, "") if after is not None else ""
-        return self._encode_cached(text, anchor) if len(text) <= LONGEST_CACHED_TEXT else self._encode(text, anchor)
+        ids: list[int] = []
+        for start, end in self._stretches(text):
+            stretch, anchor = text[start:end], "" if start else anchor
+            known = end - start <= LONGEST_CACHED_TEXT
+            ids += self._encode_cached(stretch, anchor) if known else self._encode(stretch, anchor)
+        return ids
 
     def decode(self, ids: list[int], special: bool = False) -> str:
         """Text of ids; with `special`, special tokens are written out as templates write them."""
@@ -85,7 +96,12 @@ class Renderer:
 
     def text_stream(self) -> TextStream:
         """Decodes ids as they are sampled."""
-        return TextStream(self._tokenizer)
+        return TextStream(self._tokenizer, special=self.parser.needs_special)
+
+    def special_id(self, text: str) -> int | None:
+        """The special token that is written as `text`."""
+        index = self._tokenizer.token_to_id(text)
+        return index if index in self._special else None
 
     def after_answer(self, end: int | None, rest: str, whole: str) -> str | None:
         """The text after sampled ids that ended with token `end` (None: cut), where the template goes on with `rest`
@@ -106,8 +122,30 @@ class Renderer:
         written = text in whole or text in self._source or any(special in closing for special in self._special.values())
         return None if written else closing + rest
 
+    def bridge(
+        self, prompt_ids: list[int], sampled_ids: list[int], new_messages: list[JSON], tools: list[JSON] | None
+    ) -> list[int] | None:
+        """The ids that follow `prompt_ids + sampled_ids`, with the opening of the next answer: the model's family's.
+
+        Messages are normal ones, none of them an answer. What was sampled stays to the last id, thinking as well, whatever
+        the template would make of it; the ids of the new messages are the template's own. None where the model's family is
+        not known or not needed, and where it does not go on as the template does.
+        """
+        if self._family is None:
+            return None
+        return self._family.bridge(prompt_ids, sampled_ids, new_messages, tools)
+
+    def _stretches(self, text: str) -> list[tuple[int, int]]:
+        """Where the parts of `text` begin and end that are tokenised without a look at each other."""
+        if self._cuts is None:
+            return [(0, len(text))]
+        pattern, cutting = self._cuts
+        starts = [0, *(found.start() for found in pattern.finditer(text) if found.start() and found.group() in cutting)]
+        return list(zip(starts, [*starts[1:], len(text)], strict=True))
+
     def _encode(self, text: str, anchor: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(anchor + text, add_special_tokens=False).ids
+        # A batch, since only for batches the tokenizer offers to leave out offsets, a quarter of the work.
+        ids: list[int] = self._tokenizer.encode_batch_fast([anchor + text], add_special_tokens=False)[0].ids
         return ids[1:] if anchor else ids
 
     def _end_ids(self, settings: JSON) -> dict[int, str]:
@@ -141,9 +179,9 @@ class Renderer:
 class TextStream:
     """Incremental decoding that never splits a character."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, special: bool = False) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=not special)
 
     def feed(self, ids: list[int]) -> str:
         """Text that these ids complete."""
@@ -196,6 +234,20 @@ def _tokenizer(folder: Path) -> Tokenizer:
     except (OSError, ValueError, AttributeError) as cause:
         raise ModelError(f"{folder}: no tokenizer can be loaded from it: {cause}") from cause
     return converted
+
+
+def _cuts(tokenizer: Tokenizer) -> tuple[re.Pattern[str], frozenset[str]] | None:
+    """A pattern of the tokens that a tokenizer finds in raw text first, and those at whose start a text may be cut.
+
+    It looks for these leftmost and longest, and then treats each part between them alone. A token that also takes the
+    white space before it forbids the cut there; one that is found only between non-word characters, all cuts.
+    """
+    found = [token for token in tokenizer.get_added_tokens_decoder().values() if not token.normalized and token.content]
+    cutting = frozenset(token.content for token in found if not token.lstrip)
+    if not cutting or any(token.single_word for token in found):
+        return None
+    longest_first = sorted((token.content for token in found), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))), cutting
 
 
 def _special_tokens(settings: JSON) -> dict[str, str]:

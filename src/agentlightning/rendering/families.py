@@ -1,0 +1,257 @@
+"""Families: what the `renderers` package knows of the model families whose templates rewrite earlier answers.
+
+Driven by the renderer, for whose tokenizer folder it looks up the family: one that the folder's vocabulary fits, and that
+writes probe conversations in the ids of the folder's own template. Such a family says how a prompt goes on after sampled ids
+that the template would write otherwise, and each time the template is asked as well: they agree, or nothing is said. It
+knows nothing of recorded calls, and never loads anything over the network.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from agentlightning.errors import InputError, MissingExtraError
+from agentlightning.types import JSON
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from agentlightning.rendering.renderer import Renderer
+
+log = logging.getLogger(__name__)
+
+CONFIGS = (
+    "Qwen3RendererConfig",
+    "PrimeQwen3RendererConfig",
+    "Qwen35RendererConfig",
+    "Qwen36RendererConfig",
+    "Qwen38RendererConfig",
+    "Qwen3VLRendererConfig",
+    "GLM45RendererConfig",
+    "GLM5RendererConfig",
+    "GLM51RendererConfig",
+    "GLM53RendererConfig",
+    "Nemotron3RendererConfig",
+    "Nemotron3UltraRendererConfig",
+    "Nemotron35RendererConfig",
+    "DeepSeekR1RendererConfig",
+    "DeepSeekV4RendererConfig",
+    "MiniMaxM2RendererConfig",
+    "KimiK2RendererConfig",
+    "KimiK25RendererConfig",
+    "Hy3RendererConfig",
+    "LagunaXS2RendererConfig",
+    "LagunaM1RendererConfig",
+    "LagunaXS21RendererConfig",
+    "LagunaS21RendererConfig",
+    "Gemma4RendererConfig",
+)
+"""Names in `renderers` of the families that are tried, in this order. gpt-oss is not: it downloads its vocabulary."""
+
+ANSWER = "agl-answer-51d0be"
+"""Stands for the last text of an answer; no template trims or rewrites it."""
+THOUGHT = "agl-thought-8e24c7"
+
+
+class FamilyRenderer(Protocol):
+    """What is used of a renderer of the `renderers` package."""
+
+    def render_ids(
+        self, messages: list[JSON], *, tools: list[JSON] | None = None, add_generation_prompt: bool = False
+    ) -> list[int]: ...
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: list[JSON],
+        *,
+        tools: list[JSON] | None = None,
+    ) -> Any: ...
+
+
+class Family:
+    """A family that writes as one tokenizer folder's template does, wherever that template rewrites nothing."""
+
+    def __init__(self, name: str, known: FamilyRenderer, renderer: Renderer) -> None:
+        self.name = name
+        self._known = known
+        self._renderer = renderer
+        self._ends = {calls: _answer_end(renderer, calls) for calls in (False, True)}
+
+    def bridge(
+        self, prompt_ids: list[int], sampled_ids: list[int], new_messages: list[JSON], tools: list[JSON] | None
+    ) -> list[int] | None:
+        """The ids that follow `prompt_ids + sampled_ids` up to the next answer. Messages are normal ones, none of them an
+        answer. None where the family does not say, or where the template writes the new messages in another way."""
+        last = sampled_ids[-1] if sampled_ids else None
+        text = self._following(sampled_ids, new_messages, tools)
+        if text is None:
+            return None
+        try:
+            bridged = self._known.bridge_to_next_turn(prompt_ids, sampled_ids, new_messages, tools=tools)
+        except Exception as cause:  # it documents none; whatever it refuses, the template's difference is still there
+            log.debug("the family %s fails on a conversation: %r", self.name, cause)
+            return None
+        before = prompt_ids + sampled_ids
+        if bridged is None or bridged.token_ids[: len(before)] != before:
+            return None
+        ids: list[int] = bridged.token_ids[len(before) :]
+        return ids if ids == self._renderer.encode(text, after=last) else None
+
+    def _following(self, sampled_ids: list[int], new_messages: list[JSON], tools: list[JSON] | None) -> str | None:
+        """What the template writes after the sampled ids, told by its rendering of the new messages after a short answer."""
+        results = [message for message in new_messages if message["role"] == "tool"]
+        history = _history(results)
+        end = self._ends[bool(results)]
+        if end is None:
+            return None
+        try:
+            whole = self._renderer.render([*history, *new_messages], tools, generate=True)
+        except InputError:
+            return None
+        _, _, rest = whole.partition(ANSWER)
+        if not rest.startswith(end):
+            return None
+        _, token = self._renderer.split_end(sampled_ids)
+        return self._renderer.after_answer(token, rest[len(end) :], whole)
+
+
+def find_family(renderer: Renderer, tokenizer: Tokenizer) -> Family | None:
+    """The family of a tokenizer folder; None where its template rewrites no answers, so that none is needed, and where no
+    family writes as the template does. Raises MissingExtraError where the package is needed and absent."""
+    if not _rewrites(renderer):
+        return None
+    try:
+        import renderers
+    except ModuleNotFoundError as cause:
+        raise MissingExtraError(str(cause.name), "server") from cause
+    tokens = _Tokens(tokenizer, next(iter(renderer.end_ids), None))
+    for config in CONFIGS:
+        name = config.removesuffix("RendererConfig")
+        try:
+            known = renderers.create_renderer(tokens, getattr(renderers, config)(thinking_retention="all"))
+            differing = _differing(renderer, known)
+        except Exception as cause:  # for a missing token most raise AssertionError
+            log.debug("the family %s does not fit the vocabulary: %r", name, cause)
+            continue
+        if differing is None:
+            log.debug("prompts continue as the family %s does", name)
+            return Family(name, known, renderer)
+        log.debug("the chat template is not that of the family %s: %s differs", name, differing)
+    return None
+
+
+# --- what the template does ---------------------------------------------------------------------------------------
+
+
+def _rewrites(renderer: Renderer) -> bool:
+    """Whether a question makes the template drop what the answer before it thought, or what opened that answer."""
+    asked: list[JSON] = [{"role": "user", "content": "x"}]
+    inline: JSON = {"role": "assistant", "content": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"}
+    apart: JSON = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
+    try:
+        before = renderer.render(asked, None, generate=True)
+        for answer in (inline, apart):
+            last = renderer.render([*asked, answer], None, generate=False)
+            followed = renderer.render([*asked, answer, *asked], None, generate=True)
+            if not followed.startswith(before) or (THOUGHT in last and THOUGHT not in followed):
+                return True
+    except InputError:
+        return False  # where a template takes no second question, none rewrites anything
+    return False
+
+
+def _answer_end(renderer: Renderer, calls: bool) -> str | None:
+    """What the template writes after ANSWER at the end of an answer, its closing last; None where it cannot be told."""
+    try:
+        whole = renderer.render(_history([{"role": "tool", "content": ""}] if calls else []), None, generate=False)
+    except InputError:
+        return None
+    _, found, end = whole.partition(ANSWER)
+    return end if found and renderer.closing is not None and end.endswith(renderer.closing) else None
+
+
+def _history(results: list[JSON]) -> list[JSON]:
+    """A question and an answer whose last text is ANSWER: the argument of a call, where there are results of calls."""
+    calls = [_call(str(result.get("tool_call_id", "")), "x") for result in results[:-1]]
+    calls += [_call(str(result.get("tool_call_id", "")), ANSWER) for result in results[-1:]]
+    answer: JSON = {"role": "assistant", "content": "" if calls else ANSWER}
+    return [{"role": "user", "content": "x"}, answer | ({"tool_calls": calls} if calls else {})]
+
+
+def _call(call_id: str, word: str) -> JSON:
+    return {"id": call_id, "type": "function", "function": {"name": "look_up", "arguments": {"word": word}}}
+
+
+# --- what the family does -----------------------------------------------------------------------------------------
+
+
+def _differing(renderer: Renderer, known: FamilyRenderer) -> str | None:
+    """Which probe the family writes in other ids than the template; None where there is none."""
+    for name, messages, tools in _probes():
+        try:
+            expected = renderer.encode(renderer.render(messages, tools, generate=True))
+        except InputError:
+            if tools is None:
+                return name
+            continue  # some templates know no tools; nothing will be continued that they refuse
+        if known.render_ids(messages, tools=tools, add_generation_prompt=True) != expected:
+            return name
+    return None
+
+
+def _probes() -> Iterator[tuple[str, list[JSON], list[JSON] | None]]:
+    """Conversations, by name, with tools or without. No answer has several calls: how a family writes these does not matter,
+    since what was sampled is never written again."""
+    system: JSON = {"role": "system", "content": "Be brief."}
+    user: JSON = {"role": "user", "content": " What is it?\n"}
+    other: JSON = {"role": "user", "content": "And then?"}
+    said: JSON = {"role": "assistant", "content": "It is 42."}
+    thought: JSON = said | {"reasoning_content": "Hm."}
+    called: JSON = {"role": "assistant", "content": "", "tool_calls": [_call("a", 'é "y"')]}
+    results: list[JSON] = [
+        {"role": "tool", "tool_call_id": "a", "content": '{"rows": [1]}'},
+        {"role": "tool", "tool_call_id": "b", "content": " none\n"},
+    ]
+    yield "a question", [user], None
+    yield "a system message", [system, user], None
+    yield "a second question", [system, user, said, other], None
+    yield "a question after thinking", [user, thought, other], None
+    for messages in ([user], [system, user], [system, user, said, other]):
+        yield "a list of tools", messages, _tools()
+    yield "a result", [user, called, results[0]], _tools()
+    yield "a result after thinking", [user, called | {"reasoning_content": "Hm."}, results[0]], _tools()
+    yield "two results", [system, user, called | {"content": "Wait."}, *results], _tools()
+    yield "a question after results", [system, user, called, results[0], said, other], _tools()
+
+
+def _tools() -> list[JSON]:
+    word, times = {"type": "string", "description": "what"}, {"type": "integer"}
+    parameters = {"type": "object", "properties": {"word": word, "times": times}, "required": ["word"]}
+    function = {"name": "look_up", "description": "Looks it up.", "parameters": parameters}
+    return [{"type": "function", "function": function}]
+
+
+class _Tokens:
+    """A tokenizer in the form that `renderers` asks for."""
+
+    name_or_path = ""
+    unk_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, end: int | None) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = end
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False, **_: Any) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        index: int | None = self._tokenizer.token_to_id(token)
+        return index

@@ -1,0 +1,291 @@
+"""OpenAI Responses on the wire: what is accepted, what is refused, what comes out."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming as Fields
+from openai.types.shared_params import Reasoning
+from random_requests import anything, requests
+
+from agentlightning.protocols import responses
+from agentlightning.protocols.neutral import (
+    Refusal,
+    Request,
+)
+
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": False}}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+IMAGE = {"type": "input_image", "image_url": "u"}
+
+
+def parse(**given: Any) -> Request:
+    return responses.parse({"model": "m", "input": "hi", **given})
+
+
+def refusal(**given: Any) -> Refusal:
+    with pytest.raises(Refusal) as refused:
+        parse(**given)
+    assert refused.value.status == 400
+    assert refused.value.message.startswith(f"{refused.value.param}: ")
+    return refused.value
+
+
+# --- requests -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "understood"),
+    [
+        ({}, {"model": "m", "messages": HI, "stream": False, "max_tokens": None, "tools": None, "previous_id": None}),
+        ({"max_output_tokens": 7, "stream": True}, {"max_tokens": 7, "stream": True}),
+        ({"temperature": 1.5, "top_p": 0.5}, {"forced": {"temperature": 1.5, "top_p": 0.5}}),
+        ({"tools": [TOOL]}, {"tools": [FUNCTION], "parse_tools": True, "one_tool_call": False}),
+        ({"tools": [TOOL], "tool_choice": "none"}, {"tools": [FUNCTION], "parse_tools": False}),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, {"parse_tools": True, "one_tool_call": True}),
+        ({"tools": []}, {"tools": None, "parse_tools": False}),
+        ({"include": ["message.output_text.logprobs"]}, {"logprobs": True, "top_logprobs": 0}),
+        ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 3}),
+        ({"include": ["file_search_call.results"]}, {"logprobs": False}),
+        ({"instructions": "be"}, {"messages": [{"role": "system", "content": "be", "instructions": True}, *HI]}),
+        ({"previous_response_id": "resp_1", "input": []}, {"previous_id": "1", "messages": []}),
+    ],
+)
+def test_a_request_is_understood(given: dict[str, Any], understood: dict[str, Any]) -> None:
+    request = parse(**given)
+    assert {name: getattr(request, name) for name in understood} == understood
+
+
+def test_a_conversation_becomes_messages_of_the_one_form() -> None:
+    conversation = [
+        {"type": "message", "role": "developer", "content": "be"},
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        CALL,
+        {**CALL, "call_id": "d"},
+        {"type": "function_call_output", "call_id": "c", "output": "sunny"},
+        {"type": "function_call_output", "call_id": "d", "output": [{"type": "input_text", "text": "rain"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        {"role": "assistant", "content": "yes"},
+        CALL,
+        {"type": "reasoning", "id": "rs_2", "summary": []},
+        CALL,
+    ]
+    assert parse(input=conversation).messages == [
+        {"role": "developer", "content": "be"},
+        {"role": "user", "content": "ab"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "reasoning_content": "hm",
+            "tool_calls": [CALLED, {**CALLED, "id": "d"}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "d", "content": "rain"},
+        {"role": "assistant", "content": "no"},
+        {"role": "assistant", "content": "yes", "tool_calls": [CALLED]},
+        {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("item", "reasoning"),
+    [
+        ({"content": [{"type": "reasoning_text", "text": "a"}, {"type": "reasoning_text", "text": "b"}]}, "ab"),
+        ({"summary": [{"type": "summary_text", "text": "short"}]}, "short"),
+        ({"content": None, "encrypted_content": "agl:" + base64.b64encode("mé".encode()).decode()}, "mé"),
+        ({"content": [], "encrypted_content": "gAAAAB-of-another-model"}, None),
+        ({"encrypted_content": "agl:not base64"}, None),
+        ({"encrypted_content": "agl:é"}, None),
+        ({"encrypted_content": "agl:/w=="}, None),
+    ],
+)
+def test_reasoning_is_read_from_what_an_item_has_of_it(item: dict[str, Any], reasoning: str | None) -> None:
+    items = [{"type": "reasoning", **item}, {"role": "assistant", "content": "x"}]
+    (message,) = parse(input=items).messages
+    assert (message.get("reasoning_content"), message["content"]) == (reasoning, "x")
+
+
+NO_EFFECT: dict[str, Any] = {
+    "access_programs": {"cyber": "standard"},
+    "image": {"context_compression": "auto"},
+    "include": ["code_interpreter_call.outputs"],
+    "max_tool_calls": 3,
+    "metadata": {"a": "b"},
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"mode": "explicit"},
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "s",
+    "service_tier": "auto",
+    "store": False,
+    "stream_options": {"include_obfuscation": False},
+    "user": "u",
+}
+COLLECTED: dict[str, Any] = {
+    "moderation": {"model": "o"},
+    "truncation": "auto",
+    "tool_choice": {"type": "function", "name": "f"},
+    "presence_penalty": 0.1,
+    "repetition_penalty": 1.1,
+    "guided_regex": "a*",
+}
+NOT_OURS: dict[str, Any] = {
+    "background": True,
+    "context_management": [{"type": "compaction"}],
+    "conversation": "conv_1",
+    "prompt": {"id": "pmpt_1"},
+}
+HONOURED = {"input", "instructions", "max_output_tokens", "model", "parallel_tool_calls", "previous_response_id"}
+HONOURED |= {"reasoning", "stream", "temperature", "text", "tools", "top_logprobs", "top_p"}
+REASONING = {"effort": "low", "context": "all_turns", "mode": "pro"}
+
+
+def test_every_field_that_the_sdk_documents_stands_in_a_table_here() -> None:
+    assert Fields.__annotations__.keys() <= HONOURED | NO_EFFECT.keys() | COLLECTED.keys() | NOT_OURS.keys()
+    assert Reasoning.__annotations__.keys() <= REASONING.keys() | {"summary", "generate_summary"}
+
+
+@pytest.mark.parametrize("name", NO_EFFECT)
+def test_what_changes_nothing_is_accepted_and_its_kind_is_checked(name: str) -> None:
+    given, plain = parse(**{name: NO_EFFECT[name]}), parse()
+    assert (given.unsupported, given.messages, given.logprobs) == ({}, plain.messages, False)
+    assert refusal(**{name: "x" if name in ("max_tool_calls", "store", "metadata") else 1.5}).param == name
+
+
+@pytest.mark.parametrize("name", COLLECTED)
+def test_what_would_change_sampling_is_collected_with_its_value(name: str) -> None:
+    assert parse(**{name: COLLECTED[name]}).unsupported == {name: COLLECTED[name]}
+    assert refusal(**{name: [1]}).param == name
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"truncation": "disabled", "tool_choice": "auto", "presence_penalty": 0, "background": False},
+        {"text": {"format": {"type": "text"}}, "context_management": [], "conversation": None},
+        {"reasoning": {"effort": None, "context": "auto", "mode": "standard", "summary": "auto"}},
+    ],
+)
+def test_values_that_ask_for_nothing_else_are_accepted(given: dict[str, Any]) -> None:
+    assert parse(**given).unsupported == {}
+
+
+@pytest.mark.parametrize("name", REASONING)
+def test_each_wish_about_reasoning_is_collected(name: str) -> None:
+    assert parse(reasoning={name: REASONING[name]}).unsupported == {f"reasoning.{name}": REASONING[name]}
+    assert refusal(reasoning={name: 1}).param == f"reasoning.{name}"
+
+
+def test_each_wish_about_text_is_collected() -> None:
+    form = {"type": "json_schema", "name": "s", "schema": {}}
+    assert parse(text={"format": form, "verbosity": "low"}).unsupported == {
+        "text.format": form,
+        "text.verbosity": "low",
+    }
+
+
+@pytest.mark.parametrize("name", NOT_OURS)
+def test_what_only_openais_service_could_do_is_refused(name: str) -> None:
+    refused = refusal(**{name: NOT_OURS[name]})
+    assert (refused.param, refused.code) == (name, "unsupported_value")
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["hi"]}, "input[0]"),
+        ({"model": 1}, "model"),
+        ({"instructions": []}, "instructions"),
+        ({"previous_response_id": 1}, "previous_response_id"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"include": "all"}, "include"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_obfuscation": 1}}, "stream_options.include_obfuscation"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"reasoning": "low"}, "reasoning"),
+        ({"reasoning": {"summary": 1}}, "reasoning.summary"),
+        ({"reasoning": {"generate_summary": 1}}, "reasoning.generate_summary"),
+        ({"text": "json"}, "text"),
+        ({"text": {"format": "json"}}, "text.format"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"verbosity": 1}}, "text.verbosity"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tools": TOOL}, "tools"),
+        ({"tools": [TOOL, {"type": "web_search"}]}, "tools[1]"),
+        ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name"),
+        ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
+    assert refusal(**given).param == param
+
+
+@pytest.mark.parametrize(
+    ("item", "param"),
+    [
+        ({"role": "tool", "content": ""}, "input[0].role"),
+        ({"role": "user"}, "input[0].content"),
+        ({"role": "user", "content": [{"type": "input_text", "text": "what?"}, IMAGE]}, "input[0].content[1]"),
+        ({"role": "assistant", "content": [{"type": "output_text", "text": 1}]}, "input[0].content[0]"),
+        ({**CALL, "arguments": {}}, "input[0].arguments"),
+        ({**CALL, "call_id": None}, "input[0].call_id"),
+        ({**CALL, "name": 1}, "input[0].name"),
+        ({"type": "function_call_output", "call_id": 1, "output": ""}, "input[0].call_id"),
+        ({"type": "function_call_output", "call_id": "c", "output": [IMAGE]}, "input[0].output[0]"),
+        ({"type": "reasoning", "summary": "short"}, "input[0].summary"),
+        ({"type": "reasoning", "summary": [], "content": [IMAGE]}, "input[0].content[0]"),
+        ({"type": "reasoning", "summary": [], "encrypted_content": 1}, "input[0].encrypted_content"),
+        ({"type": "item_reference", "id": "msg_1"}, "input[0]"),
+        ({"type": "web_search_call", "id": "ws_1"}, "input[0]"),
+    ],
+)
+def test_an_item_that_the_policy_cannot_read_is_refused_by_its_path(item: Any, param: str) -> None:
+    assert refusal(input=[item]).param == param
+
+
+def test_a_request_to_an_outside_model_keeps_what_only_that_model_reads() -> None:
+    search, asked = {"type": "web_search_call", "id": "ws_1"}, {"role": "user", "content": [IMAGE]}
+    data = {"model": "o", "input": [asked, search, IMAGE], "tools": [{"type": "web_search"}], "background": True}
+    assert responses.parse({**data, "previous_response_id": "resp_x", "stream": True}, trained=False) == Request(
+        model="o",
+        messages=[asked, {"role": "assistant", "content": [search]}, {"role": "user", "content": [IMAGE]}],
+        tools=[{"type": "web_search"}],
+        stream=True,
+        previous_id="x",
+    )
+
+
+NAMES = ("type", "role", "content", "text", "summary", "encrypted_content", "call_id", "name", "arguments", "id")
+TYPES = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
+item = st.fixed_dictionaries(
+    {"type": st.sampled_from(TYPES), "role": st.sampled_from(["user", "assistant"])},
+    optional=dict.fromkeys(("content", "output", "summary", *NAMES[5:]), anything(NAMES)),
+)
+
+
+@given(
+    data=requests("instructions", "include", "reasoning", "text", *NO_EFFECT, *COLLECTED, *NOT_OURS),
+    given_input=st.lists(item, min_size=1, max_size=3) | anything(NAMES),
+    trained=st.booleans(),
+)
+def test_random_requests_are_understood_or_refused(data: dict[str, Any], given_input: Any, trained: bool) -> None:
+    try:
+        request = responses.parse({**data, "input": given_input}, trained)
+    except Refusal as refused:
+        message, param = refused.message, refused.param
+        assert message.startswith(f"{param}")
+    else:
+        assert all(isinstance(one["role"], str) for one in request.messages)
