@@ -107,7 +107,7 @@ async def test_the_doctor_does_not_mind_that_others_work(store: LightningStore, 
     async def learn() -> None:
         step = after = 0
         while after < 150:
-            news = await store.wait(run_id, after, 10)
+            news = await store.wait(run_id, after, min(10, 150 - after))
             after += len(news)
             step += 1
             await store.open_step(run_id, step, [Consumed(rollout_id=one.id, outcome="trained") for one in news])

@@ -8,9 +8,8 @@ bound: a server that is restarted has none, and store/client.py says what holds 
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
@@ -35,11 +34,13 @@ class Response(NamedTuple):
 
 
 class _Entry:
-    def __init__(self, task: asyncio.Task[Response]) -> None:
-        self.task = task
-        self.waiting = 0
+    """A request under way, or the answer to it."""
+
+    def __init__(self) -> None:
+        self.response: Response | None = None
         self.kept_at = 0.0
-        self.size = 0
+        self.others: list[asyncio.Future[Response | None]] = []
+        """Those who sent the same request while it was under way; they get None where it came to nothing."""
 
 
 class Repeats:
@@ -51,42 +52,44 @@ class Repeats:
         self._clock = clock
         self._kept_s = kept_s
         self._most = most
-        self._under_way: dict[str, _Entry] = {}
-        self._kept: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: dict[str, _Entry] = {}
+        self._kept: deque[tuple[str, _Entry]] = deque()
+        """Those that are answered, oldest first."""
         self._size = 0
 
     async def answer(self, key: str, work: Callable[[], Coroutine[Any, Any, Response]]) -> Response:
-        """The answer to the request of this key, which `work` executes. A caller that is cancelled leaves it to the others
-        who wait for it; the last one cancels it."""
-        entry = self._kept.get(key) or self._under_way.get(key)
-        if entry is None:
-            entry = self._under_way[key] = _Entry(asyncio.ensure_future(work()))
-            entry.task.add_done_callback(functools.partial(self._keep, key, entry))
-        if entry.task.done():
-            return entry.task.result()
-        entry.waiting += 1
+        """The answer to the request of this key, which `work` executes.
+
+        Where the first caller is cancelled (it hung up while it waited), the next one executes it anew.
+        """
+        while (entry := self._entries.get(key)) is not None:
+            if entry.response is not None:
+                return entry.response
+            other: asyncio.Future[Response | None] = asyncio.get_running_loop().create_future()
+            entry.others.append(other)
+            if (response := await other) is not None:
+                return response
+        entry = self._entries[key] = _Entry()
+        response = None
         try:
-            return await asyncio.shield(entry.task)
+            response = await work()
         finally:
-            entry.waiting -= 1
-            if not entry.waiting and not entry.task.done():
-                entry.task.cancel()
-                del self._under_way[key]
+            self._settle(key, entry, response)
+        return response
 
-    def _keep(self, key: str, entry: _Entry, _: object) -> None:
-        if self._under_way.get(key) is entry:
-            del self._under_way[key]
-        now = self._clock()
-        while self._kept and next(iter(self._kept.values())).kept_at < now - self._kept_s:
-            self._drop_oldest()
-        if entry.task.cancelled() or entry.task.exception() is not None or not entry.task.result().final:
+    def _settle(self, key: str, entry: _Entry, response: Response | None) -> None:
+        for other in entry.others:
+            if not other.done():
+                other.set_result(response)
+        entry.others.clear()
+        if response is None or not response.final:
+            del self._entries[key]
             return
-        entry.kept_at, entry.size = now, len(entry.task.result().body) + OVERHEAD
-        self._kept[key] = entry
-        self._size += entry.size
-        while self._size > self._most:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        _, entry = self._kept.popitem(last=False)
-        self._size -= entry.size
+        entry.response, entry.kept_at = response, self._clock()
+        self._kept.append((key, entry))
+        self._size += len(response.body) + OVERHEAD
+        while self._kept and (self._size > self._most or self._kept[0][1].kept_at < entry.kept_at - self._kept_s):
+            oldest, dropped = self._kept.popleft()
+            assert dropped.response is not None
+            self._size -= len(dropped.response.body) + OVERHEAD
+            del self._entries[oldest]

@@ -318,7 +318,9 @@ def _running(connection: Connection, rollout_ids: Collection[str]) -> dict[str, 
 
 def _holds(running: Mapping[str, AnyRow], lease: Lease) -> bool:
     row = running.get(lease.rollout_id)
-    return row is not None and row.attempt == lease.attempt and secrets.compare_digest(row.token, lease.token)
+    if row is None or row.attempt != lease.attempt:
+        return False
+    return secrets.compare_digest(row.token.encode(), lease.token.encode(errors="replace"))
 
 
 def _record_last_rewards(transaction: Transaction, ended: Iterable[_End]) -> None:

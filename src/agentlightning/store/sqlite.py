@@ -22,6 +22,10 @@ from agentlightning.store.database import Database
 
 BUSY_S = 10
 """Seconds to wait for another process's lock; ``?timeout=`` in the URL says otherwise."""
+CACHE_KB = 32_000
+CHECKPOINT_PAGES = 8_000
+"""32 MB of the log: copied into the file, and synchronised, an eighth as often as by default, which was a tenth of the
+writer's time."""
 
 
 class SqliteDatabase(Database):
@@ -39,7 +43,8 @@ class SqliteDatabase(Database):
         engine = create_engine(self._url, poolclass=StaticPool if self._in_memory else NullPool)
         pragmas = ["foreign_keys = ON"]
         if not self._in_memory:
-            pragmas += ["journal_mode = WAL", "synchronous = NORMAL"]
+            pragmas += ["journal_mode = WAL", "synchronous = NORMAL", f"cache_size = -{CACHE_KB}"]
+            pragmas += [f"wal_autocheckpoint = {CHECKPOINT_PAGES}"]
         return _prepared(engine, pragmas, "BEGIN IMMEDIATE")
 
     def reader(self) -> Engine:
