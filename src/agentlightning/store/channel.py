@@ -16,6 +16,7 @@ import ipaddress
 import random
 import time
 import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -118,23 +119,21 @@ class Channel:
             return await self._exchange(verb, body, {KEY_HEADER: letter.key}, wait_s)
         self._outbox.append(letter)
         if len(self._outbox) == 1:
-            await asyncio.sleep(0)  # the others of this turn follow
-            letters, self._outbox = self._outbox, []
-            if len(letters) == 1:
-                return await self._exchange(verb, body, {KEY_HEADER: letter.key}, wait_s)
-            for start in range(0, len(letters), MOST):
-                posting = asyncio.ensure_future(self._post(letters[start : start + MOST]))
-                self._posting.add(posting)
-                posting.add_done_callback(self._posting.discard)
+            asyncio.get_running_loop().call_soon(self._post_outbox)  # the others of this turn follow
         return await letter.answer
+
+    def _post_outbox(self) -> None:
+        letters, self._outbox = [letter for letter in self._outbox if not letter.answer.done()], []
+        for start in range(0, len(letters), MOST):
+            posting = asyncio.ensure_future(self._post(letters[start : start + MOST]))
+            self._posting.add(posting)
+            posting.add_done_callback(self._posting.discard)
 
     async def _post(self, letters: list[_Letter]) -> None:
         """Send these together, and hand out the answers."""
-        parts = [b'{"verb":"%s","key":"%s","given":%s}' % (*_ascii(each.verb, each.key), each.body) for each in letters]
-        answers: list[Answer | Exception]
+        answers: Sequence[Answer | Exception]
         try:
-            whole = await self._exchange(BATCH, b"[" + b",".join(parts) + b"]", {}, 0.0)
-            answers = self._opened(whole, letters)
+            answers = await self._answers(letters)
         except Exception as error:
             answers = [copy.copy(error) for _ in letters]
         except asyncio.CancelledError:
@@ -147,7 +146,12 @@ class Channel:
             else:
                 letter.answer.set_result(answer)
 
-    def _opened(self, whole: Answer, letters: list[_Letter]) -> list[Answer | Exception]:
+    async def _answers(self, letters: list[_Letter]) -> Sequence[Answer | Exception]:
+        if len(letters) == 1:
+            [letter] = letters
+            return [await self._exchange(letter.verb, letter.body, {KEY_HEADER: letter.key}, 0.0)]
+        parts = [b'{"verb":"%s","key":"%s","given":%s}' % (*_ascii(each.verb, each.key), each.body) for each in letters]
+        whole = await self._exchange(BATCH, b"[" + b",".join(parts) + b"]", {}, 0.0)
         if whole.error is not None:
             return [copy.copy(whole.error) for _ in letters]
         answers: list[Answer | Exception] = []
