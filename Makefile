@@ -9,15 +9,15 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test lint test-slow test-vllm install node-packages clean
+.PHONY: demo test lint test-slow test-vllm install node-packages servers clean
 
 demo: install
 	$(BIN)/agl demo $(ARGS)
 
-test: lint node-packages
+test: lint node-packages servers
 	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
-test-slow: install node-packages .venv-vllm/.installed
+test-slow: install node-packages servers .venv-vllm/.installed
 	$(BIN)/pytest -m slow $(ARGS)
 
 test-vllm: install .venv-vllm/.installed
@@ -28,6 +28,19 @@ node-packages: tests/sdk/node/node_modules/.installed
 
 tests/sdk/node/node_modules/.installed: tests/sdk/node/package-lock.json
 	if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix tests/sdk/node && touch $@; fi
+
+# PostgreSQL and Redis, which the tests start for themselves: what is installed, else Debian's packages (RUNLEVEL=1 starts no
+# service). Where neither can be, the tests that need them are left out and say so.
+servers:
+	@missing=""; \
+	ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || command -v postgres >/dev/null || missing="postgresql"; \
+	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
+	if [ -n "$$missing" ]; then \
+		if [ "$$(id -u)" = 0 ]; then root="env"; else root="sudo -n env"; fi; \
+		install="$$root DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq"; \
+		{ command -v apt-get >/dev/null && $$install update && $$install install --no-install-recommends $$missing; } \
+			>/dev/null || echo "$$missing cannot be installed here: the tests that need it are left out"; \
+	fi
 
 lint: install
 	$(BIN)/ruff check .
@@ -64,4 +77,4 @@ endef
 		{ echo "vLLM cannot be installed here: its tests are left out"; rm -rf .venv-vllm; }
 
 clean:
-	rm -rf .venv .venv-vllm .venv-litellm tests/sdk/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-litellm .venv-agentlightning-v03 tests/sdk/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -45,7 +45,7 @@ def test_a_setting_that_would_be_ignored_is_an_error() -> None:
 
 def test_a_configuration_that_was_written_down_can_be_read_again() -> None:
     for table in (LEAST, LEAST | {"data": {"train": "t", "val": "v"}, "eval": {"every": 5}}):
-        config = parse_config(table)
+        config = parse_config(table | {"store": {"url": "memory://"}})
         assert parse_config(json.loads(config_text(config))) == config
 
 
@@ -127,3 +127,23 @@ def parse_file(folder: Path, algorithm: dict[str, object]) -> dict[str, object]:
     return load_config(
         None, given={f"{key}": value for key, value in (LEAST | {"algorithm": algorithm}).items()}
     ).algorithm
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://agl:secret@db:5432/agl?sslmode=require", "postgresql://agl:***@db:5432/agl?sslmode=require"),
+        ("postgres://agl:s:e@cret@db/agl", "postgres://agl:***@db/agl"),
+        ("redis://:secret@db/0", "redis://:***@db/0"),
+        ("postgresql://db/agl?user=agl&password=secret&x=1", "postgresql://db/agl?user=agl&password=***&x=1"),
+        ("postgresql://agl@db/agl", "postgresql://agl@db/agl"),
+        ("http://db:8088", "http://db:8088"),
+        ("memory://", "memory://"),
+    ],
+)
+def test_the_record_of_a_run_has_no_password(url: str, shown: str) -> None:
+    assert run_record(parse_config(LEAST | {"store": {"url": url}}))["store"]["url"] == shown
+
+
+def test_the_record_of_a_run_says_where_its_file_is() -> None:
+    assert run_record(parse_config(LEAST))["store"]["url"] == f"sqlite:///{Path.cwd()}/runs/agl.db"

@@ -166,7 +166,8 @@ class UpstreamConfig(Table):
 
 class StoreConfig(Table):
     url: str = DEFAULT_STORE
-    """``memory://`` or ``sqlite:///PATH``, served by a process of the run; or ``http://SERVER``, one that runs already."""
+    """``memory://``, ``sqlite:///PATH``, ``postgresql://…`` or ``redis://…``, served by a process of the run; or
+    ``http://SERVER``, one that runs already."""
 
 
 class Config(Table):
@@ -356,14 +357,41 @@ def _anchor_values(values: dict[str, Any], names: Sequence[str], folder: Path) -
 
 
 def run_record(config: Config) -> dict[str, Any]:
-    """The configuration as a store keeps it with the run: what depends on other settings is decided."""
+    """The configuration as a store keeps it with the run: what depends on other settings is decided; without passwords."""
     agent = config.agent
     table = config.model_dump(mode="json")
+    table["store"]["url"] = without_password(absolute_url(config.store.url))
     if agent.posts_rewards is None:
         table["agent"]["posts_rewards"] = agent.command is not None and agent.reward is None
     return table
 
 
 def config_text(config: Config) -> str:
-    """The configuration as JSON, for the run folder."""
-    return json.dumps(config.model_dump(mode="json"), indent=2)
+    """The configuration as JSON, for the run folder; where its store is a file, from anywhere."""
+    table = config.model_dump(mode="json")
+    table["store"]["url"] = absolute_url(config.store.url)
+    return json.dumps(table, indent=2)
+
+
+def absolute_url(url: str) -> str:
+    """A store's URL that means the same from every working directory.
+
+    >>> absolute_url("sqlite:///runs/agl.db") == f"sqlite:///{Path.cwd()}/runs/agl.db"
+    True
+    """
+    scheme, separator, rest = url.partition(":///")
+    path, mark, query = rest.partition("?")
+    if scheme != "sqlite" or not path or Path(path).is_absolute():
+        return url
+    return f"{scheme}{separator}{Path.cwd() / path}{mark}{query}"
+
+
+def without_password(url: str) -> str:
+    """A store's URL as it may be shown and logged.
+
+    >>> without_password("postgresql://agl:p@ss@db/agl"), without_password("redis://:secret@db?password=x&appendonly=off")
+    ('postgresql://agl:***@db/agl', 'redis://:***@db?password=***&appendonly=off')
+    """
+    # Greedy, up to the last @ before the path: a password may hold one that nobody escaped.
+    url = re.sub(r"(?<=://)([^:/?#]*):[^/?#]*@", r"\1:***@", url)
+    return re.sub(r"(?<=[?&]password=)[^&]*", "***", url)

@@ -62,6 +62,33 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatistics:
+    """What goes on in a run at this moment."""
+
+    run_id: str
+    queued: int
+    oldest_queued_s: float
+    """Age of the rollout that was queued first; 0 where none is."""
+    running: int
+    expiring: int
+    """Leases that run out within ten seconds, or have."""
+    workers: int
+    """Workers seen within the last minute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSize:
+    """How much of a run is stored."""
+
+    run_id: str
+    rollouts: int
+    calls: int
+    spans: int
+    bytes: int
+    """Of its values, without what the database adds to them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewRollout:
     """A rollout to enqueue. (run_id, group_id, replica) is unique: enqueueing it again returns the one that exists."""
 
@@ -290,6 +317,8 @@ class Metric:
     created_ns: int = 0
     abandoned: bool = False
     """True where a crash undid the step and it was executed again."""
+    seq: int = 0
+    """Its place in the order in which the store took metrics in, of any run; 0 before that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

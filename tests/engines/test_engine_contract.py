@@ -9,6 +9,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,27 @@ async def test_a_killed_sampler_comes_back_on_its_port_with_the_published_weight
                 break
             except aiohttp.ClientError:
                 await asyncio.sleep(0.05)
+
+
+async def test_children_that_are_killed_early_are_started_again_but_not_for_ever(llama: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(llama, work_dir=tmp_path)
+    starting = asyncio.create_task(engine.start())
+    await asyncio.sleep(0)  # it starts both, then it waits for them
+    first = {pid for pid in (engine.sampler_pid, engine.learner_pid) if pid is not None}
+    for pid in first:
+        os.kill(pid, signal.SIGKILL)
+    assert len(await starting) == 1
+    assert engine.sampler_pid is not None
+    assert engine.sampler_pid not in first
+    assert engine.learner_pid not in first
+    watch = asyncio.create_task(engine.watch())
+    while not watch.done():
+        with suppress(ProcessLookupError):  # it ended, and its successor is not there yet
+            os.kill(engine.sampler_pid, signal.SIGKILL)
+        await asyncio.wait({watch}, timeout=0.05)
+    with pytest.raises(EngineError, match="the sampler ended 6 times within a minute; its log"):
+        watch.result()
+    await engine.close()
 
 
 async def test_a_killed_learner_is_an_error_that_says_what_to_do_and_can_be_replaced(

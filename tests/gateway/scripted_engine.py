@@ -36,14 +36,14 @@ class ScriptedEngine:
     url: str = ""
     _runner: web.AppRunner | None = None
 
-    async def start(self) -> ScriptedEngine:
+    async def start(self, host: str = "127.0.0.1") -> ScriptedEngine:
         app = web.Application()
         app.router.add_post("/inference/v1/generate", self._generate)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, host, 0)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"http://{host}:{self._runner.addresses[0][1]}"
         return self
 
     async def close(self) -> None:

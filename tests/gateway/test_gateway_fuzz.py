@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from agentlightning.gateway.api import create_api
+from agentlightning.gateway.api import create_routes
 from agentlightning.gateway.server import AgentLightningServer
+from agentlightning.gateway.verbs import NAMES, Verb
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.sql import InMemoryLightningStore
 from agentlightning.types import NewRollout, Worker
@@ -46,10 +47,12 @@ QUICK = settings(
 )
 LONG = settings(QUICK, max_examples=100, derandomize=False)
 
+STORE = InMemoryLightningStore()
+
 OPERATIONS = {
     found.ok().label: found.ok()
     for found in schemathesis.openapi.from_dict(
-        create_api(InMemoryLightningStore(), None).openapi()
+        create_routes(STORE, None, [Verb(STORE, name, lambda *_: None) for name in NAMES]).openapi()
     ).get_all_operations()
 }
 
@@ -82,6 +85,9 @@ def rest() -> Iterator[tuple[httpx.Client, dict[str, Any]]]:
             yield client, names
 
 
+LONG_POLLS = ("POST /wait", "POST /wait_resources", "POST /follow_metrics")
+
+
 def known(value: Any, names: dict[str, Any], draw: Any) -> Any:
     """The value with some of its names replaced by ones that exist, and waits short."""
     if isinstance(value, list):
@@ -107,7 +113,7 @@ def fuzz(operation: Any, rest: tuple[httpx.Client, dict[str, Any]], how: setting
         sent = case.as_transport_kwargs(base_url=str(client.base_url) + "/api")
         if isinstance(case.body, dict | list):
             sent["json"] = known(case.body, names, data.draw)
-            if operation.label == "POST /wait" and isinstance(sent["json"], dict):
+            if operation.label in LONG_POLLS and isinstance(sent["json"], dict):
                 sent["json"].setdefault("timeout_s", 0.01)  # not the half minute that is meant otherwise
         elif "json" in sent:
             sent["json"] = case.body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from agentlightning.rendering.tools import AnswerParser, Parsed, Piece
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 THINKS = "reasoning_content <think> </think> <tool_call>"
 
-RESPONSE_TEMPLATE = {
+RESPONSE_TEMPLATE: dict[str, Any] = {
     "start_anchor": "<|im_start|>assistant\n",
     "defaults": {"role": "assistant"},
     "fields": {
@@ -85,6 +86,13 @@ def test_the_tokenizers_own_response_template_decides(make_renderer: Callable[..
     parsed = renderer.parser.parse(f"well{CALL}", prompt="<|im_start|>assistant\n", tools=tools)
     assert parsed == Parsed("well", None, (("f", '{"a":1}'),))
     assert renderer.parser.parse("<tool_call>{broken</tool_call>") == Parsed("<tool_call>{broken</tool_call>")
+    assert renderer.parser.tool_end == "</tool_call>"
+
+
+def test_a_response_template_whose_tool_calls_end_by_no_literal_names_no_end() -> None:
+    tool_calls = {name: value for name, value in RESPONSE_TEMPLATE["fields"]["tool_calls"].items() if name != "close"}
+    template = RESPONSE_TEMPLATE | {"fields": RESPONSE_TEMPLATE["fields"] | {"tool_calls": tool_calls}}
+    assert AnswerParser(CHATML, template).tool_end is None
 
 
 def test_a_broken_response_template_is_an_error_of_the_model(make_renderer: Callable[..., Renderer]) -> None:

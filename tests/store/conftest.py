@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import postgres_server
 import pytest
-from store_samples import Clock, Server, sql_store
+import redis_server
+from store_samples import Clock, Server, new_id, sql_store
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
+from agentlightning.store.redis import RedisLightningStore
 
 
 @pytest.fixture
@@ -18,7 +21,39 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "sqlite", "http"])
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[postgres_server.PostgresServer]:
+    """A PostgreSQL server for all tests that leave it as they find it."""
+    if reason := postgres_server.missing():
+        pytest.skip(reason)
+    with postgres_server.PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: postgres_server.PostgresServer) -> Iterator[str]:
+    """A database of this test's own."""
+    url = postgres.url()
+    yield url
+    postgres.drop(url)
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[redis_server.RedisServer]:
+    """A Redis server for all tests that leave it as they find it."""
+    if reason := redis_server.missing():
+        pytest.skip(reason)
+    with redis_server.RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis: redis_server.RedisServer) -> str:
+    """A prefix of this test's own."""
+    return redis.url(new_id())
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "redis", "http"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[LightningStore]:
     """An open, empty store of each kind."""
     if request.param == "memory":
@@ -27,6 +62,12 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) ->
     elif request.param == "sqlite":
         async with sql_store(f"sqlite:///{tmp_path}/agl.db", clock) as file:
             yield file
+    elif request.param == "postgres":
+        async with sql_store(request.getfixturevalue("postgres_url"), clock) as database:
+            yield database
+    elif request.param == "redis":
+        async with RedisLightningStore(request.getfixturevalue("redis_url"), now_ns=clock) as elsewhere:
+            yield elsewhere
     else:
         async with (
             Server(sql_store("memory://", clock), server_key="secret") as server,

@@ -14,7 +14,7 @@ from store_samples import Clock, a_call, a_run, a_worker, claimed, some, sql_sto
 
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore
-from agentlightning.store.database import Database
+from agentlightning.store.database import database_at
 from agentlightning.types import Call
 
 
@@ -48,36 +48,6 @@ async def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     path.write_text("dear diary\n" * 100)
     assert f"{path}: is not an SQLite database" in await refusal(store_at(path))
     assert path.read_text().startswith("dear diary")
-
-
-async def test_a_newer_schema_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "agl.db"
-    async with store_at(path):
-        pass
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE meta SET value = '99' WHERE key = 'schema_version'")
-    connection.close()
-    said = await refusal(store_at(path))
-    assert "version 99" in said
-    assert "upgrade agentlightning" in said
-
-
-async def test_an_older_schema_is_upgraded_and_keeps_its_calls(tmp_path: Path) -> None:
-    path = tmp_path / "agl.db"
-    async with store_at(path) as store:
-        [claim] = await claimed(store)
-        await store.append_calls([a_call(claim)])
-    with sqlite3.connect(path) as connection:
-        for column in ("context_only", "asked", "usage"):
-            connection.execute(f"ALTER TABLE calls DROP COLUMN {column}")
-        connection.execute("UPDATE meta SET value = '1' WHERE key = 'schema_version'")
-    connection.close()
-    async with store_at(path) as store:
-        [call] = await store.calls([claim.rollout.id])
-        assert (call.context_only, call.asked, call.usage) == (0, {}, {})
-        await store.append_calls([a_call(claim, context_only=3, asked={"top_k": 5}, usage={"prompt_tokens": 2})])
-        [_, call] = await store.calls([claim.rollout.id])
-        assert (call.context_only, call.asked, call.usage) == (3, {"top_k": 5}, {"prompt_tokens": 2})
 
 
 async def test_a_read_only_file_can_be_opened_by_nobody_who_writes(tmp_path: Path) -> None:
@@ -142,7 +112,7 @@ def test_sqlites_own_word_for_a_full_disk_is_understood() -> None:
         connection.exec_driver_sql("PRAGMA max_page_count = 1")
         with pytest.raises(DBAPIError) as caught:
             connection.exec_driver_sql("CREATE TABLE t (x)")
-    error = Database.at("sqlite:////some/agl.db").explain(caught.value)
+    error = database_at("sqlite:////some/agl.db").explain(caught.value)
     assert str(error).startswith("/some/agl.db: the disk is full; free some space")
 
 

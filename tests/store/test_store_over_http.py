@@ -12,7 +12,7 @@ import pytest
 from store_samples import Clock, Server, a_call, a_run, a_worker, claimed, ending, new_id, some, sql_store
 
 from agentlightning.errors import ConfigError, StoreError
-from agentlightning.gateway.api import VERBS
+from agentlightning.gateway.verbs import NAMES
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.types import Lease, Resource
@@ -97,7 +97,7 @@ async def test_people_can_look_at_runs_rollouts_and_calls(server: Server) -> Non
 
 async def test_every_verb_is_a_described_route(server: Server) -> None:
     _, description = await ask(server, "GET", "/api/openapi.json")
-    for verb in VERBS:
+    for verb in NAMES:
         assert description["paths"][f"/{verb}"]["post"]["description"]
     assert "logprobs" in description["components"]["schemas"]["Call"]["properties"]
 

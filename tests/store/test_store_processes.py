@@ -1,4 +1,4 @@
-"""Real processes: what was acknowledged survives SIGKILL, and processes that share a file never claim a rollout twice."""
+"""Real processes: what was acknowledged survives SIGKILL, and processes that share a store never claim a rollout twice."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ import asyncio
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
-from store_samples import Clock, claimed, some, sql_store
+import pytest
+from store_samples import Clock, Server, a_call, a_worker, claimed, sql_store
+
+from agentlightning.store.base import LightningStore
+from agentlightning.store.open import open_store
+from agentlightning.types import NewRollout
+
+KEY = "key-of-the-tests"
+PROCESSES = 8
+AT_ONCE = 2048
 
 APPENDER = """
 import asyncio, sys
@@ -34,28 +45,53 @@ asyncio.run(main(*sys.argv[1:]))
 
 CLAIMER = """
 import asyncio, sys
-from store_samples import Clock, a_worker, sql_store
+from agentlightning.store.open import open_store
+from agentlightning.types import Finish, Worker
 
-async def main(url, run_id, worker_id):
-    async with sql_store(url, Clock()) as store:
+async def main(url, key, run_id, worker_id):
+    worker = Worker(id=worker_id, run_id=run_id, host=worker_id, pid=1, running=0, seen_ns=0)
+    async with open_store(url, key) as store:
+        await store.count(run_id)
         print("ready", flush=True)
         sys.stdin.readline()
-        while claims := await store.claim(a_worker(run_id, worker_id), limit=3):
-            for claim in claims:
-                print(claim.rollout.id)
+        while claims := await store.claim(worker, limit=16, lease_s=600):
+            print(*[claim.rollout.id for claim in claims], sep="\\n", flush=True)
+            assert all(await store.finish([Finish(lease=claim.lease, state="failed") for claim in claims]))
 
 asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def python(program: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def python(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs the program; it is gone afterwards."""
+    process = subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         cwd=Path(__file__).parent,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+PUSHING = ["postgres", "redis", "http", "gateways of postgres", "gateways of redis"]
+"""Kinds of store in which one process hears of another's changes; an SQLite file has one owner, which serves the others."""
+
+
+@pytest.fixture(params=["sqlite", *PUSHING])
+async def urls(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[list[str]]:
+    """URLs under which one store is reached: by itself, by a server, by several servers."""
+    owner, _, kind = request.param.rpartition(" of ")
+    url = f"sqlite:///{tmp_path}/agl.db" if kind in ("sqlite", "http") else request.getfixturevalue(f"{kind}_url")
+    async with AsyncExitStack() as stack:
+        count = 3 if owner else int(kind == "http")
+        servers = [await stack.enter_async_context(Server(open_store(url), server_key=KEY)) for _ in range(count)]
+        yield [server.url for server in servers] or [url]
 
 
 async def test_every_call_that_was_acknowledged_survives_a_sigkill(tmp_path: Path) -> None:
@@ -72,15 +108,61 @@ async def test_every_call_that_was_acknowledged_survives_a_sigkill(tmp_path: Pat
     assert {line.strip() for line in acknowledged} <= recorded
 
 
-async def test_processes_that_share_a_file_never_claim_a_rollout_twice(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/agl.db"
-    async with sql_store(url, Clock()) as store:
+async def test_processes_that_share_a_store_never_claim_a_rollout_twice(urls: list[str]) -> None:
+    await never_twice(urls, rollouts=400, processes=3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_eight_processes_claim_ten_thousand_rollouts_none_twice(urls: list[str]) -> None:
+    await never_twice(urls, rollouts=10_000, processes=PROCESSES)
+
+
+async def never_twice(urls: list[str], rollouts: int, processes: int) -> None:
+    """Processes claim all rollouts of a run; each is claimed by one of them."""
+    async with open_store(urls[0], KEY) as store, AsyncExitStack() as stack:
         run_id = (await store.create_run("shared", {})).id
-        await store.enqueue(some(run_id, 120))
-    claimers = [python(CLAIMER, url, run_id, f"w{number}") for number in range(3)]
-    for claimer in claimers:
-        assert claimer.stdout is not None
-        assert await asyncio.to_thread(claimer.stdout.readline) == "ready\n"
-    outputs = await asyncio.gather(*[asyncio.to_thread(claimer.communicate, "go\n") for claimer in claimers])
-    taken = [rollout_id for output, _ in outputs for rollout_id in output.split()]
-    assert len(taken) == len(set(taken)) == 120
+        await enqueue(store, run_id, rollouts)
+        claimers = [
+            stack.enter_context(python(CLAIMER, urls[number % len(urls)], KEY, run_id, f"w{number}"))
+            for number in range(processes)
+        ]
+        for claimer in claimers:
+            assert claimer.stdout is not None
+            assert await asyncio.to_thread(claimer.stdout.readline) == "ready\n"
+        outputs = await asyncio.gather(*[asyncio.to_thread(claimer.communicate, "go\n") for claimer in claimers])
+        assert [claimer.returncode for claimer in claimers] == [0] * processes
+        taken = [rollout_id for output, _ in outputs for rollout_id in output.split()]
+        assert len(taken) == len(set(taken)) == rollouts
+        assert await store.count(run_id) == {("train", "failed"): rollouts}
+        assert await order(store, run_id) == list(range(1, rollouts + 1))
+
+
+async def order(store: LightningStore, run_id: str) -> list[int]:
+    """The positions at which the rollouts of a run finished."""
+    found: list[int] = []
+    while news := await store.wait(run_id, after=len(found), timeout_s=0):
+        found += [rollout.finished_seq or 0 for rollout in news]
+    return found
+
+
+async def enqueue(store: LightningStore, run_id: str, count: int) -> None:
+    new = [NewRollout(run_id=run_id, task={"n": n}, group_id=str(n // 8), replica=n % 8) for n in range(count)]
+    for start in range(0, count, AT_ONCE):
+        await store.enqueue(new[start : start + AT_ONCE])
+
+
+@pytest.mark.parametrize("urls", PUSHING, indirect=True)
+async def test_what_one_gateway_of_a_store_does_wakes_and_fences_at_the_others(urls: list[str]) -> None:
+    async with open_store(urls[0], KEY) as one, open_store(urls[-1], KEY) as other:
+        run_id = (await one.create_run("shared", {})).id
+        waiting = asyncio.create_task(other.claim(a_worker(run_id), wait_s=30.0))
+        [rollout] = await one.enqueue([NewRollout(run_id=run_id, task={}, group_id="g")])
+        [claim] = await waiting
+        assert claim.rollout.id == rollout.id
+        await one.append_calls([a_call(claim)])
+        assert [call.rollout_id for call in await other.calls([rollout.id])] == [rollout.id]
+        finishing = asyncio.create_task(one.wait(run_id, timeout_s=30.0))
+        assert await other.cancel([rollout.id]) == 1
+        assert [each.state for each in await finishing] == ["cancelled"]
+        assert await one.heartbeat(a_worker(run_id), [claim.lease]) == [False]

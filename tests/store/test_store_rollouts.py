@@ -207,7 +207,7 @@ async def test_heartbeats_answer_for_each_lease(store: LightningStore) -> None:
     claims = await claimed(store, 4)
     await store.finish([ending(claims[0])])
     await store.cancel([claims[1].rollout.id])
-    forged = Lease(rollout_id=claims[2].rollout.id, attempt=1, token="no")
+    forged = Lease(rollout_id=claims[2].rollout.id, attempt=1, token="nö")
     unknown = Lease(rollout_id="unknown", attempt=1, token="no")
     leases = [claims[0].lease, claims[1].lease, forged, unknown, claims[3].lease]
     assert await store.heartbeat(a_worker(claims[0].rollout.run_id), leases) == [False, False, False, False, True]

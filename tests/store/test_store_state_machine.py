@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+from redis_server import RedisServer
 from store_samples import Clock, a_run, a_worker, ending, some, sql_store
 
 from agentlightning.errors import ConflictError
-from agentlightning.store.base import RolloutQuery
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.redis import RedisLightningStore
 from agentlightning.types import FINAL_STATES, Claim, Consumed, RetryPolicy
 
 LEASE_S = 30
@@ -47,11 +59,15 @@ class Model:
 class RolloutMachine(RuleBasedStateMachine):
     claims = Bundle("claims")
 
+    def __init__(self, store_with: Callable[[Clock], LightningStore]) -> None:
+        super().__init__()
+        self.store_with = store_with
+
     @initialize()
     def start(self) -> None:
         self.runner = asyncio.Runner()
         self.clock = Clock()
-        self.store = sql_store("memory://", self.clock)
+        self.store = self.store_with(self.clock)
         self.do(self.store.open())
         self.run_id = self.do(a_run(self.store))
         self.models: dict[str, Model] = {}
@@ -166,11 +182,21 @@ class RolloutMachine(RuleBasedStateMachine):
         assert len(attempts) == sum(model.attempt for model in self.models.values())
 
 
-RolloutMachine.TestCase.settings = settings(
+HISTORIES = settings(
     max_examples=20,
     stateful_step_count=25,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-test_any_history_of_rollouts_follows_the_model = RolloutMachine.TestCase
+
+
+def test_any_history_of_rollouts_follows_the_model() -> None:
+    run_state_machine_as_test(lambda: RolloutMachine(lambda clock: sql_store("memory://", clock)), settings=HISTORIES)
+
+
+def test_any_history_of_rollouts_follows_the_model_on_redis(redis: RedisServer) -> None:
+    def store_with(clock: Clock) -> LightningStore:
+        return RedisLightningStore(redis.url(), now_ns=clock)
+
+    run_state_machine_as_test(lambda: RolloutMachine(store_with), settings=HISTORIES)

@@ -21,6 +21,15 @@ async def outcomes(store: LightningStore, run_id: str) -> list[Outcome | None]:
     return [rollout.outcome for rollout in await store.rollouts(RolloutQuery(run_id=run_id))]
 
 
+async def test_steps_are_read_in_portions(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    for number in range(1, 6):
+        await store.open_step(run_id, number, [])
+    assert [step.step for step in await store.steps(run_id, after=2, limit=2)] == [3, 4]
+    assert [step.step for step in await store.steps(run_id, limit=1)] == [1]
+    assert await store.steps(run_id, after=5) == []
+
+
 async def test_an_open_step_keeps_its_list_in_order_and_sets_outcomes(store: LightningStore) -> None:
     claims = await finished(store, 4)
     run_id = claims[0].rollout.run_id

@@ -17,7 +17,7 @@ import pytest
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config import Config, parse_config
-from agentlightning.errors import LearnerLostError, NoCallsError
+from agentlightning.errors import AgentError, LearnerLostError, NoCallsError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
@@ -154,14 +154,17 @@ async def answer(store: LightningStore, claim: Claim, calls: int) -> None:
 
 
 @asynccontextmanager
-async def agents(store: LightningStore, calls: int = 1, run: str = "run") -> AsyncIterator[None]:
-    """A worker that survives the trainer's crashes."""
+async def agents(store: LightningStore, calls: int = 1, run: str = "run", broken: bool = False) -> AsyncIterator[None]:
+    """A worker that survives the trainer's crashes; `broken` agents always fail."""
     worker = Worker(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
 
     async def work() -> None:
         while True:
             for claim in await store.claim(worker, limit=8, wait_s=10):
-                await answer(store, claim, calls)
+                if broken:
+                    await store.finish([Finish(lease=claim.lease, state="failed", error="boom")])
+                else:
+                    await answer(store, claim, calls)
 
     task = asyncio.create_task(work())
     try:
@@ -191,7 +194,9 @@ def config() -> Config:
     )
 
 
-def loop(store: Any, engine: Any, folder: Path, run: str = "run") -> Loop:
+def loop(
+    store: Any, engine: Any, folder: Path, run: str = "run", val: Sequence[dict[str, int]] = ({"n": 100},)
+) -> Loop:
     run_folder = RunFolder(folder, run)
     run_folder.create(config())
     return Loop(
@@ -204,7 +209,7 @@ def loop(store: Any, engine: Any, folder: Path, run: str = "run") -> Loop:
         collector=Collector(store, run),
         policy={"model": "m"},
         train=[{"n": number} for number in range(5)],
-        val=[{"n": 100}],
+        val=val,
         progress=Silent(),
     )
 
@@ -362,3 +367,20 @@ async def test_a_run_whose_agents_never_call_the_model_stops_with_the_likely_cau
     async with agents(store, calls=0):
         with pytest.raises(NoCallsError, match="no model call was recorded"):
             await finished(store, tmp_path)
+
+
+@pytest.mark.parametrize("how", ["failed", "silent"])
+async def test_a_step_that_came_to_nothing_is_tried_again_by_resume_and_its_rollouts_are_consumed(
+    store: LightningStore, tmp_path: Path, how: str
+) -> None:
+    async with agents(store, calls=0 if how == "silent" else 1, broken=how == "failed"):
+        with pytest.raises((NoCallsError, AgentError)):
+            await loop(store, RememberingEngine(), tmp_path, val=[]).run(resume=False)
+    async with agents(store):
+        assert await loop(store, RememberingEngine(), tmp_path, val=[]).run(resume=True) == STEPS
+    first, *others = await store.steps("run")
+    rollouts = await store.rollouts(RolloutQuery(run_id="run", mode="train"))
+    assert {rollout.outcome is None for rollout in rollouts} == {False}
+    assert [consumed.outcome for consumed in first.consumed][: TASKS * GROUP] == ["invalid"] * TASKS * GROUP
+    assert len(first.consumed) == 2 * TASKS * GROUP
+    assert {len(step.consumed) for step in others} == {TASKS * GROUP}

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.config import DEFAULT_STORE, Config, parse_config
+from agentlightning.config import DEFAULT_STORE, Config, StoreConfig, parse_config
 from agentlightning.errors import ConfigError, ConflictError, StoreError
-from agentlightning.trainer.checkpoint import RunFolder, export, make_default_folder
+from agentlightning.trainer.checkpoint import RESUMED, RunFolder, export, make_default_folder
 
 
 @pytest.fixture
@@ -15,8 +15,34 @@ def config() -> Config:
 def test_the_configuration_of_a_run_without_held_out_tasks_can_be_read_back(tmp_path: Path, config: Config) -> None:
     folder = RunFolder(tmp_path, "run")
     folder.create(config)
-    assert folder.config() == config
+    assert folder.config(config.store.url) == config
     assert folder.config("sqlite:///moved.db").store.url == "sqlite:///moved.db"
+
+
+def test_a_run_finds_its_store_from_any_working_directory(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path, "run")
+    folder.create(config)
+    monkeypatch.chdir("/")
+    assert folder.config().store.url == f"sqlite:///{tmp_path}/runs/agl.db"
+
+
+def test_a_configuration_with_a_password_is_its_owners_alone(tmp_path: Path, config: Config) -> None:
+    url = "postgresql://agl:secret@db/agl"
+    folder = RunFolder(tmp_path, "run")
+    folder.create(config.model_copy(update={"store": StoreConfig(url=url)}))
+    assert folder.config().store.url == url
+    assert (folder.path / "config.json").stat().st_mode & 0o077 == 0
+
+
+def test_metrics_that_were_undone_and_not_executed_again_are_left_out(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "run")
+    folder.make()
+    for step, kind, reward in ((1, "step", 0.1), (2, "step", 0.2), (3, "step", 0.3), (1, RESUMED, 0), (2, "step", 0.5)):
+        folder.append_metrics({"step": step, "kind": kind, "reward_mean": reward})
+    assert [(row["step"], row["reward_mean"]) for row in folder.metrics()] == [(1, 0.1), (2, 0.5)]
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, config: Config) -> None:
@@ -31,6 +57,15 @@ def test_a_run_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
         pass
     with folder.held():
         pass
+
+
+def test_half_a_checkpoint_is_removed_by_the_next_who_trains(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "run")
+    folder.make()
+    for name in (".step-000002.77", "step-000001"):
+        (folder.path / "checkpoints" / name).mkdir()
+    with folder.held():
+        assert [each.name for each in (folder.path / "checkpoints").iterdir()] == ["step-000001"]
 
 
 def test_half_a_line_of_metrics_costs_that_line_only(tmp_path: Path) -> None:

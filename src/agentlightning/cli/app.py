@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from agentlightning.cli import check, demo, evaluate, export, rollouts, runs, serve, train, worker
+from agentlightning.cli import check, demo, evaluate, export, rollouts, runs, serve, store, train, worker
 from agentlightning.errors import AgentLightningError
 
 EXIT_INTERRUPTED = 130
@@ -32,6 +32,7 @@ app.command("serve")(serve.serve)
 app.command("worker")(worker.worker)
 app.add_typer(runs.app, name="runs")
 app.add_typer(rollouts.app, name="rollouts")
+app.add_typer(store.app, name="store")
 
 
 def main() -> None:

@@ -15,7 +15,9 @@ Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds a folder f
 Store = Annotated[
     str | None,
     typer.Option(
-        "--store", help="Store URL: sqlite:///PATH, memory:// or http://SERVER. [AGL_STORE, else runs/agl.db]"
+        "--store",
+        help="Store URL: sqlite:///PATH, postgresql://…, redis://…, memory:// or http://SERVER. "
+        "[AGL_STORE, else runs/agl.db]",
     ),
 ]
 Server = Annotated[
@@ -37,12 +39,18 @@ def store_url(store: str | None) -> str:
 
 def open_store(url: str) -> LightningStore:
     """The store that exists at `url`, for ``async with``; a server's key is read from AGL_SERVER_KEY."""
-    from agentlightning.errors import NotFoundError
     from agentlightning.store import open as stores
+
+    require_file(url)
+    return stores.open_store(url, os.environ.get("AGL_SERVER_KEY"))
+
+
+def require_file(url: str) -> None:
+    """NotFoundError where the URL names an SQLite file that is not there: opening it would make one."""
+    from agentlightning.errors import NotFoundError
 
     if url.startswith("sqlite:///") and not (file := Path(url.removeprefix("sqlite:///").partition("?")[0])).exists():
         raise NotFoundError(f"{file}: there is no store yet; start a run with: agl demo, or name a store with --store")
-    return stores.open_store(url, os.environ.get("AGL_SERVER_KEY"))
 
 
 def one_store(store: str | None, server: str | None) -> str | None:

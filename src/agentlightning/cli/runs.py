@@ -6,15 +6,21 @@ from typing import Annotated
 
 import typer
 
+from agentlightning.cli import retention
 from agentlightning.cli.options import Store, open_store, store_url
 
-app = typer.Typer(help="List and show runs.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="List, show, export and delete runs.", no_args_is_help=True, rich_markup_mode=None)
+app.command("export")(retention.export)
+app.command("archive")(retention.archive)
+app.command("delete")(retention.delete)
+app.command("prune")(retention.prune)
 
 
 @app.command("list")
 def list_runs(
     store: Store = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Most runs to list.")] = 20,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Also how much each holds; reads all of it.")] = False,
 ) -> None:
     """List runs, newest first."""
     import asyncio
@@ -26,11 +32,20 @@ def list_runs(
     async def work() -> None:
         async with open_store(store_url(store)) as opened:
             found = await opened.runs(limit=limit)
+            held = {size.run_id: size for size in await opened.sizes([run.id for run in found])} if sizes else {}
         table = Table(box=None)
         for column in ("run", "name", "state", "step", "reward", "held-out greedy", "created (UTC)"):
             table.add_column(column, no_wrap=column == "run")
+        for column in ("rollouts", "calls", "spans", "size") if sizes else ():
+            table.add_column(column, justify="right")
         for run in found:
             summary = run.summary
+            size = held.get(run.id)
+            shown = (
+                ()
+                if size is None
+                else (str(size.rollouts), str(size.calls), str(size.spans), retention.shown_bytes(size.bytes))
+            )
             table.add_row(
                 run.id,
                 run.name,
@@ -39,6 +54,7 @@ def list_runs(
                 _number(summary.get("reward_mean")),
                 _number(summary.get("heldout_greedy")),
                 _time(run.created_ns),
+                *shown,
             )
         screen().print(table if found else "no run yet; start one with: agl demo")
 
@@ -62,7 +78,7 @@ def show_run(run: Annotated[str, typer.Argument(help="Id of the run.")], store: 
                 raise NotFoundError(f"{run}: no such run; see: agl runs list")
             counts = await opened.count(run)
             checkpoints = await opened.checkpoints(run)
-            metrics = [metric for metric in await opened.metrics(run) if not metric.abandoned]
+            metrics = await opened.metrics(run)
         console = screen()
         console.print(f"{found[0].id}  {found[0].name}  {found[0].state}  created {_time(found[0].created_ns)} UTC")
         console.print_json(orjson.dumps(found[0].config).decode())
@@ -70,7 +86,9 @@ def show_run(run: Annotated[str, typer.Argument(help="Id of the run.")], store: 
             console.print(f"{mode} rollouts {state}: {number}")
         for checkpoint in checkpoints:
             console.print(f"checkpoint step {checkpoint.step}: {checkpoint.path}", soft_wrap=True)
-        latest = {metric.name: metric for metric in metrics}
+        if undone := sorted({metric.step for metric in metrics if metric.abandoned}):
+            console.print(f"steps that a crash undid: {', '.join(map(str, undone))}; what they measured is not shown")
+        latest = {metric.name: metric for metric in metrics if not metric.abandoned}
         for name, metric in sorted(latest.items()):
             console.print(f"{name}: {metric.value:.4g} (step {metric.step})")
 

@@ -7,21 +7,41 @@ from typing import Annotated
 import typer
 
 from agentlightning.cli.options import Store, store_url
+from agentlightning.cli.retention import bytes_of
 
 
 def serve(
     store: Store = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")] = 8088,
+    keep_days: Annotated[
+        float | None, typer.Option("--keep-days", help="Delete runs that did not change for so many days.")
+    ] = None,
+    keep_size: Annotated[
+        str | None, typer.Option("--keep-size", help="Delete runs until the others hold so much: 10GB.")
+    ] = None,
+    keep_records_days: Annotated[
+        float | None,
+        typer.Option("--keep-records-days", help="Delete calls of rollouts learned from so many days ago."),
+    ] = None,
 ) -> None:
     """Serve agents, workers and trainers; with --store http://…, be one gateway more of the server there.
 
     The key that guards /api (and opens a store of another server) is read from AGL_SERVER_KEY. Without it, --host of an
-    address that is reachable from elsewhere makes a key, keeps it and says where.
+    address that is reachable from elsewhere makes a key, keeps it and says where. What is more than the limits given is
+    deleted once an hour, as `agl runs prune` does it.
     """
     from agentlightning.gateway.__main__ import run
     from agentlightning.trainer.checkpoint import make_default_folder
 
     url = store_url(store)
     make_default_folder(url)
-    run(["--store", url, "--host", host, "--port", str(port)])
+    arguments = ["--store", url, "--host", host, "--port", str(port)]
+    limits = {
+        "--keep-days": keep_days,
+        "--keep-bytes": bytes_of(keep_size, "--keep-size"),
+        "--keep-record-days": keep_records_days,
+    }
+    for name, limit in limits.items():
+        arguments += [] if limit is None else [name, str(limit)]
+    run(arguments)

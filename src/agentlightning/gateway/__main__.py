@@ -1,4 +1,4 @@
-"""The server process: ``python -m agentlightning.gateway --store URL (--fd N | --host H --port P)``.
+"""The server process: ``python -m agentlightning.gateway [--store URL] (--fd N | --host H --port P)``.
 
 Started by a supervisor, which hands down a listening socket (``--fd``), or by a person. It is the sole owner of a memory or
 SQLite store; over a store at ``http://…``, which another server owns, it is one gateway of several. The environment's
@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 
 from agentlightning.children import end_with_parent, listen
-from agentlightning.errors import AgentLightningError, GatewayError
+from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
 from agentlightning.gateway import log, serverkey
 from agentlightning.gateway.app import create_app
 from agentlightning.gateway.connections import Server
@@ -28,6 +28,7 @@ from agentlightning.gateway.guard import is_loopback
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
+from agentlightning.store.pruning import KEEP_ALL, Keep, keep_pruned
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,22 +44,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(arguments: Sequence[str] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError, GatewayError or StoreError where it cannot."""
     options = _parser().parse_args(arguments)
+    if not options.store:
+        raise ConfigError("--store: is required, as an argument or as AGL_STORE")
     level = log.log_level()
     given = os.environ.get(serverkey.VARIABLE) or None
     log.configure(level, [given] if given else [])
     if options.fd is not None:
         end_with_parent()
-    serve(options.store, _listener(options), given)
+    keep = Keep(days=options.keep_days, bytes=options.keep_bytes, record_days=options.keep_record_days)
+    serve(options.store, _listener(options), given, keep)
 
 
-def serve(store_url: str, listener: socket.socket, given_key: str | None) -> None:
-    """Serve on a bound socket until a signal. `given_key` guards /api and opens a store of another server."""
+def serve(store_url: str, listener: socket.socket, given_key: str | None, keep: Keep = KEEP_ALL) -> None:
+    """Serve on a bound socket until a signal. `given_key` guards /api and opens a store of another server; what is more
+    than `keep` is deleted, once an hour."""
     key = given_key or _made_key(store_url, str(listener.getsockname()[0]))
     if key is not None and given_key is None:
         log.configure(log.log_level(), [key])
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)  # uvicorn raises it again once it has stopped; the store must still be closed then
-    serving = _serve(store_url, listener, key, given_key)
+    serving = _serve(store_url, listener, key, given_key, keep)
     if sys.platform == "win32":
         asyncio.run(serving)
     else:
@@ -80,13 +85,20 @@ def _end(number: int, frame: object) -> None:
     raise SystemExit(0)
 
 
-async def _serve(store_url: str, listener: socket.socket, server_key: str | None, store_key: str | None) -> None:
+async def _serve(
+    store_url: str, listener: socket.socket, server_key: str | None, store_key: str | None, keep: Keep
+) -> None:
     async with open_store(store_url, store_key) as store:
         await _check(store)
         app = create_app(store, server_key)
         _spare_collections()
         logging.getLogger("agentlightning.gateway").info("serving on %s port %s", *listener.getsockname()[:2])
-        await Server(app).serve(sockets=[listener])
+        pruning = None if keep == KEEP_ALL else asyncio.create_task(keep_pruned(store, keep))
+        try:
+            await Server(app).serve(sockets=[listener])
+        finally:
+            if pruning is not None:
+                pruning.cancel()
 
 
 def _spare_collections() -> None:
@@ -117,10 +129,14 @@ def _listener(options: argparse.Namespace) -> socket.socket:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m agentlightning.gateway", description="Serve agents and workers.")
-    parser.add_argument("--store", required=True, help="memory://, sqlite:///path, or http://server of another process")
+    # A URL with a password comes by the environment: everybody on the machine sees arguments.
+    parser.add_argument("--store", default=os.environ.get("AGL_STORE"), help="URL of the store; default: AGL_STORE")
     parser.add_argument("--fd", type=int, help="a listening socket handed down by the parent, instead of host and port")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8765)
+    parser.add_argument("--keep-days", type=float, help="delete runs that did not change for so long")
+    parser.add_argument("--keep-bytes", type=int, help="delete runs until the others hold so much")
+    parser.add_argument("--keep-record-days", type=float, help="delete calls of rollouts learned from so long ago")
     return parser
 
 

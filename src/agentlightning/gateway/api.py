@@ -12,38 +12,31 @@ Errors are {"error": {"type": "NotFoundError", "message": "…"}} with the statu
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import inspect
-import math
-import typing
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import orjson
-from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi import Depends, FastAPI, Header, Query, Response
+from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import Message
+from starlette.types import ASGIApp
 
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError
 from agentlightning.gateway.edge import Edge, KeyRefused, error_body
 from agentlightning.gateway.guard import is_loopback
+from agentlightning.gateway.repeats import Repeats
+from agentlightning.gateway.verbs import LONGEST_KEY, NAMES, Answered, Request, Verb, Verbs
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import Call, Claim, Lease, Metric, Mode, Rollout, RolloutState, Run
+from agentlightning.store.channel import BATCH
+from agentlightning.types import Call, Claim, Lease, Mode, Rollout, RolloutState, Run
 
-VERBS = tuple(
-    sorted(LightningStore.__abstractmethods__ - {"open", "close", "signing_secret"})  # those are no verbs of clients
-)
-
-LONGEST_S = 86_400.0
-"""Most seconds that a verb may be asked to wait, or a lease to last."""
-
-_LONG_POLLS = frozenset({"claim", "wait"})
+_KEY = "Names this request: one that is sent again with the same name is answered as the first was, not executed again."
 
 
 def create_api(
@@ -55,7 +48,7 @@ def create_api(
     on_finish: Callable[[Sequence[Lease]], None] | None = None,
     on_calls: Callable[[Sequence[Call]], None] | None = None,
     on_resources: Callable[[str], None] | None = None,
-) -> FastAPI:
+) -> ASGIApp:
     """The API of an open store, to be mounted at /api.
 
     `server_key`: what callers must send as bearer token; None opens it to everybody who can connect, web pages excepted
@@ -64,17 +57,6 @@ def create_api(
     `on_claim` gets the claims that were granted, `on_finish` the leases of attempts that were finished, `on_calls` calls
     that were recorded, `on_resources` the run that got new ones: called before the answer is sent, and must not block.
     """
-    api = FastAPI(
-        title="Agent Lightning",
-        dependencies=[Depends(HTTPBearer(auto_error=False, description="The server key (AGL_SERVER_KEY)."))],
-        docs_url=None,  # its page would load scripts from elsewhere
-        redoc_url=None,
-        separate_input_output_schemas=False,
-    )
-    api.add_middleware(Edge, boot=boot or uuid.uuid4().hex, server_key=server_key)
-    api.add_exception_handler(AgentLightningError, _on_error)
-    api.add_exception_handler(RequestValidationError, _on_bad_input)
-    api.add_exception_handler(HTTPException, _on_http_error)
 
     def after(verb: str, given: dict[str, Any], result: Any) -> None:
         if verb == "claim" and on_claim is not None:
@@ -87,59 +69,61 @@ def create_api(
             for run_id in {resource.run_id for resource in result}:
                 on_resources(run_id)
 
-    for verb in VERBS:
-        _add_verb(api, store, verb, after)
+    verbs = [Verb(store, name, after) for name in NAMES]
+    routes = create_routes(store, server_key, verbs)
+    return Edge(Verbs(routes, verbs, Repeats()), boot or uuid.uuid4().hex, server_key)
+
+
+def create_routes(store: LightningStore, server_key: str | None, verbs: Sequence[Verb]) -> FastAPI:
+    """What describes the whole API, and answers what is no verb."""
+    api = FastAPI(
+        title="Agent Lightning",
+        dependencies=[Depends(HTTPBearer(auto_error=False, description="The server key (AGL_SERVER_KEY)."))],
+        docs_url=None,  # its page would load scripts from elsewhere
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    api.add_exception_handler(AgentLightningError, _on_error)
+    api.add_exception_handler(RequestValidationError, _on_bad_input)
+    api.add_exception_handler(HTTPException, _on_http_error)
+    for verb in verbs:
+        _describe(api, verb)
+    _describe_batch(api)
     _add_views(api, store)
     _add_secret(api, store, server_key)
     return api
 
 
-def _add_verb(
-    api: FastAPI, store: LightningStore, verb: str, after: Callable[[str, dict[str, Any], Any], None]
-) -> None:
-    method: Callable[..., Coroutine[Any, Any, Any]] = getattr(store, verb)
-    contract = getattr(LightningStore, verb)
-    hints = typing.get_type_hints(contract)
-    answer = hints.pop("return")
-    body_model = _body_model(verb, contract, hints)
+def _describe(api: FastAPI, verb: Verb) -> None:
+    """The route of a verb in OpenAPI; what answers it is the middleware in front."""
+    key = Annotated[str | None, Header(min_length=1, max_length=LONGEST_KEY, description=_KEY)]
 
-    async def serve(request: Request, body: BaseModel) -> Response:
-        given = {name: getattr(body, name) for name in type(body).model_fields}
-        work = method(**given)
-        result = await (_while_connected(request, work) if verb in _LONG_POLLS else work)
-        after(verb, given, result)
-        return _json(_speakable(verb, result))
+    async def described(body: BaseModel, idempotency_key: str | None = None) -> Response:
+        raise AssertionError("verbs are served before they come here")
 
-    async def serve_nothing_given() -> Response:
-        return _json(await method())
+    async def described_without_body(idempotency_key: str | None = None) -> Response:
+        raise AssertionError("verbs are served before they come here")
 
-    serve.__annotations__ = {"request": Request, "body": body_model, "return": Response}
-    serve_nothing_given.__annotations__ = {"return": Response}
+    described.__annotations__ = {"body": verb.body, "idempotency_key": key, "return": Response}
+    described_without_body.__annotations__ = {"idempotency_key": key, "return": Response}
+    said = verb.contract.__doc__ or ""
     api.add_api_route(
-        f"/{verb}",
-        serve if hints else serve_nothing_given,
+        f"/{verb.name}",
+        described if verb.body else described_without_body,
         methods=["POST"],
-        operation_id=verb,
-        response_model=dict[Mode, dict[RolloutState, int]] if verb == "count" else answer,
-        summary=(contract.__doc__ or "").split(". ")[0].strip(),
-        description=inspect.cleandoc(contract.__doc__ or ""),
+        operation_id=verb.name,
+        response_model=dict[Mode, dict[RolloutState, int]] if verb.name == "count" else verb.result,
+        summary=said.split(". ")[0].strip(),
+        description=inspect.cleandoc(said),
         tags=["verbs"],
     )
 
 
-def _body_model(verb: str, contract: Callable[..., Any], hints: dict[str, Any]) -> type[BaseModel]:
-    parameters = inspect.signature(contract).parameters
-    fields: dict[str, Any] = {}
-    for name, hint in hints.items():
-        default = parameters[name].default
-        seconds = Annotated[float, Field(allow_inf_nan=False, le=LONGEST_S)]
-        fields[name] = (
-            seconds if hint is float else hint,
-            Field() if default is inspect.Parameter.empty else Field(default=default),
-        )
-    return create_model(
-        "".join(part.capitalize() for part in verb.split("_")), __config__={"extra": "forbid"}, **fields
-    )
+def _describe_batch(api: FastAPI) -> None:
+    @api.post(f"/{BATCH}", operation_id=BATCH, response_model=list[Answered], tags=["verbs"])
+    async def described(body: list[Request]) -> Response:
+        """Several requests that may not wait, executed side by side; each has its own answer."""
+        raise AssertionError("verbs are served before they come here")
 
 
 def _add_views(api: FastAPI, store: LightningStore) -> None:
@@ -185,52 +169,11 @@ def _add_views(api: FastAPI, store: LightningStore) -> None:
 
 def _add_secret(api: FastAPI, store: LightningStore, server_key: str | None) -> None:
     @api.post("/signing_secret", tags=["gateways"])
-    async def signing_secret(request: Request) -> dict[str, str]:
+    async def signing_secret(request: HttpRequest) -> dict[str, str]:
         """The secret that signs the keys of attempts, for further gateways over this store: holders of the server key."""
         if server_key is None and not (request.client is not None and is_loopback(request.client.host)):
             raise KeyRefused("signing secret: a server without a key gives it to its own machine only")
         return {"secret": base64.b64encode(await store.signing_secret()).decode()}
-
-
-class _Gone(AgentLightningError):
-    """The caller hung up."""
-
-    http_status = 499
-
-
-async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a long poll, which ends with its caller: else a worker that died could still be given rollouts."""
-    task = asyncio.ensure_future(work)
-    hung_up = asyncio.ensure_future(_hung_up(request.receive))
-    try:
-        await asyncio.wait({task, hung_up}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise _Gone("the caller hung up")
-        return task.result()
-    finally:
-        for unfinished in (task, hung_up):
-            unfinished.cancel()
-
-
-async def _hung_up(receive: Callable[[], Awaitable[Message]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _speakable(verb: str, result: Any) -> Any:
-    """What JSON cannot say: tuples as keys, and numbers that are none."""
-    if verb == "count":
-        by_mode: dict[str, dict[str, int]] = {}
-        for (mode, state), number in result.items():
-            by_mode.setdefault(mode, {})[state] = number
-        return by_mode
-    if verb == "metrics":
-        return [metric if math.isfinite(metric.value) else _named(metric) for metric in result]
-    return result
-
-
-def _named(metric: Metric) -> dict[str, Any]:
-    return {**asdict(metric), "value": str(metric.value)}
 
 
 def _json(value: Any, status: int = 200) -> Response:
@@ -241,12 +184,12 @@ def _error(status: int, kind: type[AgentLightningError], message: str) -> Respon
     return Response(error_body(kind, message), status, media_type="application/json")
 
 
-async def _on_error(_: Request, error: Exception) -> Response:
+async def _on_error(_: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, AgentLightningError)
     return _error(error.http_status, type(error), str(error))
 
 
-async def _on_bad_input(_: Request, error: Exception) -> Response:
+async def _on_bad_input(_: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
@@ -255,7 +198,7 @@ async def _on_bad_input(_: Request, error: Exception) -> Response:
     return _error(422, InputError, f"{'.'.join(place) or 'body'}: {first['msg']}")
 
 
-async def _on_http_error(request: Request, error: Exception) -> Response:
+async def _on_http_error(request: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = NotFoundError if error.status_code == 404 else InputError
     return _error(error.status_code, kind, f"{request.method} {request.url.path}: {error.detail}")

@@ -15,13 +15,16 @@ import orjson
 from uuid_utils import uuid7
 
 from agentlightning.errors import StoreError
+from agentlightning.gateway import verbs
 from agentlightning.gateway.api import create_api
 from agentlightning.gateway.auth import Attempts
 from agentlightning.gateway.calls import DEADLINE_S, GRACE_S, PolicyCalls
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.news import News
 from agentlightning.gateway.outside import OutsideModels
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.reply import Incoming, Receive, Reply, Scope, Send
+from agentlightning.gateway.store_metrics import StoreMetrics
 from agentlightning.gateway.upstreams import Upstreams
 from agentlightning.protocols import chat, messages
 from agentlightning.protocols.neutral import Refusal
@@ -31,7 +34,7 @@ from agentlightning.store.client import LightningStoreClient
 
 log = logging.getLogger(__name__)
 
-LONG_POLLS = frozenset({"/api/claim", "/api/wait"})
+LONG_POLLS = frozenset(f"/api/{name}" for name in verbs.LONG_POLLS)
 
 EXPIRY_S = 1.0
 """Seconds between two looks for leases that have run out."""
@@ -74,12 +77,14 @@ class App:
         self._finished = asyncio.Event()
         self._calls = 0
         self._store = store
-        self._shared = isinstance(store, LightningStoreClient)
-        """The store is another process's: other gateways may use it, and leases are that process's business."""
-        self._attempts = Attempts(store, shared=self._shared)
+        self._keeps_leases = not isinstance(store, LightningStoreClient)
+        """Else the store is another process's, and so is this."""
+        self._attempts = Attempts(store, shared=store.shared)
         self._metrics = GatewayMetrics()
-        self._upstreams = Upstreams(store, self._metrics, load_renderer, patience_s)
-        self._outside = OutsideModels(store, self._attempts, self._metrics, grace_s=grace_s)
+        self._store_metrics = StoreMetrics(store, self._metrics.registry)
+        self._news = News(store, self._follow)
+        self._upstreams = Upstreams(store, self._metrics, load_renderer, patience_s, news=self._news)
+        self._outside = OutsideModels(store, self._attempts, self._metrics, news=self._news, grace_s=grace_s)
         self._policy_calls = PolicyCalls(
             store, self._attempts, self._upstreams, self._metrics, grace_s=grace_s, deadline_s=deadline_s
         )
@@ -114,6 +119,7 @@ class App:
 
     async def close(self) -> None:
         """Close the connections to engines and outside models."""
+        await self._news.close()
         await self._upstreams.close()
         await self._outside.close()
 
@@ -137,6 +143,7 @@ class App:
         elif path == "/readyz":
             await self._ready(reply)
         elif path == "/metrics":
+            await self._store_metrics.look()
             await reply.whole(200, self._metrics.text(), self._metrics.content_type.encode())
         elif self._stopping.is_set():
             await _refuse_stopping(path, reply)
@@ -197,7 +204,7 @@ class App:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _expire_leases(self) -> None:
-        while not self._shared:
+        while self._keeps_leases:
             try:
                 if await self._store.expire_leases():
                     self._attempts.forget_all()

@@ -414,7 +414,7 @@ def _engine_request(job: Job, index: int) -> JSON:
         # vLLM counts the token itself among its alternatives, and has 20 at most.
         "logprobs": min(job.request.top_logprobs + 1, 20) if job.request.top_logprobs else 0,
         "stop": list(job.lives[index].stops),
-        "stop_token_ids": [],
+        "stop_token_ids": job.lives[index].stop_ids,
     }
     if job.policy.seed is not None:
         parameters["seed"] = job.seeds[index]

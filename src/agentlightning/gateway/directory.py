@@ -13,12 +13,13 @@ from fnmatch import translate
 
 from agentlightning.config import UpstreamConfig, check_upstreams, is_exact, parse_settings
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.news import News
 from agentlightning.protocols.neutral import Refusal
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Resource
 
 UPSTREAMS_AGE_S = 5.0
-"""Another server may change a run's upstreams: they are read again after this long."""
+"""Another server may change a run's upstreams: they are read again after this long, where no news come."""
 
 MOST_RUNS = 256
 """Runs whose upstreams are remembered."""
@@ -35,13 +36,17 @@ class OutsideModel:
 class Directory:
     """The upstreams of all runs."""
 
-    def __init__(self, store: LightningStore) -> None:
+    def __init__(self, store: LightningStore, news: News) -> None:
         self._store = store
+        self._news = news
         self._known: dict[str, _Upstreams] = {}
+        self._forgotten = 0
+        """How often something was: what was read while something was is not remembered."""
 
     def forget(self, run_id: str) -> None:
         """The upstreams of this run changed."""
         self._known.pop(run_id, None)
+        self._forgotten += 1
 
     async def find(self, run_id: str, model: str) -> OutsideModel | None:
         """The upstream that `model` belongs to, None where the policy answers. Raises Refusal where one is misconfigured."""
@@ -57,11 +62,14 @@ class Directory:
 
     async def _upstreams(self, run_id: str) -> _Upstreams:
         known = self._known.get(run_id)
-        if known is None or time.monotonic() - known.read_s > UPSTREAMS_AGE_S:
-            resources = await self._store.resources(run_id)
+        self._news.follow(run_id)
+        if known is None or (not self._news.is_followed(run_id) and time.monotonic() - known.read_s > UPSTREAMS_AGE_S):
+            forgotten = self._forgotten
+            known = _understood(await self._store.resources(run_id))
             if len(self._known) > MOST_RUNS:
                 self._known.clear()
-            known = self._known[run_id] = _understood(resources)
+            if forgotten == self._forgotten:
+                self._known[run_id] = known
         return known
 
 

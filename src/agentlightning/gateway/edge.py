@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentlightning import errors
 from agentlightning.errors import AgentLightningError, ConfigError, InputError
 from agentlightning.gateway.guard import foreign_page, presents_key
-from agentlightning.store.client import BOOT_HEADER
+from agentlightning.store.channel import BOOT_HEADER
 
 log = logging.getLogger(__name__)
 

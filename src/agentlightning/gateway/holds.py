@@ -10,11 +10,14 @@ import asyncio
 import time
 from collections.abc import Sequence
 
+from agentlightning.gateway.news import News
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Resource
 
 LOOK_S = 0.5
-"""Seconds between two looks at the store while a call is held: another server may have been told of the release."""
+FOLLOWED_LOOK_S = 5.0
+"""Seconds between two looks at the store while a call is held: another server may have been told of the release. Where news
+of the run come by themselves, a look is for the case that they end."""
 
 
 async def hold(store: LightningStore, run_id: str, alias: str = "default", lease_s: float = 60.0) -> None:
@@ -30,8 +33,9 @@ async def release(store: LightningStore, run_id: str, alias: str = "default") ->
 class Holds:
     """The holds of all runs, as this server knows them."""
 
-    def __init__(self, store: LightningStore) -> None:
+    def __init__(self, store: LightningStore, news: News) -> None:
         self._store = store
+        self._news = news
         self._until_ns: dict[str, dict[str, int]] = {}
         self._changed: dict[str, asyncio.Event] = {}
 
@@ -62,8 +66,9 @@ class Holds:
         while self.is_held(run_id, alias):
             left_s = (self._until_ns[run_id][alias] - time.time_ns()) / 1e9
             changed = self._changed.setdefault(run_id, asyncio.Event())
+            look_s = FOLLOWED_LOOK_S if self._news.is_followed(run_id) else LOOK_S
             try:
-                await asyncio.wait_for(changed.wait(), max(0.0, min(left_s, LOOK_S)))
+                await asyncio.wait_for(changed.wait(), max(0.0, min(left_s, look_s)))
             except TimeoutError:
                 self.learn(run_id, await self._store.resources(run_id))
 

@@ -28,8 +28,8 @@ class LiveAnswer:
         """What the engine sampled, whole or so far."""
         self._tool_ids = tool_ids
         parser = renderer.parser
-        one_call = parser.tool_end if request.one_tool_call and request.parse_tools else None
-        self._stops = request.stop if one_call is None else (*request.stop, one_call)
+        self._one_call = parser.tool_end if request.one_tool_call and request.parse_tools else None
+        self._stops = request.stop if self._one_call is None else (*request.stop, self._one_call)
         self._text = renderer.text_stream()
         raw = request.prompt is not None
         self._splitter = None if raw else parser.splitter(prompt_text, request.tools, request.parse_tools)
@@ -48,12 +48,18 @@ class LiveAnswer:
         """The texts at which the engine should stop."""
         return self._stops
 
+    @property
+    def stop_ids(self) -> list[int]:
+        """The special token after which the engine should stop: it is not in the text in which engines look for stops."""
+        index = None if self._one_call is None else self._renderer.special_id(self._one_call)
+        return [] if index is None else [index]
+
     def feed(self, ids: Sequence[int]) -> Delta:
         """What these ids, the newest of `sampled`, allow to send."""
         if self._stopped is not None:
             return Delta()
         before = len(self._decoded)
-        self._decoded += self._text.feed(list(ids))
+        self._decoded += self._text.feed(self._renderer.split_end(list(ids))[0])
         return self._take(self._release(before, last=False))
 
     def finish(self) -> Delta:
@@ -103,6 +109,7 @@ class LiveAnswer:
             found = [(at, stop) for stop in self._stops if (at := self._decoded.find(stop, since)) >= 0]
             if found:
                 end, self._stopped = min(found)
+                end += len(self._stopped) if self._stopped == self._one_call else 0  # the call is whole with it
             elif not last:
                 end -= held_back(self._decoded[self._released :], self._stops)
         ready = self._decoded[self._released : end]

@@ -40,7 +40,7 @@ class GatewayMetrics:
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         self._calls = Counter(
             "agl_calls", "Model calls by wire format and result", ["protocol", "result"], registry=registry
         )
@@ -106,11 +106,11 @@ class GatewayMetrics:
 
     def watch_engines(self, read: Engines) -> None:
         """Show these engines; `read` is called at every look and must not block."""
-        self._registry.register(_EngineStates(read))
+        self.registry.register(_EngineStates(read))
 
     def text(self) -> bytes:
         """The exposition."""
-        return bytes(generate_latest(self._registry))
+        return bytes(generate_latest(self.registry))
 
     def _version(self, run_id: str, policy: str, version: int) -> None:
         key = (run_id, policy)

@@ -20,6 +20,7 @@ from agentlightning.gateway.auth import Attempt, Attempts
 from agentlightning.gateway.directory import Directory, OutsideModel
 from agentlightning.gateway.endpoint import Answered, Endpoints, Question, request_headers
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.news import News
 from agentlightning.gateway.reply import Incoming, Reply
 from agentlightning.protocols.neutral import Refusal, Request, WireFormat
 from agentlightning.rendering.conversation import Conversation, Plan
@@ -53,13 +54,19 @@ class OutsideModels:
     """The text path. `grace_s` is how long a call goes on after its agent has gone."""
 
     def __init__(
-        self, store: LightningStore, attempts: Attempts, metrics: GatewayMetrics, *, grace_s: float = 10.0
+        self,
+        store: LightningStore,
+        attempts: Attempts,
+        metrics: GatewayMetrics,
+        *,
+        news: News,
+        grace_s: float = 10.0,
     ) -> None:
         self._store = store
         self._attempts = attempts
         self._metrics = metrics
         self._grace_s = grace_s
-        self._directory = Directory(store)
+        self._directory = Directory(store, news)
         self._endpoints = Endpoints()
 
     async def close(self) -> None:

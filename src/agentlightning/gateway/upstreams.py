@@ -23,6 +23,7 @@ from agentlightning.gateway.balancer import Balancer
 from agentlightning.gateway.engine_faces import PATHS, Face, Sampled, body
 from agentlightning.gateway.holds import Holds
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.news import News
 from agentlightning.protocols.neutral import Refusal
 from agentlightning.protocols.sse import EventReader
 from agentlightning.rendering.renderer import Renderer
@@ -30,7 +31,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types import JSON, Resource
 
 POLICY_AGE_S = 5.0
-"""Another server may publish: what is known of a run's policy is read again after this long."""
+"""Another server may publish: what is known of a run's policy is read again after this long, where no news come."""
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
@@ -86,8 +87,11 @@ class Upstreams:
         metrics: GatewayMetrics,
         load_renderer: Callable[[str], Renderer] = Renderer,
         patience_s: float = 30.0,
+        *,
+        news: News,
     ) -> None:
         self._store = store
+        self._news = news
         self._metrics = metrics
         self._load_renderer = load_renderer
         self._patience_s = patience_s
@@ -95,9 +99,11 @@ class Upstreams:
         self._balancer = Balancer()
         self._idle = asyncio.Event()
         """Set whenever an engine has nothing in flight any more."""
-        self._holds = Holds(store)
+        self._holds = Holds(store, news)
         self._faces: dict[str, Face] = {}
         self._policies: dict[str, tuple[float, dict[str, Policy]]] = {}
+        self._forgotten = 0
+        """How often something was: what was read while something was is not remembered."""
         self._renderers: dict[str, asyncio.Task[Renderer]] = {}
         self._waiting: dict[str, asyncio.Task[None]] = {}
         metrics.watch_engines(self._balancer.states)
@@ -112,6 +118,7 @@ class Upstreams:
     def forget(self, run_id: str) -> None:
         """The resources of this run changed: read again before its next call, and now where calls are held."""
         self._policies.pop(run_id, None)
+        self._forgotten += 1
         if run_id not in self._waiting and self._holds.any(run_id):
             reading = asyncio.ensure_future(self._read_again(run_id))
             self._waiting[run_id] = reading
@@ -120,12 +127,15 @@ class Upstreams:
     async def policies(self, run_id: str) -> dict[str, Policy]:
         """The policies of a run by alias."""
         known = self._policies.get(run_id)
-        if known is not None and time.monotonic() - known[0] < POLICY_AGE_S:
+        self._news.follow(run_id)
+        if known is not None and (self._news.is_followed(run_id) or time.monotonic() - known[0] < POLICY_AGE_S):
             return known[1]
+        forgotten = self._forgotten
         resources = await self._store.resources(run_id)
         self._holds.learn(run_id, resources)
         policies = {r.name: await self._policy(r) for r in resources if r.kind == "policy"}
-        self._policies[run_id] = (time.monotonic(), policies)
+        if forgotten == self._forgotten:
+            self._policies[run_id] = (time.monotonic(), policies)
         self._balancer.keep(
             {url for _, known in self._policies.values() for p in known.values() for url in p.endpoints}
         )

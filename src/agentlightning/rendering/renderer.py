@@ -96,7 +96,12 @@ class Renderer:
 
     def text_stream(self) -> TextStream:
         """Decodes ids as they are sampled."""
-        return TextStream(self._tokenizer)
+        return TextStream(self._tokenizer, special=self.parser.needs_special)
+
+    def special_id(self, text: str) -> int | None:
+        """The special token that is written as `text`."""
+        index = self._tokenizer.token_to_id(text)
+        return index if index in self._special else None
 
     def after_answer(self, end: int | None, rest: str, whole: str) -> str | None:
         """The text after sampled ids that ended with token `end` (None: cut), where the template goes on with `rest`
@@ -174,9 +179,9 @@ class Renderer:
 class TextStream:
     """Incremental decoding that never splits a character."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, special: bool = False) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(skip_special_tokens=not special)
 
     def feed(self, ids: list[int]) -> str:
         """Text that these ids complete."""

@@ -68,7 +68,7 @@ class AnswerParser:
         self.thinks = THINK_CLOSE in chat_template and "reasoning_content" in chat_template
         self.needs_special = response_template is not None
         """True where special tokens are part of what is parsed."""
-        self.tool_end = CLOSE if self._syntax in ("hermes", "tags", "pairs") else None
+        self.tool_end = CLOSE if self._syntax in ("hermes", "tags", "pairs") else _close(response_template)
         """The text that ends a tool call; None where there is no such text."""
 
     def parse(self, text: str, prompt: str = "", tools: list[JSON] | None = None, parse_tools: bool = True) -> Parsed:
@@ -271,6 +271,14 @@ def _compiled(response_template: JSON | None) -> Any:
 
     with boundary("the tokenizer's response_template", ModelError):
         return load_response_template(response_template)
+
+
+def _close(response_template: JSON | None) -> str | None:
+    """The literal that a response template has tool calls end with, if it is one."""
+    fields = (response_template or {}).get("fields")
+    calls = fields.get("tool_calls") if isinstance(fields, dict) else None
+    close = calls.get("close") if isinstance(calls, dict) else None
+    return close if isinstance(close, str) and close else None
 
 
 def _opens_reasoning(prompt: str) -> bool:

@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.child:
         end_with_parent()
     server_key = os.environ.pop("AGL_SERVER_KEY", "")  # nothing that an agent starts shall have it
+    os.environ.pop("AGL_STORE", None)  # its URL may hold a password, and workers reach the store by their server
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = without_proxy(os.environ, options.server)
     mark = os.environ[MARK] = secrets.token_hex(8)
     with ThreadPoolExecutor(options.concurrency, thread_name_prefix="agent") as threads:

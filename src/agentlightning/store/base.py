@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -38,7 +38,9 @@ from agentlightning.types import (
     Rollout,
     RolloutState,
     Run,
+    RunSize,
     RunState,
+    RunStatistics,
     Span,
     Step,
     Worker,
@@ -46,6 +48,9 @@ from agentlightning.types import (
 
 LEASE_S = 30.0
 """Seconds a lease lasts without a heartbeat; workers beat every 10."""
+
+MOST_FINISHED = 1000
+"""Most rollouts that `wait` returns at a time, so that nobody holds a whole run in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,11 @@ class RolloutQuery:
 class LightningStore(abc.ABC):
     """The abstract store. Every method may raise StoreError when the store cannot serve."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether several servers may use it at a time, so that none of them knows all that is written."""
+        return True
+
     @abc.abstractmethod
     async def open(self) -> None:
         """Connect, create or check the schema. Raises StoreError where the database is newer than this program."""
@@ -76,6 +86,11 @@ class LightningStore(abc.ABC):
     @abc.abstractmethod
     async def close(self) -> None:
         """Finish what was accepted and disconnect; a second call does nothing."""
+
+    def watch_commits(self, heard: Callable[[float, int], None]) -> None:  # noqa: B027  # stores elsewhere tell nothing
+        """Call `heard` from now on after every commit of writes, from any thread: seconds since the first of them was asked
+        for, and how many they were. For stores of this process; others have nothing to tell.
+        """
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -166,8 +181,9 @@ class LightningStore(abc.ABC):
     async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
         """Rollouts of the run that finished after position `after`, in the order of `finished_seq`.
 
-        Returns as soon as there are `at_least` of them, or with what there is after `timeout_s` seconds. One waiter
-        costs nothing while nothing finishes: it is pushed, not polled.
+        Returns as soon as there are `at_least` of them, or with what there is after `timeout_s` seconds; at most
+        MOST_FINISHED, of which the last one's position is the next call's `after`. One waiter costs nothing while nothing
+        finishes: it is pushed, not polled. NotFoundError if there is no such run, or no longer.
         """
 
     @abc.abstractmethod
@@ -219,6 +235,53 @@ class LightningStore(abc.ABC):
     async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
         """Metrics of a run by step, name and time, abandoned ones included and marked."""
 
+    # --- news and numbers --------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def wait_resources(self, run_id: str, after: Mapping[str, int], timeout_s: float = 30.0) -> list[Resource]:
+        """The newest version of each resource of the run that is later than `after` says (a missing name is 0).
+
+        Returns as soon as there is one, or nothing after `timeout_s` seconds; pushed, not polled. NotFoundError if there is
+        no such run.
+        """
+
+    @abc.abstractmethod
+    async def follow_metrics(
+        self, run_id: str, after: int = 0, timeout_s: float = 30.0, limit: int = 10_000
+    ) -> list[Metric]:
+        """Metrics of the run whose `seq` is greater than `after`, in the order of `seq`, at most `limit`.
+
+        Returns as soon as there is one, or nothing after `timeout_s` seconds; pushed, not polled. NotFoundError if there is
+        no such run.
+        """
+
+    @abc.abstractmethod
+    async def statistics(self) -> list[RunStatistics]:
+        """What goes on in each run of state running: a handful of numbers, cheap however much the store holds."""
+
+    @abc.abstractmethod
+    async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
+        """How much each run (all, if None) holds, newest first. Reads all of it: slow on large stores."""
+
+    # --- the end of data ----------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def drop_records(self, rollout_ids: Sequence[str]) -> int:
+        """Delete calls and spans of these rollouts, which keep their state, rewards and outcome; returns how many calls.
+
+        ConflictError, and nothing is deleted, where one is not in a final state; ids that do not exist are ignored. Rewards
+        that name a call lose the name.
+        """
+
+    @abc.abstractmethod
+    async def delete_runs(self, run_ids: Sequence[str]) -> int:
+        """Delete runs with everything that belongs to them; returns how many there were.
+
+        In portions, so that nobody else waits long; the run itself goes last, so that an interrupted deletion can be
+        repeated. A run that is deleted while others write to it, or wait for it, is deleted all the same: they get
+        NotFoundError. Ids that do not exist are ignored.
+        """
+
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -234,8 +297,8 @@ class LightningStore(abc.ABC):
         """The step learned and published `version`. Closing it again with the same version does nothing."""
 
     @abc.abstractmethod
-    async def steps(self, run_id: str) -> list[Step]:
-        """Steps that are not abandoned, in order."""
+    async def steps(self, run_id: str, after: int | None = None, limit: int | None = None) -> list[Step]:
+        """Steps that are not abandoned, in order: those later than `after`, at most `limit`."""
 
     @abc.abstractmethod
     async def reopen_steps(self, run_id: str, after: int) -> list[Step]:
@@ -292,3 +355,6 @@ def reward_number(value: Any, name: str = "reward") -> float:
 
 NO_CALLS: Literal["no model call was recorded"] = "no model call was recorded"
 """How the warning of an attempt without a call begins."""
+
+IGNORED_BASE_URL = "the agent did not use the base URL it was given"
+"""The likely cause of it, where nothing is known."""

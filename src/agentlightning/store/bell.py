@@ -1,6 +1,7 @@
 """Bells: how a commit wakes the coroutines that wait for what it brought, so that nobody polls.
 
-Driven by the SQL store: its writer thread rings, verbs that wait listen. Knows only topics and numbers.
+Driven by the SQL store: its writer thread rings (and on PostgreSQL its listener, for other processes), verbs that wait
+listen. Who is woken looks again: a ring promises nothing. Knows only topics and numbers.
 """
 
 from __future__ import annotations
@@ -48,6 +49,13 @@ class Bell:
                 for listener in self._listeners.get(topic, ())
                 if listener.goal <= value
             ]
+        for listener in woken:
+            listener.wake()
+
+    def ring_all(self) -> None:
+        """Wake every listener, whatever it waits for: something may have happened unheard."""
+        with self._lock:
+            woken = [listener for listeners in self._listeners.values() for listener in listeners]
         for listener in woken:
             listener.wake()
 

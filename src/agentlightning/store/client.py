@@ -3,33 +3,32 @@
 Driven by workers and trainers; the other side is gateway/api.py. Knows nothing of what the verbs mean: one request each, the
 answer decoded, errors raised again as the classes they were. Loads no database and no web server.
 
-A request that could not be connected is sent again until `patience_s` has passed, since a server that is restarted comes
-back on the same port. One whose connection broke on the way may have been executed; it is sent again too, except for
-`create_run`, which would make another run. Of the others some may answer differently then, without harm: `finish` and
-`cancel` say False and 0 for what they had already done, `put_resources` takes another version and leaves one unused; what a
-lost `claim` took comes back by its lease.
+What coroutines append or finish at the same time travels as one request (batches.py). A server that is away is waited for,
+and a request whose connection broke is sent again under the same key (channel.py): a server that executed it answers as it
+did then. A server that was killed between executing and answering has forgotten that. Then appends, enqueue, finish, the
+verbs of steps and checkpoints, and create_run with an id still do nothing twice. What a lost `claim` took comes back when
+its lease runs out, without an attempt having begun; `put_resources` takes another version and leaves one unused, create_run
+without an id leaves an empty run, log_metrics may log twice, and verbs that count may answer 0.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import dataclasses
 import functools
 import math
-import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import NoneType
 from typing import Any, TypeVar, cast
 
-import aiohttp
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from agentlightning import errors
-from agentlightning.errors import AgentLightningError, ConfigError, StoreError
+from agentlightning.errors import ConflictError, InputError, StoreError
 from agentlightning.store import rows
 from agentlightning.store.base import LEASE_S, LightningStore, RolloutQuery, reward_number
+from agentlightning.store.batches import Batches
+from agentlightning.store.channel import PATIENCE_S, Answer, Channel
 from agentlightning.types import (
     JSON,
     Attempt,
@@ -47,7 +46,9 @@ from agentlightning.types import (
     Rollout,
     RolloutState,
     Run,
+    RunSize,
     RunState,
+    RunStatistics,
     Span,
     Step,
     Worker,
@@ -55,39 +56,39 @@ from agentlightning.types import (
 
 R = TypeVar("R")
 
-BOOT_HEADER = "x-agl-boot"
-ANSWER_S = 60.0
-"""Seconds a server may take for an answer, beyond what a verb is asked to wait."""
+READING = frozenset(
+    {"attempts", "calls", "checkpoints", "count", "follow_metrics", "metrics", "resources", "rewards", "rollouts"}
+    | {"runs", "signing_secret", "sizes", "spans", "statistics", "steps", "wait", "wait_resources", "workers"}
+)
+"""Verbs that change nothing: sent again without further ado."""
+LONG_WORK_S = 3600.0
+"""Seconds beyond a usual answer's for verbs that go through all data of a run."""
 
 
 class LightningStoreClient(LightningStore):
     """The store of the server at `url` (``http://host:port``), which wants its key unless it serves loopback only."""
 
-    def __init__(self, url: str, server_key: str | None = None, *, patience_s: float = 30.0) -> None:
+    def __init__(
+        self, url: str, server_key: str | None = None, *, patience_s: float = PATIENCE_S, compress: bool | None = None
+    ) -> None:
+        """`patience_s`: how long the server may be away (half a minute at most before its first answer). `compress`: bodies
+        beyond some size; None leaves it to where the server seems to be."""
         self._url = url.rstrip("/")
-        self._key = server_key
-        self._patience_s = patience_s
-        self._session: aiohttp.ClientSession | None = None
-        self._boot: str | None = None
+        self._channel = Channel(self._url, server_key, patience_s, compress)
+        self._batches: dict[str, Batches] = {}
 
     @property
     def boot(self) -> str | None:
         """Id of the server's start, as of the last answer: a different one than before means that it was restarted."""
-        return self._boot
+        return self._channel.boot
 
     async def open(self) -> None:
-        if self._session is None:
-            headers = {"content-type": "application/json"}
-            if self._key:
-                headers["authorization"] = f"Bearer {self._key}"
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), headers=headers, auto_decompress=False
-            )
+        await self._channel.open()
 
     async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        for batches in self._batches.values():
+            await batches.close()
+        await self._channel.close()
 
     async def signing_secret(self) -> bytes:
         answer = await self._call("signing_secret", dict[str, str])
@@ -96,7 +97,13 @@ class LightningStoreClient(LightningStore):
     # --- runs -----------------------------------------------------------------------------------------------------
 
     async def create_run(self, name: str, config: JSON, run_id: str | None = None) -> Run:
-        return await self._call("create_run", Run, repeatable=False, name=name, config=config, run_id=run_id)
+        body = _json({"name": name, "config": config, "run_id": run_id}, "create_run")
+        said = await self._channel.ask("create_run", body, writes=True)
+        if said.repeated and run_id is not None and isinstance(said.error, ConflictError):
+            for run in await self.runs([run_id]):
+                if run.name == name and _json(run.config, "config") == _json(config, "config"):
+                    return run  # this very request made it, before the server was restarted
+        return self._read("create_run", Run, said)
 
     async def update_run(self, run_id: str, state: RunState | None = None, summary: JSON | None = None) -> Run:
         return await self._call("update_run", Run, run_id=run_id, state=state, summary=summary)
@@ -124,7 +131,8 @@ class LightningStoreClient(LightningStore):
         return await self._call("heartbeat", list[bool], worker=worker, leases=leases, lease_s=lease_s)
 
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
-        return await self._call("finish", list[bool], finishes=[_sendable_finish(finish) for finish in finishes])
+        held = await self._append("finish", "finishes", [_sendable_finish(finish) for finish in finishes])
+        return list(held or ())
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         return await self._call("cancel", int, rollout_ids=rollout_ids)
@@ -159,10 +167,10 @@ class LightningStoreClient(LightningStore):
     # --- the record -----------------------------------------------------------------------------------------------
 
     async def append_calls(self, calls: Sequence[Call]) -> None:
-        await self._call("append_calls", NoneType, calls=calls)
+        await self._append("append_calls", "calls", calls)
 
     async def append_spans(self, spans: Sequence[Span]) -> None:
-        await self._call("append_spans", NoneType, spans=spans)
+        await self._append("append_spans", "spans", spans)
 
     async def calls(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
         return await self._call("calls", list[Call], rollout_ids=rollout_ids, attempt=attempt)
@@ -173,7 +181,7 @@ class LightningStoreClient(LightningStore):
     async def record_rewards(self, rewards: Sequence[Reward]) -> None:
         for reward in rewards:
             reward_number(reward.value, reward.name)
-        await self._call("record_rewards", NoneType, rewards=rewards)
+        await self._append("record_rewards", "rewards", rewards)
 
     async def rewards(self, rollout_ids: Sequence[str]) -> list[Reward]:
         return await self._call("rewards", list[Reward], rollout_ids=rollout_ids)
@@ -185,10 +193,44 @@ class LightningStoreClient(LightningStore):
         return await self._call("resources", list[Resource], run_id=run_id, name=name, latest=latest)
 
     async def log_metrics(self, metrics: Sequence[Metric]) -> None:
-        await self._call("log_metrics", NoneType, metrics=[_sendable(metric) for metric in metrics])
+        await self._append("log_metrics", "metrics", [_sendable(metric) for metric in metrics])
 
     async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
         return await self._call("metrics", list[Metric], run_id=run_id, name=name)
+
+    # --- news and numbers --------------------------------------------------------------------------------------------
+
+    async def wait_resources(self, run_id: str, after: Mapping[str, int], timeout_s: float = 30.0) -> list[Resource]:
+        return await self._call(
+            "wait_resources", list[Resource], wait=timeout_s, run_id=run_id, after=dict(after), timeout_s=timeout_s
+        )
+
+    async def follow_metrics(
+        self, run_id: str, after: int = 0, timeout_s: float = 30.0, limit: int = 10_000
+    ) -> list[Metric]:
+        return await self._call(
+            "follow_metrics",
+            list[Metric],
+            wait=timeout_s,
+            run_id=run_id,
+            after=after,
+            timeout_s=timeout_s,
+            limit=limit,
+        )
+
+    async def statistics(self) -> list[RunStatistics]:
+        return await self._call("statistics", list[RunStatistics])
+
+    async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
+        return await self._call("sizes", list[RunSize], wait=LONG_WORK_S, run_ids=run_ids)
+
+    # --- the end of data ----------------------------------------------------------------------------------------------
+
+    async def drop_records(self, rollout_ids: Sequence[str]) -> int:
+        return await self._call("drop_records", int, wait=LONG_WORK_S, rollout_ids=rollout_ids)
+
+    async def delete_runs(self, run_ids: Sequence[str]) -> int:
+        return await self._call("delete_runs", int, wait=LONG_WORK_S, run_ids=run_ids)
 
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 
@@ -198,8 +240,8 @@ class LightningStoreClient(LightningStore):
     async def close_step(self, run_id: str, step: int, version: int) -> Step:
         return await self._call("close_step", Step, run_id=run_id, step=step, version=version)
 
-    async def steps(self, run_id: str) -> list[Step]:
-        return await self._call("steps", list[Step], run_id=run_id)
+    async def steps(self, run_id: str, after: int | None = None, limit: int | None = None) -> list[Step]:
+        return await self._call("steps", list[Step], run_id=run_id, after=after, limit=limit)
 
     async def reopen_steps(self, run_id: str, after: int) -> list[Step]:
         return await self._call("reopen_steps", list[Step], run_id=run_id, after=after)
@@ -215,45 +257,61 @@ class LightningStoreClient(LightningStore):
 
     # --- how ------------------------------------------------------------------------------------------------------
 
-    async def _call(self, verb: str, answer: type[R], *, repeatable: bool = True, wait: float = 0.0, **given: Any) -> R:
+    async def _call(self, verb: str, answer: type[R], *, wait: float = 0.0, **given: Any) -> R:
         """Send the verb; the answer as `answer`, a type. `wait` is how long the server was asked to wait."""
-        body = rows.dump({key: list(value) if _is_list(value) else value for key, value in given.items()}, verb)
-        deadline: float | None = None
-        pause_s = 0.05
-        while True:
-            try:
-                status, content = await self._send(verb, body, wait)
-                break
-            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
-                unsent = isinstance(error, aiohttp.ClientConnectorError)
-                deadline = deadline or time.monotonic() + self._patience_s  # from the first failure: waiting is none
-                if time.monotonic() + pause_s > deadline or not (repeatable or unsent):
-                    reason = str(error) or type(error).__name__
-                    raise StoreError(
-                        f"the server at {self._url} cannot be reached ({reason}); is it running?"
-                    ) from error
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, 2.0)
-        if status != 200:
-            raise _error(f"{self._url}/api/{verb}", status, content)
+        body = _json({key: list(value) if _is_list(value) else value for key, value in given.items()}, verb)
+        said = await self._channel.ask(verb, body, writes=verb not in READING, wait_s=wait)
+        return self._read(verb, answer, said)
+
+    async def _append(self, verb: str, name: str, records: Sequence[Any]) -> Sequence[bool] | None:
+        """Send records, in the argument of this name, together with those of whoever sends at the same time."""
+        if not records:
+            return []
+        elements = _json(list(records), name)
+        batches = self._batches.get(verb)
+        if batches is None:
+            batches = self._batches[verb] = Batches(functools.partial(self._send_batch, verb, name))
+        return await batches.append(elements, len(records))
+
+    async def _send_batch(self, verb: str, name: str, elements: bytes, count: int) -> Sequence[bool] | None:
+        said = await self._channel.ask(verb, b'{"%s":%s}' % (name.encode(), elements), writes=True)
+        if verb != "finish":
+            return self._read(verb, NoneType, said)
+        held = self._read(verb, list[bool], said)
+        if len(held) != count:
+            raise StoreError(f"{self._url}/api/{verb}: expected {count} answers, got {len(held)}")
+        return held if all(held) or not said.repeated else await self._held_before(elements, held)
+
+    async def _held_before(self, finishes: bytes, held: Sequence[bool]) -> Sequence[bool]:
+        """True also for the finishes that a server executed before it was restarted: only their lease's holder could."""
+        given = [(finish["lease"], finish["state"]) for finish in orjson.loads(finishes)]
+        known = await self.attempts([lease["rollout_id"] for lease, _ in given])
+        states = {(attempt.rollout_id, attempt.attempt): attempt.state for attempt in known}
+        return [
+            holds or (state != "lost" and states.get((lease["rollout_id"], lease["attempt"])) == state)
+            for holds, (lease, state) in zip(held, given, strict=True)
+        ]
+
+    def _read(self, verb: str, answer: type[R], said: Answer) -> R:
+        if said.error is not None:
+            raise said.error
         try:
-            return cast(R, _adapter(cast(Hashable, answer)).validate_json(content))
+            return cast(R, _adapter(cast(Hashable, answer)).validate_json(said.content))
         except ValidationError as error:
             raise StoreError(f"{self._url}/api/{verb}: the answer is not what was expected: {error}") from None
-
-    async def _send(self, verb: str, body: str, wait: float) -> tuple[int, bytes]:
-        if self._session is None:
-            raise StoreError(f"the store at {self._url} is not open: use `async with store`, or await store.open()")
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S + wait, sock_connect=10.0)
-        async with self._session.post(f"{self._url}/api/{verb}", data=body, timeout=timeout) as response:
-            content = await response.read()
-            self._boot = response.headers.get(BOOT_HEADER, self._boot)
-            return response.status, content
 
 
 @functools.cache
 def _adapter(answer: Hashable) -> TypeAdapter[Any]:
     return TypeAdapter(cast(Any, answer))
+
+
+def _json(value: Any, name: str) -> bytes:
+    """InputError that names the field where the value is not JSON."""
+    try:
+        return orjson.dumps(value)
+    except TypeError as error:
+        raise InputError(f"{name}: expected JSON: {error}") from None
 
 
 def _is_list(value: Any) -> bool:
@@ -277,17 +335,3 @@ def _sendable(record: Reward | Metric) -> Reward | Metric | JSON:
     if isinstance(record.value, float) and not math.isfinite(record.value):
         return {**dataclasses.asdict(record), "value": str(record.value)}
     return record
-
-
-def _error(where: str, status: int, content: bytes) -> AgentLightningError:
-    """The error that the server raised, as the class it was."""
-    try:
-        said = orjson.loads(content)["error"]
-        kind, message = getattr(errors, said["type"], None), str(said["message"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return StoreError(f"{where}: expected an answer of an Agent Lightning server, got status {status}")
-    if not isinstance(kind, type) or not issubclass(kind, AgentLightningError) or kind is errors.MissingExtraError:
-        kind = StoreError
-    if status == 401:
-        kind = ConfigError
-    return kind(message)

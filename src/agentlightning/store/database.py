@@ -1,129 +1,121 @@
-"""The connection to an SQL database: engines, pragmas, schema, and what its failures mean in plain words.
+"""A database under the SQL store: what differs between SQLite and PostgreSQL, behind one interface.
 
-Driven by the SQL store and its writer. The writer's engine takes the write lock when a transaction begins, so that a
-transaction never fails half way because another process wrote in between; readers see one snapshot and cannot write.
+Driven by the SQL store and its writers. A kind of database knows how to connect, how a transaction begins, what its failures
+mean in plain words and which of them pass by themselves; the verbs and the tables know none of it.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
+import abc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, select, update
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from agentlightning.errors import ConfigError, ConflictError, StoreError
-from agentlightning.store import tables
+from agentlightning.errors import AgentLightningError, ConfigError
+from agentlightning.store.bell import Bell, Topic
 
-BUSY_S = 10
-"""Seconds to wait for another process's lock; ``?timeout=`` in the URL says otherwise."""
+EXPECTED = "memory://, sqlite:///path or postgresql://user:password@host/database"
 
-READERS = 2
+Now = Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
-    """Where the data are: parsed from a store's URL."""
+class Mark:
+    """The number of a transaction of a writer, which the transaction itself writes down."""
 
-    url: URL
+    writer: str
+    number: int
+
+
+class Database(abc.ABC):
+    """Where the data are. The defaults are those of a database in this process, which is never away."""
+
     name: str
-    """How sentences call it: the path."""
-    in_memory: bool
+    """How sentences call it."""
+    readers: int = 2
+    """Threads that read beside the writer; 0 where only the writer has the data."""
+    shared = False
+    """Servers on several machines may use it at a time."""
+    appends_apart: bool = False
+    """Appends of records run beside the other verbs, on a connection of their own."""
+    patience_s: float = 0.0
+    """How long verbs wait for a database that is away."""
 
-    @staticmethod
-    def at(url: str) -> Database:
-        """`memory://` or `sqlite:///path`; ConfigError otherwise."""
-        if url == "memory://":
-            return Database(make_url("sqlite://"), "the store in memory", True)
-        try:
-            parsed = make_url(url)
-        except ArgumentError:
-            raise ConfigError(f"store: expected memory:// or sqlite:///path, got {url!r}") from None
-        if parsed.drivername != "sqlite" or parsed.database in (None, "", ":memory:"):
-            raise ConfigError(f"store: expected memory:// or sqlite:///path, got {url!r}")
-        if "timeout" not in parsed.query:
-            parsed = parsed.update_query_dict({"timeout": str(BUSY_S)})
-        return Database(parsed, str(parsed.database), False)
+    @contextmanager
+    def upgrading(self, connection: Connection) -> Iterator[None]:
+        """Around the transaction that upgrades the schema, outside of it."""
+        yield
 
-    def writer(self) -> Engine:
-        """The engine of the one writing thread."""
-        engine = create_engine(self.url, poolclass=StaticPool if self.in_memory else NullPool)
-        pragmas = ["foreign_keys = ON"]
-        if not self.in_memory:
-            pragmas += ["journal_mode = WAL", "synchronous = NORMAL"]
-        return _prepared(engine, pragmas, "BEGIN IMMEDIATE")
+    def check_upgraded(self, connection: Connection) -> None:  # noqa: B027 - most databases check while they go
+        """Last in that transaction: StoreError where something refers to what is not there."""
 
+    @abc.abstractmethod
+    def writer(self, name: str) -> Engine:
+        """The engine of the writing thread of this name: `begin` begins, nothing else does."""
+
+    @abc.abstractmethod
     def reader(self) -> Engine:
-        """The engine of reading threads; only of a file."""
-        return _prepared(create_engine(self.url, pool_size=READERS), ["query_only = ON"], "BEGIN")
+        """The engine of reading threads."""
 
-    def explain(self, error: DBAPIError) -> StoreError:
-        """The sentence for a failure of the database, with the path and what to do."""
-        reason = str(error.orig)
-        if isinstance(error, IntegrityError):
-            return ConflictError(f"{self.name}: the change contradicts what is recorded: {reason}")
-        said = reason.lower()
-        if "unable to open" in said:
-            return StoreError(f"{self.name}: {self._why_not_opened()}")
-        for symptom, sentence in _SENTENCES.items():
-            if symptom in said:
-                return StoreError(f"{self.name}: {sentence}")
-        return StoreError(f"{self.name}: the database failed: {reason}")
+    @abc.abstractmethod
+    def now_ns(self) -> int:
+        """The time by the clock that all who use this database share, roughly: for what is only sorted by time."""
 
-    def _why_not_opened(self) -> str:
-        folder = os.path.dirname(os.path.abspath(self.name.removeprefix("file:")))
-        if os.path.isdir(self.name):
-            return "is a folder; name a file in it"
-        if not os.path.isdir(folder):
-            return f"the folder {folder} does not exist; create it"
-        return f"cannot be opened; check the permissions of the file and of {folder}"
+    @abc.abstractmethod
+    def explain(self, error: DBAPIError) -> AgentLightningError:
+        """The sentence for a failure, with the name of the database and what to do."""
 
+    def enter(self, connection: Connection, mark: Mark | None) -> int:
+        """Called first in each transaction; the time. With a mark nobody else who has one is in a transaction."""
+        return self.now_ns()
 
-_SENTENCES = {
-    "disk is full": "the disk is full; free some space and go on: what was acknowledged is kept",
-    "readonly": "the file or its folder is read-only; make both writable, or choose another path",
-    "locked": "another process holds the database; end it, or choose another path",
-    "not a database": "is not an SQLite database; choose another path, or move that file away",
-    "malformed": "the database is damaged; restore a copy, or recover it with: sqlite3 FILE .recover",
-    "disk i/o error": "the disk refused a read or write; check its space, quota and health: what was acknowledged is kept",
-}
+    def enter_schema(self, connection: Connection) -> None:  # noqa: B027 - BEGIN may be enough
+        """Called first in the transaction that creates or upgrades the schema: nobody else does so meanwhile."""
 
+    def tell(self, connection: Connection, writer: str, news: Mapping[Topic, int]) -> None:  # noqa: B027 - nobody else
+        """Called last in a transaction that has news: other processes hear them when it is committed."""
 
-def prepare_schema(connection: Connection, name: str) -> bytes:
-    """Create the tables where there are none, upgrade older ones, return the signing secret. In one transaction."""
-    tables.meta.create(connection, checkfirst=True)
-    known: dict[str, bytes] = {row.key: row.value for row in connection.execute(select(tables.meta))}
-    if "schema_version" not in known:
-        tables.metadata.create_all(connection)
-        known = {"schema_version": str(tables.SCHEMA_VERSION).encode(), "signing_secret": secrets.token_bytes(32)}
-        connection.execute(insert(tables.meta), [{"key": key, "value": value} for key, value in known.items()])
-    version = int(known["schema_version"])
-    if version > tables.SCHEMA_VERSION:
-        raise StoreError(
-            f"{name}: its schema has version {version}, this program knows {tables.SCHEMA_VERSION}; "
-            "upgrade agentlightning, or choose another path"
-        )
-    for older in range(version, tables.SCHEMA_VERSION):
-        for statement in tables.UPGRADES[older]:
-            connection.exec_driver_sql(statement)
-    proof = tables.meta.c.key == "schema_version"  # a file that cannot be written is refused now, not at the first call
-    connection.execute(update(tables.meta).where(proof).values(value=str(tables.SCHEMA_VERSION).encode()))
-    return known["signing_secret"]
+    def resume(self, connection: Connection, mark: Mark) -> bool:
+        """First on a new connection after one was lost: whether the transaction of this mark took place.
+
+        What is left of the old session is ended, so that it never takes place later.
+        """
+        raise NotImplementedError
+
+    def passes(self, error: Exception) -> bool:
+        """Whether the same transaction may succeed later, because the database was away or chose a victim."""
+        return False
+
+    def listen(self, bell: Bell, writer: str) -> Callable[[], None] | None:
+        """Ring the bell for what other processes tell; returns what ends that. Blocks until it hears them."""
+        return None
 
 
-def _prepared(engine: Engine, pragmas: list[str], begin: str) -> Engine:
-    @event.listens_for(engine, "connect")
-    def on_connect(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # the driver begins nothing by itself: BEGIN is ours
-        for pragma in pragmas:
-            connection.execute(f"PRAGMA {pragma}")
+def database_at(url: str) -> Database:
+    """The database at a URL; ConfigError where it is none, MissingExtraError where its driver is not installed."""
+    from agentlightning.store.sqlite import SqliteDatabase
 
-    @event.listens_for(engine, "begin")
-    def on_begin(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+    if url == "memory://":
+        return SqliteDatabase(make_url("sqlite://"))
+    scheme = url.partition("://")[0]
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise ConfigError(f"store: expected {EXPECTED}, got {_without_password(url)!r}") from None
+    if scheme == "sqlite" and parsed.database not in (None, "", ":memory:"):
+        return SqliteDatabase(parsed)
+    if scheme in ("postgresql", "postgres"):
+        from agentlightning.store.postgres import PostgresDatabase
 
-    return engine
+        return PostgresDatabase(parsed)
+    raise ConfigError(f"store: expected {EXPECTED}, got {_without_password(url)!r}")
+
+
+def _without_password(url: str) -> str:
+    before, at, after = url.rpartition("@")
+    scheme, slashes, _ = before.partition("://")
+    return f"{scheme}{slashes}…{at}{after}" if at else url

@@ -6,20 +6,19 @@ base.py says what they mean.
 
 from __future__ import annotations
 
-import re
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
-from sqlalchemy.dialects.sqlite import insert as upsert
 
-from agentlightning.errors import ConflictError, InputError, NotFoundError
+from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.store import rows
 from agentlightning.store.lifecycle import require_runs
+from agentlightning.store.run_ids import run_ids
 from agentlightning.store.tables import checkpoints, consumption, metrics, rollouts, runs, steps
+from agentlightning.store.upsert import upsert
 from agentlightning.store.writer import Transaction
 from agentlightning.types import FINAL_STATES, JSON, Checkpoint, Consumed, Run, RunState, Step
 
@@ -58,12 +57,6 @@ class GoingBack:
     after: int
 
 
-def check_run_id(run_id: str) -> None:
-    """Run ids name folders."""
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", run_id):
-        raise InputError(f"run_id: expected letters, digits, '.', '_' and '-', got {run_id!r}")
-
-
 def create_run(transaction: Transaction, requests: Sequence[NewRun]) -> list[Run]:
     return [_create(transaction, request) for request in requests]
 
@@ -90,7 +83,7 @@ def release_steps(transaction: Transaction, requests: Sequence[GoingBack]) -> li
 
 def put_checkpoint(transaction: Transaction, new: Sequence[Checkpoint]) -> list[None]:
     require_runs(transaction.connection, {checkpoint.run_id for checkpoint in new})
-    statement = upsert(checkpoints)
+    statement = upsert(transaction.connection, checkpoints)
     changes = {name: statement.excluded[name] for name in ("path", "version", "created_ns")}
     transaction.connection.execute(
         statement.on_conflict_do_update(index_elements=["run_id", "step"], set_=changes),
@@ -115,9 +108,12 @@ def read_runs(connection: Connection, ids: Sequence[str] | None, limit: int | No
     return [rows.read_run(row) for row in connection.execute(query)]
 
 
-def read_steps(connection: Connection, run_id: str, after: int | None = None, only: int | None = None) -> list[Step]:
+def read_steps(
+    connection: Connection, run_id: str, after: int | None = None, limit: int | None = None, only: int | None = None
+) -> list[Step]:
     """Steps that are not abandoned, in order: all, those later than `after`, or one."""
     query = select(steps).where(steps.c.run_id == run_id, steps.c.state != "abandoned").order_by(steps.c.step)
+    query = query.limit(limit)
     if after is not None:
         query = query.where(steps.c.step > after)
     if only is not None:
@@ -157,20 +153,15 @@ def _create(transaction: Transaction, request: NewRun) -> Run:
         "updated_ns": now_ns,
         "summary": "{}",
     }
-    statement = upsert(runs).on_conflict_do_nothing(index_elements=["id"])
-    if transaction.connection.execute(statement, values).rowcount == 0:
+    statement = upsert(transaction.connection, runs).on_conflict_do_nothing(index_elements=["id"])
+    if transaction.connection.execute(statement.returning(runs.c.id), values).first() is None:
         raise ConflictError(f"run {run_id} exists already")
     return _run(transaction.connection, run_id)
 
 
 def _free_id(connection: Connection, now_ns: int) -> str:
-    """The UTC second, then the part of it in 1/65536ths: readable, and sorted by time."""
-    while True:
-        second, rest = divmod(now_ns, 10**9)
-        run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(second))}-{rest * 65536 // 10**9:04x}"
-        if connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is None:
-            return run_id
-        now_ns += 10**9 // 65536 + 1
+    taken = select(runs.c.id)
+    return next(each for each in run_ids(now_ns) if connection.execute(taken.where(runs.c.id == each)).first() is None)
 
 
 def _run(connection: Connection, run_id: str) -> Run:

@@ -13,20 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from sqlalchemy import Connection, bindparam, func, insert, select, tuple_, update
-from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy import Connection, func, insert, select
 
 from agentlightning.errors import NotFoundError, RewardError
-from agentlightning.store import rows, tables
-from agentlightning.store.base import NO_CALLS, RolloutQuery, final_reward, reward_number
+from agentlightning.store import rows, statements
+from agentlightning.store.base import IGNORED_BASE_URL, NO_CALLS, RolloutQuery, final_reward, reward_number
 from agentlightning.store.tables import (
     attempts,
-    calls,
     consumption,
     rewards,
     rollouts,
     runs,
-    spans,
     workers,
 )
 from agentlightning.store.writer import Transaction
@@ -38,13 +35,6 @@ if TYPE_CHECKING:
 QUEUED = "queued"
 FINISHED = "finished"
 """What the bell tells: that rollouts of a run are queued; how many of it have finished."""
-
-IGNORED_BASE_URL = "the agent did not use the base URL it was given"
-
-SELECT_ROLLOUT = select(*rollouts.c, consumption.c.outcome).select_from(
-    rollouts.outerjoin(consumption, consumption.c.rollout_id == rollouts.c.id)
-)
-"""Rollouts with their outcomes, as `rows.read_rollout` takes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +56,14 @@ def enqueue(transaction: Transaction, batches: Sequence[Sequence[dict[str, Any]]
     new = [row for batch in batches for row in batch]
     require_runs(transaction.connection, {row["run_id"] for row in new})
     if new:
-        transaction.connection.execute(_INSERT_ROLLOUT, new)
+        transaction.connection.execute(statements.enqueue_rollouts(transaction.connection.dialect.name), new)
     found: dict[tuple[str, str, int], Rollout] = {}
     groups: dict[str, set[str]] = defaultdict(set)
     for row in new:
         groups[row["run_id"]].add(row["group_id"])
     for run_id, group_ids in groups.items():
         for part in rows.chunks(list(group_ids)):
-            query = SELECT_ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.group_id.in_(part))
+            query = statements.ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.group_id.in_(part))
             for rollout in map(rows.read_rollout, transaction.connection.execute(query)):
                 found[run_id, rollout.group_id, rollout.replica] = rollout
         transaction.tell(QUEUED, run_id)
@@ -82,7 +72,6 @@ def enqueue(transaction: Transaction, batches: Sequence[Sequence[dict[str, Any]]
 
 def claim(transaction: Transaction, requests: Sequence[ClaimRequest]) -> list[list[tuple[Rollout, Lease]]]:
     """What each caller gets: earlier callers first, higher priorities first."""
-    _give_up_predecessors(transaction, [request.worker for request in requests])
     _see(transaction, [request.worker for request in requests], _CLAIM)
     expire(transaction, [None])
     by_run: dict[str, list[ClaimRequest]] = defaultdict(list)
@@ -92,7 +81,7 @@ def claim(transaction: Transaction, requests: Sequence[ClaimRequest]) -> list[li
     started: list[dict[str, Any]] = []
     for run_id, group in by_run.items():
         wanted = {"run": run_id, "now": transaction.now_ns, "most": sum(request.limit for request in group)}
-        found = [rows.read_rollout(row) for row in transaction.connection.execute(_TAKE, wanted)]
+        found = [rows.read_rollout(row) for row in transaction.connection.execute(statements.TAKE, wanted)]
         found.sort(key=lambda rollout: (-rollout.priority, rollout.id))
         for request in group:
             mine, found = found[: request.limit], found[request.limit :]
@@ -116,7 +105,7 @@ def heartbeat(transaction: Transaction, beats: Sequence[Beat]) -> list[list[bool
         ]
         answers.append(answer)
     if held:
-        transaction.connection.execute(_UPDATE_ATTEMPT, held)
+        transaction.connection.execute(statements.UPDATE_ATTEMPT, held)
     return answers
 
 
@@ -144,8 +133,7 @@ def cancel(transaction: Transaction, batches: Sequence[Sequence[str]]) -> list[i
     for batch in batches:
         count = 0
         for part in rows.chunks(batch):
-            live = rollouts.c.id.in_(part), rollouts.c.state.in_(("queued", "running"))
-            found = transaction.connection.execute(_SELECT_TO_END.where(*live)).all()
+            found = transaction.connection.execute(statements.LIVE, {"ids": part}).all()
             ends = [_End(row, "lost", "the rollout was cancelled", None) for row in found]
             _end(transaction, ends, cancelled=True)
             count += len(ends)
@@ -155,14 +143,13 @@ def cancel(transaction: Transaction, batches: Sequence[Sequence[str]]) -> list[i
 
 def expire(transaction: Transaction, requests: Sequence[None]) -> list[int]:
     """End as lost what ran out; the first caller gets the count."""
-    overdue = attempts.c.lease_expires_ns <= transaction.now_ns
-    found = transaction.connection.execute(_SELECT_RUNNING.where(overdue)).all()
+    found = transaction.connection.execute(statements.OVERDUE, {"now": transaction.now_ns}).all()
     _end(transaction, [_End(row, "lost", f"worker {row.worker_id} stopped sending heartbeats", None) for row in found])
     return [len(found)] + [0] * (len(requests) - 1)
 
 
 def read_rollouts(connection: Connection, query: RolloutQuery) -> list[Rollout]:
-    chosen = SELECT_ROLLOUT
+    chosen = statements.ROLLOUT
     for column, value in (
         (rollouts.c.run_id, query.run_id),
         (rollouts.c.mode, query.mode),
@@ -203,9 +190,10 @@ def read_last_finished(connection: Connection, run_id: str) -> int:
     return int(last)
 
 
-def read_finished(connection: Connection, run_id: str, after: int) -> list[Rollout]:
-    query = SELECT_ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.finished_seq > after)
-    return [rows.read_rollout(row) for row in connection.execute(query.order_by(rollouts.c.finished_seq))]
+def read_finished(connection: Connection, run_id: str, after: int, limit: int) -> list[Rollout]:
+    require_runs(connection, {run_id})
+    query = statements.ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.finished_seq > after)
+    return [rows.read_rollout(row) for row in connection.execute(query.order_by(rollouts.c.finished_seq).limit(limit))]
 
 
 def read_attempts(connection: Connection, rollout_ids: Sequence[str]) -> list[Attempt]:
@@ -228,7 +216,7 @@ def read_workers(connection: Connection, run_id: str | None) -> list[Worker]:
 
 def require_runs(connection: Connection, run_ids: Collection[str]) -> None:
     """NotFoundError that names the runs which do not exist."""
-    found = set(connection.execute(select(runs.c.id).where(runs.c.id.in_(run_ids))).scalars())
+    found = set(connection.execute(statements.RUNS, {"ids": list(run_ids)}).scalars())
     if missing := sorted(set(run_ids) - found):
         raise NotFoundError(f"no such run: {', '.join(missing)}")
 
@@ -261,78 +249,32 @@ class _End:
         return "queued" if self.state in retry.retry_on and used < retry.max_attempts else "failed"
 
 
-_INSERT_ROLLOUT = upsert(rollouts).on_conflict_do_nothing(index_elements=["run_id", "group_id", "replica"])
-
-_NEXT = (
-    select(rollouts.c.id)
-    .where(rollouts.c.run_id == bindparam("run"), rollouts.c.state == "queued")
-    .order_by(rollouts.c.priority.desc(), rollouts.c.id)
-    .limit(bindparam("most"))
-    .with_for_update(skip_locked=True)
-)
-_TAKE = (
-    update(rollouts)
-    .where(rollouts.c.id.in_(_NEXT))
-    .values(
-        state="running",
-        attempt=rollouts.c.attempt + 1,
-        started_ns=func.coalesce(rollouts.c.started_ns, bindparam("now")),
-    )
-    .returning(*rollouts.c)
-)
-
-_COLUMNS_TO_END = (
-    rollouts.c.id,
-    rollouts.c.run_id,
-    rollouts.c.attempt,
-    rollouts.c.retry,
-    rollouts.c.lost,
-    rollouts.c.state,
-)
-_SELECT_TO_END = select(*_COLUMNS_TO_END)
-_SELECT_RUNNING = (
-    select(*_COLUMNS_TO_END, attempts.c.token, attempts.c.worker_id)
-    .join_from(attempts, rollouts, attempts.c.rollout_id == rollouts.c.id)
-    .where(attempts.c.state == tables.RUNNING)
-)
-
-# The columns that these two set are those that their parameters name.
-_UPDATE_ATTEMPT = update(attempts).where(
-    attempts.c.rollout_id == bindparam("rollout"), attempts.c.attempt == bindparam("number")
-)
-_UPDATE_ROLLOUT = update(rollouts).where(rollouts.c.id == bindparam("rollout"))
-
-
-def _give_up_predecessors(transaction: Transaction, seen: Iterable[Worker]) -> None:
-    """A worker that starts again under its name on its host holds nothing of what its predecessor held."""
-    for worker in {(worker.run_id, worker.id): worker for worker in seen}.values():
-        replaced = transaction.connection.execute(
-            select(workers.c.pid).where(
-                workers.c.run_id == worker.run_id,
-                workers.c.id == worker.id,
-                workers.c.host == worker.host,
-                workers.c.pid != worker.pid,
-            )
-        ).first()
-        if replaced is not None:
-            held = attempts.c.worker_id == worker.id, rollouts.c.run_id == worker.run_id
-            found = transaction.connection.execute(_SELECT_RUNNING.where(*held)).all()
-            reason = f"worker {worker.id} ended and started again"
-            _end(transaction, [_End(row, "lost", reason, None) for row in found])
-
-
 _BEAT = ("running", "seen_ns")
 _CLAIM = ("host", "pid", *_BEAT)
 """What of a worker changes: only a claim says who it is, so that a beat never hides a predecessor from it."""
 
 
-def _see(transaction: Transaction, seen: Iterable[Worker], changing: Sequence[str]) -> None:
+def _see(transaction: Transaction, seen: Iterable[Worker], changing: tuple[str, ...]) -> None:
+    """Workers claim or beat. One that starts again under its name on its host holds nothing of what its predecessor held."""
+    connection = transaction.connection
     latest = {(worker.run_id, worker.id): worker for worker in seen}
-    require_runs(transaction.connection, {run_id for run_id, _ in latest})
-    statement = upsert(workers)
-    changes = {name: statement.excluded[name] for name in changing}
-    transaction.connection.execute(
-        statement.on_conflict_do_update(index_elements=["run_id", "id"], set_=changes),
+    run_ids = {run_id for run_id, _ in latest}
+    known = {
+        (run_id, row.id): row
+        for run_id in run_ids
+        for part in rows.chunks([worker_id for of_run, worker_id in latest if of_run == run_id])
+        for row in connection.execute(statements.WORKERS, {"run": run_id, "ids": part})
+    }
+    if new := {run_id for run_id, worker_id in latest if (run_id, worker_id) not in known}:
+        require_runs(connection, new)
+    for key, worker in latest.items():
+        before = known.get(key)
+        if changing is _CLAIM and before is not None and before.host == worker.host and before.pid != worker.pid:
+            held = connection.execute(statements.HELD, {"run": worker.run_id, "worker": worker.id}).all()
+            reason = f"worker {worker.id} ended and started again"
+            _end(transaction, [_End(row, "lost", reason, None) for row in held])
+    connection.execute(
+        statements.see_workers(connection.dialect.name, changing),
         [
             {
                 "id": worker.id,
@@ -370,13 +312,15 @@ def _running(connection: Connection, rollout_ids: Collection[str]) -> dict[str, 
     return {
         row.id: row
         for part in rows.chunks(list(rollout_ids))
-        for row in connection.execute(_SELECT_RUNNING.where(attempts.c.rollout_id.in_(part)))
+        for row in connection.execute(statements.RUNNING, {"ids": part})
     }
 
 
 def _holds(running: Mapping[str, AnyRow], lease: Lease) -> bool:
     row = running.get(lease.rollout_id)
-    return row is not None and row.attempt == lease.attempt and secrets.compare_digest(row.token, lease.token)
+    if row is None or row.attempt != lease.attempt:
+        return False
+    return secrets.compare_digest(row.token.encode(), lease.token.encode(errors="replace"))
 
 
 def _record_last_rewards(transaction: Transaction, ended: Iterable[_End]) -> None:
@@ -388,7 +332,7 @@ def _record_last_rewards(transaction: Transaction, ended: Iterable[_End]) -> Non
     named = [reward.call_id for _, reward in brought if reward.call_id is not None]
     known = set()
     for part in rows.chunks(named):
-        known |= set(transaction.connection.execute(select(calls.c.id).where(calls.c.id.in_(part))).scalars())
+        known |= set(transaction.connection.execute(statements.KNOWN_CALLS, {"ids": part}).scalars())
     new = []
     for end, reward in brought:
         try:
@@ -400,7 +344,7 @@ def _record_last_rewards(transaction: Transaction, ended: Iterable[_End]) -> Non
             continue
         created_ns = reward.created_ns or transaction.now_ns
         place = (reward.id, end.row.run_id, end.row.id, end.row.attempt)  # the lease says whose it is
-        new.append((*place, value, reward.name, reward.call_id, reward.source, created_ns))
+        new.append((*place, value, rows.text(reward.name), reward.call_id, reward.source, created_ns))
     transaction.insert_new(rewards, new)
 
 
@@ -409,9 +353,7 @@ def _settle_rewards(connection: Connection, ended: Iterable[_End]) -> None:
     succeeded = {end.key: end for end in ended if end.state == "succeeded"}
     records: dict[tuple[str, int], list[Reward]] = defaultdict(list)
     for part in rows.chunks([rollout_id for rollout_id, _ in succeeded]):
-        query = select(*[column for column in rewards.c if column.name != "seq"])
-        query = query.where(rewards.c.rollout_id.in_(part)).order_by(rewards.c.created_ns, rewards.c.seq)
-        for row in connection.execute(query):
+        for row in connection.execute(statements.REWARDS, {"ids": part}):
             records[row.rollout_id, row.attempt].append(Reward(**row._mapping))
     for key, end in succeeded.items():
         try:
@@ -422,11 +364,9 @@ def _settle_rewards(connection: Connection, ended: Iterable[_End]) -> None:
 
 def _look_at_calls(connection: Connection, ended: Sequence[_End]) -> None:
     """Count the calls; where there is none, say so with the likely cause: evidence before suspicion."""
-    keys = tuple_(calls.c.rollout_id, calls.c.attempt)
     counts: Counter[tuple[str, int]] = Counter()
     for part in rows.chunks([end.row.id for end in ended]):
-        query = select(calls.c.rollout_id, calls.c.attempt, func.count()).where(calls.c.rollout_id.in_(part))
-        for rollout_id, attempt, count in connection.execute(query.group_by(*keys)):
+        for rollout_id, attempt, count in connection.execute(statements.COUNT_CALLS, {"ids": part}):
             counts[rollout_id, attempt] = count
     silent = {}
     for end in ended:
@@ -436,9 +376,7 @@ def _look_at_calls(connection: Connection, ended: Sequence[_End]) -> None:
             cause = end.finish.diagnosis if end.finish is not None else None
             end.warning = f"{NO_CALLS}: {cause or IGNORED_BASE_URL}"
     for part in rows.chunks([rollout_id for rollout_id, _ in silent]):
-        query = select(spans.c.rollout_id, spans.c.attempt, spans.c.attributes).order_by(spans.c.started_ns.desc())
-        unknown = spans.c.name == "gateway.unknown_route"
-        for rollout_id, attempt, attributes in connection.execute(query.where(unknown, spans.c.rollout_id.in_(part))):
+        for rollout_id, attempt, attributes in connection.execute(statements.UNKNOWN_ROUTES, {"ids": part}):
             if (rollout_id, attempt) in silent:
                 path = orjson.loads(attributes).get("path")
                 silent[
@@ -479,8 +417,8 @@ def _end(transaction: Transaction, ended: Sequence[_End], *, cancelled: bool = F
             }
         )
     if end_attempts:
-        transaction.connection.execute(_UPDATE_ATTEMPT, end_attempts)
-    transaction.connection.execute(_UPDATE_ROLLOUT, end_rollouts)
+        transaction.connection.execute(statements.UPDATE_ATTEMPT, end_attempts)
+    transaction.connection.execute(statements.UPDATE_ROLLOUT, end_rollouts)
 
 
 def _places(transaction: Transaction, ended: Sequence[_End], states: Sequence[RolloutState]) -> dict[str, int]:
@@ -490,8 +428,8 @@ def _places(transaction: Transaction, ended: Sequence[_End], states: Sequence[Ro
             by_run[end.row.run_id].append(end.row.id)
     places: dict[str, int] = {}
     for run_id, ids in by_run.items():
-        counted = update(runs).where(runs.c.id == run_id).values(finished=runs.c.finished + len(ids))
-        last = transaction.connection.execute(counted.returning(runs.c.finished)).scalar_one()
+        more = {"run": run_id, "more": len(ids)}
+        last = transaction.connection.execute(statements.COUNT_FINISHED, more).scalar_one()
         places.update(zip(ids, range(last - len(ids) + 1, last + 1), strict=True))
         transaction.tell(FINISHED, run_id, last)
     return places

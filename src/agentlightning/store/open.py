@@ -13,14 +13,15 @@ from agentlightning.store.base import LightningStore
 def open_store(url: str, server_key: str | None = None) -> LightningStore:
     """The store at `url`, not yet open: use it with ``async with``. `server_key` is for servers only.
 
-    ``memory://``, ``sqlite:///path`` (``sqlite:////absolute/path``), ``http://server``, ``https://server``.
+    ``memory://``, ``sqlite:///path`` (``sqlite:////absolute/path``), ``http://server``, ``https://server``,
+    ``postgresql://user:password@host/database``, ``redis://user:password@host/number?prefix=name``.
     """
     scheme = url.partition("://")[0]
     if scheme in ("http", "https"):
         from agentlightning.store.client import LightningStoreClient
 
         return LightningStoreClient(url, server_key)
-    if scheme in ("memory", "sqlite"):
+    if scheme in ("memory", "sqlite", "postgresql", "postgres"):
         try:
             from agentlightning.store.sql import SqlLightningStore
         except ModuleNotFoundError as error:
@@ -28,4 +29,12 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
                 raise
             raise MissingExtraError("sqlalchemy", "server") from error
         return SqlLightningStore(url)
+    if scheme in ("redis", "rediss"):
+        try:
+            from agentlightning.store.redis import RedisLightningStore
+        except ModuleNotFoundError as error:
+            if error.name not in ("redis", "msgspec"):
+                raise
+            raise MissingExtraError(error.name, "redis") from error
+        return RedisLightningStore(url)
     raise ConfigError(f"store: expected a memory://, sqlite:///path, http:// or https:// URL, got {url!r}")

@@ -6,21 +6,25 @@ rows.py, so that a group of callers is one executemany); functions that read tak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, bindparam, select
-from sqlalchemy.dialects.sqlite import insert as upsert
+from sqlalchemy import Connection, Table, and_, select, tuple_
 
 from agentlightning.errors import NotFoundError
 from agentlightning.store import rows
 from agentlightning.store.lifecycle import require_runs
 from agentlightning.store.tables import attempts, calls, metrics, resource_versions, resources, rewards, rollouts, spans
+from agentlightning.store.upsert import upsert
 from agentlightning.store.writer import Transaction
 from agentlightning.types import Call, Metric, Resource, Reward, Span
 
 Rows = list[tuple[Any, ...]]
+
+RESOURCES = "resources"
+METRICS = "metrics"
+"""What the bell tells: that a run has a new version of a resource; that it has new metrics."""
 
 
 def append_calls(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
@@ -36,11 +40,18 @@ def record_rewards(transaction: Transaction, batches: Sequence[Rows]) -> list[No
 
 
 def log_metrics(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
-    return _append(transaction, metrics, batches)
+    """Their `seq` must be given in the order of commits, or those who follow would miss some."""
+    _append(transaction, metrics, batches)
+    for run_id in {row[0] for batch in batches for row in batch}:
+        transaction.tell(METRICS, run_id)
+    return [None] * len(batches)
 
 
 def put_resources(transaction: Transaction, batches: Sequence[Sequence[Resource]]) -> list[list[Resource]]:
-    require_runs(transaction.connection, {resource.run_id for batch in batches for resource in batch})
+    run_ids = {resource.run_id for batch in batches for resource in batch}
+    require_runs(transaction.connection, run_ids)
+    for run_id in run_ids:
+        transaction.tell(RESOURCES, run_id)
     return [[_put(transaction, resource) for resource in batch] for batch in batches]
 
 
@@ -117,8 +128,25 @@ def read_resources(connection: Connection, run_id: str, name: str | None, latest
     return [rows.read_resource(row) for row in connection.execute(query)]
 
 
+def read_later_resources(connection: Connection, run_id: str, after: Mapping[str, int]) -> list[Resource]:
+    """The newest version of each resource that is later than `after` says; values of others are not read."""
+    require_runs(connection, {run_id})
+    versions = select(resource_versions.c.name, resource_versions.c.last).where(resource_versions.c.run_id == run_id)
+    later = [(name, last) for name, last in connection.execute(versions) if last > after.get(name, 0)]
+    query = select(resources).where(
+        resources.c.run_id == run_id, tuple_(resources.c.name, resources.c.version).in_(later)
+    )
+    return [rows.read_resource(row) for row in connection.execute(query.order_by(resources.c.name))] if later else []
+
+
+def read_later_metrics(connection: Connection, run_id: str, after: int, limit: int) -> list[Metric]:
+    require_runs(connection, {run_id})
+    query = select(metrics).where(metrics.c.run_id == run_id, metrics.c.seq > after)
+    return [rows.read_metric(row) for row in connection.execute(query.order_by(metrics.c.seq).limit(limit))]
+
+
 def read_metrics(connection: Connection, run_id: str, name: str | None) -> list[Metric]:
-    query = select(*[column for column in metrics.c if column.name != "seq"]).where(metrics.c.run_id == run_id)
+    query = select(metrics).where(metrics.c.run_id == run_id)
     if name is not None:
         query = query.where(metrics.c.name == name)
     query = query.order_by(metrics.c.step, metrics.c.name, metrics.c.created_ns, metrics.c.seq)
@@ -130,14 +158,13 @@ def _append(transaction: Transaction, table: Table, batches: Sequence[Rows]) -> 
     return [None] * len(batches)
 
 
-_COUNT_UP = upsert(resource_versions).values(run_id=bindparam("run"), name=bindparam("of"), last=1)
-_NEXT_VERSION = _COUNT_UP.on_conflict_do_update(
-    index_elements=["run_id", "name"], set_={"last": resource_versions.c.last + 1}
-).returning(resource_versions.c.last)
-
-
 def _put(transaction: Transaction, resource: Resource) -> Resource:
-    counted = transaction.connection.execute(_NEXT_VERSION, {"run": resource.run_id, "of": resource.name})
+    first = upsert(transaction.connection, resource_versions)
+    first = first.values(run_id=resource.run_id, name=resource.name, last=1)
+    next_version = first.on_conflict_do_update(
+        index_elements=["run_id", "name"], set_={"last": resource_versions.c.last + 1}
+    )
+    counted = transaction.connection.execute(next_version.returning(resource_versions.c.last))
     created_ns = resource.created_ns or transaction.now_ns
     stored = replace(resource, version=counted.scalar_one(), created_ns=created_ns)
     transaction.connection.execute(

@@ -1,29 +1,34 @@
-"""SqlLightningStore: the verbs on an SQL database (SQLite in memory or in a file).
+"""SqlLightningStore: the verbs on an SQL database (SQLite in memory or in a file, PostgreSQL).
 
 Driven by whoever owns the database: a server, or a test. Verbs that write are submitted to the writer thread, which commits
-them in groups; verbs that read a file use threads of their own, so that a long list never delays a call. Waiting is pushed:
-the writer rings a bell after a commit. What the verbs do in SQL is in lifecycle.py, record.py and history.py.
+them in groups; verbs that read use threads of their own, so that a long list never delays a call. Waiting is pushed: the
+writer rings a bell after a commit, and a listener does for commits of other processes. What the verbs do in SQL is in
+lifecycle.py, record.py, history.py, retention.py and census.py; what differs between databases is in database.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
+from uuid import uuid4
 
 import uuid_utils
 from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import ConflictError, InputError, StoreError
-from agentlightning.store import history, keys, lifecycle, record, rows, tables
-from agentlightning.store.base import LEASE_S, LightningStore, RolloutQuery, reward_number
-from agentlightning.store.bell import Bell
-from agentlightning.store.database import READERS, Database, prepare_schema
-from agentlightning.store.writer import Transaction, Verb, Writer
+from agentlightning.store import census, history, keys, lifecycle, record, retention, rows, tables
+from agentlightning.store.base import LEASE_S, MOST_FINISHED, LightningStore, RolloutQuery, reward_number
+from agentlightning.store.bell import Bell, Topic
+from agentlightning.store.database import database_at
+from agentlightning.store.run_ids import check_run_id
+from agentlightning.store.schema import prepare_schema
+from agentlightning.store.writer import PAUSES_S, Transaction, Verb, Writer
 from agentlightning.types import (
     JSON,
     Attempt,
@@ -41,7 +46,9 @@ from agentlightning.types import (
     Rollout,
     RolloutState,
     Run,
+    RunSize,
     RunState,
+    RunStatistics,
     Span,
     Step,
     Worker,
@@ -52,40 +59,71 @@ R = TypeVar("R")
 
 
 class SqlLightningStore(LightningStore):
-    """A store at ``memory://`` or ``sqlite:///path``; `now_ns` is its clock."""
+    """A store at ``memory://``, ``sqlite:///path`` or ``postgresql://…``; `now_ns` replaces its clock, in tests.
 
-    def __init__(self, url: str, now_ns: Callable[[], int] = time.time_ns) -> None:
-        self._database = Database.at(url)
-        self._now_ns = now_ns
+    Without it, time is that of this machine, which all have who share a file, or that of the PostgreSQL server.
+    """
+
+    def __init__(self, url: str, now_ns: Callable[[], int] | None = None) -> None:
+        self._database = database_at(url)
+        self._now_ns = now_ns or self._database.now_ns
+        self._clock = now_ns
         self._bell = Bell()
         self._writer: Writer | None = None
+        self._appender: Writer | None = None
         self._reader: Engine | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self._end_listening: Callable[[], None] | None = None
         self._secret = b""
+        self._heard: Callable[[float, int], None] | None = None
+
+    @property
+    def shared(self) -> bool:
+        return self._database.shared
+
+    def watch_commits(self, heard: Callable[[float, int], None]) -> None:
+        self._heard = heard
+        for writer in (self._writer, self._appender):
+            if writer is not None:
+                writer.heard = heard
 
     async def open(self) -> None:
         if self._writer is not None:
             return
-        self._writer = Writer(self._database.writer(), self._now_ns, self._bell)
+        database, name = self._database, uuid4().hex
+        self._writer = Writer(database, name, self._bell, now_ns=self._clock, opening=self._prepare)
         try:
-            self._secret = await self._write(_prepare, self._database.name)
+            await self._write(_open, None)
+            self._appender = self._writer
+            if database.appends_apart:
+                appends = f"{name} appends"
+                self._appender = Writer(database, appends, self._bell, now_ns=self._clock, exclusive=False)
+            if self._heard is not None:
+                self.watch_commits(self._heard)
+            if database.readers:
+                self._reader = database.reader()
+                self._threads = ThreadPoolExecutor(database.readers, thread_name_prefix="store-reader")
+            with self._explaining():
+                self._end_listening = await asyncio.to_thread(database.listen, self._bell, name)
         except BaseException:
             await self.close()
             raise
-        if not self._database.in_memory:
-            self._reader = self._database.reader()
-            self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="store-reader")
 
     async def close(self) -> None:
         writer, self._writer = self._writer, None
         if writer is None:
             return
+        appender, self._appender = self._appender, None
+        if appender is not None:
+            await asyncio.to_thread(appender.stop)
         await asyncio.to_thread(writer.stop)
+        if self._end_listening is not None:
+            await asyncio.to_thread(self._end_listening)
         if self._threads is not None:
             await asyncio.to_thread(self._threads.shutdown)
         if self._reader is not None:
             self._reader.dispose()
-        self._reader = self._threads = None
+        self._reader = self._threads = self._end_listening = None
 
     async def signing_secret(self) -> bytes:
         self._opened()
@@ -95,7 +133,7 @@ class SqlLightningStore(LightningStore):
 
     async def create_run(self, name: str, config: JSON, run_id: str | None = None) -> Run:
         if run_id is not None:
-            history.check_run_id(run_id)
+            check_run_id(run_id)
         return await self._write(history.create_run, history.NewRun(name, rows.dump(config, "config"), run_id))
 
     async def update_run(self, run_id: str, state: RunState | None = None, summary: JSON | None = None) -> Run:
@@ -156,10 +194,9 @@ class SqlLightningStore(LightningStore):
     async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
         deadline = time.monotonic() + timeout_s
         with self._bell.listening((lifecycle.FINISHED, run_id), goal=after + at_least) as listener:
-            last = await self._read(lambda connection: lifecycle.read_last_finished(connection, run_id))
-            if last < after + at_least and (left_s := deadline - time.monotonic()) > 0:
+            while await self._last_finished(run_id) < after + at_least and (left_s := deadline - time.monotonic()) > 0:
                 await listener.wait(left_s)
-        return await self._read(lambda connection: lifecycle.read_finished(connection, run_id, after))
+        return await self._read(lambda connection: lifecycle.read_finished(connection, run_id, after, MOST_FINISHED))
 
     async def workers(self, run_id: str | None = None) -> list[Worker]:
         return await self._read(lambda connection: lifecycle.read_workers(connection, run_id))
@@ -167,10 +204,10 @@ class SqlLightningStore(LightningStore):
     # --- the record -----------------------------------------------------------------------------------------------
 
     async def append_calls(self, calls: Sequence[Call]) -> None:
-        await self._append(record.append_calls, tables.calls, [rows.call_row(call) for call in calls])
+        await self._append(self._appender, record.append_calls, tables.calls, [rows.call_row(call) for call in calls])
 
     async def append_spans(self, spans: Sequence[Span]) -> None:
-        await self._append(record.append_spans, tables.spans, [rows.span_row(span) for span in spans])
+        await self._append(self._appender, record.append_spans, tables.spans, [rows.span_row(span) for span in spans])
 
     async def calls(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
         return await self._read(lambda connection: record.read_calls(connection, rollout_ids, attempt))
@@ -181,7 +218,7 @@ class SqlLightningStore(LightningStore):
     async def record_rewards(self, rewards: Sequence[Reward]) -> None:
         now_ns = self._now_ns()
         new = [rows.reward_row(reward, reward_number(reward.value, reward.name), now_ns) for reward in rewards]
-        await self._append(record.record_rewards, tables.rewards, new)
+        await self._append(self._appender, record.record_rewards, tables.rewards, new)
 
     async def rewards(self, rollout_ids: Sequence[str]) -> list[Reward]:
         return await self._read(lambda connection: record.read_rewards(connection, rollout_ids))
@@ -194,10 +231,51 @@ class SqlLightningStore(LightningStore):
 
     async def log_metrics(self, metrics: Sequence[Metric]) -> None:
         now_ns = self._now_ns()
-        await self._append(record.log_metrics, tables.metrics, [rows.metric_row(metric, now_ns) for metric in metrics])
+        new = [rows.metric_row(metric, now_ns) for metric in metrics]
+        await self._append(self._writer, record.log_metrics, tables.metrics, new)  # in the order of commits
 
     async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
         return await self._read(lambda connection: record.read_metrics(connection, run_id, name))
+
+    # --- news and numbers --------------------------------------------------------------------------------------------
+
+    async def wait_resources(self, run_id: str, after: Mapping[str, int], timeout_s: float = 30.0) -> list[Resource]:
+        return await self._wait_for(
+            (record.RESOURCES, run_id),
+            lambda connection: record.read_later_resources(connection, run_id, after),
+            timeout_s,
+        )
+
+    async def follow_metrics(
+        self, run_id: str, after: int = 0, timeout_s: float = 30.0, limit: int = 10_000
+    ) -> list[Metric]:
+        if limit < 1:
+            raise InputError(f"limit: expected at least 1, got {limit}")
+        return await self._wait_for(
+            (record.METRICS, run_id),
+            lambda connection: record.read_later_metrics(connection, run_id, after, limit),
+            timeout_s,
+        )
+
+    async def statistics(self) -> list[RunStatistics]:
+        now_ns = self._now_ns()
+        return await self._read(lambda connection: census.read_statistics(connection, now_ns))
+
+    async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
+        found = await self.runs(run_ids)
+        return [await self._read(functools.partial(census.read_size, run_id=run.id)) for run in found]
+
+    # --- the end of data ----------------------------------------------------------------------------------------------
+
+    async def drop_records(self, rollout_ids: Sequence[str]) -> int:
+        return await self._write(retention.drop_records, rollout_ids)
+
+    async def delete_runs(self, run_ids: Sequence[str]) -> int:
+        found = await self.runs(run_ids)
+        for run in found:
+            while await self._write(retention.delete_portion, run.id):
+                pass
+        return len(found)
 
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 
@@ -207,8 +285,8 @@ class SqlLightningStore(LightningStore):
     async def close_step(self, run_id: str, step: int, version: int) -> Step:
         return await self._write(history.close_step, history.Closing(run_id, step, version))
 
-    async def steps(self, run_id: str) -> list[Step]:
-        return await self._read(lambda connection: history.read_steps(connection, run_id))
+    async def steps(self, run_id: str, after: int | None = None, limit: int | None = None) -> list[Step]:
+        return await self._read(lambda connection: history.read_steps(connection, run_id, after, limit))
 
     async def reopen_steps(self, run_id: str, after: int) -> list[Step]:
         return await self._write(history.reopen_steps, history.GoingBack(run_id, after))
@@ -234,10 +312,12 @@ class SqlLightningStore(LightningStore):
         with self._explaining():
             return await writer.submit(verb, argument)
 
-    async def _append(self, verb: Verb[record.Rows, None], table: Table, new: record.Rows) -> None:
-        if not new:
+    async def _append(
+        self, writer: Writer | None, verb: Verb[record.Rows, None], table: Table, new: record.Rows
+    ) -> None:
+        self._opened()
+        if not new or writer is None:
             return
-        writer = self._opened()
         try:
             with self._explaining():
                 await writer.submit(verb, new)
@@ -246,12 +326,33 @@ class SqlLightningStore(LightningStore):
                 raise
             raise await self._read(lambda connection: record.missing(connection, table, new)) from None
 
+    async def _wait_for(self, topic: Topic, query: Callable[[Connection], list[R]], timeout_s: float) -> list[R]:
+        """What the query finds, as soon as it finds something; nothing after `timeout_s` seconds."""
+        deadline = time.monotonic() + timeout_s
+        with self._bell.listening(topic) as listener:
+            found = await self._read(query)
+            while not found and (left_s := deadline - time.monotonic()) > 0:
+                await listener.wait(left_s)
+                found = await self._read(query)
+        return found
+
+    async def _last_finished(self, run_id: str) -> int:
+        return await self._read(lambda connection: lifecycle.read_last_finished(connection, run_id))
+
     async def _read(self, query: Callable[[Connection], R]) -> R:
         self._opened()
         if self._threads is None:  # only the writer has the memory
             return await self._write(_query, query)
+        deadline = time.monotonic() + self._database.patience_s
         with self._explaining():
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._query_file, query)
+            while True:
+                try:
+                    return await asyncio.get_running_loop().run_in_executor(self._threads, self._query, query)
+                except DBAPIError as error:
+                    if not self._database.passes(error) or time.monotonic() > deadline:
+                        raise
+                await asyncio.sleep(PAUSES_S[-1])
+                self._opened()
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -261,22 +362,29 @@ class SqlLightningStore(LightningStore):
             raise self._database.explain(error) from error
         except OverflowError as error:
             raise InputError(f"expected integers of at most 64 bits: {error}") from None
+        except UnicodeEncodeError as error:
+            raise InputError(f"expected text of whole characters: {error}") from None
 
-    def _query_file(self, query: Callable[[Connection], R]) -> R:
+    def _query(self, query: Callable[[Connection], R]) -> R:
         assert self._reader is not None
         with self._reader.connect() as connection:
             return query(connection)
+
+    def _prepare(self, connection: Connection) -> None:
+        """Run by the writer on its first connection."""
+        self._secret = prepare_schema(connection, self._database, self._now_ns())
 
 
 class InMemoryLightningStore(SqlLightningStore):
     """A store that ends with its process; everything else is as in a file."""
 
-    def __init__(self, now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, now_ns: Callable[[], int] | None = None) -> None:
         super().__init__("memory://", now_ns)
 
 
-def _prepare(transaction: Transaction, names: Sequence[str]) -> list[bytes]:
-    return [prepare_schema(transaction.connection, name) for name in names]
+def _open(transaction: Transaction, requests: Sequence[None]) -> list[None]:
+    """Nothing more: the writer has prepared the schema before."""
+    return [None] * len(requests)
 
 
 def _query(transaction: Transaction, queries: Sequence[Callable[[Connection], R]]) -> list[R]:

@@ -32,16 +32,8 @@ from sqlalchemy import (
     literal_column,
 )
 
-SCHEMA_VERSION = 2
-
-UPGRADES = {
-    1: (
-        "ALTER TABLE calls ADD COLUMN context_only INTEGER DEFAULT '0' NOT NULL",
-        "ALTER TABLE calls ADD COLUMN asked TEXT DEFAULT '{}' NOT NULL",
-        "ALTER TABLE calls ADD COLUMN usage TEXT DEFAULT '{}' NOT NULL",
-    ),
-}
-"""What makes a schema of each older version one of the next."""
+SCHEMA_VERSION = 3
+"""The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
 """A literal, not a parameter: only so can a planner prove that a partial index applies."""
@@ -49,6 +41,8 @@ RUNNING: ColumnElement[str] = literal_column("'running'")
 metadata = MetaData()
 
 _Serial = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER is a rowid there
+_Text = Text().with_variant(Text(collation="C"), "postgresql")  # ids sort by time only where bytes decide
+_Int = Integer().with_variant(BigInteger(), "postgresql")  # SQLite's INTEGER has 64 bits
 
 
 def _one_of(column: str, *values: str) -> CheckConstraint:
@@ -57,13 +51,15 @@ def _one_of(column: str, *values: str) -> CheckConstraint:
 
 
 def _run() -> Column[str]:
-    return Column("run_id", Text, ForeignKey("runs.id"), nullable=False)
+    return Column("run_id", _Text, ForeignKey("runs.id"), nullable=False)
 
 
 def _attempt() -> list[Column[str] | Column[int] | ForeignKeyConstraint]:
+    """What belongs to an attempt names its run too, without a key: deleting a run would look for it in every call."""
     return [
-        Column("rollout_id", Text, nullable=False),
-        Column("attempt", Integer, nullable=False),
+        Column("run_id", _Text, nullable=False),
+        Column("rollout_id", _Text, nullable=False),
+        Column("attempt", _Int, nullable=False),
         ForeignKeyConstraint(["rollout_id", "attempt"], ["attempts.rollout_id", "attempts.attempt"]),
     ]
 
@@ -71,20 +67,29 @@ def _attempt() -> list[Column[str] | Column[int] | ForeignKeyConstraint]:
 meta = Table(
     "meta",
     metadata,
-    Column("key", Text, primary_key=True),
+    Column("key", _Text, primary_key=True),
     Column("value", LargeBinary, nullable=False),
 )
+
+writers = Table(
+    "writers",
+    metadata,
+    Column("id", _Text, primary_key=True),
+    Column("last", BigInteger, nullable=False),  # number of its last transaction, written by that transaction
+    Column("seen_ns", BigInteger, nullable=False),
+)
+"""One row a process that writes: after a lost connection it tells whether the last commit took place."""
 
 runs = Table(
     "runs",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("config", Text, nullable=False),
+    Column("id", _Text, primary_key=True),
+    Column("name", _Text, nullable=False),
+    Column("state", _Text, nullable=False),
+    Column("config", _Text, nullable=False),
     Column("created_ns", BigInteger, nullable=False),
     Column("updated_ns", BigInteger, nullable=False),
-    Column("summary", Text, nullable=False),
+    Column("summary", _Text, nullable=False),
     Column("finished", BigInteger, nullable=False, server_default="0"),  # the last finished_seq given
     _one_of("state", "running", "finished", "interrupted", "failed"),
 )
@@ -92,27 +97,27 @@ runs = Table(
 rollouts = Table(
     "rollouts",
     metadata,
-    Column("id", Text, primary_key=True),
+    Column("id", _Text, primary_key=True),
     _run(),
-    Column("task", Text, nullable=False),
-    Column("group_id", Text, nullable=False),
-    Column("replica", Integer, nullable=False),
-    Column("mode", Text, nullable=False),
-    Column("step", Integer, nullable=False),
-    Column("sampling", Text, nullable=False),
-    Column("retry", Text, nullable=False),
-    Column("priority", Integer, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("lost", Integer, nullable=False),
+    Column("task", _Text, nullable=False),
+    Column("group_id", _Text, nullable=False),
+    Column("replica", _Int, nullable=False),
+    Column("mode", _Text, nullable=False),
+    Column("step", _Int, nullable=False),
+    Column("sampling", _Text, nullable=False),
+    Column("retry", _Text, nullable=False),
+    Column("priority", _Int, nullable=False),
+    Column("state", _Text, nullable=False),
+    Column("attempt", _Int, nullable=False),
+    Column("lost", _Int, nullable=False),
     Column("created_ns", BigInteger, nullable=False),
     Column("started_ns", BigInteger),
     Column("finished_ns", BigInteger),
     Column("finished_seq", BigInteger),
     Column("reward", Double),
-    Column("calls", Integer, nullable=False, server_default="0"),
-    Column("error", Text),
-    Column("warning", Text),
+    Column("calls", _Int, nullable=False, server_default="0"),
+    Column("error", _Text),
+    Column("warning", _Text),
     UniqueConstraint("run_id", "group_id", "replica"),
     UniqueConstraint("run_id", "finished_seq"),
     UniqueConstraint("id", "run_id", "mode"),  # what consumption refers to
@@ -129,16 +134,16 @@ Index(
 attempts = Table(
     "attempts",
     metadata,
-    Column("rollout_id", Text, ForeignKey("rollouts.id"), nullable=False),
-    Column("attempt", Integer, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("worker_id", Text, nullable=False),
-    Column("token", Text, nullable=False),
+    Column("rollout_id", _Text, ForeignKey("rollouts.id"), nullable=False),
+    Column("attempt", _Int, nullable=False),
+    Column("state", _Text, nullable=False),
+    Column("worker_id", _Text, nullable=False),
+    Column("token", _Text, nullable=False),
     Column("lease_expires_ns", BigInteger, nullable=False),
     Column("started_ns", BigInteger, nullable=False),
     Column("finished_ns", BigInteger),
-    Column("error", Text),
-    Column("output", Text),
+    Column("error", _Text),
+    Column("output", _Text),
     PrimaryKeyConstraint("rollout_id", "attempt"),
     _one_of("state", "running", "succeeded", "failed", "timed_out", "lost"),
     sqlite_with_rowid=False,
@@ -160,11 +165,11 @@ Index(
 workers = Table(
     "workers",
     metadata,
-    Column("id", Text, nullable=False),
+    Column("id", _Text, nullable=False),
     _run(),
-    Column("host", Text, nullable=False),
-    Column("pid", Integer, nullable=False),
-    Column("running", Integer, nullable=False),
+    Column("host", _Text, nullable=False),
+    Column("pid", _Int, nullable=False),
+    Column("running", _Int, nullable=False),
     Column("seen_ns", BigInteger, nullable=False),
     PrimaryKeyConstraint("run_id", "id"),
 )
@@ -172,45 +177,45 @@ workers = Table(
 calls = Table(
     "calls",
     metadata,
-    Column("id", Text, primary_key=True),
-    _run(),
+    Column("id", _Text, primary_key=True),
     *_attempt(),
-    Column("parent_id", Text, ForeignKey("calls.id")),
+    Column("parent_id", _Text, ForeignKey("calls.id")),
     Column("suffix_ids", LargeBinary, nullable=False),
     Column("sampled_ids", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary, nullable=False),
-    Column("versions", Text, nullable=False),
-    Column("prompt_tokens", Integer, nullable=False),
-    Column("policy", Text, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("protocol", Text, nullable=False),
-    Column("sampling", Text, nullable=False),
-    Column("history_hash", Text, nullable=False),
-    Column("request_hash", Text, nullable=False),
-    Column("messages", Text, nullable=False),
-    Column("answer", Text, nullable=False),
-    Column("tools", Text),
-    Column("fork_cause", Text),
-    Column("context_only", Integer, nullable=False, server_default="0"),
-    Column("asked", Text, nullable=False, server_default="{}"),
-    Column("usage", Text, nullable=False, server_default="{}"),
-    Column("agent", Text),
-    Column("finish_reason", Text, nullable=False),
+    Column("versions", _Text, nullable=False),
+    Column("prompt_tokens", _Int, nullable=False),
+    Column("policy", _Text, nullable=False),
+    Column("model", _Text, nullable=False),
+    Column("protocol", _Text, nullable=False),
+    Column("sampling", _Text, nullable=False),
+    Column("history_hash", _Text, nullable=False),
+    Column("request_hash", _Text, nullable=False),
+    Column("messages", _Text, nullable=False),
+    Column("answer", _Text, nullable=False),
+    Column("tools", _Text),
+    Column("fork_cause", _Text),
+    Column("context_only", _Int, nullable=False, server_default="0"),
+    Column("asked", _Text, nullable=False, server_default="{}"),
+    Column("usage", _Text, nullable=False, server_default="{}"),
+    Column("agent", _Text),
+    Column("finish_reason", _Text, nullable=False),
     Column("started_ns", BigInteger, nullable=False),
     Column("finished_ns", BigInteger, nullable=False),
     CheckConstraint("length(logprobs) = length(sampled_ids)", name="one_logprob_a_sampled_token"),
 )
 Index("calls_by_attempt", calls.c.rollout_id, calls.c.attempt)
+_HAS_PARENT = calls.c.parent_id.is_not(None)
+Index("calls_by_parent", calls.c.parent_id, sqlite_where=_HAS_PARENT, postgresql_where=_HAS_PARENT)  # to delete calls
 
 spans = Table(
     "spans",
     metadata,
-    Column("id", Text, primary_key=True),
-    _run(),
+    Column("id", _Text, primary_key=True),
     *_attempt(),
-    Column("name", Text, nullable=False),
-    Column("parent_id", Text),
-    Column("attributes", Text, nullable=False),
+    Column("name", _Text, nullable=False),
+    Column("parent_id", _Text),
+    Column("attributes", _Text, nullable=False),
     Column("started_ns", BigInteger, nullable=False),
     Column("finished_ns", BigInteger, nullable=False),
 )
@@ -220,23 +225,24 @@ rewards = Table(
     "rewards",
     metadata,
     Column("seq", _Serial, primary_key=True, autoincrement=True),
-    Column("id", Text, nullable=False, unique=True),
-    _run(),
+    Column("id", _Text, nullable=False, unique=True),
     *_attempt(),
     Column("value", Double, nullable=False),  # SQLite keeps NaN as NULL, so this refuses it
-    Column("name", Text, nullable=False),
-    Column("call_id", Text, ForeignKey("calls.id")),
-    Column("source", Text, nullable=False),
+    Column("name", _Text, nullable=False),
+    Column("call_id", _Text, ForeignKey("calls.id")),
+    Column("source", _Text, nullable=False),
     Column("created_ns", BigInteger, nullable=False),
     _one_of("source", "return", "function", "output", "emitted", "posted"),
 )
 Index("rewards_by_rollout", rewards.c.rollout_id, rewards.c.attempt)
+_OF_CALL = rewards.c.call_id.is_not(None)
+Index("rewards_by_call", rewards.c.call_id, sqlite_where=_OF_CALL, postgresql_where=_OF_CALL)  # to delete calls
 
 resource_versions = Table(
     "resource_versions",
     metadata,
     _run(),
-    Column("name", Text, nullable=False),
+    Column("name", _Text, nullable=False),
     Column("last", BigInteger, nullable=False),  # only ever counts up, so that no version is used twice
     PrimaryKeyConstraint("run_id", "name"),
 )
@@ -245,12 +251,12 @@ resources = Table(
     "resources",
     metadata,
     _run(),
-    Column("name", Text, nullable=False),
+    Column("name", _Text, nullable=False),
     Column("version", BigInteger, nullable=False),
-    Column("kind", Text, nullable=False),
-    Column("value", Text, nullable=False),
+    Column("kind", _Text, nullable=False),
+    Column("value", _Text, nullable=False),
     Column("parent", BigInteger),
-    Column("step", Integer, nullable=False),
+    Column("step", _Int, nullable=False),
     Column("created_ns", BigInteger, nullable=False),
     PrimaryKeyConstraint("run_id", "name", "version"),
     ForeignKeyConstraint(["run_id", "name"], ["resource_versions.run_id", "resource_versions.name"]),
@@ -261,21 +267,23 @@ metrics = Table(
     metadata,
     Column("seq", _Serial, primary_key=True, autoincrement=True),
     _run(),
-    Column("step", Integer, nullable=False),
-    Column("name", Text, nullable=False),
+    Column("step", _Int, nullable=False),
+    Column("name", _Text, nullable=False),
     Column("value", Double),  # NULL where it was not a finite number
     Column("created_ns", BigInteger, nullable=False),
     Column("abandoned", Boolean, nullable=False),
+    sqlite_autoincrement=True,  # who follows metrics relies on a seq that is never used twice
 )
 Index("metrics_by_name", metrics.c.run_id, metrics.c.step, metrics.c.name)
+Index("metrics_by_seq", metrics.c.run_id, metrics.c.seq)
 
 steps = Table(
     "steps",
     metadata,
     Column("id", _Serial, primary_key=True, autoincrement=True),
     _run(),
-    Column("step", Integer, nullable=False),
-    Column("state", Text, nullable=False),
+    Column("step", _Int, nullable=False),
+    Column("state", _Text, nullable=False),
     Column("version", BigInteger),
     Column("created_ns", BigInteger, nullable=False),
     UniqueConstraint("id", "run_id"),
@@ -295,12 +303,12 @@ Index(
 consumption = Table(
     "consumption",
     metadata,
-    Column("rollout_id", Text, primary_key=True),
-    Column("run_id", Text, nullable=False),
-    Column("mode", Text, nullable=False, server_default="train"),
+    Column("rollout_id", _Text, primary_key=True),
+    Column("run_id", _Text, nullable=False),
+    Column("mode", _Text, nullable=False, server_default="train"),
     Column("step_id", _Serial, nullable=False),
-    Column("position", Integer, nullable=False),
-    Column("outcome", Text, nullable=False),
+    Column("position", _Int, nullable=False),
+    Column("outcome", _Text, nullable=False),
     ForeignKeyConstraint(["rollout_id", "run_id", "mode"], ["rollouts.id", "rollouts.run_id", "rollouts.mode"]),
     ForeignKeyConstraint(["step_id", "run_id"], ["steps.id", "steps.run_id"]),
     UniqueConstraint("step_id", "position"),
@@ -312,8 +320,8 @@ checkpoints = Table(
     "checkpoints",
     metadata,
     _run(),
-    Column("step", Integer, nullable=False),
-    Column("path", Text, nullable=False),
+    Column("step", _Int, nullable=False),
+    Column("path", _Text, nullable=False),
     Column("version", BigInteger, nullable=False),
     Column("created_ns", BigInteger, nullable=False),
     PrimaryKeyConstraint("run_id", "step"),

@@ -1,8 +1,11 @@
-"""The writer: one thread that owns the writing connection and commits whatever is queued as one group.
+"""The writer: one thread that owns a writing connection and commits whatever is queued as one group.
 
 Driven by the SQL store, whose verbs submit work and await it. A unit of work is (verb, argument), where the verb is a
 function of a transaction and a LIST of arguments: the arguments queued for one verb at a time become one call, so that a
 hundred concurrent appends are one executemany. One that fails fails alone. Nothing is answered before the commit.
+
+A database that is away is waited for, as long as it asks for. A group whose transaction did not take place is executed
+again; where the connection broke during the commit, the database is asked first whether it did.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Table
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import Connection, RootTransaction, Table
 from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import StoreError
 from agentlightning.store.bell import Bell, Topic
+from agentlightning.store.database import Database, Mark
+from agentlightning.store.upsert import upsert
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -31,7 +35,13 @@ GROUP = 1000
 """Most units of work in one transaction."""
 GATHER_S = 0.003
 """While work of several keeps coming, a transaction waits this long for more to join it: a commit costs as much as ten
-appends. Work that comes alone does not wait, however soon after the last."""
+appends. It does not wait once as much has come as usually does, and work that comes alone does not wait at all."""
+USUAL_FADES = 0.9
+"""What is usual is the largest of the last groups; each further group counts so much less."""
+OPENING_S = 10.0
+"""Seconds to wait for a database that is away when the store is opened."""
+PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
+"""Between attempts to reach a database that is away; the last one is repeated."""
 
 
 @dataclass(slots=True)
@@ -49,10 +59,7 @@ class Transaction:
             return
         text = self._inserts.get(table)
         if text is None:
-            columns = [column.name for column in table.columns if column.name != "seq"]
-            statement = insert(table).on_conflict_do_nothing(index_elements=["id"] if "id" in columns else None)
-            text = str(statement.compile(dialect=self.connection.dialect, column_keys=columns))
-            self._inserts[table] = text
+            text = self._inserts[table] = _insert(self.connection, table)
         self.connection.exec_driver_sql(text, rows)
 
     def tell(self, about: str, run_id: str, value: int = 0) -> None:
@@ -69,118 +76,252 @@ class _Work:
     argument: Any
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
+    since: float
+    """time.monotonic() when it was submitted."""
     result: Any = None
     error: BaseException | None = None
 
 
-class Writer:
-    """The thread. `submit` from any event loop; `stop` once."""
+@dataclass(slots=True)
+class _Doubtful:
+    """A transaction whose commit was cut off: what it told, and whose results it made."""
 
-    def __init__(self, engine: Engine, now_ns: Callable[[], int], bell: Bell) -> None:
-        self._engine = engine
+    news: dict[Topic, int]
+    group: list[_Work]
+
+
+class Writer:
+    """The thread. `submit` from any event loop; `stop` once.
+
+    Its transactions are of the `exclusive` kind (one at a time in the whole database, numbered, never executed twice), or
+    are made of verbs that may be repeated. `now_ns` replaces the clock of the database. `opening` runs before everything
+    else, in a transaction of its own; where it fails, so does what was submitted first.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        name: str,
+        bell: Bell,
+        *,
+        now_ns: Callable[[], int] | None,
+        exclusive: bool = True,
+        opening: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self._database = database
+        self._name = name
+        self._exclusive = exclusive
+        self._opening = opening
+        self._engine = database.writer(name)
         self._now_ns = now_ns
         self._bell = bell
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._inserts: dict[Table, str] = {}
-        self._stopped = False
+        self._stopped = threading.Event()
+        self._connection: Connection | None = None
+        self._number = 0
+        """Of the last transaction."""
+        self._in_doubt: _Doubtful | None = None
+        """The last transaction, where its commit was cut off."""
+        self._lost = False
+        """The last connection was lost: what is left of it may still be at work."""
         self._committed = 0.0
         """time.monotonic() of the last commit."""
         self._crowded = False
         """The last commit was of more than one."""
+        self._usual: dict[Verb[Any, Any] | None, float] = {}
+        """Size of the larger ones of the last groups, of all and by the verb that began them."""
+        self.heard: Callable[[float, int], None] | None = None
+        """Told of every group: seconds since the first was submitted, and how many they were."""
         self._thread = threading.Thread(target=self._serve, name="store-writer", daemon=True)
         self._thread.start()
 
     async def submit(self, verb: Verb[A, R], argument: A) -> R:
         """Run the verb on this argument in some transaction; returns after its commit."""
-        if self._stopped:
+        if self._stopped.is_set():
             raise StoreError("the store is closed; open it first")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-        self._queue.put(_Work(verb, argument, future, loop))
+        self._queue.put(_Work(verb, argument, future, loop, time.monotonic()))
         return await future
 
     def stop(self) -> None:
-        """Finish what was submitted, then end the thread. Blocks."""
-        if not self._stopped:
-            self._stopped = True
+        """Finish what was submitted (at once, if the database is away), then end the thread. Blocks."""
+        if not self._stopped.is_set():
+            self._stopped.set()
             self._queue.put(None)
         self._thread.join()
 
     def _serve(self) -> None:
-        connection: Connection | None = None
         open_for_work = True
         while open_for_work:
             group, open_for_work = self._next_group()
             group = [work for work in group if not work.future.cancelled()]
             if not group:
                 continue
-            try:
-                if connection is None or connection.closed:
-                    connection = self._engine.connect()
-                self._execute(connection, group)
-            except Exception as error:  # whatever it was, the callers get it, and the thread lives on
-                for work in group:
-                    work.error = error
-                if connection is not None:
-                    with contextlib.suppress(DBAPIError):
-                        connection.close()
-            self._committed, self._crowded = time.monotonic(), len(group) > 1
+            crowded = len(group) > 1
+            waiting, attempt = group, 0
+            while waiting:
+                waiting = self._try(waiting)
+                if waiting:
+                    self._stopped.wait(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
+                    attempt += 1
+            self._committed, self._crowded = time.monotonic(), crowded
+            if self.heard is not None:
+                self.heard(self._committed - group[0].since, len(group))
             _answer(group)
-        if connection is not None:
-            connection.close()
+        self._disconnect()
         self._engine.dispose()  # here, since a connection to memory may be closed by the thread that made it only
+
+    def _try(self, group: list[_Work]) -> list[_Work]:
+        """Execute the group; returns those whose turn comes again, since the database is away or chose a victim."""
+        try:
+            self._execute(self._connected(), group)
+        except Exception as error:  # whatever it was, the callers get it, and the thread lives on
+            self._disconnect()
+            passes = self._database.passes(error)
+            self._lost = self._lost or (passes and self._exclusive)
+            patience_s = self._database.patience_s
+            if self._opening is not None:  # perhaps the server just starts; perhaps the URL is wrong
+                patience_s = min(patience_s, OPENING_S)
+            latest = time.monotonic() - patience_s
+            waiting = [work for work in group if passes and work.since > latest and not self._stopped.is_set()]
+            if len(waiting) < len(group):
+                final = self._final(error)
+                for work in set(group).difference(waiting):
+                    work.error = final
+            return waiting
+        return []
+
+    def _final(self, error: Exception) -> Exception:
+        if self._in_doubt is None or not isinstance(error, DBAPIError):
+            return error
+        return StoreError(f"{self._database.explain(error)}; it is not known whether the last change was recorded")
 
     def _next_group(self) -> tuple[list[_Work], bool]:
         """Everything that is queued, up to a bound; waits for the first. False once stopped."""
         group: list[_Work] = []
         work = self._queue.get()
-        if work is not None and self._crowded and time.monotonic() - self._committed < GATHER_S:
-            time.sleep(GATHER_S)
+        deadline, expected = 0.0, 0
+        if work is not None and self._crowded and (now := time.monotonic()) - self._committed < GATHER_S:
+            deadline, expected = now + GATHER_S, int(min(self._usual.get(work.verb, GROUP), self._usual[None]))
         while work is not None:
             group.append(work)
             if len(group) == GROUP:
-                return group, True
+                break
+            left_s = deadline - time.monotonic() if len(group) < expected else 0.0
             try:
-                work = self._queue.get_nowait()
+                work = self._queue.get(timeout=left_s) if left_s > 0 else self._queue.get_nowait()
             except queue.Empty:
-                return group, True
-        return group, False
+                break
+        if group:
+            for kind in (group[0].verb, None):
+                self._usual[kind] = max(len(group), USUAL_FADES * self._usual.get(kind, 0.0))
+        return group, work is not None
+
+    def _connected(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._engine.connect()
+        if self._opening is not None:
+            with self._connection.begin():
+                self._opening(self._connection)
+            self._opening = None
+        return self._connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(DBAPIError):
+                connection.close()
 
     def _execute(self, connection: Connection, group: list[_Work]) -> None:
+        """One transaction, or none if it took place already; raises where the database refused it as a whole."""
+        if self._lost and self._took_place(connection, group):
+            return
+        # Savepoints cost as much as an append: they are for groups in which something failed.
+        if not self._commit(connection, group, careful=False):
+            self._commit(connection, group, careful=True)
+
+    def _took_place(self, connection: Connection, group: list[_Work]) -> bool:
+        """On a new connection after one was lost: whether the group's work is done, results and all."""
+        with connection.begin():
+            committed = self._database.resume(connection, Mark(self._name, self._number))
+        self._lost = False
+        doubtful, self._in_doubt = self._in_doubt, None
+        if doubtful is None or not committed:
+            return False
+        self._bell.ring(doubtful.news)
+        return set(group) <= set(doubtful.group)
+
+    def _commit(self, connection: Connection, group: list[_Work], *, careful: bool) -> bool:
+        """Run all verbs and commit; False where one failed and they have to be run again, carefully."""
         by_verb: dict[Verb[Any, Any], list[_Work]] = defaultdict(list)
         for work in group:
+            work.result = work.error = None
             by_verb[work.verb].append(work)
-        transaction = Transaction(connection, self._now_ns(), _inserts=self._inserts)
-        with connection.begin():
-            for works in by_verb.values():
-                _run(transaction, works)
+        self._number += 1
+        with connection.begin() as root:
+            entered_ns = self._database.enter(connection, Mark(self._name, self._number) if self._exclusive else None)
+            now_ns = entered_ns if self._now_ns is None else self._now_ns()
+            transaction = Transaction(connection, now_ns, _inserts=self._inserts)
+            try:
+                for works in by_verb.values():
+                    _run(transaction, works, careful)
+            except Exception as error:
+                if careful or self._database.passes(error):
+                    raise
+                root.rollback()
+                if len(group) == 1:
+                    group[0].error = error
+                return len(group) == 1
+            if transaction.news:
+                self._database.tell(connection, self._name, transaction.news)
+            self._finish(root, transaction, group)
+        return True
+
+    def _finish(self, root: RootTransaction, transaction: Transaction, group: list[_Work]) -> None:
+        self._in_doubt = _Doubtful(transaction.news, group)
+        try:
+            root.commit()
+        except Exception as error:
+            if not (self._exclusive and self._database.passes(error)):
+                self._in_doubt = None
+            raise
+        self._in_doubt = None
         if transaction.news:
             self._bell.ring(transaction.news)
 
 
-def _run(transaction: Transaction, works: list[_Work]) -> None:
-    """One call of the verb for all works; where that fails, one call for each, so that only the culprits fail."""
-    savepoint = transaction.connection.begin_nested()
+def _run(transaction: Transaction, works: list[_Work], careful: bool) -> None:
+    """One call of the verb for all works; carefully: where that fails one for each, so that only the culprits fail."""
+    savepoint = transaction.connection.begin_nested() if careful else None
     try:
         results = works[0].verb(transaction, [work.argument for work in works])
     except Exception as error:  # handed to the caller, who awaits it
-        if not _alive(transaction.connection):
+        if savepoint is None or not _alive(transaction.connection):
             raise
         savepoint.rollback()
         if len(works) == 1:
             works[0].error = error
             return
         for work in works:
-            _run(transaction, [work])
+            _run(transaction, [work], careful)
     else:
-        savepoint.commit()
+        if savepoint is not None:
+            savepoint.commit()
         for work, result in zip(works, results, strict=True):
             work.result = result
 
 
 def _alive(connection: Connection) -> bool:
-    """False where SQLite gave up the whole transaction, as it does on a full disk or an I/O error."""
-    return bool(getattr(connection.connection.driver_connection, "in_transaction", True))
+    """False where the transaction is over: SQLite gives it up on a full disk or an I/O error, a server that is away too."""
+    return not connection.invalidated and bool(getattr(connection.connection.driver_connection, "in_transaction", True))
+
+
+def _insert(connection: Connection, table: Table) -> str:
+    columns = [column.name for column in table.columns if column.name != "seq"]
+    statement = upsert(connection, table).on_conflict_do_nothing(index_elements=["id"] if "id" in columns else None)
+    return str(statement.compile(dialect=connection.dialect, column_keys=columns))
 
 
 def _answer(group: list[_Work]) -> None:

@@ -7,6 +7,7 @@ checkpoints/step-000010/ (a transformers folder with the learner's state beside 
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types import JSON, Checkpoint
 
 LEARNER_STATE = "learner.pt"
+RESUMED = "resumed"
+"""Kind of the row in metrics.jsonl that says from which step's checkpoint the run went on."""
 
 
 class RunFolder:
@@ -41,7 +44,9 @@ class RunFolder:
         self.make()
         with _writing(self.path):
             temporary = self.path / ".config.json.tmp"
-            temporary.write_text(config_text(config) + "\n", encoding="utf-8")
+            # The store's URL may hold a password, and resuming needs it.
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+                file.write(config_text(config) + "\n")
             temporary.replace(self.path / "config.json")
 
     @contextmanager
@@ -55,6 +60,8 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as cause:
                 raise ConflictError(f"{self.run_id}: another process is training this run; end it first") from cause
+            for half in self.path.glob("checkpoints/.*"):  # what a learner was writing when it was killed
+                shutil.rmtree(half, ignore_errors=True)
             yield
 
     def write_tasks(self, name: str, rows: Iterable[JSON]) -> str:
@@ -83,11 +90,12 @@ class RunFolder:
         return parse_config(table, str(file))
 
     def append_metrics(self, row: JSON) -> None:
+        """Add a row with `step` and `kind`; of the kind `RESUMED`, it undoes those of later steps."""
         with _writing(self.path), (self.path / "metrics.jsonl").open("ab") as file:
             file.write(orjson.dumps(row) + b"\n")
 
     def metrics(self) -> list[JSON]:
-        """Rows of metrics.jsonl, the last one of each step: steps that a crash undid are left out."""
+        """Rows of metrics.jsonl, the last one of each step; what a crash undid and nobody executed again is left out."""
         rows: dict[tuple[int, str], JSON] = {}
         file = self.path / "metrics.jsonl"
         for line in file.read_bytes().splitlines() if file.exists() else ():
@@ -95,7 +103,10 @@ class RunFolder:
                 row = orjson.loads(line)
             except orjson.JSONDecodeError:
                 continue  # a full disk or a power cut leaves half a line; the store has its numbers
-            rows[row["step"], row["kind"]] = row
+            if row["kind"] == RESUMED:
+                rows = {key: kept for key, kept in rows.items() if kept["step"] <= row["step"]}
+            else:
+                rows[row["step"], row["kind"]] = row
         return sorted(rows.values(), key=lambda row: (row["step"], row["kind"]))
 
 

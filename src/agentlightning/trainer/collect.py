@@ -6,7 +6,9 @@ number of rollouts. Enqueueing is idempotent, so a trainer that was killed picks
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from agentlightning.errors import NoCallsError
 from agentlightning.store.base import NO_CALLS, LightningStore
@@ -33,12 +35,34 @@ class Collector:
 
         StoreError where nothing finishes because the store cannot be written any more.
         """
+        _, rollouts = await self.collect_again(wanted, on_progress)
+        return rollouts
+
+    async def collect_again(
+        self, wanted: Sequence[NewRollout], on_progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> tuple[list[Rollout], list[Rollout]]:
+        """Like `collect`, with the rollouts of tries that came to nothing before.
+
+        A try of an earlier process that was over and useless ended that process: whoever resumes wants another, which gets
+        names of its own.
+        """
         if self._seen is None:
             counts = await self._store.count(self._run_id)
             self._seen = sum(number for (_, state), number in counts.items() if state in FINAL_STATES)
-        rollouts: list[Rollout] = []
-        for start in range(0, len(wanted), ENQUEUE_BATCH):
-            rollouts += await self._store.enqueue(wanted[start : start + ENQUEUE_BATCH])
+        spent: list[Rollout] = []
+        for number in itertools.count(1):
+            names = wanted if number == 1 else [_try(new, number) for new in wanted]
+            rollouts: list[Rollout] = []
+            for start in range(0, len(names), ENQUEUE_BATCH):
+                rollouts += await self._store.enqueue(names[start : start + ENQUEUE_BATCH])
+            over = all(rollout.state in FINAL_STATES for rollout in rollouts)
+            if not (rollouts and over and useless(rollouts)):
+                break
+            spent += rollouts
+        return spent, await self._finish(rollouts, on_progress)
+
+    async def _finish(self, rollouts: list[Rollout], on_progress: Callable[[int, int], None]) -> list[Rollout]:
+        assert self._seen is not None
         finished = {rollout.id: rollout for rollout in rollouts if rollout.state in FINAL_STATES}
         outstanding = {rollout.id for rollout in rollouts} - set(finished)
         while outstanding:
@@ -54,6 +78,15 @@ class Collector:
                     finished[rollout.id] = rollout
         on_progress(len(finished), len(rollouts))
         return [finished[rollout.id] for rollout in rollouts]
+
+
+def _try(new: NewRollout, number: int) -> NewRollout:
+    return replace(new, group_id=f"{new.group_id}:try{number}")
+
+
+def useless(rollouts: Sequence[Rollout]) -> bool:
+    """Whether nothing can come of them: all failed, or those that succeeded did so without a model call."""
+    return all(rollout.state != "succeeded" or rollout.calls == 0 for rollout in rollouts)
 
 
 def refuse_silence(rollouts: Sequence[Rollout]) -> str | None:

@@ -99,16 +99,18 @@ class Processes:
     async def beside(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; if a child cannot be kept running meanwhile, cancel it and raise that child's error."""
         task = asyncio.ensure_future(work)
-        watch = asyncio.ensure_future(self._supervisor.watch())
+        watches = [asyncio.ensure_future(watched.watch()) for watched in (self._supervisor, self.engine)]
         try:
-            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, *watches}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                watch.result()
+                for watch in watches:
+                    if watch.done():
+                        watch.result()
             return await task
         finally:
-            for each in (task, watch):
+            for each in (task, *watches):
                 each.cancel()
-            await asyncio.gather(task, watch, return_exceptions=True)
+            await asyncio.gather(task, *watches, return_exceptions=True)
 
     def _worker_line(self) -> str:
         agent = self._config.agent

@@ -23,7 +23,7 @@ from agentlightning.config import Config
 from agentlightning.engines.base import DEFAULT_POLICY, Engine, Metrics
 from agentlightning.errors import AgentError, LearnerLostError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, save_checkpoint
+from agentlightning.trainer.checkpoint import RESUMED, RunFolder, last_checkpoint, save_checkpoint
 from agentlightning.trainer.collect import Collector, refuse_silence
 from agentlightning.trainer.evaluate import Kind, evaluate
 from agentlightning.trainer.evidence import Witness
@@ -31,7 +31,6 @@ from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.tasks import TaskOrder
 from agentlightning.types import (
     JSON,
-    Call,
     Consumed,
     Metric,
     NewRollout,
@@ -47,7 +46,7 @@ SUMMARY: tuple[str, ...] = ("reward_mean", "heldout_greedy", "heldout_sampled")
 """Metrics that a list of runs shows."""
 MOST_LEARNERS_LOST = 3
 """Learners lost in a row, without a step that was never reached before, after which it is no accident."""
-RECORD_BATCH = 512
+RECORD_BATCH = 128
 """Rollouts whose calls are read from the store at a time: bounds the size of one answer."""
 
 
@@ -122,6 +121,7 @@ class Loop:
         await self.engine.load(Path(checkpoint.path))
         self.version = checkpoint.version
         again = await self.store.reopen_steps(self.run_id, checkpoint.step)
+        self.folder.append_metrics({"step": checkpoint.step, "kind": RESUMED, "time": time.time()})
         await self._publish(step=checkpoint.step, parent=checkpoint.version)
         done = checkpoint.step
         for step in again:
@@ -155,7 +155,7 @@ class Loop:
     async def _collect(self, step: int) -> list[Rollout]:
         with self._timed("collect"):
             order = TaskOrder(len(self.train), self.config.trainer.tasks_per_step, self.config.trainer.seed)
-            return await self.collector.collect(
+            spent, rollouts = await self.collector.collect_again(
                 [
                     NewRollout(
                         run_id=self.run_id,
@@ -173,6 +173,7 @@ class Loop:
                 ],
                 partial(self.progress.phase, "collect"),
             )
+            return spent + rollouts  # every rollout that is finished is consumed by a step
 
     async def _stored(self, step: Step) -> list[Rollout]:
         ids = [consumed.rollout_id for consumed in step.consumed]
@@ -214,22 +215,24 @@ class Loop:
             rollouts = [
                 rollout if rollout.state == "succeeded" else replace(rollout, reward=0.0) for rollout in rollouts
             ]
-        calls: list[Call] = []
-        rewards = []
-        ids = [rollout.id for rollout in rollouts]
-        for start in range(0, len(ids), RECORD_BATCH):
-            calls += await self.store.calls(ids[start : start + RECORD_BATCH])
-            rewards += await self.store.rewards(ids[start : start + RECORD_BATCH])
-        kept, left_out = trajectories(rollouts, calls, rewards, keep_unrewarded=True)
         groups: defaultdict[str, list[Trajectory]] = defaultdict(list)
-        for trajectory in kept:
-            groups[trajectory.group_id].append(trajectory)
+        calls = forked = invalid = 0
+        for start in range(0, len(rollouts), RECORD_BATCH):  # calls hold all text, too: never those of a whole step
+            part = rollouts[start : start + RECORD_BATCH]
+            ids = [rollout.id for rollout in part]
+            found = await self.store.calls(ids)
+            kept, left_out = trajectories(part, found, await self.store.rewards(ids), keep_unrewarded=True)
+            for trajectory in kept:
+                groups[trajectory.group_id].append(trajectory)
+            calls += len(found)
+            forked += sum(call.fork_cause is not None for call in found)
+            invalid += len(left_out)
         return list(groups.values()), {
             "rollouts": float(len(rollouts)),
-            "calls": float(len(calls)),
-            "forked_calls": float(sum(call.fork_cause is not None for call in calls)),
+            "calls": float(calls),
+            "forked_calls": float(forked),
             "failed": float(len(failed)),
-            "invalid": float(len(left_out)),
+            "invalid": float(invalid),
         }
 
     async def _publish(self, step: int, parent: int | None) -> None:

@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,8 @@ WORKER_END_S = 10.0
 MOST_RESTARTS = 5
 """Unexpected ends of one child within `RESTART_WINDOW_S` after which it is given up."""
 RESTART_WINDOW_S = 60.0
+SERVER_PAUSES_S = (0.0, 1.0, 3.0, 9.0, 27.0)
+"""Before each start of a server that ended: where its database is away it cannot start, and that lasts up to a minute."""
 EXIT_INPUT_ERROR = 2
 TAIL_BYTES = 8192
 """How much of a log is looked at for a child's last words."""
@@ -44,6 +46,7 @@ class _Child:
     arguments: list[str]
     log: Path
     pass_fds: tuple[int, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     restartable: bool = True
     answered: bool = True
@@ -77,7 +80,8 @@ class Supervisor:
             os.set_inheritable(descriptor, True)
         child = _Child(
             name="server",
-            arguments=["agentlightning.gateway", "--store", self._store_url, "--fd", str(descriptor)],
+            arguments=["agentlightning.gateway", "--fd", str(descriptor)],
+            env={"AGL_STORE": self._store_url},  # not an argument: its password would be seen in the list of processes
             log=self._folder / "logs" / "server.log",
             pass_fds=(descriptor,),
             restartable=not self._store_url.startswith("memory:"),
@@ -134,7 +138,7 @@ class Supervisor:
         child.process = start_child(
             child.arguments,
             pass_fds=child.pass_fds,
-            env={"AGL_SERVER_KEY": self.server_key, "PYTHONUNBUFFERED": "1"},
+            env={"AGL_SERVER_KEY": self.server_key, "PYTHONUNBUFFERED": "1", **child.env},
             log=child.log,
         )
         self._children[child.name] = child
@@ -160,10 +164,16 @@ class Supervisor:
             self._give_up(kind(f"{child.name} ended {len(recent) + 1} times in a minute: {_tail(child)}"))
         else:
             log.warning("%s ended with exit code %s; starting it again", child.name, code)
-            try:
-                self._launch(child)
-            except OSError as cause:
-                self._give_up(AgentLightningError(f"{child.name} ended and cannot be started again: {cause}"))
+            pause_s = SERVER_PAUSES_S[len(recent)] if child.name == "server" else 0.0
+            asyncio.get_running_loop().call_later(pause_s, self._launch_again, child)
+
+    def _launch_again(self, child: _Child) -> None:
+        if self._stopping:
+            return
+        try:
+            self._launch(child)
+        except OSError as cause:
+            self._give_up(AgentLightningError(f"{child.name} ended and cannot be started again: {cause}"))
 
     def _give_up(self, error: AgentLightningError) -> None:
         failure = self._failed()

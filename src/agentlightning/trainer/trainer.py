@@ -22,7 +22,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config import DEFAULT_STORE, Config, parse_config, run_record
+from agentlightning.config import DEFAULT_STORE, Config, parse_config, run_record, without_password
 from agentlightning.errors import AgentLightningError, ConfigError, NotFoundError
 from agentlightning.runner.user_code import agent_spec
 from agentlightning.store.base import LightningStore
@@ -260,7 +260,7 @@ class Training:
             await store.update_run(run_id, state="running")
         elif resume and self._folder.has_checkpoint():
             why = "it ended with its process" if url == "memory://" else "name the one it was trained with: --store URL"
-            raise NotFoundError(f"{run_id}: the store {url} does not know this run; {why}")
+            raise NotFoundError(f"{run_id}: the store {without_password(url)} does not know this run; {why}")
         else:
             agent = self._config.agent
             name = name or (Path(agent.run).name if agent.run is not None else str(agent.command))

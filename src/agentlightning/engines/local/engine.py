@@ -37,6 +37,8 @@ PUBLISH_DEADLINE_S = 120.0
 WATCH_S = 0.1
 MAX_QUICK_RESTARTS = 5
 """A sampler that dies this often within a minute is not restarted again: the fault is not a passing one."""
+MAX_KILLED_STARTS = 3
+"""A child that a signal ends before it is ready is started again, this often."""
 
 log = logging.getLogger(__name__)
 
@@ -146,10 +148,15 @@ class LocalEngine:
         self._watch = asyncio.create_task(self._keep_sampler())
         return [self._url]
 
+    async def watch(self) -> None:
+        """Never returns; EngineError when the sampler cannot be kept running. Run it beside the work."""
+        assert self._watch is not None
+        await asyncio.shield(self._watch)  # a watch that is no longer needed is cancelled, the next one watches on
+
     async def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError, EngineError):  # whoever watched was told
                 await self._watch
             self._watch = None
         children = [self._sampler, self._learner.child if self._learner else None]
@@ -264,29 +271,42 @@ class LocalEngine:
         assert self._http is not None
         assert self._sampler is not None
         deadline = time.monotonic() + START_DEADLINE_S
+        killed = 0
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 async with self._http.get(f"{self._url}/health", timeout=aiohttp.ClientTimeout(0.5)) as answer:
                     if answer.status == 200:
                         return
-            if self._sampler.poll() is not None:
-                raise self._ended_early("sampler", self._sampler.returncode)
+            code = self._sampler.poll()
+            if code is not None:
+                killed += 1
+                if code >= 0 or killed > MAX_KILLED_STARTS:
+                    raise self._ended_early("sampler", code)
+                stop_child(self._sampler)
+                self._sampler = self._start_sampler()
             if time.monotonic() > deadline:
                 raise EngineError(f"the sampler is not ready after {START_DEADLINE_S:.0f} s; {self._tail('sampler')}")
 
     async def _learner_ready(self) -> None:
-        assert self._learner is not None
-        learner = self._learner
-        try:
-            await asyncio.wait_for(asyncio.to_thread(learner.receive), START_DEADLINE_S)
-        except TimeoutError as late:
-            # Its end of the pipe closes with it, which ends the thread that waits.
-            learner.child.kill()
-            raise EngineError(
-                f"the learner is not ready after {START_DEADLINE_S:.0f} s; {self._tail('learner')}"
-            ) from late
-        except _PipeEndedError as ended:
-            raise self._ended_early("learner", await asyncio.to_thread(learner.child.wait)) from ended
+        for killed in range(MAX_KILLED_STARTS + 1):
+            assert self._learner is not None
+            learner = self._learner
+            try:
+                await asyncio.wait_for(asyncio.to_thread(learner.receive), START_DEADLINE_S)
+                return
+            except TimeoutError as late:
+                # Its end of the pipe closes with it, which ends the thread that waits.
+                learner.child.kill()
+                raise EngineError(
+                    f"the learner is not ready after {START_DEADLINE_S:.0f} s; {self._tail('learner')}"
+                ) from late
+            except _PipeEndedError as ended:
+                code = await asyncio.to_thread(learner.child.wait)
+                if code >= 0 or killed == MAX_KILLED_STARTS:
+                    raise self._ended_early("learner", code) from ended
+                stop_child(learner.child)
+                learner.pipe.close()
+                self._learner = self._start_learner()
 
     def _ended_early(self, name: str, code: int) -> AgentLightningError:
         if code == ModelError.exit_code:
@@ -341,10 +361,7 @@ class LocalEngine:
                 continue
             deaths = [at for at in deaths if at > time.monotonic() - 60] + [time.monotonic()]
             if len(deaths) > MAX_QUICK_RESTARTS:
-                log.error(
-                    "the sampler ended %d times within a minute; it stays down; %s", len(deaths), self._tail("sampler")
-                )
-                return
+                raise EngineError(f"the sampler ended {len(deaths)} times within a minute; {self._tail('sampler')}")
             log.warning("the sampler ended with code %s; starting it again", self._sampler.returncode)
             stop_child(self._sampler)
             self._sampler = self._start_sampler()

@@ -1,0 +1,401 @@
+"""Chaos: a training run whose processes are killed with SIGKILL at random moments, and what is left of it.
+
+A small run of ``agl train`` (the lookup demo's agents, a tiny model) as real processes: trainer, sampler, learner, server,
+workers and, where the store has a server of its own, that one: PostgreSQL, Redis, or an ``agl serve`` over SQLite that the
+trainer reaches over HTTP. What its supervisor does not start again, this program does: the trainer by ``--resume``, the
+store's server after a second. At the end it reads the store and the last checkpoint, and prints as last line
+
+    {"kills", "finished", "lost", "trained_twice", "resampled", "completed"}
+
+finished: rollouts in a final state. lost: rollouts in no final state, finished training rollouts without an outcome, and
+those without the calls that they were counted with. trained_twice: rollouts that several surviving steps consumed, updates
+beyond those of the steps' lists, and 1 if the weights are not those that a fresh learner gets from the lists, each executed
+once. resampled: attempts at a step's rollouts that began after its list was written, and rollouts beside the list.
+completed: every step is closed and the run is finished.
+
+    python benchmarks/chaos.py --store sqlite|postgres|redis|http --kills 20 [--seed N] [--quick] [--keep FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+import psutil
+
+from agentlightning.demo import lookup
+from agentlightning.demo.tasks import rows
+from agentlightning.trainer.checkpoint import RunFolder
+from chaos_record import Record
+
+MODULES = {
+    "server": "agentlightning.gateway",
+    "sampler": "agentlightning.engines.local.sampler",
+    "learner": "agentlightning.engines.local.learner",
+    "worker": "agentlightning.runner",
+}
+TASKS, GROUP, MINIBATCHES, CHECKPOINT_EVERY, EVAL_EVERY = 6, 4, 2, 3, 8
+STORE_AWAY_S = 1.0
+DEADLINE_S = 1200.0
+STEPS_A_KILL, STEPS_A_QUICK_KILL = 5, 3
+"""Steps of the run for each kill; it comes within the time that all but one of them take."""
+MOST_UNASKED = 10
+"""Ends of the trainer that nobody asked for, after which it is hopeless."""
+
+CONFIG = f"""
+[model]
+path = "{{model}}"
+[agent]
+run = "agentlightning.demo.lookup:solve"
+workers = 2
+concurrency = 16
+timeout_s = 60
+[data]
+train = "train.jsonl"
+val = "val.jsonl"
+[algorithm]
+group_size = {GROUP}
+minibatches = {MINIBATCHES}
+[trainer]
+steps = {{steps}}
+tasks_per_step = {TASKS}
+learning_rate = 1e-3
+checkpoint_every = {CHECKPOINT_EVERY}
+[eval]
+every = {EVAL_EVERY}
+sampled = false
+[engine]
+learner_threads = 1
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--store", choices=("sqlite", "http", "postgres", "redis"), default="sqlite")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="fewer steps between kills")
+    parser.add_argument("--model", type=Path, help="the demo's warm-started policy, where it is built already")
+    parser.add_argument("--keep", type=Path, help="work in this folder, and leave it")
+    given = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        folder = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agl-chaos-")))
+        folder = folder.resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        apart = STEPS_A_QUICK_KILL if given.quick else STEPS_A_KILL
+        steps = apart * given.kills + 2
+        place = stack.enter_context(PLACES[given.store](folder))
+        run = ChaosRun(folder, place, given.model or build_model(folder / "model"), steps)
+        stack.callback(run.end)
+        started = time.monotonic()
+        run.start()
+        unasked = Killer(run, random.Random(given.seed), given.kills, apart).work()
+        print(f"the run took {time.monotonic() - started:.0f} s; checking", flush=True)
+        assert run.run_folder is not None
+        record = Record(run.run_folder, place.record, steps, steps * TASKS * GROUP)
+        figures = asyncio.run(record.figures())
+        counts = {f"killed_{role}": number for role, number in sorted(run.killed.items())}
+        print(json.dumps({"kills": run.killed.total(), **figures, "ended_unasked": unasked, **counts}))
+
+
+def build_model(folder: Path) -> Path:
+    """The policy that the lookup demo begins with."""
+    module = ["-m", "agentlightning.demo.warm_start", "--task", "lookup", "--threads", "1", "--to", str(folder)]
+    subprocess.run([sys.executable, *module], check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+# --- where the store is -------------------------------------------------------------------------------------------------
+
+
+class Place(Protocol):
+    """A store and the server that keeps it, if it has one."""
+
+    url: str
+    """What the trainer is told."""
+    record: str
+    """What reads the store at the end."""
+    roles: tuple[str, ...]
+
+    def kill(self) -> None:
+        """SIGKILL for the store's server, which is back when this returns."""
+
+
+class _File:
+    """A SQLite file that the trainer's own server owns."""
+
+    roles = ("trainer", "sampler", "learner", "server", "worker")
+
+    def __init__(self, folder: Path) -> None:
+        self.url = self.record = f"sqlite:///{folder}/agl.db"
+
+    def kill(self) -> None:
+        raise NotImplementedError("a file has no server of its own")
+
+
+class _Served(_File):
+    """A SQLite file behind ``agl serve``."""
+
+    roles = ("trainer", "sampler", "learner", "store", "worker")
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self._port = listener.getsockname()[1]
+        self._folder = folder
+        self.url = f"http://127.0.0.1:{self._port}"
+        self.start()
+
+    def start(self) -> None:
+        with (self._folder / "serve.log").open("ab") as log:
+            self.process = _agl(self._folder, log, "serve", "--store", self.record, "--port", str(self._port))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        time.sleep(STORE_AWAY_S)
+        self.start()
+
+
+class _Database:
+    """A database server; the trainer's own server is a client of it."""
+
+    roles = ("trainer", "sampler", "learner", "server", "worker", "store")
+
+    def __init__(self, server: Any, url: str) -> None:
+        self._server = server
+        self.url = self.record = url
+
+    def kill(self) -> None:
+        self._server.kill()
+        time.sleep(STORE_AWAY_S)
+        self._server.start()
+
+
+@contextlib.contextmanager
+def at_file(folder: Path) -> Iterator[Place]:
+    yield _File(folder)
+
+
+@contextlib.contextmanager
+def at_server(folder: Path) -> Iterator[Place]:
+    served = _Served(folder)
+    try:
+        yield served
+    finally:
+        served.process.kill()
+        served.process.wait()
+
+
+@contextlib.contextmanager
+def at_postgres(folder: Path) -> Iterator[Place]:
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "store"))
+    from postgres_server import PostgresServer
+
+    with PostgresServer() as server:
+        yield _Database(server, server.url())
+
+
+@contextlib.contextmanager
+def at_redis(folder: Path) -> Iterator[Place]:
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "store"))
+    from redis_server import RedisServer
+
+    with RedisServer() as server:
+        yield _Database(server, server.url("chaos"))
+
+
+PLACES: dict[str, Callable[[Path], AbstractContextManager[Place]]] = {
+    "sqlite": at_file,
+    "http": at_server,
+    "postgres": at_postgres,
+    "redis": at_redis,
+}
+
+
+def _agl(folder: Path, output: Any, *arguments: str) -> subprocess.Popen[bytes]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("AGL_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "agentlightning", *arguments],
+        cwd=folder,
+        env={**plain, "COLUMNS": "240"},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+    )
+
+
+# --- the run and its processes ------------------------------------------------------------------------------------------
+
+
+class ChaosRun:
+    """One run of ``agl train`` in a folder, seen and killed from outside."""
+
+    def __init__(self, folder: Path, place: Place, model: Path, steps: int) -> None:
+        self.place = place
+        self.killed: Counter[str] = Counter()
+        self._folder = folder
+        self._trainer: subprocess.Popen[bytes] | None = None
+        (folder / "run.toml").write_text(CONFIG.format(model=model.resolve(), steps=steps))
+        for name, split, count in (("train.jsonl", "train", TASKS * steps), ("val.jsonl", "test", 6)):
+            tasks = rows(lookup, split, count, 0)  # type: ignore[arg-type]  # a module is a DemoTask
+            (folder / name).write_bytes(b"".join(orjson.dumps(task) + b"\n" for task in tasks))
+
+    @property
+    def output(self) -> Path:
+        return self._folder / "output.txt"
+
+    @property
+    def run_folder(self) -> RunFolder | None:
+        """None before the trainer has made it."""
+        found = list(self._folder.glob("runs/*/config.json"))
+        return RunFolder(self._folder / "runs", found[0].parent.name) if found else None
+
+    @property
+    def step(self) -> int:
+        """The latest step that was ever complete."""
+        return max((row["step"] for row in self._rows()), default=0)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds that a step takes: the median."""
+        return statistics.median([row["seconds"] for row in self._rows()] or [1.0])
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Of every execution of a step."""
+        found = []
+        for file in self._folder.glob("runs/*/metrics.jsonl"):
+            for line in file.read_bytes().splitlines():
+                with contextlib.suppress(orjson.JSONDecodeError):
+                    row = orjson.loads(line)
+                    if row["kind"] == "step":
+                        found.append(row)
+        return found
+
+    @property
+    def ended(self) -> int | None:
+        """The trainer's exit code; None while it runs."""
+        return self._trainer.poll() if self._trainer is not None else None
+
+    def start(self) -> None:
+        """Start the trainer: a new run, or the one that there is."""
+        folder = self.run_folder
+        words = ["run.toml", "--store", self.place.url] if folder is None else ["--resume", folder.run_id]
+        with self.output.open("ab") as output:
+            self._trainer = _agl(self._folder, output, "train", *words, "--runs", str(self._folder / "runs"))
+
+    def kill(self, role: str, rng: random.Random) -> bool:
+        """SIGKILL for a process of this role; False where none runs now."""
+        if role == "store":
+            self.place.kill()
+        elif role == "trainer":
+            assert self._trainer is not None
+            if self._trainer.poll() is not None:
+                return False
+            self._trainer.kill()
+            self._trainer.wait()
+            time.sleep(rng.random())
+            self.start()
+        else:
+            running = self.processes(role)
+            if not running:
+                return False
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rng.choice(running).send_signal(signal.SIGKILL)
+        self.killed[role] += 1
+        return True
+
+    def processes(self, role: str) -> list[psutil.Process]:
+        """The trainer's children of this role, in the order of their ids."""
+        assert self._trainer is not None
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self._trainer.pid).children():
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                    if MODULES[role] in process.cmdline():
+                        found.append(process)
+        return sorted(found, key=lambda process: process.pid)
+
+    def end(self) -> None:
+        if self._trainer is not None and self._trainer.poll() is None:
+            self._trainer.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._trainer.wait(5)
+            self._trainer.kill()
+            self._trainer.wait()
+
+
+class Killer:
+    """Kills as often as asked for, spread over the steps, at moments and in an order that the seed decides."""
+
+    def __init__(self, run: ChaosRun, rng: random.Random, kills: int, apart: int) -> None:
+        self._run = run
+        self._rng = rng
+        self._apart = apart
+        known = run.place.roles
+        rounds = -(-kills // len(known))
+        self._roles = [role for _ in range(rounds) for role in rng.sample(known, k=len(known))][:kills]
+        self._unasked = 0
+        self._end = time.monotonic() + DEADLINE_S
+
+    def work(self) -> int:
+        """Kill until all is done and the run has ended; returns how often the trainer ended without being killed."""
+        for number, role in enumerate(self._roles):
+            self._until(partial(self._is_due, number))
+            self._pause(self._rng.uniform(0, self._apart - 1) * self._run.step_s)
+            self._until(partial(self._run.kill, role, self._rng))
+            print(f"killed {role} ({number + 1} of {len(self._roles)}) after step {self._run.step}", flush=True)
+        self._until(lambda: self._run.ended == 0)
+        return self._unasked
+
+    def _is_due(self, number: int) -> bool:
+        return self._run.step >= number * self._apart
+
+    def _pause(self, seconds: float) -> None:
+        resume = time.monotonic() + seconds
+        self._until(lambda: time.monotonic() >= resume)
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        """Poll until the condition holds; meanwhile a trainer that gave up is started again."""
+        while True:
+            if self._run.run_folder is not None:
+                if condition():
+                    return
+                if self._run.ended == 0:
+                    sys.exit("the run ended before every kill was done")
+            if self._run.ended:
+                self._unasked += 1
+                last = self._run.output.read_text(errors="replace").strip().splitlines()[-1:]
+                print(f"the trainer ended with exit code {self._run.ended}: {''.join(last)}", flush=True)
+                if self._unasked > MOST_UNASKED:
+                    sys.exit("the trainer ends again and again")
+                self._run.start()
+            if time.monotonic() > self._end:
+                sys.exit(f"not done within {DEADLINE_S:.0f} s; {self._run.output} ends: {self._tail()}")
+            time.sleep(0.02)
+
+    def _tail(self) -> str:
+        return self._run.output.read_text(errors="replace")[-2000:]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What chaos left of a run: counts from its store, and its weights against those of its lists, each executed once.
+
+benchmarks/chaos.py drives it and says what the figures mean. It knows nothing of kills.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from agentlightning.adapters.trajectories import trajectories
+from agentlightning.config import Config
+from agentlightning.errors import AgentLightningError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.open import open_store
+from agentlightning.trainer.checkpoint import LEARNER_STATE, RunFolder, last_checkpoint
+from agentlightning.trainer.trainer import algorithm_of
+from agentlightning.types import FINAL_STATES, Metric, Rollout, Step
+
+CLOSE = 1e-5
+"""Largest difference of a weight that the order of threads could explain; one update moves weights by about 1e-3."""
+
+
+class Record:
+    """Reads the store and the last checkpoint of a run that has ended."""
+
+    def __init__(self, folder: RunFolder, url: str, steps: int, rollouts: int) -> None:
+        """steps and rollouts: how many of both there should be, the latter of training."""
+        self._folder = folder
+        self._url = url
+        self._steps = steps
+        self._rollouts = rollouts
+
+    async def figures(self) -> dict[str, Any]:
+        async with open_store(self._url) as store:
+            (run,) = await store.runs(ids=[self._folder.run_id])
+            steps = await store.steps(run.id)
+            rollouts = await store.rollouts(RolloutQuery(run_id=run.id))
+            training = [rollout for rollout in rollouts if rollout.mode == "train"]
+            numbers = list(range(1, self._steps + 1))
+            closed = [(step.step, step.state) for step in steps] == [(number, "closed") for number in numbers]
+            updates, difference = await self._replay(store, steps, training)
+            consumed = Counter(each.rollout_id for step in steps for each in step.consumed)
+            return {
+                "finished": sum(rollout.state in FINAL_STATES for rollout in rollouts),
+                "lost": await self._lost(store, rollouts),
+                "trained_twice": sum(number - 1 for number in consumed.values()) + updates + (difference > CLOSE),
+                "resampled": await self._resampled(store, steps, training),
+                "completed": closed and run.state == "finished",
+                "failed": sum(rollout.state != "succeeded" for rollout in rollouts),
+                "lost_attempts": sum(rollout.lost for rollout in rollouts),
+                "executed_again": self._folder_says("executing step"),
+                "weights_differ_by": difference,
+            }
+
+    async def _lost(self, store: LightningStore, rollouts: list[Rollout]) -> int:
+        calls = Counter(call.rollout_id for call in await store.calls([rollout.id for rollout in rollouts]))
+        training = [rollout for rollout in rollouts if rollout.mode == "train"]
+        return (
+            sum(rollout.state not in FINAL_STATES for rollout in rollouts)
+            + sum(rollout.state in FINAL_STATES and rollout.outcome is None for rollout in training)
+            + sum(calls[rollout.id] != rollout.calls for rollout in rollouts)
+            + max(0, self._rollouts - len(training))
+        )
+
+    async def _resampled(self, store: LightningStore, steps: list[Step], training: list[Rollout]) -> int:
+        written = {each.rollout_id: step.created_ns for step in steps for each in step.consumed}
+        attempts = await store.attempts(list(written))
+        beside = sum(rollout.id not in written for rollout in training)
+        return beside + sum(attempt.started_ns > written[attempt.rollout_id] for attempt in attempts)
+
+    async def _replay(self, store: LightningStore, steps: list[Step], training: list[Rollout]) -> tuple[int, float]:
+        """Execute the steps' lists once with a fresh learner: updates that the checkpoint has beyond those, and the
+        largest difference of a weight."""
+        import torch
+
+        from agentlightning.engines.local.learner import Learner
+
+        config = self._folder.config()
+        learner = fresh_learner(config)
+        by_id = {rollout.id: rollout for rollout in training}
+        rates = {metric.step: metric.value for metric in await self._rates(store)}
+        for step in steps:
+            rollouts = [by_id[each.rollout_id] for each in step.consumed]
+            ids = [rollout.id for rollout in rollouts]
+            kept, _ = trajectories(rollouts, await store.calls(ids), await store.rewards(ids))
+            groups = [list(group) for _, group in itertools.groupby(kept, key=lambda each: each.group_id)]
+            plan = algorithm_of(config).plan(groups, seed=config.trainer.seed * 1_000_003 + step.step)
+            for minibatch in plan.minibatches:
+                learner.forward_backward(minibatch, plan.loss)
+                learner.optim_step(rates[step.step], config.trainer.grad_clip)
+        checkpoint = await last_checkpoint(store, self._folder.run_id)
+        if checkpoint is None or checkpoint.step != self._steps:
+            raise AgentLightningError(f"the last checkpoint is not of step {self._steps}: {checkpoint}")
+        saved = Learner(checkpoint.path).model.state_dict()
+        updates: int = torch.load(Path(checkpoint.path) / LEARNER_STATE, weights_only=True)["updates"]
+        replayed = learner.model.state_dict()
+        difference = max(float((saved[name] - replayed[name]).abs().max()) for name in saved)
+        return abs(updates - learner.updates), difference
+
+    async def _rates(self, store: LightningStore) -> list[Metric]:
+        metrics = await store.metrics(self._folder.run_id, "learning_rate")
+        return [metric for metric in metrics if not metric.abandoned]
+
+    def _folder_says(self, words: str) -> int:
+        output = self._folder.path.parents[1] / "output.txt"
+        return output.read_text(errors="replace").count(words)
+
+
+def fresh_learner(config: Config) -> Any:
+    """A learner as the run began with."""
+    from agentlightning.engines.local.learner import Learner
+
+    engine = config.engine
+    return Learner(
+        config.model.path,
+        threads=engine.learner_threads,
+        optimizer=engine.optimizer,
+        weight_decay=engine.weight_decay,
+        max_tokens_per_microbatch=engine.microbatch_tokens,
+        dropout=engine.dropout,
+        seed=config.trainer.seed,
+    )

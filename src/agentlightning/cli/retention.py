@@ -1,0 +1,194 @@
+"""``agl runs delete|archive|export|prune``: the end of data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from agentlightning.cli.options import Store, open_store, store_url
+
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore
+
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.")]
+To = Annotated[Path, typer.Option("--to", help="New folder for the files.")]
+Format = Annotated[Literal["jsonl", "parquet"], typer.Option("--format", help="jsonl or parquet.")]
+Force = Annotated[bool, typer.Option("--force", help="Also a run that is running.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+DAYS = {"h": 1 / 24, "d": 1, "w": 7}
+
+
+def delete(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN…", help="Ids of runs.")],
+    store: Store = None,
+    force: Force = False,
+    yes: Yes = False,
+) -> None:
+    """Delete runs with everything that the store holds of them. Checkpoints are files, and stay."""
+    import asyncio
+
+    async def work() -> None:
+        async with open_store(store_url(store)) as opened:
+            for run in dict.fromkeys(runs):
+                await _refuse_running(opened, run, force)
+            _ask(f"delete {', '.join(runs)} for ever?", yes)
+            typer.echo(f"{await opened.delete_runs(runs)} deleted")
+
+    asyncio.run(work())
+
+
+def archive(
+    run: RunId, to: To, format: Format = "jsonl", store: Store = None, force: Force = False, yes: Yes = False
+) -> None:
+    """Write a run to files as `export` does, and delete it from the store once they are complete."""
+    import asyncio
+
+    from agentlightning.store.export import archive_run
+
+    async def work() -> None:
+        async with open_store(store_url(store)) as opened:
+            await _refuse_running(opened, run, force)
+            _ask(f"write {run} to {to} and delete it from the store?", yes)
+            with _progress(run) as on_progress:
+                counts = await archive_run(opened, run, to, format, on_progress)
+        typer.echo(f"{_said(counts)}: {to}; the store holds {run} no longer")
+
+    asyncio.run(work())
+
+
+def export(run: RunId, to: To, format: Format = "jsonl", store: Store = None) -> None:
+    """Write a run to files, one for each kind of record, for other programs; its model: agl export."""
+    import asyncio
+
+    from agentlightning.store.export import export_run
+
+    async def work() -> None:
+        async with open_store(store_url(store)) as opened:
+            with _progress(run) as on_progress:
+                counts = await export_run(opened, run, to, format, on_progress)
+        typer.echo(f"{_said(counts)}: {to}")
+
+    asyncio.run(work())
+
+
+def prune(
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", help="Delete runs that did not change for so long: 30d, 12h, 8w.")
+    ] = None,
+    keep_size: Annotated[
+        str | None, typer.Option("--keep-size", help="Delete runs until the others hold so much: 10GB, 500MB.")
+    ] = None,
+    keep_records: Annotated[
+        str | None,
+        typer.Option("--keep-records", help="Delete calls and spans of rollouts learned from so long ago: 7d."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
+    store: Store = None,
+    yes: Yes = False,
+) -> None:
+    """Delete what is old: whole runs, the longest unchanged first, and never one that is running."""
+    import asyncio
+    import time
+
+    from agentlightning.errors import ConfigError
+    from agentlightning.store.pruning import Keep, drop_old_records, find_doomed
+
+    keep = Keep(
+        days=_days(older_than, "--older-than"),
+        bytes=bytes_of(keep_size, "--keep-size"),
+        record_days=_days(keep_records, "--keep-records"),
+    )
+    if keep == Keep():
+        raise ConfigError("agl runs prune: say what to keep, with --older-than, --keep-size or --keep-records")
+
+    async def work() -> None:
+        now_ns = time.time_ns()
+        async with open_store(store_url(store)) as opened:
+            doomed = await find_doomed(opened, keep, now_ns)
+            for one in doomed:
+                typer.echo(f"{one.run.id}  {one.run.name}  {one.run.state}: {one.reason}{_size(one.bytes)}")
+            if dry_run:
+                gone = {one.run.id for one in doomed}
+                calls = await drop_old_records(opened, keep, now_ns, without=gone, dry=True)
+            else:
+                if doomed:
+                    _ask(f"delete these {len(doomed)} runs for ever?", yes)
+                for one in doomed:
+                    await opened.delete_runs([one.run.id])
+                calls = await drop_old_records(opened, keep, now_ns)
+        would = "would be " if dry_run else ""
+        typer.echo(f"{len(doomed)} runs {would}deleted, and {calls} calls of runs that stay")
+
+    asyncio.run(work())
+
+
+def shown_bytes(size: int) -> str:
+    """For people: 1.2 GB."""
+    for unit in reversed(UNITS):
+        if size >= UNITS[unit]:
+            return f"{size / UNITS[unit]:.1f} {unit}" if unit else f"{size} B"
+    return "0 B"
+
+
+def bytes_of(text: str | None, name: str) -> int | None:
+    """A size such as 10GB; ConfigError that names the option otherwise."""
+    return None if text is None else int(_number(text.upper(), name, UNITS, "a size such as 10GB or 500MB"))
+
+
+async def _refuse_running(store: LightningStore, run: str, force: bool) -> None:
+    from agentlightning.errors import ConflictError, NotFoundError
+
+    found = await store.runs([run])
+    if not found:
+        raise NotFoundError(f"{run}: no such run; see: agl runs list")
+    if found[0].state == "running" and not force:
+        raise ConflictError(f"{run}: is running; end it first (or, where its trainer is gone for good, add --force)")
+
+
+def _ask(question: str, yes: bool) -> None:
+    """On a terminal; a program that calls this has decided already."""
+    import sys
+
+    if not yes and sys.stdin.isatty():
+        typer.confirm(question, abort=True)
+
+
+@contextmanager
+def _progress(run: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(f"{run} rollouts", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _said(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {kind}" for kind, number in counts.items() if number) or "nothing but the run"
+
+
+def _size(size: int | None) -> str:
+    return "" if size is None else f" ({shown_bytes(size)})"
+
+
+def _days(text: str | None, name: str) -> float | None:
+    return None if text is None else _number(text, name, DAYS, "a time such as 30d, 12h or 8w")
+
+
+def _number(text: str, name: str, units: dict[str, float] | dict[str, int], expected: str) -> float:
+    import re
+
+    from agentlightning.errors import ConfigError
+
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text.strip())
+    if match is None or match[2] not in units:
+        raise ConfigError(f"{name}: expected {expected}, got {text!r}")
+    return float(match[1]) * units[match[2]]

@@ -1,0 +1,201 @@
+"""The doctor: looks through a whole store for what must never be, of whatever kind the store is and while it is in use.
+
+Driven by `agl store doctor` and by tests that killed something. It knows the verbs and the promises in base.py, nothing of
+tables; what exactly is wrong with what was read is in findings.py. It reads in portions; what changed while it was read is
+read again, and judged only once it holds still. It changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from agentlightning.errors import NotFoundError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.findings import Record, is_left_alone, of_list, of_order, of_record, of_versions
+from agentlightning.store.reading import read_calls, read_rollouts, read_steps
+from agentlightning.types import FINAL_STATES, Mode, Rollout, RolloutState, Step
+
+READINGS = 5
+"""How often a portion is read that changes meanwhile; what still does is left unjudged."""
+
+Counts = Mapping[tuple[Mode, RolloutState], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that should not be."""
+
+    run_id: str
+    sentence: str
+    kind: Literal["wrong", "note"] = "wrong"
+    """note: the data are right, but somebody should know."""
+
+
+@dataclass(slots=True)
+class Checked:
+    """How much was looked at."""
+
+    runs: int = 0
+    rollouts: int = 0
+    calls: int = 0
+    steps: int = 0
+
+
+async def examine(
+    store: LightningStore,
+    run_ids: Sequence[str] | None = None,
+    on_progress: Callable[[Checked], None] = lambda checked: None,
+    now_ns: Callable[[], int] = time.time_ns,
+) -> AsyncIterator[Finding]:
+    """What is wrong with these runs (all, if None); nothing where nothing is. `now_ns` is compared with ends of leases."""
+    checked = Checked()
+    for run in await store.runs(run_ids):
+        examination = _Examination(store, run.id, checked, on_progress, now_ns)
+        try:
+            async for finding in examination.findings():
+                yield finding
+        except NotFoundError:  # deleted meanwhile
+            if await store.runs([run.id]):
+                raise
+        checked.runs += 1
+        on_progress(checked)
+
+
+class _Examination:
+    """That of one run."""
+
+    def __init__(
+        self,
+        store: LightningStore,
+        run_id: str,
+        checked: Checked,
+        on_progress: Callable[[Checked], None],
+        now_ns: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._checked = checked
+        self._on_progress = on_progress
+        self._now_ns = now_ns
+
+    async def findings(self) -> AsyncIterator[Finding]:
+        for sentence in of_versions(await self._store.resources(self._run_id, latest=False)):
+            yield Finding(self._run_id, sentence)
+        for look in (self._steps, self._checkpoints, self._rollouts, self._places):
+            async for finding in look():
+                yield finding
+
+    def _wrong(self, sentence: str) -> Finding:
+        return Finding(self._run_id, sentence)
+
+    async def _steps(self) -> AsyncIterator[Finding]:
+        previous: Step | None = None
+        async for steps in read_steps(self._store, self._run_id):
+            newest = max((await self._newest()).values(), default=0)
+            for step in steps:
+                ids = [consumed.rollout_id for consumed in step.consumed]
+                found = {rollout.id: rollout for rollout in await self._store.rollouts(RolloutQuery(ids=ids))}
+                sentences = [*of_order(previous, step, newest), *of_list(step, found)]
+                if sentences and await self._holds_still(previous, step):
+                    for sentence in sentences:
+                        yield self._wrong(sentence)
+                previous = step
+            self._checked.steps += len(steps)
+            self._on_progress(self._checked)
+
+    async def _holds_still(self, *steps: Step | None) -> bool:
+        """Whether these steps are as they were read: a run may go back to a checkpoint at any time."""
+        return all(
+            [await self._store.steps(self._run_id, step.step - 1, 1) == [step] for step in steps if step is not None]
+        )
+
+    async def _newest(self) -> dict[str, int]:
+        """The last version of each policy."""
+        return {one.name: one.version for one in await self._store.resources(self._run_id) if one.kind == "policy"}
+
+    async def _checkpoints(self) -> AsyncIterator[Finding]:
+        for checkpoint in await self._store.checkpoints(self._run_id):
+            if checkpoint.step < 1:
+                continue
+            found = await self._store.steps(self._run_id, checkpoint.step - 1, 1)
+            if not found or found[0].step != checkpoint.step:
+                yield self._wrong(f"there is a checkpoint of step {checkpoint.step}, but no such step")
+
+    async def _rollouts(self) -> AsyncIterator[Finding]:
+        before = await self._store.count(self._run_id), await self._consumed()
+        seen: Counter[tuple[Mode, RolloutState]] = Counter()
+        outcomes = alone = 0
+        async for portion in read_rollouts(self._store, self._run_id):
+            records = await self._records(portion)
+            newest = await self._newest()
+            for record in records:
+                for sentence in of_record(record, newest):
+                    yield self._wrong(sentence)
+                alone += is_left_alone(record, self._now_ns())
+                self._checked.calls += len(record.calls)
+            seen.update((rollout.mode, rollout.state) for rollout in portion)
+            outcomes += sum(rollout.outcome is not None for rollout in portion)
+            self._checked.rollouts += len(portion)
+            self._on_progress(self._checked)
+        counts, consumed = await self._store.count(self._run_id), await self._consumed()
+        if (counts, consumed) == before:
+            if counts != dict(seen):
+                yield self._wrong(f"its rollouts are counted as {_said(counts)}, but there are {_said(seen)}")
+            if consumed != outcomes:
+                yield self._wrong(f"its steps list {consumed} rollouts, but {outcomes} rollouts have an outcome")
+        if alone:
+            sentence = f"{alone} leases ran out a while ago; the next claim, or a server, gives them up"
+            yield Finding(self._run_id, sentence, "note")
+
+    async def _consumed(self) -> int:
+        """How many rollouts the steps list."""
+        return sum([len(step.consumed) async for steps in read_steps(self._store, self._run_id) for step in steps])
+
+    async def _records(self, portion: Sequence[Rollout]) -> list[Record]:
+        """Records whose rollout was the same before and after they were read."""
+        records: dict[str, Record] = {}
+        left = list(portion)
+        for _ in range(READINGS):
+            read = await self._read(left)
+            ids = [rollout.id for rollout in left]
+            now = {rollout.id: rollout for rollout in await self._store.rollouts(RolloutQuery(ids=ids))}
+            records |= {one.rollout.id: one for one in read if one.rollout == now.get(one.rollout.id)}
+            left = [rollout for rollout in now.values() if rollout.id not in records]
+            if not left:
+                break
+        return list(records.values())
+
+    async def _read(self, portion: Sequence[Rollout]) -> list[Record]:
+        ids = [rollout.id for rollout in portion]
+        records = {rollout.id: Record(rollout) for rollout in portion}
+        for reward in await self._store.rewards(ids):
+            records[reward.rollout_id].rewards.append(reward)
+        for call in await read_calls(self._store, portion):  # after the rewards that name them
+            records[call.rollout_id].calls.append(call)
+        for span in await self._store.spans(ids):
+            records[span.rollout_id].spans.append(span)
+        for attempt in await self._store.attempts(ids):
+            records[attempt.rollout_id].attempts.append(attempt)
+        return list(records.values())
+
+    async def _places(self) -> AsyncIterator[Finding]:
+        """Places in the order of finished rollouts: 1, 2, 3, … without a gap or a double."""
+        counts = await self._store.count(self._run_id)
+        finished = sum(number for (_, state), number in counts.items() if state in FINAL_STATES)
+        last = 0
+        while page := await self._store.wait(self._run_id, last, 1, 0.0):
+            for rollout in page:
+                place = rollout.finished_seq or 0
+                if place != last + 1:
+                    yield self._wrong(f"rollout {rollout.id} finished in place {place}, and the one before in {last}")
+                last = place
+        if last < finished:
+            yield self._wrong(f"{finished} rollouts have finished, but their order ends with place {last}")
+
+
+def _said(counts: Counts) -> str:
+    return ", ".join(f"{number} {mode} {state}" for (mode, state), number in sorted(counts.items())) or "none"

@@ -1,0 +1,187 @@
+"""A run as files that other programs read: JSON Lines or Parquet, a file for each kind of record.
+
+Driven by `agl runs export` and `archive`. Reads through the verbs in portions, so that a run of any size passes through a
+bounded memory. The folder appears under its name once every file is complete and on the disk.
+
+    run.json                   the run, its resources and checkpoints, and how many records the files hold
+    rollouts, attempts, calls, spans, rewards, metrics, steps      .jsonl or .parquet, one record a line or row
+
+Fields are those of types.py. A call holds what its parent did not have: the whole prompt of a call is its parent's prompt,
+the parent's `sampled_ids`, then its own `suffix_ids` (so for `messages`, with the parent's `answer` between). A parent
+comes before its children.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+import orjson
+
+from agentlightning.errors import ConfigError, NotFoundError, StoreError
+from agentlightning.store.base import LightningStore
+from agentlightning.store.reading import read_calls, read_metrics, read_rollouts, read_steps
+from agentlightning.types import Attempt, Call, Metric, Reward, Rollout, Span, Step
+
+Format = Literal["jsonl", "parquet"]
+KINDS: dict[str, type] = {
+    "rollouts": Rollout,
+    "attempts": Attempt,
+    "calls": Call,
+    "spans": Span,
+    "rewards": Reward,
+    "metrics": Metric,
+    "steps": Step,
+}
+"""File by file, what a record of it is."""
+
+
+class RecordFile(Protocol):
+    """A file that takes records and is on the disk when it is closed."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
+
+    def write(self, records: Sequence[Any]) -> None:
+        """Append these records."""
+
+
+async def export_run(
+    store: LightningStore,
+    run_id: str,
+    folder: Path,
+    format: Format = "jsonl",
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, int]:
+    """Write the run to the new folder; returns how many records each file holds.
+
+    `on_progress` hears how many rollouts of how many are written. NotFoundError if there is no such run, ConfigError if the
+    folder exists, MissingExtraError where Parquet needs a package, StoreError where the disk refuses.
+    """
+    found = await store.runs([run_id])
+    if not found:
+        raise NotFoundError(f"{run_id}: no such run; see: agl runs list")
+    counts = dict.fromkeys(KINDS, 0)
+    try:
+        partial = _new_folder(folder)
+        with ExitStack() as stack:
+            files = {kind: stack.enter_context(_file(partial / f"{kind}.{format}", kind)) for kind in KINDS}
+            async for kind, records in _records(store, run_id, on_progress):
+                files[kind].write(records)
+                counts[kind] += len(records)
+        about = {
+            "run": found[0],
+            "resources": await store.resources(run_id, latest=False),
+            "checkpoints": await store.checkpoints(run_id),
+            "records": counts,
+        }
+        _complete(partial, folder, orjson.dumps(about, option=orjson.OPT_INDENT_2))
+    except OSError as error:
+        raise StoreError(f"--to: {folder} cannot be written: {error.strerror or error}") from error
+    return counts
+
+
+async def archive_run(
+    store: LightningStore,
+    run_id: str,
+    folder: Path,
+    format: Format = "jsonl",
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, int]:
+    """Export the run, then delete it, once the files are complete and hold every rollout. Raises as `export_run` does."""
+    counts = await export_run(store, run_id, folder, format, on_progress)
+    stored = sum((await store.count(run_id)).values())
+    if stored != counts["rollouts"]:
+        raise StoreError(
+            f"{run_id}: got rollouts while it was written to {folder} ({stored} now, {counts['rollouts']} there), and is "
+            "kept; end what writes to it, and archive it again"
+        )
+    await store.delete_runs([run_id])
+    return counts
+
+
+async def _records(
+    store: LightningStore, run_id: str, on_progress: Callable[[int, int], None]
+) -> AsyncIterator[tuple[str, Sequence[Any]]]:
+    total, done = sum((await store.count(run_id)).values()), 0
+    on_progress(done, total)
+    async for rollouts in read_rollouts(store, run_id):
+        ids = [rollout.id for rollout in rollouts]
+        yield "rollouts", rollouts
+        yield "attempts", await store.attempts(ids)
+        yield "calls", _parents_first(await read_calls(store, rollouts))
+        yield "spans", await store.spans(ids)
+        yield "rewards", await store.rewards(ids)
+        done += len(rollouts)
+        on_progress(done, max(done, total))
+    async for metrics in read_metrics(store, run_id):
+        yield "metrics", metrics
+    async for steps in read_steps(store, run_id):
+        yield "steps", steps
+
+
+def _parents_first(calls: Iterable[Call]) -> list[Call]:
+    """By rollout and attempt, and then as they come, by the end: a parent had ended before its child began."""
+    return sorted(calls, key=lambda call: (call.rollout_id, call.attempt))
+
+
+def _file(path: Path, kind: str) -> RecordFile:
+    if path.suffix == ".jsonl":
+        return _JsonLines(path)
+    from agentlightning.store.parquet import ParquetFile
+
+    return ParquetFile(path, KINDS[kind])
+
+
+class _JsonLines:
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def write(self, records: Sequence[Any]) -> None:
+        for record in records:
+            self._file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def _new_folder(folder: Path) -> Path:
+    """Where the files are written until they are complete."""
+    if folder.exists():
+        raise ConfigError(f"--to: {folder} exists already; name a new folder")
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of an export that was interrupted
+    partial.mkdir(parents=True)
+    return partial
+
+
+def _complete(partial: Path, folder: Path, about: bytes) -> None:
+    with (partial / "run.json").open("wb") as file:
+        file.write(about)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(partial)
+    partial.rename(folder)
+    _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Names of files, too, must be on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,83 @@
+"""The listener: a thread that hears what other processes commit to one PostgreSQL, and rings the bell of this one.
+
+Driven by the SQL store. A notification is a hint, never data: who is woken looks. While the connection is away nothing is
+heard, so everybody is woken when it is back.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import psycopg
+
+from agentlightning.store.bell import Bell
+
+CHANNEL = "agl"
+PAUSE_S = 0.2
+"""Between attempts to connect again."""
+
+
+class Listener:
+    """Hears from the constructor on, until `stop`. psycopg.Error where the first connection fails."""
+
+    def __init__(self, connect: Callable[[], psycopg.Connection[Any]], bell: Bell, writer: str) -> None:
+        self._connect = connect
+        self._bell = bell
+        self._writer = writer
+        self._stopped, self._stop = socket.socketpair()
+        first = self._listening()
+        self._thread = threading.Thread(target=self._serve, args=[first], name="store-listener", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. Blocks."""
+        self._stop.send(b".")
+        self._thread.join()
+        self._stop.close()
+        self._stopped.close()
+
+    def _listening(self) -> psycopg.Connection[Any]:
+        connection = self._connect()
+        try:
+            connection.execute(f"LISTEN {CHANNEL}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _serve(self, connection: psycopg.Connection[Any] | None) -> None:
+        going = True
+        while going:
+            try:
+                if connection is None:
+                    connection = self._listening()
+                    self._bell.ring_all()  # what was told meanwhile was not heard
+                going = self._hear(connection)
+            except (psycopg.Error, OSError):
+                going = not self._ready(None, PAUSE_S)
+            if connection is not None:
+                connection.close()
+                connection = None
+
+    def _hear(self, connection: psycopg.Connection[Any]) -> bool:
+        """Ring for each notification; False when stopped. Raises psycopg.Error when the connection is lost."""
+        while True:
+            for told in connection.notifies(timeout=0):
+                writer, news = orjson.loads(told.payload)
+                if writer != self._writer:  # that bell has rung already
+                    self._bell.ring({(about, run_id): value for about, run_id, value in news})
+            if self._ready(connection):
+                return False
+
+    def _ready(self, connection: psycopg.Connection[Any] | None, timeout_s: float | None = None) -> bool:
+        """Wait until the connection has something to read, or `timeout_s`; True when stopped."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stopped, selectors.EVENT_READ)
+            if connection is not None:
+                selector.register(connection.fileno(), selectors.EVENT_READ)
+            return any(key.fileobj is self._stopped for key, _ in selector.select(timeout_s))

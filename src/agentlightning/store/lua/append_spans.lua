@@ -1,0 +1,22 @@
+-- append_spans: request {{run_id, rollout_id, attempt, id, warning, started_ns}, ...}, one blob each. Ids that exist are
+-- ignored. `warning` is what an attempt without a call is then told, empty for most; the earliest counts.
+
+local function warn(row)
+  local key = store .. 'a:' .. row[2] .. ':' .. row[3]
+  local known = call('HGET', key, 'misled_ns')
+  if not known or before(row[6], known) then call('HSET', key, 'misled', row[5], 'misled_ns', row[6]) end
+end
+
+return answer_each(function(request)
+  local blobs = {}
+  for position in ipairs(request) do
+    blobs[position] = blob()
+  end
+  local refusal = refuse_missing('spans', request)
+  if refusal then return refusal end
+  for position, row in ipairs(request) do
+    call('HSETNX', store .. 'sp:' .. row[2] .. ':' .. row[3], row[4], blobs[position])
+    if row[5] ~= '' then warn(row) end
+  end
+  return 0
+end)

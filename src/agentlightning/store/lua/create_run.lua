@@ -1,0 +1,19 @@
+-- create_run: request {ids, name, config, created_ns}: the first of the ids that is free is taken, and answered as {run}.
+-- Where none is: {} if they were made from the time, so that others are tried; else a refusal.
+
+return answer_each(function(request)
+  for _, id in ipairs(request.ids) do
+    local key = store .. 'run:' .. id
+    if call('EXISTS', key) == 0 then
+      call(
+        'HSET', key, 'name', request.name, 'state', 'running', 'config', request.config,
+        'created_ns', request.created_ns, 'updated_ns', request.created_ns, 'finished', 0
+      )
+      call('ZADD', store .. 'runs', 0, string.rep('0', 20 - #request.created_ns) .. request.created_ns .. ':' .. id)
+      call('SADD', store .. 'active', id)
+      return { id }
+    end
+  end
+  if request.given then return refuse('ConflictError', 'run ' .. request.ids[1] .. ' exists already') end
+  return {}
+end)

@@ -1,0 +1,33 @@
+-- drop_records: request {rollout ids}, distinct and sorted; answers how many calls are gone.
+
+local function drop(id, attempt)
+  local calls, rewards = store .. 'c:' .. id .. ':' .. attempt, store .. 'rw:' .. id .. ':' .. attempt
+  local count = call('HLEN', calls)
+  call('UNLINK', calls, store .. 'sp:' .. id .. ':' .. attempt)
+  local known = call('HGETALL', rewards)
+  for position = 1, #known, 2 do
+    local reward = cjson.decode(known[position + 1])
+    if reward[5] ~= '' then
+      reward[5] = ''
+      call('HSET', rewards, known[position], cjson.encode(reward))
+    end
+  end
+  return count
+end
+
+return answer_each(function(request)
+  for _, id in ipairs(request) do
+    local state = call('HGET', store .. 'r:' .. id, 'state')
+    if state == 'queued' or state == 'running' then
+      local said = 'rollout ' .. id .. ' is ' .. state .. ': only records of finished rollouts can be dropped'
+      return refuse('ConflictError', said)
+    end
+  end
+  local count = 0
+  for _, id in ipairs(request) do
+    for attempt = 1, tonumber(call('HGET', store .. 'r:' .. id, 'attempt') or 0) do
+      count = count + drop(id, attempt)
+    end
+  end
+  return count
+end)

@@ -1,0 +1,77 @@
+-- finish: request {{lease, state, error, output, silence, rewards}, ...}; answers 1 where the lease held, else 0.
+-- `silence` is the warning of an attempt without a call. A reward that is none has `refusal`, why, for a value.
+
+local function fail(ending, why)
+  ending.state, ending.error = 'failed', why
+end
+
+local function record_rewards(rollout, ending, rewards)
+  for _, reward in ipairs(rewards) do
+    if reward.refusal then
+      fail(ending, reward.refusal)
+    elseif reward.call_id ~= '' and not call_recorded(rollout.id, rollout.attempt, reward.call_id) then
+      fail(ending, reward.name .. ': expected call_id to name a recorded call, got ' .. reward.call_id)
+    else
+      add_reward(rollout.run, rollout.id, rollout.attempt, reward)
+    end
+  end
+end
+
+local function rewards_in_order(rollout)
+  local rewards = {}
+  for position, row in ipairs(call('HVALS', store .. 'rw:' .. rollout.id .. ':' .. rollout.attempt)) do
+    rewards[position] = cjson.decode(row)
+  end
+  table.sort(rewards, function(one, other)
+    if one[2] == other[2] then return one[1] < other[1] end
+    return before(one[2], other[2])
+  end)
+  return rewards
+end
+
+-- What counts: see `final_reward` in base.py.
+local function settle_reward(rollout, ending)
+  local sources, known, last, last_meant = {}, {}, nil, nil
+  for _, reward in ipairs(rewards_in_order(rollout)) do
+    local value, call_id, source = reward[3], reward[5], reward[6]
+    if call_id == '' then
+      last = value
+      if source ~= 'emitted' then
+        last_meant = value
+        if not known[source] then
+          known[source] = true
+          sources[#sources + 1] = source
+        end
+      end
+    end
+  end
+  if #sources > 1 then
+    table.sort(sources)
+    local given = 'final rewards from two sources (' .. table.concat(sources, ', ') .. ') contradict each other: '
+    return fail(ending, given .. 'give the reward in one way only')
+  end
+  ending.reward = last_meant or last
+end
+
+local function look_at_calls(rollout, ending, silence)
+  ending.calls = call('HLEN', store .. 'c:' .. rollout.id .. ':' .. rollout.attempt)
+  if ending.calls == 0 and ending.state ~= 'lost' then
+    ending.warning = call('HGET', attempt_key(rollout), 'misled') or silence
+  end
+end
+
+return answer_each(function(request)
+  local answers = {}
+  for position, finish in ipairs(request) do
+    local rollout = rollout_held_by(finish.lease)
+    answers[position] = rollout and 1 or 0
+    if rollout then
+      local ending = { state = finish.state, error = finish.error, output = finish.output }
+      record_rewards(rollout, ending, finish.rewards)
+      if ending.state == 'succeeded' then settle_reward(rollout, ending) end
+      look_at_calls(rollout, ending, finish.silence)
+      end_rollout(rollout, ending)
+    end
+  end
+  return answers
+end)

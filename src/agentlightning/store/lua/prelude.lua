@@ -1,0 +1,114 @@
+-- How every writing script begins: who asks, what time it is, what is remembered, and how it answers.
+--
+-- KEYS[1] is the hash tag of the store, with which every key begins, so that all of a store lie in one slot of a cluster.
+-- ARGV: lane, number, now, requests, blobs. A lane is one client's calls of one verb, one at a time, numbered upwards:
+-- a call that is sent again, since its answer was lost, gets the answer that is remembered, and one that was overtaken is
+-- refused. `now` is empty where the server's clock counts. Requests are a JSON list, one a caller; so is the answer.
+--
+-- Times are decimal text, since Lua's numbers hold 53 bits and nanoseconds need 61. Nothing is written before a request is
+-- known to be good: what a script has written when it fails stays.
+
+local call = redis.call
+local store = KEYS[1] .. ':'
+local lane = store .. 'lane:' .. ARGV[1]
+local number = ARGV[2]
+local now = ARGV[3]
+
+local remembered = call('HMGET', lane, 'number', 'answer')
+if remembered[1] == number then return remembered[2] end
+if remembered[1] and tonumber(remembered[1]) > tonumber(number) then
+  return redis.error_reply('OVERTAKEN this request was given up by its sender')
+end
+if now == '' then
+  local time = call('TIME')
+  now = time[1] .. string.format('%06d', time[2]) .. '000'
+end
+
+local next_blob = 4
+local function blob()
+  next_blob = next_blob + 1
+  return ARGV[next_blob]
+end
+
+local news = {}
+local function tell(about, run, value)
+  news[about .. ' ' .. run] = value or 0
+end
+
+local function refuse(kind, said)
+  return { refused = kind, said = said }
+end
+
+local function plus(ns, more_ns)
+  local low = tonumber(string.sub(ns, -9)) + tonumber(string.sub('000000000' .. more_ns, -9))
+  local high = (tonumber(string.sub(ns, 1, -10)) or 0) + (tonumber(string.sub(more_ns, 1, -10)) or 0)
+  if low >= 1e9 then
+    low, high = low - 1e9, high + 1
+  end
+  return string.format('%.0f%09.0f', high, low)
+end
+
+local function before(ns, other_ns)
+  if #ns ~= #other_ns then return #ns < #other_ns end
+  return ns < other_ns
+end
+
+local function microseconds(ns)
+  return string.sub(ns, 1, -4)
+end
+
+local function put(key, field, value)
+  if value then
+    call('HSET', key, field, value)
+  else
+    call('HDEL', key, field)
+  end
+end
+
+local runs_seen = {}
+local function run_exists(run)
+  if runs_seen[run] == nil then
+    local found = call('HMGET', store .. 'run:' .. run, 'created_ns', 'deleting')
+    runs_seen[run] = found[1] and not found[2] and true or false
+  end
+  return runs_seen[run]
+end
+
+local function refuse_missing_runs(runs)
+  local missing, listed = {}, {}
+  for _, run in ipairs(runs) do
+    if not run_exists(run) and not listed[run] then
+      listed[run] = true
+      missing[#missing + 1] = run
+    end
+  end
+  if #missing == 0 then return nil end
+  table.sort(missing)
+  return refuse('NotFoundError', 'no such run: ' .. table.concat(missing, ', '))
+end
+
+-- A rollout as it is read: its id, what never changes of it as JSON, then names and values of its fields.
+local function rollout_of(id)
+  local row = call('HGETALL', store .. 'r:' .. id)
+  table.insert(row, 1, call('GET', store .. 't:' .. id))
+  table.insert(row, 1, id)
+  return row
+end
+
+local function state_key(run, mode, state)
+  return store .. 's:' .. run .. ':' .. mode .. ':' .. state
+end
+
+local function answer_each(verb)
+  local answers = {}
+  for position, request in ipairs(cjson.decode(ARGV[4])) do
+    answers[position] = verb(request)
+  end
+  for topic, value in pairs(news) do
+    call('PUBLISH', KEYS[1], topic .. ' ' .. value)
+  end
+  local answer = cjson.encode(answers)
+  call('HSET', lane, 'number', number, 'answer', answer)
+  call('EXPIRE', lane, 3600)
+  return answer
+end

@@ -1,0 +1,247 @@
+"""PostgreSQL: engines, what begins a transaction, what its failures mean, and what several processes tell each other.
+
+Transactions that change the life of rollouts hold one advisory lock, so that they are serial as in SQLite and a waiter sees
+places in the order of commits; appends run beside them. A connection may break while a commit is under way. So that nothing
+is executed twice, each such transaction writes its number into its writer's row: once the lock is ours again, the old
+transaction is over, and the row says how it ended. (pg_xact_status cannot: after a crash of the server the number of a
+transaction that was lost is given to another.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.pool import NullPool
+
+from agentlightning.errors import (
+    AgentLightningError,
+    ConfigError,
+    ConflictError,
+    InputError,
+    MissingExtraError,
+    StoreError,
+)
+from agentlightning.store.bell import Bell, Topic
+from agentlightning.store.database import Database, Mark
+
+if TYPE_CHECKING:
+    import psycopg
+
+PATIENCE_S = 60.0
+"""Seconds that verbs wait for a server that is away; ``?patience=`` in the URL says otherwise."""
+LOCK_S = 10.0
+"""Seconds to wait for another's lock; ``?timeout=`` in the URL says otherwise."""
+CHANNEL = "agl"
+LOCK = 0x61676C  # "agl"; advisory locks belong to one database
+PAYLOAD_BYTES = 7000
+"""Of one notification; the server takes less than 8000."""
+
+# A client that hangs, is dead or cannot be reached must not hold the lock as long as others wait for it.
+_SESSION = "-c idle_in_transaction_session_timeout=5s -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 \
+-c tcp_keepalives_count=3 -c synchronous_commit=on -c client_min_messages=warning"
+_TCP = {"connect_timeout": 5, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+_TCP_MS = {"tcp_user_timeout": 10_000}
+
+_ENTER = text(
+    "WITH mark AS (INSERT INTO writers (id, last, seen_ns) VALUES (:writer, :number, :seen)"
+    " ON CONFLICT (id) DO UPDATE SET last = excluded.last, seen_ns = excluded.seen_ns)"
+    " SELECT pg_advisory_xact_lock(:lock), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
+)
+_LOCK = text("SELECT pg_advisory_xact_lock(:lock), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+_END_PREDECESSOR = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE application_name = :name AND datname = current_database() AND pid <> pg_backend_pid()"
+)
+_LAST = text("SELECT last FROM writers WHERE id = :writer")
+_NOTIFY = text("SELECT pg_notify(:channel, :payload)")
+
+
+class PostgresDatabase(Database):
+    """A database of a PostgreSQL server."""
+
+    shared = True
+    appends_apart = True
+
+    def __init__(self, url: URL) -> None:
+        try:
+            import psycopg
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("psycopg", "postgres") from error
+        self._driver = psycopg
+        query = dict(url.query)
+        self.patience_s = _seconds(query.pop("patience", PATIENCE_S), "patience")
+        lock_s = _seconds(query.pop("timeout", LOCK_S), "timeout")
+        given = str(query.pop("options", ""))
+        self._options = f"{_SESSION} -c lock_timeout={int(lock_s * 1000)} {given}"
+        self._url = url.set(drivername="postgresql+psycopg", query=query)
+        if not url.database:
+            raise ConfigError(f"store: expected postgresql://user:password@host/database, got {url!r}")
+        port = f":{url.port}" if url.port else ""
+        self.name = f"postgresql://{url.host or 'localhost'}{port}/{url.database}"
+        self._ahead_ns: int | None = None
+
+    def writer(self, name: str) -> Engine:
+        return self._engine("BEGIN", {"application_name": _session_name(name)}, poolclass=NullPool)
+
+    def reader(self) -> Engine:
+        return self._engine("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", {}, pool_size=self.readers)
+
+    def now_ns(self) -> int:
+        return time.time_ns() if self._ahead_ns is None else self._ahead_ns + time.monotonic_ns()
+
+    def enter(self, connection: Connection, mark: Mark | None) -> int:
+        if mark is None:
+            return self.now_ns()
+        values = {"writer": mark.writer, "number": mark.number, "seen": self.now_ns(), "lock": LOCK}
+        return self._clock(connection.execute(_ENTER, values).one()[1])
+
+    def enter_schema(self, connection: Connection) -> None:
+        self._clock(connection.execute(_LOCK, {"lock": LOCK}).one()[1])
+
+    def tell(self, connection: Connection, writer: str, news: Mapping[Topic, int]) -> None:
+        for payload in _payloads(writer, news):
+            connection.execute(_NOTIFY, {"channel": CHANNEL, "payload": payload})
+
+    def resume(self, connection: Connection, mark: Mark) -> bool:
+        connection.execute(_END_PREDECESSOR, {"name": _session_name(mark.writer)})  # it may still hold the lock
+        connection.execute(_LOCK, {"lock": LOCK})  # granted when the old transaction is over
+        return connection.execute(_LAST, {"writer": mark.writer}).scalar() == mark.number
+
+    def passes(self, error: Exception) -> bool:
+        if not isinstance(error, DBAPIError):
+            return False
+        state = getattr(error.orig, "sqlstate", None)
+        if state is not None:
+            return state in _PASSING or state.startswith("08")
+        if error.connection_invalidated:
+            return True
+        said = str(error.orig).lower()
+        return isinstance(error, OperationalError) and not any(symptom in said for symptom in _REFUSED)
+
+    def listen(self, bell: Bell, writer: str) -> Callable[[], None]:
+        from agentlightning.store.listener import Listener
+
+        try:
+            return Listener(self._connect, bell, writer).stop
+        except self._driver.Error as error:
+            raise OperationalError("LISTEN", None, error) from error
+
+    def explain(self, error: DBAPIError) -> AgentLightningError:
+        reason = _reason(error)
+        state = getattr(error.orig, "sqlstate", None) or ""
+        if isinstance(error, IntegrityError):
+            return ConflictError(f"{self.name}: the change contradicts what is recorded: {reason}")
+        if state[:2] == "22" or "NUL" in reason:
+            return InputError(f"{self.name}: expected text without NUL characters and integers of 64 bits: {reason}")
+        if state in _SENTENCES:
+            return StoreError(f"{self.name}: {_SENTENCES[state]} ({reason})")
+        said = reason.lower()
+        for symptom, sentence in _REFUSED.items():
+            if not state and symptom in said:
+                return StoreError(f"{self.name}: {sentence} ({reason})")
+        if self.passes(error):
+            return StoreError(
+                f"{self.name}: cannot be reached; start the server, or check host, port and network: "
+                f"what was acknowledged is kept ({reason})"
+            )
+        return StoreError(f"{self.name}: the database failed: {reason}")
+
+    def _engine(self, begin: str, session: dict[str, str], **pool: Any) -> Engine:
+        arguments = {**self._arguments(), **session}
+        engine = create_engine(self._url, use_native_hstore=False, paramstyle="format", connect_args=arguments, **pool)
+
+        @event.listens_for(engine, "begin")
+        def on_begin(connection: Connection) -> None:
+            connection.exec_driver_sql(begin)
+
+        return engine
+
+    def _arguments(self) -> dict[str, Any]:
+        """Of a connection, for libpq. The driver begins nothing by itself: BEGIN is ours."""
+        return {**_TCP, **_TCP_MS, "options": self._options, "autocommit": True}
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        plain = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
+        return self._driver.connect(plain, **self._arguments())
+
+    def _clock(self, now_us: int) -> int:
+        now_ns = now_us * 1000
+        self._ahead_ns = now_ns - time.monotonic_ns()
+        return now_ns
+
+
+def _session_name(writer: str) -> str:
+    return f"agl {writer}"
+
+
+def _payloads(writer: str, news: Mapping[Topic, int]) -> list[str]:
+    """JSON: [writer, [[about, run, value], …]], in as many pieces as notifications need."""
+    pieces: list[str] = []
+    part: list[tuple[str, str, int]] = []
+    size = 0
+    for (about, run_id), value in news.items():
+        part.append((about, run_id, value))
+        size += len(about) + len(run_id) + 32
+        if size > PAYLOAD_BYTES - 1000:
+            pieces.append(orjson.dumps([writer, part]).decode())
+            part, size = [], 0
+    if part:
+        pieces.append(orjson.dumps([writer, part]).decode())
+    return pieces
+
+
+def _seconds(value: object, name: str) -> float:
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 10**6:
+        raise ConfigError(f"store: {name} in the URL: expected seconds, got {value!r}")
+    return seconds
+
+
+def _reason(error: DBAPIError) -> str:
+    said = getattr(getattr(error.orig, "diag", None), "message_primary", None) or str(error.orig)
+    return " ".join(str(said).split())
+
+
+_PASSING = {
+    "40001",  # serialization_failure
+    "40P01",  # deadlock_detected
+    "57P01",  # admin_shutdown
+    "57P02",  # crash_shutdown
+    "57P03",  # cannot_connect_now: it starts, stops or recovers
+    "57P05",  # idle_session_timeout
+    "25P03",  # idle_in_transaction_session_timeout
+    "53300",  # too_many_connections
+}
+
+_SENTENCES = {
+    "53100": "the disk of the server is full; free some space and go on: what was acknowledged is kept",
+    "53200": "the server has no memory left; give it more, or end what uses it",
+    "25006": "the server is read-only, as a standby is; name the primary in the URL",
+    "55P03": "another process holds the store's lock for too long; end it, or wait and try again",
+    "42501": "the user may not do this; GRANT it the rights to create and change tables in its schema",
+    "53300": "the server has no connection left; raise its max_connections, or end others",
+    "57P03": "the server starts, stops or recovers; wait and try again",
+    "58030": "the server's disk refused a read or write; check its space and health: what was acknowledged is kept",
+}
+"""By SQLSTATE: what an established connection says."""
+
+_REFUSED = {
+    "password authentication failed": "wrong user or password; correct them in the URL",
+    "no password supplied": "it asks for a password; write it into the URL, or into PGPASSWORD",
+    "does not exist": "there is no such database or user; create it, or correct the URL",
+    "pg_hba.conf": "the server lets nobody in from here; change its pg_hba.conf, or use another host or user",
+    "could not translate host name": "no machine of this name is known; correct the host in the URL",
+    "failed to resolve host": "no machine of this name is known; correct the host in the URL",
+    "invalid connection option": "libpq knows no such option; correct the URL",
+    "permission denied for database": "the user may not connect; GRANT it CONNECT on the database",
+}
+"""By a part of what the server or libpq said when it was asked for a connection, which has no SQLSTATE."""

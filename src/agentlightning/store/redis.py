@@ -1,0 +1,333 @@
+"""RedisLightningStore: the verbs on a Redis server.
+
+Driven by whoever owns the store: a server, or a test. Each verb that writes is one Lua script (lua/), so that it happens
+wholly or not at all and costs one round trip; the writer sends those of concurrent callers together. Lists are read in
+portions. Waiting is pushed: scripts publish what they brought, and one connection of the process rings the bell.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import uuid_utils
+
+from agentlightning.errors import InputError, StoreError
+from agentlightning.store import keys, redis_reads, redis_rows, redis_scripts, rows
+from agentlightning.store.base import LEASE_S, MOST_FINISHED, LightningStore, RolloutQuery
+from agentlightning.store.bell import Bell, Topic
+from agentlightning.store.redis_address import Address
+from agentlightning.store.redis_checks import check_server, prepare_data
+from agentlightning.store.redis_link import Link
+from agentlightning.store.redis_rows import Request, whole
+from agentlightning.store.redis_writer import Writer
+from agentlightning.store.run_ids import check_run_id, run_ids
+from agentlightning.types import (
+    JSON,
+    Attempt,
+    Call,
+    Checkpoint,
+    Claim,
+    Consumed,
+    Finish,
+    Lease,
+    Metric,
+    Mode,
+    NewRollout,
+    Resource,
+    Reward,
+    Rollout,
+    RolloutState,
+    Run,
+    RunSize,
+    RunState,
+    RunStatistics,
+    Span,
+    Step,
+    Worker,
+)
+
+R = TypeVar("R")
+
+IDS_TO_TRY = 16
+PORTION = 1000
+"""Rows that one script takes in from one caller; longer lists are several transactions, each whole."""
+DELETED_A_PORTION = 200
+"""Rollouts that one script deletes: a few milliseconds, during which others wait."""
+
+
+class RedisLightningStore(LightningStore):
+    """A store at ``redis://host/number?prefix=name``. Its clock is the server's, unless `now_ns` is given."""
+
+    def __init__(self, url: str, now_ns: Callable[[], int] | None = None) -> None:
+        self._address = Address.at(url)
+        self._now_ns = now_ns
+        self._bell = Bell()
+        self._link: Link | None = None
+        self._writer: Writer | None = None
+        self._secret = b""
+        self._heard: Callable[[float, int], None] | None = None
+
+    def watch_commits(self, heard: Callable[[float, int], None]) -> None:
+        self._heard = heard
+        if self._writer is not None:
+            self._writer.heard = heard
+
+    async def open(self) -> None:
+        if self._link is not None:
+            return
+        self._link = Link(self._address, redis_scripts.load(), self._bell)
+        self._writer = Writer(self._link, self._now_ns)
+        self._writer.heard = self._heard
+        self._writer.start()
+        try:
+            await self._link.open()
+            await check_server(self._link)
+            self._secret = await prepare_data(self._writer, self._address.name)
+        except BaseException:
+            await self.close()
+            raise
+        self._link.listen()
+
+    async def close(self) -> None:
+        link, writer = self._link, self._writer
+        self._link = self._writer = None
+        if writer is not None and link is not None:
+            await link.at_home(writer.stop)
+            await link.at_home(link.close)
+
+    async def signing_secret(self) -> bytes:
+        self._opened()
+        return self._secret
+
+    # --- runs -----------------------------------------------------------------------------------------------------
+
+    async def create_run(self, name: str, config: JSON, run_id: str | None = None) -> Run:
+        if run_id is not None:
+            check_run_id(run_id)
+        now_ns = await redis_reads.now_ns(self._opened(), self._now_ns)
+        request: dict[str, Any] = {"name": name, "config": rows.dump(config, "config"), "created_ns": whole(now_ns)}
+        if run_id is not None:
+            [made] = await self._write("create_run", {**request, "ids": [run_id], "given": 1})
+        else:
+            made = ""
+            candidates = run_ids(now_ns)
+            while not made:
+                answer = await self._write("create_run", {**request, "ids": list(islice(candidates, IDS_TO_TRY))})
+                made = answer[0] if answer else ""
+        [run] = await self.runs([made])
+        return run
+
+    async def update_run(self, run_id: str, state: RunState | None = None, summary: JSON | None = None) -> Run:
+        merged = [part for name, value in (summary or {}).items() for part in (name, rows.dump(value, "summary"))]
+        request: dict[str, Any] = {"run_id": run_id, "summary": merged}
+        flat, known = await self._write("update_run", request | ({"state": state} if state is not None else {}))
+        return redis_rows.read_run(run_id, flat, known)
+
+    async def runs(self, ids: Sequence[str] | None = None, limit: int | None = None) -> list[Run]:
+        return await redis_reads.runs(self._opened(), ids, limit)
+
+    # --- rollouts and attempts ------------------------------------------------------------------------------------
+
+    async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
+        run_ids = sorted({rollout.run_id for rollout in rollouts})
+        new = [redis_rows.new_rollout(rollout, str(uuid_utils.uuid7())) for rollout in rollouts]
+        enqueued: list[Rollout] = []
+        for start in range(0, len(new), PORTION):
+            rows_now, blobs = zip(*new[start : start + PORTION], strict=True)
+            created_ns, found = await self._write("enqueue", {"runs": run_ids, "rollouts": rows_now}, blobs)
+            enqueued += [
+                redis_rows.read_rollout(known) if known else redis_rows.queued(rollout, row["id"], int(created_ns))
+                for rollout, row, known in zip(rollouts[start : start + PORTION], rows_now, found, strict=True)
+            ]
+        return enqueued
+
+    async def claim(
+        self,
+        worker: Worker,
+        limit: int = 1,
+        lease_s: float = LEASE_S,
+        wait_s: float = 0.0,
+    ) -> list[Claim]:
+        if limit < 1:
+            raise InputError(f"limit: expected at least 1, got {limit}")
+        row = redis_rows.worker_row(worker)
+
+        async def take() -> list[tuple[list[str], str]]:
+            request = {"worker": row, "limit": limit, "lease_ns": redis_rows.nanoseconds(lease_s)}
+            return list(await self._write("claim", {**request, "token": secrets.token_hex(12)}))
+
+        taken = await self._until(("queued", worker.run_id), take, wait_s)
+        claims = []
+        for flat, token in taken:
+            rollout = redis_rows.read_rollout(flat)
+            lease = Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=token)
+            claims.append(Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt)))
+        return claims
+
+    async def heartbeat(self, worker: Worker, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
+        held = [redis_rows.lease_row(lease) for lease in leases]
+        request = {"worker": redis_rows.worker_row(worker), "leases": held, "lease_ns": redis_rows.nanoseconds(lease_s)}
+        return [bool(holds) for holds in await self._write("heartbeat", request)]
+
+    async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
+        new = [redis_rows.finish_row(each) for each in finishes]
+        parts = [new[start : start + PORTION] for start in range(0, len(new), PORTION)]
+        return [bool(held) for part in parts for held in await self._write("finish", part)]
+
+    async def cancel(self, rollout_ids: Sequence[str]) -> int:
+        return int(await self._write("cancel", sorted(set(rollout_ids))))
+
+    async def expire_leases(self) -> int:
+        return int(await self._write("expire", []))
+
+    async def rollouts(self, query: RolloutQuery) -> list[Rollout]:
+        return await redis_reads.rollouts(self._opened(), query)
+
+    async def count(self, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
+        return await redis_reads.count(self._opened(), run_id)
+
+    async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
+        return await redis_reads.attempts(self._opened(), rollout_ids)
+
+    async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
+        link, goal = self._opened(), after + at_least
+
+        async def enough() -> bool:
+            return await redis_reads.last_finished(link, run_id) >= goal
+
+        await self._until(("finished", run_id), enough, timeout_s, goal)
+        return await redis_reads.finished(link, run_id, after, MOST_FINISHED)
+
+    async def workers(self, run_id: str | None = None) -> list[Worker]:
+        return await redis_reads.workers(self._opened(), run_id)
+
+    # --- the record -----------------------------------------------------------------------------------------------
+
+    async def append_calls(self, calls: Sequence[Call]) -> None:
+        await self._append("append_calls", [redis_rows.call_row(call) for call in calls])
+
+    async def append_spans(self, spans: Sequence[Span]) -> None:
+        await self._append("append_spans", [redis_rows.span_row(span) for span in spans])
+
+    async def calls(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
+        return await redis_reads.calls(self._opened(), rollout_ids, attempt)
+
+    async def spans(self, rollout_ids: Sequence[str]) -> list[Span]:
+        return await redis_reads.spans(self._opened(), rollout_ids)
+
+    async def record_rewards(self, rewards: Sequence[Reward]) -> None:
+        await self._append("record_rewards", [(redis_rows.reward_row(reward),) for reward in rewards])
+
+    async def rewards(self, rollout_ids: Sequence[str]) -> list[Reward]:
+        return await redis_reads.rewards(self._opened(), rollout_ids)
+
+    async def put_resources(self, resources: Sequence[Resource]) -> list[Resource]:
+        return await redis_reads.put_resources(self._write, resources)
+
+    async def resources(self, run_id: str, name: str | None = None, latest: bool = True) -> list[Resource]:
+        return await redis_reads.resources(self._opened(), run_id, name, latest)
+
+    async def log_metrics(self, metrics: Sequence[Metric]) -> None:
+        await self._append("log_metrics", [(redis_rows.metric_row(metric),) for metric in metrics])
+
+    async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
+        return await redis_reads.metrics(self._opened(), run_id, name)
+
+    # --- news and numbers -----------------------------------------------------------------------------------------
+
+    async def wait_resources(self, run_id: str, after: Mapping[str, int], timeout_s: float = 30.0) -> list[Resource]:
+        link = self._opened()
+        return await self._until(
+            ("resources", run_id), lambda: redis_reads.later_resources(link, run_id, after), timeout_s
+        )
+
+    async def follow_metrics(
+        self, run_id: str, after: int = 0, timeout_s: float = 30.0, limit: int = 10_000
+    ) -> list[Metric]:
+        if limit < 1:
+            raise InputError(f"limit: expected at least 1, got {limit}")
+        link = self._opened()
+        return await self._until(
+            ("metrics", run_id), lambda: redis_reads.later_metrics(link, run_id, after, limit), timeout_s
+        )
+
+    async def statistics(self) -> list[RunStatistics]:
+        return await redis_reads.statistics(self._opened(), self._now_ns)
+
+    async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
+        found = await self.runs(run_ids)
+        return [await redis_reads.size(self._opened(), run.id) for run in found]
+
+    # --- the end of data ------------------------------------------------------------------------------------------
+
+    async def drop_records(self, rollout_ids: Sequence[str]) -> int:
+        return int(await self._write("drop_records", sorted(set(rollout_ids))))
+
+    async def delete_runs(self, run_ids: Sequence[str]) -> int:
+        deleted = 0
+        for run_id in dict.fromkeys(run_ids):
+            request = {"run_id": run_id, "portion": DELETED_A_PORTION}
+            known, more = await self._write("delete_run", request)
+            while more:
+                _, more = await self._write("delete_run", request)
+            deleted += known
+        return deleted
+
+    # --- steps and checkpoints ------------------------------------------------------------------------------------
+
+    async def open_step(self, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step:
+        listed = redis_rows.consumed_list(consumed)
+        request = {"run_id": run_id, "step": whole(step), "consumed": listed, "list": redis_rows.dump(listed).decode()}
+        return redis_rows.read_step(run_id, await self._write("open_step", request))
+
+    async def close_step(self, run_id: str, step: int, version: int) -> Step:
+        request = {"run_id": run_id, "step": whole(step), "version": whole(version)}
+        return redis_rows.read_step(run_id, await self._write("close_step", request))
+
+    async def steps(self, run_id: str, after: int | None = None, limit: int | None = None) -> list[Step]:
+        return await redis_reads.steps(self._opened(), run_id, after, limit)
+
+    async def reopen_steps(self, run_id: str, after: int) -> list[Step]:
+        later = await self._write("reopen_steps", {"run_id": run_id, "after": after})
+        return [redis_rows.read_step(run_id, row) for row in later]
+
+    async def release_steps(self, run_id: str, after: int) -> int:
+        return int(await self._write("release_steps", {"run_id": run_id, "after": after}))
+
+    async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
+        await self._write("put_checkpoint", redis_rows.checkpoint_row(checkpoint))
+
+    async def checkpoints(self, run_id: str) -> list[Checkpoint]:
+        return await redis_reads.checkpoints(self._opened(), run_id)
+
+    # --- how ------------------------------------------------------------------------------------------------------
+
+    def _opened(self) -> Link:
+        if self._link is None:
+            raise StoreError(f"{self._address.name} is not open: use `async with store`, or await store.open()")
+        return self._link
+
+    async def _write(self, verb: str, request: Request, blobs: Sequence[bytes] = ()) -> Any:
+        self._opened()
+        assert self._writer is not None
+        return await self._writer.submit(verb, request, blobs)
+
+    async def _append(self, verb: str, new: Sequence[tuple[list[Any], *tuple[bytes, ...]]]) -> None:
+        """Rows, each with what its blobs are."""
+        for start in range(0, len(new), PORTION):
+            part = new[start : start + PORTION]
+            await self._write(verb, [row for row, *_ in part], [blob for _, *blobs in part for blob in blobs])
+
+    async def _until(self, topic: Topic, look: Callable[[], Awaitable[R]], wait_s: float, goal: int = 0) -> R:
+        """What `look` finds, as soon as it finds something, or after `wait_s` seconds; it looks when the bell rings."""
+        deadline = time.monotonic() + wait_s
+        with self._bell.listening(topic, goal=goal) as listener:
+            found = await look()
+            while not found and (left_s := deadline - time.monotonic()) > 0:
+                await listener.wait(left_s)
+                found = await look()
+        return found

@@ -1,0 +1,148 @@
+"""Where a Redis store is: its URL, what else the URL says, and what the server's failures mean in plain words.
+
+``redis://[user:password@]host[:port][/number]?prefix=NAME``, or rediss:// for TLS. Knows no verbs.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from redis import exceptions
+
+from agentlightning.errors import ConfigError, StoreError
+
+PORT = 6379
+PREFIX = "default"
+PATIENCE_S = 75.0
+"""How long an outage may last before callers hear of it: a minute, and what it takes to notice."""
+
+CERTIFICATES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+OPTIONS = ("prefix", "appendonly", "appendfsync", "patience", *CERTIFICATES)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A store's URL in parts."""
+
+    host: str
+    port: int
+    database: int
+    user: str | None
+    password: str | None
+    certificates: dict[str, str] | None
+    """None where the connection is not encrypted."""
+    prefix: str
+    keep: tuple[str, ...]
+    """Settings of the server that the user accepts though they can lose data: appendonly=no, appendfsync=everysec…"""
+    patience_s: float
+
+    @staticmethod
+    def at(url: str) -> Address:
+        """Of a redis:// or rediss:// URL; ConfigError otherwise."""
+        parts = urlsplit(url)
+        said = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if unknown := sorted(set(said) - set(OPTIONS)):
+            raise ConfigError(f"store: unknown in a Redis URL: {', '.join(unknown)}; known are {', '.join(OPTIONS)}")
+        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+            raise ConfigError("store: expected redis://[user:password@]host[:port][/number], or rediss:// for TLS")
+        prefix = said.get("prefix", PREFIX)
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", prefix):
+            raise ConfigError(f"store: prefix: expected letters, digits, '.', '_' and '-', got {prefix!r}")
+        certificates = {name: said[name] for name in CERTIFICATES if name in said}
+        if certificates and parts.scheme == "redis":
+            raise ConfigError(f"store: {min(certificates)} is of no use without TLS: write rediss://")
+        return Address(
+            host=parts.hostname,
+            port=_number("port", parts.netloc.rpartition("@")[2].rpartition("]")[2].partition(":")[2] or str(PORT)),
+            database=_number("the database after the host", parts.path.strip("/") or "0"),
+            user=unquote(parts.username) if parts.username else None,
+            password=unquote(parts.password) if parts.password else None,
+            certificates=certificates if parts.scheme == "rediss" else None,
+            prefix=prefix,
+            keep=_accepted(said),
+            patience_s=_seconds(said.get("patience", str(PATIENCE_S))),
+        )
+
+    @property
+    def name(self) -> str:
+        """How sentences call it: without the password."""
+        scheme = "redis" if self.certificates is None else "rediss"
+        return f"{scheme}://{self.host}:{self.port}/{self.database} ({self.prefix})"
+
+    @property
+    def tag(self) -> str:
+        """What every key begins with. Braces make a cluster keep all of them on one server."""
+        return "{agl:" + self.prefix + "}"
+
+    def connection_settings(self) -> dict[str, Any]:
+        """As redis-py's connections take them."""
+        settings: dict[str, Any] = {
+            "host": self.host,
+            "port": self.port,
+            "db": self.database,
+            "username": self.user,
+            "password": self.password,
+        }
+        return settings | (self.certificates or {})
+
+    def explain(self, error: Exception) -> StoreError:
+        """The sentence for a failure, with where and what to do."""
+        said = str(error)
+        if isinstance(error, (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError)):
+            return StoreError(f"{self.name}: {_REFUSED}")
+        for symptom, sentence in _SENTENCES.items():
+            if symptom in said:
+                return StoreError(f"{self.name}: {sentence}")
+        if isinstance(error, exceptions.NoPermissionError):
+            return StoreError(f"{self.name}: the user of the URL may not do what a store does; allow it: {said}")
+        if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, OSError)):
+            reason = said or type(error).__name__
+            return StoreError(f"{self.name}: the server cannot be reached; start it, or correct the URL: {reason}")
+        return StoreError(f"{self.name}: the server failed: {said}")
+
+
+_REFUSED = "the server refuses this user and password; correct them in the URL: redis://USER:PASSWORD@HOST"
+
+_SENTENCES = {
+    "WRONGPASS": _REFUSED,
+    "NOAUTH": _REFUSED,
+    "invalid username-password": _REFUSED,
+    "MISCONF": "the server cannot write to its disk; free some space there and go on: what was acknowledged is kept",
+    "maxmemory": "the server's memory is full; raise its maxmemory or delete runs: what was acknowledged is kept",
+    "READONLY": "the server is a read-only replica; give the URL of its primary",
+    "read only replica": "the server is a read-only replica; give the URL of its primary",
+    "DB index": "the server has no database of this number; correct the number after the host",
+    "SELECT is not allowed": "a cluster has database 0 only; correct the number after the host",
+    "max number of clients": "the server has as many clients as it may; raise its maxclients",
+    "LOADING": "the server is still reading its data; try again when it has",
+    "loading the dataset": "the server is still reading its data; try again when it has",
+    "OVERTAKEN": "the connection broke, and the request arrived after it was given up; try again",
+}
+
+
+def _accepted(said: dict[str, str]) -> tuple[str, ...]:
+    expected = {"appendonly": ("off",), "appendfsync": ("everysec", "no")}
+    for name, values in expected.items():
+        if name in said and said[name] not in values:
+            raise ConfigError(f"store: {name}: expected {' or '.join(values)} in a Redis URL, got {said[name]!r}")
+    accepted = [f"appendfsync={said['appendfsync']}"] if "appendfsync" in said else []
+    return ("appendonly=off", *accepted) if "appendonly" in said else tuple(accepted)
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ConfigError(f"store: {name}: expected a number in a Redis URL, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"store: patience: expected seconds in a Redis URL, got {text!r}")
+    return value

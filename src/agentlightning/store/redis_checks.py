@@ -1,0 +1,66 @@
+"""What a store demands of a Redis server before it trusts it with data, and which schema the data have.
+
+Driven by the Redis store when it opens. A server that would acknowledge what it can lose is refused, unless the URL says
+that the user knows.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from redis import exceptions
+
+from agentlightning.errors import StoreError
+from agentlightning.store.redis_link import Link
+from agentlightning.store.redis_writer import Writer
+
+OLDEST = (7, 0)
+SCHEMA_VERSION = 1
+
+
+async def check_server(link: Link) -> None:
+    """StoreError with what to set where the server is too old, or would lose or forget what it acknowledged."""
+    name, accepted = link.address.name, link.address.keep
+    known, setting = await link.ask([("INFO",), ("CONFIG", "GET", "appendfsync")])
+    if isinstance(known, exceptions.ResponseError):
+        raise link.address.explain(known)
+    facts = _facts(known)
+    version = facts.get("redis_version", "0")
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        raise StoreError(f"{name}: the server is Redis {version}, and a store needs 7.0 or later; upgrade it")
+    if facts.get("maxmemory", "0") != "0" and facts.get("maxmemory_policy") != "noeviction":
+        raise StoreError(
+            f"{name}: the server forgets data when its memory is full (maxmemory-policy {facts['maxmemory_policy']}); "
+            "set maxmemory-policy noeviction"
+        )
+    if "appendonly=off" in accepted:
+        return
+    if facts.get("aof_enabled") != "1":
+        raise StoreError(
+            f"{name}: the server keeps no append-only file, so what it acknowledges can be lost; set appendonly yes "
+            "(redis-cli config set appendonly yes), or accept that with ?appendonly=off"
+        )
+    sync = setting[1].decode() if isinstance(setting, list) and setting else "always"  # hosted servers may not say
+    if sync != "always" and f"appendfsync={sync}" not in accepted:
+        raise StoreError(
+            f"{name}: the server acknowledges writes before they are in its file (appendfsync {sync}), so they can be "
+            "lost; set appendfsync always (redis-cli config set appendfsync always), or accept that with "
+            f"?appendfsync={sync}"
+        )
+
+
+async def prepare_data(writer: Writer, name: str) -> bytes:
+    """The signing secret, made now where the store is new; StoreError where the data are of a newer program."""
+    request = {"version": str(SCHEMA_VERSION), "secret": secrets.token_hex(32)}
+    version, secret = await writer.submit("prepare", request)
+    if int(version) > SCHEMA_VERSION:
+        raise StoreError(
+            f"{name}: its schema has version {version}, this program knows {SCHEMA_VERSION}; "
+            "upgrade agentlightning, or choose another prefix"
+        )
+    return bytes.fromhex(secret)
+
+
+def _facts(info: bytes) -> dict[str, str]:
+    lines = [line.partition(":") for line in info.decode().splitlines()]
+    return {name: value for name, found, value in lines if found}

@@ -1,0 +1,329 @@
+"""What is read from Redis: lists, in portions of one moment each; nothing here changes anything.
+
+Driven by the Redis store's verbs. base.py says what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+from agentlightning.store import redis_rows
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.redis_link import Link
+from agentlightning.types import (
+    Attempt,
+    Call,
+    Checkpoint,
+    Metric,
+    Mode,
+    Resource,
+    Reward,
+    Rollout,
+    RolloutState,
+    Run,
+    RunSize,
+    RunStatistics,
+    Span,
+    Step,
+    Worker,
+)
+
+PORTION = 500
+"""Rollouts of one answer: a millisecond or two, during which others wait."""
+RECORDS_A_PORTION = 50
+"""Rollouts whose calls, spans or rewards are one answer."""
+METRICS_A_PORTION = 5000
+
+EXPIRING_S = 10
+SEEN_S = 60
+
+_MODES: tuple[Mode, ...] = get_args(Mode)
+_STATES: tuple[RolloutState, ...] = get_args(RolloutState)
+
+Clock = Callable[[], int] | None
+Write = Callable[[str, Any, Sequence[bytes]], Awaitable[Any]]
+
+
+async def now_ns(link: Link, clock: Clock) -> int:
+    """By the store's clock."""
+    if clock is not None:
+        return clock()
+    [(second, microsecond)] = await link.at_home(lambda: link.ask([("TIME",)]))
+    return int(second) * 10**9 + int(microsecond) * 1000
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+async def runs(link: Link, ids: Sequence[str] | None, limit: int | None) -> list[Run]:
+    """Newest first."""
+    if ids is None:
+        ids = await _run_ids(link, limit)
+    found: list[Run] = []
+    for part in redis_rows.portions(ids, PORTION):
+        for run_id, (flat, summary) in zip(part, await link.read("read_runs", {"ids": part}), strict=True):
+            if flat:
+                found.append(redis_rows.read_run(run_id, flat, summary))
+    return sorted(found, key=lambda run: (run.created_ns, run.id), reverse=True)[:limit]
+
+
+async def workers(link: Link, run_id: str | None) -> list[Worker]:
+    run_ids = [run_id] if run_id is not None else await _run_ids(link)
+    replies = await link.query([("HGETALL", f"workers:{each}") for each in run_ids])
+    found = [
+        redis_rows.read_worker(each, worker_id.decode(), row)
+        for each, flat in zip(run_ids, replies, strict=True)
+        for worker_id, row in zip(flat[::2], flat[1::2], strict=True)
+    ]
+    return sorted(found, key=lambda worker: (-worker.seen_ns, worker.id))
+
+
+async def _run_ids(link: Link, limit: int | None = None) -> list[str]:
+    """Newest first."""
+    [members] = await link.query([("ZREVRANGEBYLEX", "runs", "+", "-", "LIMIT", 0, -1 if limit is None else limit)])
+    return [member.decode().partition(":")[2] for member in members]
+
+
+# --- rollouts ---------------------------------------------------------------------------------------------------------
+
+
+async def rollouts(link: Link, query: RolloutQuery) -> list[Rollout]:
+    found: list[Rollout] = []
+    async for portion in _portions_of_rollouts(link, query):
+        found += portion
+        if query.limit is not None and len(found) >= query.limit:
+            break
+    return found[: query.limit]
+
+
+async def count(link: Link, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
+    which = [(mode, state) for mode in _MODES for state in _STATES]
+    counts = await link.read("read_counts", {"sets": [f"s:{run_id}:{mode}:{state}" for mode, state in which]})
+    return {each: number for each, number in zip(which, counts, strict=True) if number}
+
+
+async def attempts(link: Link, rollout_ids: Sequence[str]) -> list[Attempt]:
+    return [
+        redis_rows.read_attempt(rollout_id.decode(), attempt, flat)
+        for part in redis_rows.portions(rollout_ids, PORTION)
+        for rollout_id, attempt, flat in await link.read("read_attempts", {"ids": part})
+    ]
+
+
+async def last_finished(link: Link, run_id: str) -> int:
+    """How many rollouts of the run have finished. NotFoundError if there is no such run."""
+    [last] = await link.read("read_finished", {"run": run_id, "after": "0", "limit": 0})
+    return int(last)
+
+
+async def finished(link: Link, run_id: str, after: int, limit: int) -> list[Rollout]:
+    """By place, those after `after`. NotFoundError if there is no such run."""
+    found: list[Rollout] = []
+    while len(found) < limit:
+        portion = min(PORTION, limit - len(found))
+        question = {"run": run_id, "after": str(after), "limit": portion}
+        _, *rows = await link.read("read_finished", question)
+        found += [redis_rows.read_rollout(row) for row in rows]
+        if len(rows) < portion:
+            break
+        after = found[-1].finished_seq or 0
+    return found
+
+
+async def _portions_of_rollouts(link: Link, query: RolloutQuery) -> AsyncIterator[list[Rollout]]:
+    """Those that match, in order. Each portion is of one moment, and none is missed however states change between."""
+    filters: dict[str, Any] = {"unconsumed": query.unconsumed or None, "states": query.states, "mode": query.mode}
+    filters |= {"run": query.run_id, "step": None if query.step is None else str(query.step)}
+    filters |= {"groups": query.group_ids}
+    filters = {name: list(value) if isinstance(value, tuple) else value for name, value in filters.items()}
+    asked = {name: value for name, value in filters.items() if value is not None}
+    ids = query.ids
+    if ids is None and query.group_ids is not None:
+        ids = await _ids_of_groups(link, query)
+    if ids is not None:
+        chosen = [each for each in ids if query.after is None or each > query.after]
+        parts = list(redis_rows.portions(chosen, PORTION))
+        for part in reversed(parts) if query.newest_first else parts:
+            _, *rows = await link.read("read_rollouts", {**asked, "ids": part})
+            portion = [redis_rows.read_rollout(row) for row in rows]
+            yield portion[::-1] if query.newest_first else portion
+        return
+    more = {"sets": await _sets(link, query), "after": query.after or "", "newest_first": query.newest_first}
+    cursor = ""
+    while True:
+        portion_size = min(PORTION, query.limit or PORTION) if len(asked) == ("run" in asked) else PORTION
+        question = {**asked, **more, "from": cursor, "portion": portion_size}
+        place, *rows = await link.read("read_rollouts", question)
+        yield [redis_rows.read_rollout(row) for row in rows]
+        cursor = place.decode()
+        if not cursor:
+            return
+
+
+async def _sets(link: Link, query: RolloutQuery) -> list[str]:
+    """Keys of the sets that hold the rollouts of these runs, modes and states."""
+    run_ids = [query.run_id] if query.run_id is not None else await _run_ids(link)
+    modes = _MODES if query.mode is None else (query.mode,)
+    states = _STATES if query.states is None else tuple(query.states)
+    return [f"s:{run_id}:{mode}:{state}" for run_id in run_ids for mode in modes for state in states]
+
+
+async def _ids_of_groups(link: Link, query: RolloutQuery) -> list[str]:
+    run_ids = [query.run_id] if query.run_id is not None else await _run_ids(link)
+    groups = [f"g:{run_id}:{group_id}" for run_id in run_ids for group_id in query.group_ids or ()]
+    return [each.decode() for found in await link.query([("HVALS", group) for group in groups]) for each in found]
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+async def calls(link: Link, rollout_ids: Sequence[str], attempt: int | None) -> list[Call]:
+    found = [
+        redis_rows.read_call(*record)
+        async for record in _records(link, "c", rollout_ids, "latest" if attempt is None else attempt)
+    ]
+    return sorted(found, key=lambda call: (call.rollout_id, call.finished_ns, call.id))
+
+
+async def spans(link: Link, rollout_ids: Sequence[str]) -> list[Span]:
+    found = [redis_rows.read_span(*record) async for record in _records(link, "sp", rollout_ids, "all")]
+    return sorted(found, key=lambda span: (span.rollout_id, span.started_ns, span.id))
+
+
+async def rewards(link: Link, rollout_ids: Sequence[str]) -> list[Reward]:
+    found = [redis_rows.read_reward(*record) async for record in _records(link, "rw", rollout_ids, "all")]
+    found.sort(key=lambda each: (each[1].rollout_id, each[1].created_ns, each[1].attempt, each[0]))
+    return [reward for _, reward in found]
+
+
+async def _records(
+    link: Link, kind: Literal["c", "sp", "rw"], rollout_ids: Sequence[str], attempt: int | str
+) -> AsyncIterator[tuple[str, int, bytes, bytes]]:
+    """Rollout, attempt, id and row of each record."""
+    for part in redis_rows.portions(rollout_ids, RECORDS_A_PORTION):
+        question = {"kind": kind, "ids": part, "attempt": attempt}
+        for rollout_id, number, flat in await link.read("read_records", question):
+            for record_id, row in zip(flat[::2], flat[1::2], strict=True):
+                yield rollout_id.decode(), number, record_id, row
+
+
+# --- what belongs to a run --------------------------------------------------------------------------------------------
+
+
+async def put_resources(write: Write, resources: Sequence[Resource]) -> list[Resource]:
+    """Store them; with the versions they got."""
+    if not resources:
+        return []
+    new = [redis_rows.resource_row(resource) for resource in resources]
+    stored = await write("put_resources", [row for row, _ in new], [blob for _, blob in new])
+    return [
+        replace(resource, version=version, created_ns=int(created_ns))
+        for resource, (version, created_ns) in zip(resources, stored, strict=True)
+    ]
+
+
+async def resources(link: Link, run_id: str, name: str | None, latest: bool) -> list[Resource]:
+    if latest:
+        found = await _newest_resources(link, {"run": run_id, "after": {}})
+    else:
+        [flat] = await link.query([("HGETALL", f"resources:{run_id}")])
+        found = []
+        for place, row in zip(flat[::2], flat[1::2], strict=True):
+            version, _, of = place.decode().partition(" ")
+            found.append(redis_rows.read_resource(run_id, of, int(version), row))
+    chosen = [each for each in found if name is None or each.name == name]
+    return sorted(chosen, key=lambda each: (each.name, each.version))
+
+
+async def later_resources(link: Link, run_id: str, after: Mapping[str, int]) -> list[Resource]:
+    """By name, the newest of each that is later. NotFoundError if there is no such run."""
+    known = {name: str(version) for name, version in after.items()}
+    found = await _newest_resources(link, {"run": run_id, "after": known, "exists": True})
+    return sorted(found, key=lambda each: each.name)
+
+
+async def _newest_resources(link: Link, question: Mapping[str, Any]) -> list[Resource]:
+    return [
+        redis_rows.read_resource(question["run"], name.decode(), int(version), row)
+        for name, version, row in await link.read("read_resources", question)
+    ]
+
+
+async def metrics(link: Link, run_id: str, name: str | None) -> list[Metric]:
+    found: list[Metric] = []
+    after = 0
+    while True:
+        question = {"run": run_id, "after": str(after), "limit": METRICS_A_PORTION}
+        entries, undone = await link.read("read_metrics", question)
+        portion = redis_rows.read_metrics(run_id, entries, undone)
+        found += [metric for metric in portion if name is None or metric.name == name]
+        if len(portion) < METRICS_A_PORTION:
+            break
+        after = portion[-1].seq
+    return sorted(found, key=lambda metric: (metric.step, metric.name, metric.created_ns, metric.seq))
+
+
+async def later_metrics(link: Link, run_id: str, after: int, limit: int) -> list[Metric]:
+    """In the order of `seq`. NotFoundError if there is no such run."""
+    question = {"run": run_id, "after": str(after), "limit": limit, "exists": True}
+    entries, undone = await link.read("read_metrics", question)
+    return redis_rows.read_metrics(run_id, entries, undone)
+
+
+async def steps(link: Link, run_id: str, after: int | None, limit: int | None) -> list[Step]:
+    if limit == 0:
+        return []
+    question: dict[str, Any] = {"run": run_id, "limit": limit or 0}
+    if after is not None:
+        question["after"] = after
+    found = []
+    for step, fields, consumed in await link.read("read_steps", question):
+        found.append(redis_rows.read_step(run_id, (step, *redis_rows.texts(fields), consumed)))
+    return found
+
+
+async def checkpoints(link: Link, run_id: str) -> list[Checkpoint]:
+    [flat] = await link.query([("HGETALL", f"checkpoints:{run_id}")])
+    found = [
+        redis_rows.read_checkpoint(run_id, int(step), row) for step, row in zip(flat[::2], flat[1::2], strict=True)
+    ]
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+async def statistics(link: Link, clock: Clock) -> list[RunStatistics]:
+    question = {"now": "" if clock is None else str(clock()), "soon_us": EXPIRING_S * 10**6}
+    moment, *found = await link.read("read_statistics", question)
+    now = int(moment)
+    statistics = []
+    for run_id, queued, created_ns, running, expiring, workers in found:
+        seen = [redis_rows.read_worker("", "", row).seen_ns for row in workers]
+        statistics.append(
+            RunStatistics(
+                run_id=run_id.decode(),
+                queued=queued,
+                oldest_queued_s=max(0.0, (now - int(created_ns)) / 1e9) if created_ns else 0.0,
+                running=running,
+                expiring=expiring,
+                workers=sum(each > now - SEEN_S * 10**9 for each in seen),
+            )
+        )
+    return statistics
+
+
+async def size(link: Link, run_id: str) -> RunSize:
+    """Of one run; reads all of it, in portions. A run that is gone has nothing."""
+    sets = [f"s:{run_id}:{mode}:{state}" for mode in _MODES for state in _STATES]
+    totals = [0, 0, 0, 0]
+    cursor = b""
+    while True:
+        question = {"sets": sets, "from": cursor.decode(), "portion": PORTION}
+        cursor, *numbers = await link.read("read_sizes", question)
+        totals = [total + int(number) for total, number in zip(totals, numbers, strict=True)]
+        if not cursor:
+            break
+    return RunSize(run_id=run_id, rollouts=totals[0], calls=totals[1], spans=totals[2], bytes=totals[3])

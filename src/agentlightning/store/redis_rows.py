@@ -1,0 +1,414 @@
+"""How the words of types.py are written into Redis and read back.
+
+Pure functions, driven by the Redis store. Requests go to the scripts as JSON, in which all numbers that may be large are
+text: Lua has doubles only. Calls and spans are MessagePack of the columns of rows.py; a script never looks into them.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import orjson
+
+from agentlightning.errors import InputError, RewardError
+from agentlightning.store import rows
+from agentlightning.store.base import IGNORED_BASE_URL, NO_CALLS, reward_number
+from agentlightning.types import (
+    Attempt,
+    Call,
+    Checkpoint,
+    Consumed,
+    Finish,
+    Lease,
+    Metric,
+    NewRollout,
+    Resource,
+    RetryPolicy,
+    Reward,
+    Rollout,
+    Run,
+    Sampling,
+    Span,
+    Step,
+    VersionSpan,
+    Worker,
+)
+
+Request = Any
+"""What a script takes from one caller: lists and dicts of text and small numbers."""
+
+UNKNOWN_ROUTE = "gateway.unknown_route"
+
+_CALL = [field.name for field in fields(Call)][4:]
+_SPAN = [field.name for field in fields(Span)][4:]
+_LONGEST = 2**63
+
+
+def dump(request: Request) -> bytes:
+    """JSON of a request; InputError where it holds what JSON cannot."""
+    try:
+        return orjson.dumps(request)
+    except (TypeError, orjson.JSONEncodeError) as error:
+        raise InputError(f"expected text and numbers: {error}") from None
+
+
+def whole(value: int) -> str:
+    """An integer as text; InputError where no database would hold it."""
+    if not -_LONGEST <= value < _LONGEST:
+        raise InputError(f"expected integers of at most 64 bits, got {value}")
+    return str(int(value))
+
+
+def nanoseconds(seconds: float) -> str:
+    return whole(max(int(seconds * 1e9), 0))
+
+
+def portions(ids: Iterable[str], size: int) -> Iterator[list[str]]:
+    """The distinct ids, sorted, in parts: results of the parts in turn are sorted too."""
+    ordered = sorted(set(ids))
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
+
+
+def texts(packed: bytes) -> list[str]:
+    """A JSON list of texts."""
+    found: list[str] = orjson.loads(packed)
+    return found
+
+
+def pairs(flat: Sequence[Any]) -> dict[str, str]:
+    """Names and values that come one after the other, as text."""
+    texts = [_text(value) for value in flat]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def read_run(run_id: str, flat: Sequence[Any], summary: Sequence[Any]) -> Run:
+    known = pairs(flat)
+    return Run(
+        id=run_id,
+        name=known["name"],
+        state=known["state"],  # type: ignore[arg-type]
+        config=orjson.loads(known["config"]),
+        created_ns=int(known["created_ns"]),
+        updated_ns=int(known["updated_ns"]),
+        summary={name: orjson.loads(value) for name, value in pairs(summary).items()},
+    )
+
+
+# --- rollouts and attempts --------------------------------------------------------------------------------------------
+
+
+def new_rollout(new: NewRollout, rollout_id: str) -> tuple[dict[str, str], bytes]:
+    """What scripts look at, and what they do not."""
+    row = {
+        "id": rollout_id,
+        "run_id": new.run_id,
+        "group_id": new.group_id,
+        "replica": whole(new.replica),
+        "mode": new.mode,
+        "step": whole(new.step),
+        "priority": whole(new.priority),
+        "max_attempts": whole(new.retry.max_attempts),
+        "max_lost": whole(new.retry.max_lost),
+        "retry_on": f" {' '.join(new.retry.retry_on)} ",
+    }
+    return row, rows.dump({"task": new.task, "sampling": new.sampling, "retry": new.retry}, "task").encode()
+
+
+def queued(new: NewRollout, rollout_id: str, created_ns: int) -> Rollout:
+    """The rollout that was just made of this; its task is what a store would give back."""
+    return Rollout(
+        id=rollout_id,
+        run_id=new.run_id,
+        task=orjson.loads(orjson.dumps(new.task)),
+        group_id=new.group_id,
+        replica=new.replica,
+        mode=new.mode,
+        step=new.step,
+        sampling=new.sampling,
+        retry=new.retry,
+        priority=new.priority,
+        state="queued",
+        attempt=0,
+        lost=0,
+        created_ns=created_ns,
+    )
+
+
+def read_rollout(row: Sequence[Any]) -> Rollout:
+    known = pairs(row[2:])
+    unchanging = orjson.loads(row[1])
+    unchanging["retry"]["retry_on"] = tuple(unchanging["retry"]["retry_on"])
+    reward = known.get("reward")
+    return Rollout(
+        id=_text(row[0]),
+        run_id=known["run"],
+        task=unchanging["task"],
+        group_id=known["group_id"],
+        replica=int(known["replica"]),
+        mode=known["mode"],  # type: ignore[arg-type]
+        step=int(known["step"]),
+        sampling=Sampling(**unchanging["sampling"]),
+        retry=RetryPolicy(**unchanging["retry"]),
+        priority=int(known["priority"]),
+        state=known["state"],  # type: ignore[arg-type]
+        attempt=int(known["attempt"]),
+        lost=int(known["lost"]),
+        created_ns=int(known["created_ns"]),
+        started_ns=_number(known, "started_ns"),
+        finished_ns=_number(known, "finished_ns"),
+        finished_seq=_number(known, "finished_seq"),
+        reward=None if reward is None else float(reward),
+        calls=int(known["calls"]),
+        error=known.get("error"),
+        warning=known.get("warning"),
+        outcome=known.get("outcome"),  # type: ignore[arg-type]
+    )
+
+
+def read_attempt(rollout_id: str, attempt: int, flat: Sequence[Any]) -> Attempt:
+    known = pairs(flat)
+    return Attempt(
+        rollout_id=rollout_id,
+        attempt=attempt,
+        state=known["state"],  # type: ignore[arg-type]
+        worker_id=known["worker_id"],
+        lease_expires_ns=int(known["lease_expires_ns"]),
+        started_ns=int(known["started_ns"]),
+        finished_ns=_number(known, "finished_ns"),
+        error=known.get("error"),
+        output=known.get("output"),
+    )
+
+
+def worker_row(worker: Worker) -> dict[str, str]:
+    return {
+        "id": worker.id,
+        "run_id": worker.run_id,
+        "host": worker.host,
+        "pid": whole(worker.pid),
+        "running": whole(worker.running),
+    }
+
+
+def read_worker(run_id: str, worker_id: str, row: bytes) -> Worker:
+    host, pid, running, seen_ns = orjson.loads(row)
+    return Worker(id=worker_id, run_id=run_id, host=host, pid=int(pid), running=int(running), seen_ns=int(seen_ns))
+
+
+def lease_row(lease: Lease) -> dict[str, Any]:
+    return {"rollout_id": lease.rollout_id, "attempt": lease.attempt, "token": lease.token}
+
+
+def finish_row(finish: Finish) -> dict[str, Any]:
+    row = {
+        "lease": lease_row(finish.lease),
+        "state": finish.state,
+        "silence": rows.text(f"{NO_CALLS}: {finish.diagnosis or IGNORED_BASE_URL}"),
+        "rewards": [_last_reward(reward) for reward in finish.rewards],
+    }
+    for name, value in (("error", finish.error), ("output", finish.output)):
+        if value is not None:
+            row[name] = rows.text(value)
+    return row
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+def call_row(call: Call) -> tuple[list[Any], bytes]:
+    row = rows.call_row(call)
+    return [call.run_id, call.rollout_id, call.attempt, call.id, call.parent_id or ""], _packed((row[1], *row[4:]))
+
+
+def read_call(rollout_id: str, attempt: int, call_id: bytes, packed: bytes) -> Call:
+    run_id, *values = msgspec.msgpack.decode(packed)
+    known = dict(zip(_CALL, values, strict=False))  # a column that was added later has its default
+    for name, code in (("suffix_ids", "i"), ("sampled_ids", "i"), ("logprobs", "f")):
+        numbers: array[Any] = array(code)
+        numbers.frombytes(known[name])
+        known[name] = numbers.tolist()
+    known["versions"] = [VersionSpan(**span) for span in orjson.loads(known["versions"])]
+    known["sampling"] = Sampling(**orjson.loads(known["sampling"]))
+    for name in ("messages", "answer", "tools", "asked", "usage"):
+        if known[name] is not None:
+            known[name] = orjson.loads(known[name])
+    return Call(id=call_id.decode(), run_id=run_id, rollout_id=rollout_id, attempt=attempt, **known)
+
+
+def span_row(span: Span) -> tuple[list[Any], bytes]:
+    row = rows.span_row(span)
+    warning = ""
+    if span.name == UNKNOWN_ROUTE:
+        path = span.attributes.get("path")
+        asked = f"{NO_CALLS}: the agent asked for {path}, which is no route; its base URL must end as it was given"
+        warning = rows.text(asked) or ""
+    place = [span.run_id, span.rollout_id, span.attempt, span.id, warning, whole(span.started_ns)]
+    return place, _packed((row[1], *row[4:]))
+
+
+def read_span(rollout_id: str, attempt: int, span_id: bytes, packed: bytes) -> Span:
+    run_id, *values = msgspec.msgpack.decode(packed)
+    known = dict(zip(_SPAN, values, strict=True))
+    known["attributes"] = orjson.loads(known["attributes"])
+    return Span(id=span_id.decode(), run_id=run_id, rollout_id=rollout_id, attempt=attempt, **known)
+
+
+def reward_row(reward: Reward) -> list[Any]:
+    row = _reward(reward, reward_number(reward.value, reward.name))
+    return [reward.run_id, reward.rollout_id, reward.attempt, reward.id, reward.call_id or "", row]
+
+
+def read_reward(rollout_id: str, attempt: int, reward_id: bytes, row: bytes) -> tuple[int, Reward]:
+    """With its place among the attempt's."""
+    place, created_ns, value, name, call_id, source, run_id = orjson.loads(row)
+    reward = Reward(
+        id=reward_id.decode(),
+        run_id=run_id,
+        rollout_id=rollout_id,
+        attempt=attempt,
+        value=float(value),
+        name=name,
+        call_id=call_id or None,
+        source=source,
+        created_ns=int(created_ns),
+    )
+    return place, reward
+
+
+# --- what belongs to a run --------------------------------------------------------------------------------------------
+
+
+def resource_row(resource: Resource) -> tuple[list[str], bytes]:
+    kept = (
+        resource.kind,
+        None if resource.parent is None else whole(resource.parent),
+        whole(resource.step),
+        rows.dump(resource.value, "value"),
+    )
+    created_ns = whole(resource.created_ns) if resource.created_ns else ""
+    return [resource.run_id, resource.name, created_ns], dump(kept)
+
+
+def read_resource(run_id: str, name: str, version: int, row: bytes) -> Resource:
+    created_ns, _, kept = row.partition(b" ")
+    kind, parent, step, value = orjson.loads(kept)
+    return Resource(
+        run_id=run_id,
+        name=name,
+        kind=kind,
+        value=orjson.loads(value),
+        version=version,
+        parent=None if parent is None else int(parent),
+        step=int(step),
+        created_ns=int(created_ns),
+    )
+
+
+def metric_row(metric: Metric) -> list[Any]:
+    value = float(metric.value)
+    return [
+        metric.run_id,
+        whole(metric.step),
+        metric.name,
+        repr(value) if math.isfinite(value) else "nan",
+        whole(metric.created_ns) if metric.created_ns else "",
+        "1" if metric.abandoned else "",
+    ]
+
+
+def read_metrics(run_id: str, entries: Sequence[Any], undone: Sequence[bytes]) -> list[Metric]:
+    """`undone`: of each time that steps were undone, the last step kept and the last metric taken in before."""
+    marks = [tuple(map(int, entry.split())) for entry in undone]
+    found = []
+    for place, flat in entries:
+        known = pairs(flat)
+        seq, step = int(place.partition(b"-")[0]), int(known["step"])
+        abandoned = bool(known["abandoned"]) or any(step > after and seq <= last for after, last in marks)
+        found.append(
+            Metric(
+                run_id=run_id,
+                step=step,
+                name=known["name"],
+                value=float(known["value"]),
+                created_ns=int(known["created_ns"]),
+                abandoned=abandoned,
+                seq=seq,
+            )
+        )
+    return found
+
+
+def consumed_list(consumed: Sequence[Consumed]) -> list[tuple[str, str]]:
+    return [(each.rollout_id, each.outcome) for each in consumed]
+
+
+def read_step(run_id: str, row: Sequence[Any]) -> Step:
+    """Of number, state, version, time, list."""
+    step, state, version, created_ns, consumed = row
+    return Step(
+        run_id=run_id,
+        step=int(step),
+        state=state,
+        consumed=[Consumed(rollout_id=each, outcome=outcome) for each, outcome in orjson.loads(consumed)],
+        version=int(version) if version else None,
+        created_ns=int(created_ns),
+    )
+
+
+def checkpoint_row(checkpoint: Checkpoint) -> dict[str, str]:
+    return {
+        "run_id": checkpoint.run_id,
+        "step": whole(checkpoint.step),
+        "path": checkpoint.path,
+        "version": whole(checkpoint.version),
+        "created_ns": whole(checkpoint.created_ns) if checkpoint.created_ns else "",
+    }
+
+
+def read_checkpoint(run_id: str, step: int, row: bytes) -> Checkpoint:
+    path, version, created_ns = orjson.loads(row)
+    return Checkpoint(run_id=run_id, step=step, path=path, version=int(version), created_ns=int(created_ns))
+
+
+def _last_reward(reward: Reward) -> dict[str, str]:
+    """A reward that came with a finish. One that is none fails its attempt: user code is never a store's error."""
+    try:
+        return _reward(reward, reward_number(reward.value, reward.name))
+    except RewardError as error:
+        return {"refusal": rows.text(str(error)) or ""}
+
+
+def _reward(reward: Reward, value: float) -> dict[str, str]:
+    return {
+        "id": reward.id,
+        "value": repr(value),
+        "name": reward.name,
+        "call_id": reward.call_id or "",
+        "source": reward.source,
+        "created_ns": whole(reward.created_ns) if reward.created_ns else "",
+    }
+
+
+def _packed(row: Sequence[Any]) -> bytes:
+    for value in row:
+        if type(value) is int:
+            whole(value)
+    return msgspec.msgpack.encode(row)
+
+
+def _number(known: Mapping[str, str], name: str) -> int | None:
+    value = known.get(name)
+    return None if value is None else int(value)
+
+
+def _text(value: bytes | str | int) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,74 @@
+"""The Lua scripts of the Redis store: one a verb, each with what it shares with others in front.
+
+Read from the package's files when a store is made. Which keys and records there are is said in `lua/prelude.lua` and in
+the scripts that write them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+
+_ENDING = ("prelude", "records", "ending")
+_RECORDS = ("prelude", "records")
+_STEPS = ("prelude", "going_back")
+
+_WRITING = {
+    "prepare": ("prelude",),
+    "create_run": ("prelude",),
+    "update_run": ("prelude",),
+    "enqueue": ("prelude",),
+    "claim": ("prelude", "ending", "seeing"),
+    "heartbeat": ("prelude", "ending", "seeing"),
+    "finish": _ENDING,
+    "cancel": ("prelude", "ending"),
+    "expire": ("prelude", "ending"),
+    "append_calls": _RECORDS,
+    "append_spans": _RECORDS,
+    "record_rewards": _RECORDS,
+    "put_resources": ("prelude",),
+    "log_metrics": ("prelude",),
+    "open_step": _STEPS,
+    "close_step": _STEPS,
+    "reopen_steps": _STEPS,
+    "release_steps": _STEPS,
+    "put_checkpoint": ("prelude",),
+    "drop_records": ("prelude",),
+    "delete_run": ("prelude",),
+}
+_READING = (
+    "read_runs",
+    "read_counts",
+    "read_rollouts",
+    "read_finished",
+    "read_attempts",
+    "read_records",
+    "read_resources",
+    "read_metrics",
+    "read_steps",
+    "read_statistics",
+    "read_sizes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    text: str
+    sha: str
+    """What a server that has loaded it knows it by."""
+
+
+def load() -> dict[str, Script]:
+    """Every script by its verb's name."""
+    names = {**{name: (*shared, name) for name, shared in _WRITING.items()}}
+    names |= {name: ("reading", name) for name in _READING}
+    folder = resources.files(__package__).joinpath("lua")
+    parts = {
+        part: folder.joinpath(f"{part}.lua").read_text() for part in {part for each in names.values() for part in each}
+    }
+    return {name: _script("\n".join(parts[part] for part in each)) for name, each in names.items()}
+
+
+def _script(text: str) -> Script:
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

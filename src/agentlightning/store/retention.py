@@ -1,0 +1,94 @@
+"""The end of data in SQL: records of rollouts that are dropped, and runs that are deleted with all that belongs to them.
+
+Verbs of the writer: each takes a transaction and a list of arguments, one a caller. Which data have become old is decided
+elsewhere. base.py says what the verbs mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, delete, select, update
+
+from agentlightning.errors import ConflictError
+from agentlightning.store import rows
+from agentlightning.store.lifecycle import FINISHED, QUEUED
+from agentlightning.store.record import METRICS, RESOURCES
+from agentlightning.store.tables import (
+    attempts,
+    calls,
+    checkpoints,
+    consumption,
+    metrics,
+    resource_versions,
+    resources,
+    rewards,
+    rollouts,
+    runs,
+    spans,
+    steps,
+    workers,
+)
+from agentlightning.store.writer import Transaction
+from agentlightning.types import FINAL_STATES
+
+PORTION = 50
+"""Rollouts that one transaction deletes: some tens of milliseconds with ten calls each, during which others wait."""
+METRICS_A_PORTION = 10_000
+
+FOR_EVER = 2**62
+"""Rings every bell, whatever number its listener waits for."""
+
+
+def drop_records(transaction: Transaction, batches: Sequence[Sequence[str]]) -> list[int]:
+    for batch in batches:
+        _refuse_unfinished(transaction.connection, batch)
+    return [sum(_drop(transaction.connection, part) for part in rows.chunks(batch)) for batch in batches]
+
+
+def delete_portion(transaction: Transaction, run_ids: Sequence[str]) -> list[bool]:
+    """Delete some of a run; True while there is more of it."""
+    return [_delete_portion(transaction, run_id) for run_id in run_ids]
+
+
+def _refuse_unfinished(connection: Connection, rollout_ids: Sequence[str]) -> None:
+    for part in rows.chunks(rollout_ids):
+        live = select(rollouts.c.id, rollouts.c.state).where(
+            rollouts.c.id.in_(part), rollouts.c.state.not_in(FINAL_STATES)
+        )
+        if (row := connection.execute(live.order_by(rollouts.c.id)).first()) is not None:
+            raise ConflictError(f"rollout {row.id} is {row.state}: only records of finished rollouts can be dropped")
+
+
+def _drop(connection: Connection, rollout_ids: Sequence[str]) -> int:
+    """Calls and spans, once nobody appends to them; how many calls."""
+    connection.execute(select(attempts.c.attempt).where(attempts.c.rollout_id.in_(rollout_ids)).with_for_update()).all()
+    named = rewards.c.rollout_id.in_(rollout_ids), rewards.c.call_id.is_not(None)
+    connection.execute(update(rewards).where(*named).values(call_id=None))
+    connection.execute(delete(spans).where(spans.c.rollout_id.in_(rollout_ids)))
+    return connection.execute(delete(calls).where(calls.c.rollout_id.in_(rollout_ids))).rowcount
+
+
+def _delete_portion(transaction: Transaction, run_id: str) -> bool:
+    connection = transaction.connection
+    query = select(rollouts.c.id).where(rollouts.c.run_id == run_id).order_by(rollouts.c.id).limit(PORTION)
+    some = connection.execute(query.with_for_update()).scalars().all()
+    if some:
+        _drop(connection, some)
+        for table in (rewards, consumption, attempts):
+            connection.execute(delete(table).where(table.c.rollout_id.in_(some)))
+        connection.execute(delete(rollouts).where(rollouts.c.id.in_(some)))
+        return True
+    old = select(metrics.c.seq).where(metrics.c.run_id == run_id).limit(METRICS_A_PORTION)
+    if connection.execute(delete(metrics).where(metrics.c.seq.in_(old))).rowcount:
+        return True
+    if connection.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update()).first() is None:
+        return False
+    if connection.execute(query).first() is not None:  # enqueued before the run was locked
+        return True
+    for table in (metrics, workers, steps, checkpoints, resources, resource_versions):
+        connection.execute(delete(table).where(table.c.run_id == run_id))
+    connection.execute(delete(runs).where(runs.c.id == run_id))
+    for about in (QUEUED, FINISHED, RESOURCES, METRICS):
+        transaction.tell(about, run_id, FOR_EVER)
+    return False

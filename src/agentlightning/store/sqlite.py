@@ -1,0 +1,109 @@
+"""SQLite, in memory or in a file: engines, pragmas, and what its failures mean in plain words.
+
+The writer takes the write lock when a transaction begins, so that a transaction never fails half way because another
+process wrote in between; readers see one snapshot and cannot write.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.pool import NullPool, StaticPool
+
+from agentlightning.errors import ConflictError, StoreError
+from agentlightning.store.database import Database
+
+BUSY_S = 10
+"""Seconds to wait for another process's lock; ``?timeout=`` in the URL says otherwise."""
+CACHE_KB = 32_000
+CHECKPOINT_PAGES = 8_000
+"""32 MB of the log: copied into the file, and synchronised, an eighth as often as by default, which was a tenth of the
+writer's time."""
+
+
+class SqliteDatabase(Database):
+    """A file, or memory where the URL names none."""
+
+    def __init__(self, url: URL) -> None:
+        self._in_memory = url.database is None
+        self.name = "the store in memory" if self._in_memory else str(url.database)
+        self.readers = 0 if self._in_memory else Database.readers
+        if not self._in_memory and "timeout" not in url.query:
+            url = url.update_query_dict({"timeout": str(BUSY_S)})
+        self._url = url
+
+    def writer(self, name: str) -> Engine:
+        engine = create_engine(self._url, poolclass=StaticPool if self._in_memory else NullPool)
+        pragmas = ["foreign_keys = ON"]
+        if not self._in_memory:
+            pragmas += ["journal_mode = WAL", "synchronous = NORMAL", f"cache_size = -{CACHE_KB}"]
+            pragmas += [f"wal_autocheckpoint = {CHECKPOINT_PAGES}"]
+        return _prepared(engine, pragmas, "BEGIN IMMEDIATE")
+
+    def reader(self) -> Engine:
+        return _prepared(create_engine(self._url, pool_size=self.readers), ["query_only = ON"], "BEGIN")
+
+    def now_ns(self) -> int:
+        return time.time_ns()
+
+    @contextmanager
+    def upgrading(self, connection: Connection) -> Iterator[None]:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        driver.execute("PRAGMA foreign_keys = OFF")  # a table that is made anew would else take others with it
+        yield
+
+    def check_upgraded(self, connection: Connection) -> None:
+        if broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first():
+            raise StoreError(f"{self.name}: a row of {broken[0]} refers to a row of {broken[2]} that is not there")
+
+    def explain(self, error: DBAPIError) -> StoreError:
+        reason = str(error.orig)
+        if isinstance(error, IntegrityError):
+            return ConflictError(f"{self.name}: the change contradicts what is recorded: {reason}")
+        said = reason.lower()
+        if "unable to open" in said:
+            return StoreError(f"{self.name}: {self._why_not_opened()}")
+        for symptom, sentence in _SENTENCES.items():
+            if symptom in said:
+                return StoreError(f"{self.name}: {sentence}")
+        return StoreError(f"{self.name}: the database failed: {reason}")
+
+    def _why_not_opened(self) -> str:
+        folder = os.path.dirname(os.path.abspath(self.name.removeprefix("file:")))
+        if os.path.isdir(self.name):
+            return "is a folder; name a file in it"
+        if not os.path.isdir(folder):
+            return f"the folder {folder} does not exist; create it"
+        return f"cannot be opened; check the permissions of the file and of {folder}"
+
+
+_SENTENCES = {
+    "disk is full": "the disk is full; free some space and go on: what was acknowledged is kept",
+    "readonly": "the file or its folder is read-only; make both writable, or choose another path",
+    "locked": "another process holds the database; end it, or choose another path",
+    "not a database": "is not an SQLite database; choose another path, or move that file away",
+    "malformed": "the database is damaged; restore a copy, or recover it with: sqlite3 FILE .recover",
+    "disk i/o error": "the disk refused a read or write; check its space, quota and health: what was acknowledged is kept",
+}
+
+
+def _prepared(engine: Engine, pragmas: list[str], begin: str) -> Engine:
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # the driver begins nothing by itself: BEGIN is ours
+        for pragma in pragmas:
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine

@@ -1,0 +1,130 @@
+"""``agl runs delete|archive|export|prune`` and ``agl store doctor|status``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from agentlightning.cli.app import app
+from agentlightning.cli.retention import bytes_of, shown_bytes
+from agentlightning.errors import ConfigError, ConflictError, NotFoundError
+from agentlightning.store.open import open_store
+from agentlightning.types import Finish, NewRollout, Run, Worker
+
+STORE = ("--store", "sqlite:///agl.db")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with the runs `old`, finished, and `now`, running; each has a rollout that succeeded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AGL_STORE", raising=False)
+
+    async def fill() -> None:
+        async with open_store("sqlite:///agl.db") as store:
+            for run_id in ("old", "now"):
+                await store.create_run(run_id, {}, run_id)
+                await store.enqueue([NewRollout(run_id=run_id, task={"q": 1}, group_id="g")])
+                worker = Worker(id="w", run_id=run_id, host="h", pid=1, running=0, seen_ns=0)
+                [claim] = await store.claim(worker)
+                await store.finish([Finish(lease=claim.lease, state="succeeded")])
+            await store.enqueue([NewRollout(run_id="now", task={"q": 1}, group_id="h")])
+            await store.update_run("old", "finished")
+
+    asyncio.run(fill())
+    return tmp_path
+
+
+def agl(*arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, *STORE])
+
+
+def runs() -> list[str]:
+    async def read() -> list[Run]:
+        async with open_store("sqlite:///agl.db") as store:
+            return await store.runs()
+
+    return sorted(run.id for run in asyncio.run(read()))
+
+
+def test_a_run_is_deleted_unless_it_is_running() -> None:
+    assert isinstance(agl("runs", "delete", "old", "now").exception, ConflictError)
+    assert isinstance(agl("runs", "delete", "nowhere").exception, NotFoundError)
+    assert runs() == ["now", "old"]
+    assert agl("runs", "delete", "old").output == "1 deleted\n"
+    assert agl("runs", "delete", "now", "--force", "--yes").output == "1 deleted\n"
+    assert runs() == []
+
+
+def test_a_run_is_exported_and_stays(folder: Path) -> None:
+    result = agl("runs", "export", "old", "--to", "out")
+    assert result.output == "1 rollouts, 1 attempts: out\n"
+    assert json.loads((folder / "out" / "rollouts.jsonl").read_text())["state"] == "succeeded"
+    assert isinstance(agl("runs", "export", "old", "--to", "out").exception, ConfigError)
+    assert runs() == ["now", "old"]
+
+
+def test_a_run_is_archived_and_goes(folder: Path) -> None:
+    assert isinstance(agl("runs", "archive", "now", "--to", "out").exception, ConflictError)
+    assert agl("runs", "archive", "old", "--to", "out").exit_code == 0
+    assert (folder / "out" / "run.json").exists()
+    assert runs() == ["now"]
+
+
+def test_pruning_says_what_would_go_and_does_it() -> None:
+    assert isinstance(agl("runs", "prune").exception, ConfigError)
+    said = agl("runs", "prune", "--keep-size", "0GB", "--dry-run").output
+    assert said.startswith("old  old  finished: the store is too large (")
+    assert said.endswith("1 runs would be deleted, and 0 calls of runs that stay\n")
+    assert runs() == ["now", "old"]
+    assert agl("runs", "prune", "--older-than", "30d", "--keep-records", "7d").output.startswith("0 runs deleted")
+    assert agl("runs", "prune", "--older-than", "0h", "--yes").exit_code == 0
+    assert runs() == ["now"]
+
+
+@pytest.mark.parametrize(("text", "size"), [("10GB", 10**10), ("1.5 mb", 1_500_000), ("7", 7), (None, None)])
+def test_sizes_are_read(text: str | None, size: int | None) -> None:
+    assert bytes_of(text, "--keep-size") == size
+
+
+@pytest.mark.parametrize("text", ["10 GiB", "much", "-1GB", ""])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--keep-size: expected a size"):
+        bytes_of(text, "--keep-size")
+
+
+def test_sizes_are_shown_for_people() -> None:
+    assert [shown_bytes(size) for size in (0, 999, 1200, 3_400_000_000)] == ["0 B", "999 B", "1.2 KB", "3.4 GB"]
+
+
+def test_runs_are_listed_with_their_sizes_on_request() -> None:
+    assert "size" not in agl("runs", "list").output
+    said = agl("runs", "list", "--sizes").output
+    assert "size" in said
+    assert " B" in said
+
+
+def test_the_doctor_says_that_nothing_is_wrong_and_what_is(folder: Path) -> None:
+    result = agl("store", "doctor")
+    assert (result.exit_code, result.output) == (0, "nothing is wrong in 2 runs, 3 rollouts, 0 calls, 0 steps\n")
+    with sqlite3.connect(folder / "agl.db") as connection:
+        connection.execute("UPDATE rollouts SET lost = 3 WHERE run_id = 'old'")
+    connection.close()
+    result = agl("store", "doctor")
+    assert result.exit_code == 1
+    assert "wrong: run old: rollout" in result.output
+    assert "it counts 3 lost attempts, but there are 0" in result.output
+    assert agl("store", "doctor", "now").exit_code == 0
+
+
+def test_the_status_shows_running_runs() -> None:
+    said = agl("store", "status").output
+    assert "oldest queued" in said
+    assert [line.split()[:2] for line in said.splitlines()[1:]] == [["now", "1"]]
+    agl("runs", "delete", "now", "--force")
+    assert agl("store", "status").output == "no run is running\n"

@@ -1,0 +1,468 @@
+"""What is Redis' own: outages, requests that are sent again, clusters, servers that cannot be trusted, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis_server import RedisServer, missing
+from store_samples import a_call, a_run, a_worker, claimed, ending, new_id, some
+
+from agentlightning.errors import ConfigError, NotFoundError, StoreError
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.bell import Bell
+from agentlightning.store.open import open_store
+from agentlightning.store.redis import RedisLightningStore
+from agentlightning.store.redis_address import Address
+from agentlightning.store.redis_link import Link
+from agentlightning.store.redis_scripts import load
+from agentlightning.types import Call, Resource
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+DEADLINE_S = 20.0
+"""For waits that are expected to end much sooner, by a push."""
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A server that the test may kill, or spoil."""
+    with RedisServer() as server:
+        yield server
+
+
+def admin(server: RedisServer) -> Redis:
+    return Redis(host="127.0.0.1", port=server.port, password="secret", protocol=2)
+
+
+async def refusal(url: str) -> str:
+    store = RedisLightningStore(url)
+    with pytest.raises(StoreError) as caught:
+        await store.open()
+    await store.close()
+    assert "secret" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- outages ----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_acknowledged_survives_a_sigkill_of_the_server_and_work_goes_on(own_redis: RedisServer) -> None:
+    async with RedisLightningStore(own_redis.url()) as store:
+        [claim] = await claimed(store)
+        acknowledged: list[Call] = []
+
+        async def append(count: int) -> None:
+            for _ in range(count):
+                call = a_call(claim)
+                await store.append_calls([call])
+                acknowledged.append(call)
+
+        appending = [asyncio.create_task(append(30)) for _ in range(8)]
+        while len(acknowledged) < 40:
+            await store.runs()
+        own_redis.kill()
+        before = len(acknowledged)
+        await asyncio.to_thread(own_redis.start)
+        assert before < 240
+        await asyncio.gather(*appending)
+        found = await store.calls([claim.rollout.id])
+        assert sorted(call.id for call in found) == sorted(call.id for call in acknowledged)
+        assert await store.finish([ending(claim)]) == [True]
+
+
+async def test_whoever_waits_while_the_server_is_killed_is_still_woken(own_redis: RedisServer) -> None:
+    async with RedisLightningStore(own_redis.url()) as store, asyncio.timeout(DEADLINE_S):
+        [claim] = await claimed(store)
+        run_id = claim.rollout.run_id
+        waiting = asyncio.create_task(store.wait(run_id, timeout_s=60))
+        claiming = asyncio.create_task(store.claim(a_worker(run_id, "w1"), wait_s=60))
+        while len(await store.workers(run_id)) < 2:
+            pass
+        own_redis.kill()
+        await asyncio.to_thread(own_redis.start)
+        await store.finish([ending(claim)])
+        assert [rollout.id for rollout in await waiting] == [claim.rollout.id]
+        [queued] = await store.enqueue(some(run_id, 1, group_id="later"))
+        assert [each.rollout.id for each in await claiming] == [queued.id]
+
+
+async def test_an_outage_beyond_patience_is_one_sentence_and_the_store_lives_on(own_redis: RedisServer) -> None:
+    async with RedisLightningStore(own_redis.url(patience="0.1")) as store:
+        run_id = await a_run(store)
+        own_redis.kill()
+        for work in (store.enqueue(some(run_id, 1)), store.count(run_id)):
+            with pytest.raises(StoreError, match="cannot be reached; start it, or correct the URL"):
+                await work
+        own_redis.start()
+        assert len(await store.enqueue(some(run_id, 1))) == 1
+
+
+async def test_closing_waits_for_no_server(own_redis: RedisServer) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        store = RedisLightningStore(own_redis.url())
+        await store.open()
+        run_id = await a_run(store)
+        own_redis.kill()
+        writing = asyncio.create_task(store.enqueue(some(run_id, 1)))
+        reading = asyncio.create_task(store.runs())
+        await asyncio.sleep(0)
+        await store.close()
+        for task in (writing, reading):
+            with pytest.raises(StoreError, match="cannot be reached"):
+                await task
+
+
+async def test_long_lists_go_in_portions_and_come_back_whole(redis: RedisServer) -> None:
+    async with RedisLightningStore(redis.url()) as store:
+        run_id = await a_run(store)
+        with pytest.raises(NotFoundError, match="nowhere"):
+            await store.enqueue([*some(run_id, 1200), *some("nowhere", 1)])
+        assert await store.count(run_id) == {}
+        rollouts = await store.enqueue(some(run_id, 1200))
+        assert [rollout.replica for rollout in rollouts] == list(range(1200))
+        claims = await store.claim(a_worker(run_id), limit=1200)
+        calls = [a_call(claim, finished_ns=number) for number, claim in enumerate(claims)]
+        await store.append_calls(calls)
+        assert await store.calls([claim.rollout.id for claim in claims]) == calls
+        assert await store.finish([ending(claim) for claim in claims]) == [True] * 1200
+        assert len(await store.wait(run_id)) == 1000
+        assert [rollout.finished_seq for rollout in await store.wait(run_id, after=1000)] == list(range(1001, 1201))
+        found = await store.rollouts(RolloutQuery(run_id=run_id, newest_first=True))
+        assert [rollout.id for rollout in found] == [rollout.id for rollout in reversed(rollouts)]
+
+
+class Relay:
+    """Stands between a store and its server, and can break the connection when an answer comes back."""
+
+    def __init__(self, port: int) -> None:
+        self._server_port = port
+        self.breaking: bytes | None = None
+        """The next answer to what contains this is lost."""
+        self.broken = 0
+        self._serving: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as server:
+            yield server.sockets[0].getsockname()[1]
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
+
+        losing = False
+        self._serving |= {task for task in (asyncio.current_task(),) if task is not None}
+
+        async def ask() -> None:
+            nonlocal losing
+            while asked := await reader.read(1 << 16):
+                if self.breaking is not None and self.breaking in asked:
+                    self.breaking, losing = None, True
+                to_server.write(asked)
+            to_server.close()
+
+        async def answer() -> None:
+            while answered := await from_server.read(1 << 16):
+                if losing:  # it was executed
+                    self.broken += 1
+                    to_server.close()
+                    break
+                writer.write(answered)
+            writer.close()
+
+        await asyncio.gather(ask(), answer(), return_exceptions=True)
+        for side in (writer, to_server):
+            side.close()
+            await asyncio.gather(side.wait_closed(), return_exceptions=True)
+
+
+async def test_a_request_whose_answer_was_lost_is_not_executed_twice(redis: RedisServer) -> None:
+    relay, prefix = Relay(redis.port), new_id()
+    async with relay.listening() as port:
+        url = f"redis://:secret@127.0.0.1:{port}/0?prefix={prefix}"
+        async with RedisLightningStore(url) as store, asyncio.timeout(DEADLINE_S):
+            run_id = await a_run(store)
+            policy = Resource(run_id=run_id, name="default", kind="policy", value={})
+            await store.put_resources([policy])
+            relay.breaking = b"put_resources"
+            assert [each.version for each in await store.put_resources([policy])] == [2]
+            assert [each.version for each in await store.put_resources([policy])] == [3]
+            await store.enqueue(some(run_id, 2))
+            relay.breaking = b"claim"
+            [first] = await store.claim(a_worker(run_id))
+            assert [each.attempt for each in await store.attempts([first.rollout.id])] == [1]
+            relay.breaking = b"finish"
+            assert await store.finish([ending(first)]) == [True]
+            relay.breaking = b"open_step"
+            assert (await store.open_step(run_id, 1, [])).state == "open"
+            assert relay.broken == 4
+            assert await store.count(run_id) == {("train", "queued"): 1, ("train", "succeeded"): 1}
+
+
+async def test_a_request_that_arrives_after_later_ones_is_refused(redis: RedisServer) -> None:
+    link = Link(Address.at(redis.url()), load(), Bell())
+    await link.open()
+
+    async def send(number: str) -> Any:
+        request = ("a-lane", number, "", f'[{{"ids":["r{number}"],"name":"r","config":"{{}}","created_ns":"1"}}]')
+        [reply] = await link.run([("create_run", request)])
+        return reply
+
+    assert await send("7") == await send("7") == b'[["r7"]]'
+    assert await send("8") == b'[["r8"]]'
+    assert "OVERTAKEN" in str(await send("7"))
+    await link.close()
+
+
+# --- several stores ---------------------------------------------------------------------------------------------------
+
+
+async def test_two_stores_on_one_server_wake_each_other(redis: RedisServer) -> None:
+    url = redis.url()
+    async with RedisLightningStore(url) as one, RedisLightningStore(url) as other, asyncio.timeout(DEADLINE_S):
+        run_id = await a_run(one)
+        claiming = asyncio.create_task(other.claim(a_worker(run_id), wait_s=60))
+        waiting = asyncio.create_task(one.wait(run_id, timeout_s=60))
+        learning = asyncio.create_task(other.wait_resources(run_id, {}, timeout_s=60))
+        await one.enqueue(some(run_id, 1))
+        [claim] = await claiming
+        await other.finish([ending(claim)])
+        assert len(await waiting) == 1
+        await one.put_resources([Resource(run_id=run_id, name="default", kind="policy", value={})])
+        assert len(await learning) == 1
+        assert await one.signing_secret() == await other.signing_secret()
+
+
+async def test_a_store_serves_callers_in_other_event_loops(redis: RedisServer) -> None:
+    async with RedisLightningStore(redis.url()) as store:
+        run_id = await a_run(store)
+        made: list[Any] = []
+
+        async def work() -> None:
+            made.append(await store.enqueue(some(run_id, 1)))
+            made.append(await store.claim(a_worker(run_id), wait_s=60))
+            made.append(await store.rollouts(RolloutQuery(run_id=run_id)))
+
+        thread = threading.Thread(target=lambda: asyncio.run(work()))
+        thread.start()
+        await asyncio.to_thread(thread.join)
+        assert [len(each) for each in made] == [1, 1, 1]
+
+
+async def test_prefixes_are_stores_of_their_own_and_every_key_begins_with_the_hash_tag(own_redis: RedisServer) -> None:
+    async with RedisLightningStore(own_redis.url("one")) as one, open_store(own_redis.url("other")) as other:
+        [claim] = await claimed(one)
+        await one.append_calls([a_call(claim)])
+        await one.finish([ending(claim)])
+        assert await other.runs() == []
+        await one.delete_runs([claim.rollout.run_id])
+    with admin(own_redis) as server:
+        left = sorted(key.decode() for key in server.scan_iter())
+    assert {key.partition(":")[0] + ":" + key.split(":")[1] for key in left} <= {"{agl:one}", "{agl:other}"}
+    assert {key.split(":")[2] for key in left} == {"lane", "meta"}
+
+
+async def test_a_cluster_is_followed_to_the_server_that_has_the_keys() -> None:
+    with clustered() as asked, clustered() as keeping:
+        with admin(asked) as one, admin(keeping) as other:
+            other.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            other.execute_command("CLUSTER", "MEET", "127.0.0.1", asked.port, one.config_get()["cluster-port"])
+            while b"cluster_state:ok" not in bytes(await asyncio.to_thread(one.execute_command, "CLUSTER", "INFO")):
+                pass
+        async with RedisLightningStore(asked.url()) as store, asyncio.timeout(DEADLINE_S):
+            [claim] = await claimed(store)
+            waiting = asyncio.create_task(store.wait(claim.rollout.run_id, timeout_s=60))
+            assert await store.finish([ending(claim)]) == [True]
+            assert len(await waiting) == 1
+
+
+def clustered() -> RedisServer:
+    with RedisServer() as probe:
+        bus = probe.port
+    return RedisServer(
+        *("--cluster-enabled", "yes", "--cluster-port", str(bus), "--cluster-require-full-coverage", "no"),
+        *("--masterauth", "secret", "--cluster-node-timeout", "2000"),
+    )
+
+
+# --- failures in a sentence -------------------------------------------------------------------------------------------
+
+
+async def test_a_wrong_password_is_named(redis: RedisServer) -> None:
+    said = await refusal(f"redis://:wrong@127.0.0.1:{redis.port}/0")
+    assert said == (
+        f"redis://127.0.0.1:{redis.port}/0 (default): the server refuses this user and password; "
+        "correct them in the URL: redis://USER:PASSWORD@HOST"
+    )
+    assert "refuses this user" in await refusal(f"redis://127.0.0.1:{redis.port}/0")
+    assert "refuses this user" in await refusal(f"redis://nobody:wrong@127.0.0.1:{redis.port}/0")
+
+
+async def test_a_server_that_is_not_there_is_named() -> None:
+    assert "127.0.0.1:1/0 (default): the server cannot be reached" in await refusal("redis://127.0.0.1:1?patience=0")
+
+
+async def test_a_database_that_the_server_lacks_is_named(redis: RedisServer) -> None:
+    said = await refusal(f"redis://:secret@127.0.0.1:{redis.port}/99")
+    assert "no database of this number" in said
+
+
+async def test_a_server_that_keeps_no_file_is_refused_unless_that_is_accepted(own_redis: RedisServer) -> None:
+    with admin(own_redis) as server:
+        server.config_set("appendonly", "no")
+    assert "set appendonly yes" in await refusal(own_redis.url())
+    async with RedisLightningStore(own_redis.url(appendonly="off")) as store:
+        await a_run(store)
+
+
+async def test_a_server_that_acknowledges_too_early_is_refused_unless_that_is_accepted(own_redis: RedisServer) -> None:
+    with admin(own_redis) as server:
+        server.config_set("appendfsync", "everysec")
+    said = await refusal(own_redis.url())
+    assert "set appendfsync always" in said
+    assert "?appendfsync=everysec" in said
+    assert "set appendfsync always" in await refusal(own_redis.url(appendfsync="no"))
+    async with RedisLightningStore(own_redis.url(appendfsync="everysec")) as store:
+        await a_run(store)
+
+
+async def test_a_server_that_forgets_when_it_is_full_is_refused(own_redis: RedisServer) -> None:
+    with admin(own_redis) as server:
+        server.config_set("maxmemory", "100mb")
+        server.config_set("maxmemory-policy", "allkeys-lru")
+    assert "set maxmemory-policy noeviction" in await refusal(own_redis.url())
+
+
+async def test_data_of_a_newer_program_are_refused(redis: RedisServer) -> None:
+    prefix = new_id()
+    async with RedisLightningStore(redis.url(prefix)):
+        pass
+    with admin(redis) as server:
+        server.hset(f"{{agl:{prefix}}}:meta", "schema_version", "99")
+    said = await refusal(redis.url(prefix))
+    assert "version 99" in said
+    assert "upgrade agentlightning" in said
+
+
+async def test_a_replica_is_named_as_such(redis: RedisServer) -> None:
+    with RedisServer("--replicaof", "127.0.0.1", str(redis.port), "--masterauth", "secret") as replica:
+        assert "read-only replica; give the URL of its primary" in await refusal(replica.url(patience="0"))
+
+
+async def test_a_server_without_memory_refuses_and_serves_again_when_runs_are_deleted(own_redis: RedisServer) -> None:
+    async with RedisLightningStore(own_redis.url()) as store:
+        full, spare = await a_run(store), await a_run(store)
+        await store.enqueue(some(full, 100))
+        with admin(own_redis) as server:
+            server.config_set("maxmemory", int(server.info("memory")["used_memory"]) - 1000)
+            with pytest.raises(StoreError, match="memory is full; raise its maxmemory"):
+                await store.enqueue(some(spare, 1))
+            assert await store.count(spare) == {}
+            assert await store.delete_runs([full]) == 1
+            server.config_set("maxmemory", 0)
+        assert len(await store.enqueue(some(spare, 1))) == 1
+
+
+async def test_a_full_disk_loses_nothing_acknowledged_whoever_restarts_the_server(own_redis: RedisServer) -> None:
+    async with RedisLightningStore(own_redis.url(patience="0.5")) as store:
+        [claim] = await claimed(store)
+        resource.prlimit(own_redis.pid, resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+        kept: list[str] = []
+
+        async def append_for_ever() -> None:
+            while True:
+                call = a_call(claim, messages=[{"role": "user", "content": "x" * 100_000}])
+                await store.append_calls([call])
+                kept.append(call.id)
+
+        with pytest.raises(StoreError, match="cannot be reached"):  # it ends itself rather than forget
+            await append_for_ever()
+        own_redis.kill()
+        own_redis.start()
+        assert kept
+        assert set(kept) <= {call.id for call in await store.calls([claim.rollout.id])}
+        await store.append_calls([a_call(claim)])
+
+
+async def test_a_full_disk_under_a_server_that_goes_on_is_one_sentence(own_redis: RedisServer) -> None:
+    with admin(own_redis) as server:
+        server.config_set("appendfsync", "everysec")
+    async with RedisLightningStore(own_redis.url(appendfsync="everysec")) as store:
+        [claim] = await claimed(store)
+        resource.prlimit(own_redis.pid, resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+
+        async def append_for_ever() -> None:
+            while True:
+                await store.append_calls([a_call(claim, messages=[{"role": "user", "content": "x" * 100_000}])])
+
+        with pytest.raises(StoreError, match="cannot write to its disk; free some space"):
+            await append_for_ever()
+        resource.prlimit(own_redis.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        async with asyncio.timeout(DEADLINE_S):
+            while True:  # the server tries again by itself, once a second
+                try:
+                    await store.append_calls([a_call(claim)])
+                    break
+                except StoreError:
+                    await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://", "expected redis://"),
+        ("redis://h/0?prefx=a", "unknown in a Redis URL: prefx; known are prefix"),
+        ("redis://h/0?prefix=a{b", "prefix: expected letters"),
+        ("redis://h/0?appendonly=no", "appendonly: expected off"),
+        ("redis://h/0?appendfsync=sometimes", "appendfsync: expected everysec or no"),
+        ("redis://h/0?ssl_ca_certs=/ca.pem", "write rediss://"),
+        ("redis://h/0?patience=long", "patience: expected seconds"),
+        ("redis://h/first", "the database after the host: expected a number"),
+        ("redis://h:first/0", "port: expected a number"),
+    ],
+)
+def test_urls_that_make_no_sense_are_refused_with_what_was_expected(url: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Address.at(url)
+    assert said in str(caught.value)
+
+
+def test_a_url_says_where_the_store_is_and_its_name_keeps_the_password() -> None:
+    address = Address.at("rediss://me:p%40ss@[::1]:7000/2?prefix=mine&ssl_ca_certs=/ca.pem")
+    assert (address.host, address.port, address.database) == ("::1", 7000, 2)
+    assert (address.user, address.password, address.tag) == ("me", "p@ss", "{agl:mine}")
+    assert address.certificates == {"ssl_ca_certs": "/ca.pem"}
+    assert "p@ss" not in address.name
+    assert Address.at("redis://h").name == "redis://h:6379/0 (default)"
+
+
+async def test_a_store_that_is_not_open_says_so(redis: RedisServer) -> None:
+    store = RedisLightningStore(redis.url())
+    with pytest.raises(StoreError, match="is not open"):
+        await store.runs()
+    await store.open()
+    await store.open()
+    with pytest.raises(NotFoundError):
+        await store.enqueue(some("nowhere", 1))
+    await store.close()
+    await store.close()
+    with pytest.raises(StoreError, match="is not open"):
+        await store.create_run("late", {})
+
+
+async def test_closing_finishes_what_was_accepted(redis: RedisServer) -> None:
+    url = redis.url()
+    async with RedisLightningStore(url) as store:
+        run_id = await a_run(store)
+        accepted = [asyncio.create_task(store.enqueue(some(run_id, 5, group_id=str(n)))) for n in range(10)]
+        await asyncio.sleep(0)
+    assert [len(rollouts) for rollouts in await asyncio.gather(*accepted)] == [5] * 10
+    async with RedisLightningStore(url) as store:
+        assert await store.count(run_id) == {("train", "queued"): 50}
