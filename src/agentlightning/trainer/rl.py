@@ -13,20 +13,19 @@ from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config import Config
 from agentlightning.engines.base import DEFAULT_POLICY, Engine, Metrics
-from agentlightning.errors import AgentError, LearnerLostError
+from agentlightning.errors import LearnerLostError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder, last_checkpoint, save_checkpoint
-from agentlightning.trainer.collect import Collector, refuse_silence
+from agentlightning.trainer.collect import Collector
 from agentlightning.trainer.evaluate import Kind, evaluate
-from agentlightning.trainer.evidence import Witness
+from agentlightning.trainer.learning import Learning
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.tasks import TaskOrder
 from agentlightning.types import (
@@ -39,15 +38,12 @@ from agentlightning.types import (
     Rollout,
     Sampling,
     Step,
-    Trajectory,
 )
 
 SUMMARY: tuple[str, ...] = ("reward_mean", "heldout_greedy", "heldout_sampled")
 """Metrics that a list of runs shows."""
 MOST_LEARNERS_LOST = 3
 """Learners lost in a row, without a step that was never reached before, after which it is no accident."""
-RECORD_BATCH = 128
-"""Rollouts whose calls are read from the store at a time: bounds the size of one answer."""
 
 
 @dataclass(kw_only=True)
@@ -75,10 +71,16 @@ class Loop:
     """Where the time of the current step goes, by phase."""
 
     @property
-    def witness(self) -> Witness:
-        """What the credit rule asks for besides the step's groups."""
-        return Witness(
-            algorithm=self.algorithm, store=self.store, run_id=self.run_id, folder=self.folder.path / "judge"
+    def learning(self) -> Learning:
+        """What makes updates of rollouts."""
+        return Learning(
+            config=self.config,
+            algorithm=self.algorithm,
+            run_id=self.run_id,
+            folder=self.folder.path,
+            store=self.store,
+            engine=self.engine,
+            progress=self.progress,
         )
 
     async def run(self, resume: bool) -> int:
@@ -182,58 +184,18 @@ class Loop:
 
     async def _learn(self, step: int, rollouts: list[Rollout], stored: Step | None) -> Metrics:
         with self._timed("record"):
-            groups, metrics = await self._trajectories(rollouts)
-            evidence, cost = await self.witness.gather(step, groups)
-            metrics |= cost
-            plan = self.algorithm.plan(groups, seed=self.config.trainer.seed * 1_000_003 + step, evidence=evidence)
+            lesson = await self.learning.prepare(step, rollouts)
             if stored is None:
-                outcomes = {rollout.id: plan.outcomes.get(rollout.id, "invalid") for rollout in rollouts}
+                outcomes = {rollout.id: lesson.plan.outcomes.get(rollout.id, "invalid") for rollout in rollouts}
                 await self.store.open_step(
                     self.run_id, step, [Consumed(rollout_id=key, outcome=value) for key, value in outcomes.items()]
                 )
         with self._timed("learn"):
-            updates: list[Metrics] = []
-            for number, minibatch in enumerate(plan.minibatches):
-                self.progress.phase("learn", number, len(plan.minibatches))
-                update = await self.engine.forward_backward(minibatch, plan.loss)
-                rate = self._learning_rate(step)
-                updates.append(update | await self.engine.optim_step(rate, self.config.trainer.grad_clip))
+            updates = await self.learning.update(lesson, self._learning_rate(step))
         with self._timed("publish"):
             await self._publish(step, self.version)
             await self.store.close_step(self.run_id, step, self.version)
-        return metrics | plan.stats | _over_updates(updates) | {"learning_rate": self._learning_rate(step)}
-
-    async def _trajectories(self, rollouts: list[Rollout]) -> tuple[list[list[Trajectory]], Metrics]:
-        """Groups of trajectories in the order of `rollouts`, and counts of what could not be used."""
-        silence = refuse_silence(rollouts)
-        if silence is not None:
-            self.progress.note(silence)
-        failed = [rollout for rollout in rollouts if rollout.state != "succeeded"]
-        if failed and len(failed) == len(rollouts):
-            raise AgentError(f"all {len(rollouts)} rollouts of the step failed, the first with: {failed[0].error}")
-        if self.config.agent.on_failure == "zero":
-            rollouts = [
-                rollout if rollout.state == "succeeded" else replace(rollout, reward=0.0) for rollout in rollouts
-            ]
-        groups: defaultdict[str, list[Trajectory]] = defaultdict(list)
-        calls = forked = invalid = 0
-        for start in range(0, len(rollouts), RECORD_BATCH):  # calls hold all text, too: never those of a whole step
-            part = rollouts[start : start + RECORD_BATCH]
-            ids = [rollout.id for rollout in part]
-            found = await self.store.calls(ids)
-            kept, left_out = trajectories(part, found, await self.store.rewards(ids), keep_unrewarded=True)
-            for trajectory in kept:
-                groups[trajectory.group_id].append(trajectory)
-            calls += len(found)
-            forked += sum(call.fork_cause is not None for call in found)
-            invalid += len(left_out)
-        return list(groups.values()), {
-            "rollouts": float(len(rollouts)),
-            "calls": float(calls),
-            "forked_calls": float(forked),
-            "failed": float(len(failed)),
-            "invalid": float(invalid),
-        }
+        return lesson.metrics | updates | {"learning_rate": self._learning_rate(step)}
 
     async def _publish(self, step: int, parent: int | None) -> None:
         """Take a version number that was never used, then serve the current weights under it."""
@@ -290,15 +252,3 @@ class Loop:
         started = time.perf_counter()
         yield
         self.seconds[phase] += time.perf_counter() - started
-
-
-def _over_updates(updates: Seq[Metrics]) -> Metrics:
-    """Means over the optimizer updates of a step; the largest ratio and the sum of tokens."""
-    merged: Metrics = {}
-    for name in {name for update in updates for name in update}:
-        values = [update[name] for update in updates if name in update]
-        if name == "ratio_max":
-            merged[name] = max(values)
-        elif name != "tokens":
-            merged[name] = sum(values) / len(values)
-    return merged
