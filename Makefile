@@ -77,4 +77,4 @@ endef
 		{ echo "vLLM cannot be installed here: its tests are left out"; rm -rf .venv-vllm; }
 
 clean:
-	rm -rf .venv .venv-vllm .venv-litellm .venv-agentlightning-v03 tests/sdk/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-litellm .venv-trl .venv-agentlightning-v03 tests/sdk/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,9 +1,11 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentlightning.config import config_text, load_config, parse_config, run_record
+from agentlightning.config import config_text, parse_config, run_record
+from agentlightning.config_file import load_config
 from agentlightning.errors import ConfigError
 
 LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:solve"}, "data": {"train": "tasks.jsonl"}}
@@ -147,3 +149,18 @@ def test_the_record_of_a_run_has_no_password(url: str, shown: str) -> None:
 
 def test_the_record_of_a_run_says_where_its_file_is() -> None:
     assert run_record(parse_config(LEAST))["store"]["url"] == f"sqlite:///{Path.cwd()}/runs/agl.db"
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"optimizer": "muon", "muon_learning_rate": 0.1, "lora": {}}, "engine: optimizer: muon is for whole matrices"),
+        ({"rows": "tree", "dropout": 0.1}, "engine: dropout: goes neither with rows"),
+        ({"gradient_checkpointing": True, "dropout": 0.1}, "engine: dropout: goes neither with rows"),
+        ({"optimizer": "adamw_8bit", "muon_learning_rate": 0.1}, "has no effect with optimizer = 'adamw_8bit'"),
+        ({"lora": {"ranks": 8}}, r"engine\.lora\.ranks: no such setting; did you mean 'rank'"),
+    ],
+)
+def test_settings_of_an_engine_that_do_not_go_together_are_refused(engine: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(LEAST | {"engine": engine})

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.config import UpstreamConfig, check_upstreams, load_config, parse_config
+from agentlightning.config import UpstreamConfig, check_upstreams, parse_config
+from agentlightning.config_file import load_config
 from agentlightning.errors import ConfigError
 
 LEAST: dict[str, Any] = {"model": {"path": "org/m"}, "agent": {"run": "agent.py:solve"}, "data": {"train": "t.jsonl"}}

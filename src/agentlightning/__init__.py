@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentlightning.algorithms.lightning_rl import LightningRL
+    from agentlightning.algorithms.preference import DPO, KTO
+    from agentlightning.algorithms.supervised import RFT, SFT, Distill
     from agentlightning.gateway.server import AgentLightningServer
     from agentlightning.runner.agent import LLM, PromptTemplate, Result, emit_reward, rollout
     from agentlightning.runner.client import AgentLightningClient
@@ -25,13 +27,18 @@ __version__ = "0.1.0"
 _HOMES = {
     "AgentLightningClient": "runner.client",
     "AgentLightningServer": "gateway.server",
+    "DPO": "algorithms.preference",
+    "Distill": "algorithms.supervised",
     "InMemoryLightningStore": "store.sql",
+    "KTO": "algorithms.preference",
     "LLM": "runner.agent",
     "LightningRL": "algorithms.lightning_rl",
     "LightningStore": "store.base",
     "LightningStoreClient": "store.client",
     "PromptTemplate": "runner.agent",
+    "RFT": "algorithms.supervised",
     "Result": "runner.agent",
+    "SFT": "algorithms.supervised",
     "SqlLightningStore": "store.sql",
     "Trainer": "trainer.trainer",
     "emit_reward": "runner.agent",
@@ -39,9 +46,14 @@ _HOMES = {
 }
 
 __all__ = [
+    "DPO",
+    "KTO",
     "LLM",
+    "RFT",
+    "SFT",
     "AgentLightningClient",
     "AgentLightningServer",
+    "Distill",
     "InMemoryLightningStore",
     "LightningRL",
     "LightningStore",

@@ -1,4 +1,4 @@
-"""Typed settings of every part, read from TOML with dotted overrides.
+"""Typed settings of every part; `config_file.py` reads them from TOML with dotted overrides.
 
 The command line and `Trainer` make a `Config`; every part gets its own table and none reads another's. A setting that does
 not exist, has the wrong type, or would be ignored by the chosen parts is a `ConfigError` before anything starts. Knows
@@ -10,21 +10,22 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import combinations
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, Self, TypeVar, get_args, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from agentlightning.errors import ConfigError
 
 T = TypeVar("T", bound=BaseModel)
 
 DEFAULT_STORE = "sqlite:///runs/agl.db"
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class Table(BaseModel):
@@ -63,20 +64,32 @@ class AgentConfig(Table):
     """What becomes of a call that asks for sampling no trainer could account for (top_k, penalties, a JSON schema, a forced
     tool call): refused with a sentence, or sampled without it. What was asked for is recorded with the call."""
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> Self:
-        if (self.run is None) == (self.command is None):
-            raise ValueError("give either run (a function, 'file.py:name') or command (a program), not both")
-        return self
+    @property
+    def given(self) -> bool:
+        """Whether there is an agent: a run that learns from the record needs one only to be evaluated."""
+        return self.run is not None or self.command is not None
 
 
 class DataConfig(Table):
-    train: str
+    train: str | None = None
     """Tasks: a .jsonl, .csv or .parquet file, ``hub:NAME[:SPLIT]``, or a Python callable ``file.py:name``."""
+    from_run: tuple[str, ...] = ()
+    """Runs in the same store whose recorded training rollouts are learned from, in place of tasks."""
     val: str | None = None
     """Held-out tasks, never trained on."""
     fields: tuple[str, ...] | None = None
     """Fields that every task must have; None: the fields of the first task."""
+
+    @field_validator("from_run", mode="before")
+    @classmethod
+    def _one_run(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.train is None) == (not self.from_run):
+            raise ValueError("give either train (tasks) or from_run (recorded runs), not both")
+        return self
 
 
 class TrainerConfig(Table):
@@ -91,6 +104,30 @@ class TrainerConfig(Table):
     """Steps between checkpoints; a crash repeats at most this many updates, and samples nothing again."""
     keep_checkpoints: int = Field(2, ge=1)
     seed: int = 0
+    max_staleness: int = Field(0, ge=0)
+    """Training steps by which the weights that sampled a rollout may lie behind those that it updates: so many steps'
+    groups run ahead of the trainer. 0: each step samples its own and waits for them (synchronous)."""
+    group_order: Literal["queued", "finished"] = "queued"
+    """Which groups a step takes. queued: the oldest, waiting for slow ones; nothing is dropped. finished: those that finish
+    first; slow ones are learned from later, or cancelled and recorded as stale once they would be too stale."""
+    surplus: float = Field(0.0, ge=0, le=1)
+    """Share of groups queued beyond what a synchronous step needs: the first to finish are taken, the others cancelled."""
+    group_deadline_s: float | None = Field(None, gt=0)
+    """Seconds after the first end in a group at which what still runs of it is cancelled; None: it is waited for."""
+    trackers: tuple[TrackerName, ...] = ()
+    """Where else the run's numbers go, beside the store and metrics.jsonl; each needs the extra of its name."""
+    guard: bool = True
+    """Warn by name when the numbers say that the run goes wrong."""
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if self.group_order != "queued" and self.max_staleness == 0:
+            raise ValueError("group_order: has no effect with max_staleness = 0; expected 'queued'")
+        if self.surplus and self.max_staleness:
+            raise ValueError(
+                "surplus: with max_staleness above 0, groups that a step does not need are the next step's"
+            )
+        return self
 
 
 class EvalConfig(Table):
@@ -102,9 +139,21 @@ class EvalConfig(Table):
     """Also evaluate at temperature 1 before and after."""
 
 
+class LoraConfig(Table):
+    """A low-rank adapter that is trained instead of all weights."""
+
+    rank: int = Field(16, ge=1)
+    alpha: int | None = Field(None, ge=1)
+    """The adapter counts alpha / rank times; None: twice."""
+    dora: bool = False
+    """Train the length of each row of a weight apart from its direction."""
+    targets: tuple[str, ...] = ()
+    """Last names of the layers to adapt, such as q_proj; none: every linear layer but the head."""
+
+
 class EngineConfig(Table):
     name: Literal["local"] = "local"
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     muon_learning_rate: float | None = Field(None, gt=0)
     """Learning rate of the matrices under muon; the others take trainer.learning_rate."""
     weight_decay: float = Field(0.0, ge=0)
@@ -112,17 +161,30 @@ class EngineConfig(Table):
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
     microbatch_tokens: int = Field(4096, ge=1)
+    """Most tokens of one backward pass, padding included: bounds memory."""
+    rows: Literal["padded", "tree"] = "padded"
+    """tree: the learner computes once what sequences of a micro-batch begin with alike."""
+    gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass instead of keeping its activations."""
+    lora: LoraConfig | None = None
     max_rows: int = Field(64, ge=1)
     """Requests sampled at a time: on a CPU few enough for the cache."""
     sampler_threads: int = Field(1, ge=1)
-    learner_threads: int = Field(2, ge=1)
+    learner_threads: int | None = Field(None, ge=1)
+    """None: as many as there are cores that nobody else uses while it learns."""
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
         if self.optimizer == "muon" and self.muon_learning_rate is None:
             raise ValueError("muon_learning_rate is needed with optimizer = 'muon'")
         if self.optimizer != "muon" and self.muon_learning_rate is not None:
-            raise ValueError("muon_learning_rate has no effect with optimizer = 'adamw'")
+            raise ValueError(f"muon_learning_rate has no effect with optimizer = {self.optimizer!r}")
+        if self.lora is not None and self.optimizer == "muon":
+            raise ValueError(
+                "optimizer: muon is for whole matrices, not for the two factors of engine.lora; take adamw"
+            )
+        if self.dropout and (self.rows == "tree" or self.gradient_checkpointing):
+            raise ValueError("dropout: goes neither with rows = 'tree' nor with gradient_checkpointing; expected 0")
         return self
 
 
@@ -164,6 +226,17 @@ class UpstreamConfig(Table):
         return self
 
 
+class PolicyConfig(Table):
+    """One of several policies that are trained at once: what differs from the tables [model], [algorithm], [engine]."""
+
+    model: str | None = None
+    """Hub name or local folder. None: model.path."""
+    learning_rate: float | None = Field(None, gt=0)
+    """None: trainer.learning_rate."""
+    algorithm: dict[str, Any] = {}
+    engine: dict[str, Any] = {}
+
+
 class StoreConfig(Table):
     url: str = DEFAULT_STORE
     """``memory://``, ``sqlite:///PATH``, ``postgresql://…`` or ``redis://…``, served by a process of the run; or
@@ -174,7 +247,7 @@ class Config(Table):
     """Everything `agl train` needs."""
 
     model: ModelConfig
-    agent: AgentConfig
+    agent: AgentConfig = AgentConfig()
     data: DataConfig
     algorithm: dict[str, Any] = {}
     """The algorithm's own settings; `name` picks it (default lightning_rl). The algorithm checks them."""
@@ -184,14 +257,45 @@ class Config(Table):
     store: StoreConfig = StoreConfig()
     upstreams: dict[str, UpstreamConfig] = {}
     """Models that are not trained, by a name of your choice: a judge, a user simulator, an embedding."""
+    policies: dict[str, PolicyConfig] = {}
+    """Several policies, by the model name that agents ask for. Empty: one, which answers whatever name they ask for."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _models_of_policies(cls, table: Any) -> Any:
+        """model.path may be left out where every policy has a model of its own."""
+        policies = table.get("policies") if isinstance(table, dict) else None
+        if not (isinstance(policies, dict) and policies):
+            return table
+        own = [one.get("model") if isinstance(one, dict) else None for one in policies.values()]
+        model = table.get("model", {})
+        if not all(own) or not isinstance(model, dict):
+            return table
+        if model.get("path") not in (None, own[0]):  # the file of a run names every setting
+            raise ValueError("model.path: has no effect, since each of the policies has a model of its own")
+        return {**table, "model": {**model, "path": own[0]}}
 
     @model_validator(mode="after")
     def _upstreams_agree(self) -> Self:
-        check_upstreams(self.upstreams, (Path(self.model.path).name, "default"))
+        check_upstreams(self.upstreams, tuple(self.policies) or (Path(self.model.path).name, "default"))
+        return self
+
+    @model_validator(mode="after")
+    def _policies_named(self) -> Self:
+        for alias in self.policies:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", alias):
+                raise ValueError(f"policies.{alias}: expected a name of letters, digits, '.', '_' and '-'")
+        if self.policies and self.data.from_run:
+            raise ValueError("policies: a run that learns from data.from_run trains one policy; leave them out")
         return self
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
+        agent = self.agent
+        if (agent.run is not None and agent.command is not None) or not (agent.given or self.data.from_run):
+            raise ValueError("agent: give either run (a function, 'file.py:name') or command (a program), not both")
+        if self.data.from_run:  # trainer/recorded.py checks the others
+            return self
         if self.data.val is None and self.eval != EvalConfig():  # the file of a run names every setting
             raise ValueError("eval: has no effect without data.val")
         return self
@@ -222,26 +326,6 @@ def check_upstreams(upstreams: Mapping[str, UpstreamConfig], policies: Sequence[
 def is_exact(pattern: str) -> bool:
     """Whether a model pattern is a name."""
     return "*" not in pattern and "?" not in pattern
-
-
-def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> Config:
-    """Read a TOML file, then apply settings `given` by dotted name and ``a.b=value`` overrides (TOML or plain text).
-
-    Paths in the file that exist beside it are relative to it, all others to the working directory. Raises ConfigError.
-    """
-    table: dict[str, Any] = {}
-    if path is not None:
-        table = _read(path)
-        _anchor(table, path.parent)
-    for name, value in (given or {}).items():
-        _set(table, name, value)
-    for override in overrides:
-        name, separator, text = override.partition("=")
-        if not separator:
-            raise ConfigError(f"--set {override}: expected table.setting=value")
-        _set(table, name.strip(), _value(text))
-    _anchor(table, Path.cwd())
-    return parse_config(table, str(path) if path is not None else "settings")
 
 
 def parse_config(table: dict[str, Any], where: str = "configuration") -> Config:
@@ -295,65 +379,12 @@ def _settings_at(kind: type[BaseModel], path: Sequence[Any]) -> list[str]:
         if get_origin(annotation) is dict:
             annotation = get_args(annotation)[1]
             next(parts, None)  # the name that the user chose
+        elif get_origin(annotation) is UnionType:
+            annotation = get_args(annotation)[0]  # a table or None
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return []
         kind = annotation
     return list(kind.model_fields)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as cause:
-        raise ConfigError(f"{path}: no such file; give the path of a TOML file") from cause
-    except (OSError, UnicodeDecodeError) as cause:
-        raise ConfigError(f"{path}: cannot be read: {cause}") from cause
-    except tomllib.TOMLDecodeError as cause:
-        raise ConfigError(f"{path}: not valid TOML: {cause}") from cause
-
-
-def _set(table: dict[str, Any], name: str, value: Any) -> None:
-    parts = name.split(".")
-    if not all(parts):
-        raise ConfigError(f"{name!r}: expected the name of a setting, such as trainer.steps")
-    for part in parts[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"{name}: {part} is a setting, not a table")
-    table[parts[-1]] = value
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def _anchor(table: dict[str, Any], folder: Path) -> None:
-    """Make paths that exist under `folder` absolute, so that a run can be resumed from anywhere."""
-    for section, names in (
-        ("model", ("path",)),
-        ("agent", ("run", "reward")),
-        ("data", ("train", "val")),
-    ):
-        values = table.get(section)
-        if isinstance(values, dict):
-            _anchor_values(values, names, folder)
-    algorithm = table.get("algorithm")
-    for values in (algorithm, algorithm.get("credit_settings") if isinstance(algorithm, dict) else None):
-        if isinstance(values, dict):  # there, a plain word is the name of a rule and never a file
-            _anchor_values(values, [name for name, value in values.items() if ".py:" in str(value)], folder)
-
-
-def _anchor_values(values: dict[str, Any], names: Sequence[str], folder: Path) -> None:
-    for name in names:
-        value = values.get(name)
-        if not isinstance(value, str):
-            continue
-        file, separator, rest = value.partition(":") if ".py:" in value else (value, "", "")
-        if not Path(file).is_absolute() and (folder / file).exists():
-            values[name] = f"{(folder / file).resolve()}{separator}{rest}"
 
 
 def run_record(config: Config) -> dict[str, Any]:

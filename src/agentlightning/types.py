@@ -379,6 +379,8 @@ class Transition:
     temperature: float = 1.0
     policy: str = "default"
     agent: str | None = None
+    trained: bool = True
+    """False: context of another agent or policy, which credit rules see and nothing is learned from."""
     reward: float = 0.0
     """Step rewards recorded on this call, summed; 0 where none was."""
     rewards: dict[str, float] = field(default_factory=dict)
@@ -428,6 +430,10 @@ class Sequence:
     """Weights of the KL term where it is aggregated otherwise than the loss; None: `weights`."""
     entropy_weights: list[float] | None = None
     """Weights of the entropy term; None: `weights`."""
+    returns: list[float] | None = None
+    """On masked tokens, what a value head is to say of the state before each: the critic's targets."""
+    values: list[float] | None = None
+    """On masked tokens, what the value head said before the step's first update, for `value_clip`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -457,6 +463,11 @@ class Loss:
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     entropy: float = 0.0
     """Coefficient of the entropy bonus, per token, with `entropy_weights`."""
+    value: float | None = None
+    """With a value head: train it on `returns`, each token with its weight. The gradient goes on into the policy's own
+    layers times this number; 0 leaves them alone."""
+    value_clip: float | None = None
+    """An estimate that moved further than this from `values` has no gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.adapters.sequences import Aggregation, merge, token_weights, unmerged
+from agentlightning.adapters.sequences import Aggregation, by_call, merge, token_weights, unmerged
 from agentlightning.types import Trajectory, Transition
 
 
@@ -150,3 +151,37 @@ def test_a_merged_row_begins_with_the_prompt_and_answer_of_each_of_its_calls(cal
         for start, end in row.segments:
             call = calls[int(row.advantages[start])]
             assert row.tokens[:end] == call.prompt_ids + call.sampled_ids
+
+
+def test_numbers_may_differ_by_token_and_fill_further_columns() -> None:
+    transitions = [transition([1], [2, 3]), transition([1, 2, 3, 4], [5])]
+    others = {"returns": [[0.25, 0.5], [1.0]], "kl_weights": [0.1, 0.2]}
+    for make, expected in ((merge, [[1, 2, 3, 4, 5]]), (unmerged, [[1, 2, 3], [1, 2, 3, 4, 5]])):
+        rows = make("r", transitions, [[1.0, 2.0], 3.0], [0.5, 0.5], others)
+        assert [row.tokens for row in rows] == expected
+        assert rows[0].advantages[:3] == [0, 1.0, 2.0]
+        assert rows[0].returns is not None
+        assert rows[0].returns[:3] == [0, 0.25, 0.5]
+        assert rows[-1].kl_weights is not None
+        assert (rows[-1].advantages[-1], rows[-1].kl_weights[-1]) == (3.0, 0.2)
+        assert rows[0].ref_logprobs is None
+        assert all(len(row.returns or ()) == len(row.tokens) for row in rows)
+
+
+def test_a_column_with_the_wrong_number_of_tokens_is_named_with_its_call() -> None:
+    with pytest.raises(ValueError, match="returns: expected 2 numbers for call c, got 1"):
+        merge("r", [transition([1], [2, 3])], [0.0], [0.0], {"returns": [[0.5]]})
+
+
+@pytest.mark.parametrize("make", [merge, unmerged])
+def test_numbers_of_rows_are_found_again_by_call(make: Any) -> None:
+    transitions = [transition([1], [2, 3]), transition([9], [8]), transition([1, 2, 3, 4], [5, 6])]
+    rows = make("r", transitions, range(3), [0.0] * 3)
+    assert by_call(rows, [[float(token) for token in row.tokens] for row in rows]) == [[2, 3], [8], [5, 6]]
+
+
+def test_a_fixed_length_weighs_tokens_of_long_and_short_rollouts_alike() -> None:
+    batch = [trajectory(transition([1], [2] * 6)), trajectory(transition([1], [2]), transition([5], [6]))]
+    assert token_weights(batch, "fixed_length", 10) == [[pytest.approx(1 / 20)], [pytest.approx(1 / 20)] * 2]
+    with pytest.raises(ValueError, match="fixed_length"):
+        token_weights(batch, "fixed_length")

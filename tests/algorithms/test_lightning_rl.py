@@ -50,6 +50,8 @@ def test_a_group_of_two_by_hand() -> None:
             "reward_mean": 0.5,
             "reward_std": math.sqrt(0.5),
             "mixed_groups": 1.0,
+            "solved_groups": 0.0,
+            "unsolved_groups": 0.0,
             "turns": 2.0,
             "tokens_sampled": 8.0,
             "tokens_trained": 8.0,
@@ -138,13 +140,13 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
             "uniform, or file.py:name of a rule of your own, got 'luck'",
         ),
         (
-            {"advantage": "gae"},
-            "algorithm.advantage: expected one of dr_grpo, grpo, maxrl, reinforce, reinforce_pp, reinforce_pp_baseline, "
-            "rloo, got 'gae'",
+            {"advantage": "gea"},
+            "algorithm.advantage: expected one of dr_grpo, gae, grpo, maxrl, reinforce, reinforce_pp, "
+            "reinforce_pp_baseline, rloo, got 'gea'",
         ),
         (
             {"aggregation": "mean"},
-            "algorithm.aggregation: expected one of rollout_mean, sequence_mean, token_mean, got 'mean'",
+            "algorithm.aggregation: expected one of fixed_length, rollout_mean, sequence_mean, token_mean, got 'mean'",
         ),
         ({"entropy": float("nan")}, "algorithm.entropy: expected a number of at least 0, got nan"),
         ({"solved_bonus": -1}, "algorithm.solved_bonus: expected a number of at least 0, got -1"),
@@ -154,7 +156,7 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
         ({"dynamic_sampling": 1}, "algorithm.dynamic_sampling: expected true or false, got 1"),
         (
             {"normalize_std": False, "advantage": "rloo"},
-            "algorithm.normalize_std: has an effect with advantage = 'grpo' only, not with 'rloo'",
+            "algorithm.normalize_std: has an effect with advantage = 'grpo' or 'gae' only, not with 'rloo'",
         ),
         ({"missing_reward": "zero"}, "algorithm.missing_reward: expected one of drop, fail, fill, got 'zero'"),
         (
@@ -233,3 +235,19 @@ def test_each_advantage_rule_has_an_effect(advantage: str) -> None:
 
     others = {"maxrl", "grpo", "dr_grpo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"} - {advantage}
     assert all(advantages(advantage) != pytest.approx(advantages(other), abs=1e-3) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("groups", "solved", "unsolved"),
+    [
+        ([(1.0, 1.0), (1.0, 0.0), (0.0, 0.0), (0.0, 0.0)], 0.25, 0.5),
+        ([(0.0, 0.0), (0.0, 0.0)], 0.0, 1.0),  # with one reward alone, above 0 is success
+        ([(1.0, 1.0), (1.0, 1.0)], 1.0, 0.0),
+        ([(0.4, 0.4), (-1.0, 1.0)], 0.0, 0.0),  # alike, and neither the best nor the worst
+    ],
+)
+def test_groups_in_which_all_succeed_or_all_fail_are_counted_apart(
+    groups: list[tuple[float, ...]], solved: float, unsolved: float
+) -> None:
+    stats = LightningRL(group_size=2).plan([group(chr(97 + i), *each) for i, each in enumerate(groups)], seed=0).stats
+    assert (stats["solved_groups"], stats["unsolved_groups"]) == (solved, unsolved)

@@ -12,7 +12,7 @@ from agentlightning.cli.train import agent_setting, resume_line
 from agentlightning.errors import ConfigError, ModelError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
-from agentlightning.types import Finish, NewRollout, Worker
+from agentlightning.types import Checkpoint, Finish, Metric, NewRollout, Worker
 
 CONFIG = """
 [model]
@@ -98,6 +98,33 @@ def test_a_store_beside_a_server_is_refused() -> None:
     assert "give --store or --server, not both" in str(failed)
 
 
+def test_an_algorithm_that_learns_from_the_record_asks_for_a_run() -> None:
+    failed = agl("train", "--algorithm", "dpo", "--model", "m").exception
+    assert isinstance(failed, ConfigError)
+    assert "--algorithm dpo: give --from-run RUN" in str(failed)
+
+
+async def a_run_with_numbers(store: LightningStore) -> None:
+    numbers = {"loss": 0.5, "white/entropy": 0.25, "reward_mean": 1.0, "zebra": 2.0}
+    await store.log_metrics([Metric(run_id="run", step=3, name=name, value=value) for name, value in numbers.items()])
+    await store.update_run("run", summary={"alarms": {"no_signal": "nothing could be learned"}})
+
+
+def test_a_run_is_shown_with_its_last_numbers_by_group_and_what_they_warn_of() -> None:
+    shown = agl("runs", "show", "run", "--store", filled(a_run_with_numbers)).stdout.splitlines()
+    at = shown.index("reward:")
+    assert shown[at:] == [
+        "reward:",
+        "  reward_mean: 1 (step 3)",
+        "learn:",
+        "  loss: 0.5 (step 3)",
+        "  white/entropy: 0.25 (step 3)",
+        "other:",
+        "  zebra: 2 (step 3)",
+        "warning no_signal: nothing could be learned",
+    ]
+
+
 def test_a_run_is_resumed_with_its_own_settings_only() -> None:
     for extra in (["train.toml"], ["--set", "trainer.steps=3"], ["--agent", "a.py:f"], ["--model", "m"]):
         assert "give no other settings" in str(agl("train", "--resume", "run", *extra).exception)
@@ -143,3 +170,22 @@ def test_the_line_that_resumes_can_be_pasted() -> None:
 )
 def test_a_number_out_of_its_range_is_refused(arguments: list[str]) -> None:
     assert agl(*arguments).exit_code == 2
+
+
+def test_of_several_policies_one_is_exported_by_its_name(folder: Path) -> None:
+    checkpoint = folder / "checkpoints" / "step-000001"
+    for policy in ("black", "white"):
+        (checkpoint / policy).mkdir(parents=True)
+        for name in ("config.json", "learner.pt"):
+            (checkpoint / policy / name).write_text(policy)
+
+    async def saved(store: LightningStore) -> None:
+        await store.put_checkpoint(Checkpoint(run_id="run", step=1, path=str(checkpoint), version=2))
+
+    where = ("--store", filled(saved))
+    for given in ((), ("--policy", "red")):
+        refusal = agl("export", "run", "--to", "model", *given, *where).exception
+        assert isinstance(refusal, ConfigError)
+        assert str(refusal).endswith("expected black, white")
+    assert agl("export", "run", "--to", "model", "--policy", "white", *where).exit_code == 0
+    assert [(file.name, file.read_text()) for file in (folder / "model").iterdir()] == [("config.json", "white")]

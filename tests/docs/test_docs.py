@@ -16,9 +16,15 @@ import typer
 from pydantic import BaseModel
 
 from agentlightning import errors
+from agentlightning.algorithms.critic import Critic
 from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.algorithms.recorded import Recorded
 from agentlightning.cli.app import app
-from agentlightning.config import Config, UpstreamConfig
+from agentlightning.config import Config, EngineConfig, LoraConfig, PolicyConfig, UpstreamConfig
+from agentlightning.trainer.guard import RULES
+from agentlightning.trainer.metrics import GROUPS
+from agentlightning.trainer.recorded import RECORDED
+from agentlightning.trainer.trackers import TRACKERS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "agentlightning"
@@ -47,8 +53,13 @@ def settings_tables() -> dict[str, dict[str, Any]]:
         if name == "algorithm":
             tables[name] = {"name": "lightning_rl"}
             tables[name] |= {field.name: field.default for field in dataclasses.fields(LightningRL)}
+            tables["algorithm.critic"] = {field.name: field.default for field in dataclasses.fields(Critic)}
+        elif name == "engine":
+            tables |= {"engine": defaults(EngineConfig), "engine.lora": defaults(LoraConfig)}
         elif name == "upstreams":
             tables["upstreams.NAME"] = defaults(UpstreamConfig)
+        elif name == "policies":
+            tables["policies.NAME"] = defaults(PolicyConfig)
         else:
             tables[name] = defaults(table.annotation)  # type: ignore[arg-type]
     return tables
@@ -61,7 +72,8 @@ def defaults(table: type[BaseModel]) -> dict[str, Any]:
 def documented_default(cell: str) -> Any:
     if cell in ("required", "none"):
         return {"required": ..., "none": None}[cell]
-    return json.loads(cell.strip("`"))
+    value = json.loads(cell.strip("`"))
+    return tuple(value) if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("table", settings_tables())
@@ -72,6 +84,18 @@ def test_the_configuration_page_has_every_setting_with_its_default(table: str) -
     documented = {cells[0].strip("`"): documented_default(cells[1]) for cells in rows(section)}
 
     assert documented == settings_tables()[table]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_page_about_the_record_has_every_setting_of_its_algorithms(name: str) -> None:
+    text = (ROOT / "docs" / "from_record.md").read_text(encoding="utf-8").split("## Settings\n")[1].split("\n## ")[0]
+    shared, *sections = text.split("\n### ")
+    (own,) = (section for section in sections if section.startswith(f"{name}\n"))
+
+    documented = {cells[0].strip("`"): documented_default(cells[1]) for cells in (*rows(shared), *rows(own))}
+
+    assert documented == {field.name: field.default for field in dataclasses.fields(RECORDED[name])}
+    assert {cells[0].strip("`") for cells in rows(shared)} == {field.name for field in dataclasses.fields(Recorded)}
 
 
 def test_the_errors_page_has_every_error_with_its_exit_code_and_status() -> None:
@@ -85,6 +109,21 @@ def test_the_errors_page_has_every_error_with_its_exit_code_and_status() -> None
         if isinstance(value, type) and issubclass(value, errors.AgentLightningError)
     }
     assert documented == tree
+
+
+def test_the_metrics_page_has_every_number_by_group_and_every_warning() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+
+    numbers = {
+        group: {cells[0].strip("`"): cells[1] for cells in rows(text.split(f"\n### {group}\n")[1].split("\n### ")[0])}
+        for group in GROUPS
+    }
+    warnings = [cells[0].strip("`") for cells in rows(text.split("\n## The guard\n")[1].split("\n## ")[0])]
+    trackers = [cells[0].strip("`") for cells in rows(text.split("\n## Trackers\n")[1].split("\n## ")[0])]
+
+    assert numbers == GROUPS
+    assert sorted(warnings) == sorted(RULES)
+    assert sorted(trackers) == sorted(TRACKERS)
 
 
 def commands(page: Path) -> Iterator[list[str]]:
@@ -181,6 +220,13 @@ def test_toml_snippets_hold_settings_that_exist(page: Path) -> None:
         snippet = tomllib.loads(body)
         for name, settings in snippet.pop("upstreams", {}).items():
             assert set(settings) <= set(tables["upstreams.NAME"]), f"{page.name}: [upstreams.{name}]"
+        for name, settings in snippet.pop("policies", {}).items():
+            assert set(settings) <= set(tables["policies.NAME"]), f"{page.name}: [policies.{name}]"
+            for table in ("algorithm", "engine"):
+                assert set(settings.get(table, {})) <= set(tables[table]), f"{page.name}: [policies.{name}] {table}"
+        if (name := snippet.get("algorithm", {}).get("name")) in RECORDED:
+            own = {field.name for field in dataclasses.fields(RECORDED[name])}
+            assert set(snippet.pop("algorithm")) <= {"name", *own}, f"{page.name}: [algorithm] of {name}"
         for table, settings in snippet.items():
             assert set(settings) <= set(tables[table]), f"{page.name}: [{table}]"
 

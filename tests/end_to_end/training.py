@@ -112,6 +112,10 @@ class Training:
         """The latest step that is complete."""
         return max((row["step"] for row in self._metrics() if row["kind"] == "step"), default=0)
 
+    def metric(self, name: str) -> list[float]:
+        """A metric of the training steps, in the order in which they were executed."""
+        return [row[name] for row in self._metrics() if row["kind"] == "step" and name in row]
+
     @property
     def weights(self) -> Path:
         """Where the run keeps published weights: in shared memory, where there is any."""
@@ -139,11 +143,11 @@ class Training:
         await self.until(process, there, f"step {step} was complete")
 
     async def claimed(self, process: subprocess.Popen[str]) -> None:
-        """Until all training rollouts of a step run."""
+        """Until as many training rollouts run as a step has."""
         async with open_store(self.store) as store:
 
             async def there() -> bool:
-                return (await store.count(self.run_id)).get(("train", "running"), 0) == TASKS * GROUP
+                return (await store.count(self.run_id)).get(("train", "running"), 0) >= TASKS * GROUP
 
             await self.until(process, there, "rollouts ran")
 

@@ -53,7 +53,8 @@ async def started(
     request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Engine, Endpoint, Path]]:
     folder = tmp_path_factory.mktemp(request.param)
-    options = LearnerOptions(reference=True, rows="tree" if request.param == "local-tree" else "padded")
+    rows = "tree" if request.param == "local-tree" else "padded"
+    options = LearnerOptions(reference=True, rows=rows, critic_learning_rate_ratio=10.0)  # type: ignore[arg-type]
     engine = LocalEngine(llama, work_dir=folder, learner=options)
     (url,) = await engine.start()
     await engine.save(folder / "fresh")
@@ -139,6 +140,31 @@ async def test_the_reference_stays_while_the_policy_learns(engine: Engine) -> No
     await engine.optim_step(1e-2, 1.0)
     assert (await engine.reference_logprobs([merged]))[0] == pytest.approx(before, abs=1e-4)
     assert (await engine.logprobs([merged]))[0] != pytest.approx(before, abs=1e-2)
+
+
+async def test_a_critic_learns_returns_beside_the_policy_and_is_resumed_with_it(engine: Engine, tmp_path: Path) -> None:
+    if not engine.support.values:
+        pytest.skip("not declared")
+    merged, unmerged = conversation()
+    loss = Loss(name="reinforce", value=0.1)
+    check_loss(engine.support, loss)
+    taught = replace(merged, returns=[1.0] * len(merged.tokens))
+
+    async def update() -> float:
+        metrics = await engine.forward_backward([taught], loss)
+        await engine.optim_step(1e-3, 1.0)
+        return metrics["value_loss"]
+
+    assert await update() == pytest.approx(0.5 * sum(merged.mask))  # a new critic says 0 of everything
+    await engine.save(tmp_path / "one")
+    losses = [await update() for _ in range(5)]
+    assert losses == sorted(losses, reverse=True)
+    values = (await engine.values([merged]))[0]
+    for row, (start, end) in zip(unmerged, merged.segments, strict=True):
+        assert (await engine.values([row]))[0][start:end] == pytest.approx(values[start:end], abs=1e-4)
+    await engine.load(tmp_path / "one")
+    assert [await update() for _ in range(5)] == losses
+    assert await engine.values([merged]) == [values]
 
 
 @pytest.mark.parametrize("name", ["dpo", "kto"])

@@ -93,6 +93,49 @@ def test_the_next_turn_of_a_conversation_and_equal_prompts_get_the_logprobs_of_a
         assert_same(request, alone(decoder, request))
 
 
+class Counting:
+    """A decoder that notes how many prompt tokens it was given to read, padding included."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.read_tokens = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
+
+    def extend(self, first: int, tokens_BM: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        self.read_tokens += tokens_BM.numel() if tokens_BM.shape[1] > 1 else 0
+        return self._decoder.extend(first, tokens_BM, *others)
+
+
+@pytest.mark.parametrize("burst", [8, 1])
+def test_the_prompt_of_a_group_is_read_once_whether_its_rollouts_come_together_or_one_by_one(
+    build: Callable[..., Path], burst: int
+) -> None:
+    decoder = Counting(open_decoder(build("Llama", max_position_embeddings=1024)))
+    prompts = [[2 + (i * k) % 61 for i in range(400)] for k in (3, 5)]
+    crowd = [Request(prompt=prompts[i // 4], max_tokens=6, seed=i) for i in range(8)]
+    drain(scheduler(decoder), crowd[::-1], burst=burst)
+    assert decoder.read_tokens == sum(map(len, prompts))
+    for request in crowd:
+        assert_same(request, alone(decoder, request))
+
+
+def test_the_turns_of_a_conversation_read_only_what_is_new(llama: Path) -> None:
+    decoder = Counting(open_decoder(llama))
+    shared = scheduler(decoder)
+    request = Request(prompt=list(range(2, 62)), max_tokens=9, seed=1)
+    drain(shared, [request])
+    for turn in range(3):
+        before = decoder.read_tokens
+        longer = request.prompt + request.sampled + [11, 12, 13, 14]
+        request = Request(prompt=longer, max_tokens=9, seed=turn)
+        drain(shared, [request])
+        # the answer's last token was sampled and never read
+        assert decoder.read_tokens - before == 5
+        assert_same(request, alone(decoder, request))
+
+
 def test_prompts_longer_than_a_chunk_give_the_tokens_of_transformers(build: Callable[..., Path]) -> None:
     folder = build("Llama", max_position_embeddings=2048)
     decoder = open_decoder(folder)

@@ -23,6 +23,7 @@ ALL = Support(
     kl=True,
     reference=True,
     old_logprobs=True,
+    values=True,
 )
 
 
@@ -34,6 +35,7 @@ ALL = Support(
         (Loss(off_policy_kl=0.1), "importance, ratio_mask or off_policy_kl"),
         (Loss(entropy=0.1), "entropy"),
         (Loss(kl=0.1), "a KL term"),
+        (Loss(value=0.0), "a critic as configured"),
     ],
 )
 def test_an_engine_without_a_loss_or_a_term_says_what_it_has(loss: Loss, message: str) -> None:
@@ -60,6 +62,9 @@ def test_kl_needs_an_engine_that_keeps_a_reference() -> None:
         (Loss(dual_clip=1.1), "dual_clip: expected a number above 1 \\+ clip_high, got 1.1"),
         (Loss(clip_low=1.5), "clip_low: expected a number from 0 to 1, got 1.5"),
         (Loss(ratio_mask="token", ratio_mask_low=1.2), "ratio_mask_low: expected"),
+        (Loss(value_clip=0.1), "value_clip has no effect without a value head"),
+        (Loss(value=-0.1), "value: expected a number of at least 0, got -0.1"),
+        (Loss(value=0.1, value_clip=0.0), "value_clip: expected a number above 0, got 0.0"),
         (Loss(kl=-1.0), "kl: expected a number of at least 0"),
         (Loss(kl=float("inf")), "kl: expected"),
         (Loss(entropy=float("nan")), "entropy: expected"),

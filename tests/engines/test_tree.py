@@ -141,22 +141,41 @@ def test_logprobs_in_a_tree_are_those_of_separate_rows(pair: tuple[Learner, Lear
         assert one == pytest.approx(other, abs=1e-4)
 
 
-def test_one_mask_for_the_whole_tree_attends_as_the_runs_do() -> None:
+def attended(how: tree.How, inputs: list[torch.Tensor]) -> torch.Tensor:
     built = tree.build([[1, 2, 3, 4], [1, 2, 3, 5, 6], [1, 2, 7], [8]])
+    mask = tree.TreeMask(built, "cpu", how)
+    found: torch.Tensor = tree.tree_attention(torch.nn.Identity(), *inputs, None, tree=mask)[0]
+    return found
+
+
+def heads(width: int) -> list[torch.Tensor]:
+    """Queries of four heads, keys and values of two, for the eight tokens of the tree."""
     torch.manual_seed(0)
-    query = torch.randn(1, 4, len(built.tokens), 8, requires_grad=True)
-    key, value = (torch.randn(1, 2, len(built.tokens), 8, requires_grad=True) for _ in range(2))
-    by_runs, by_mask = tree.TreeMask(built, "cpu"), tree.TreeMask(built, "cpu")
-    by_mask.by_runs = False
-    at = torch.arange(len(built.tokens))
-    by_mask.whole = (at[None] <= at[:, None]) & (at[:, None] < torch.tensor(built.ends)[None])
-    outs = [
-        tree.tree_attention(torch.nn.Identity(), query, key, value, None, tree=mask)[0] for mask in (by_runs, by_mask)
-    ]
+    return [torch.randn(1, count, 8, width, requires_grad=True) for count in (4, 2, 2)]
+
+
+def test_one_mask_for_the_whole_tree_attends_as_the_runs_do() -> None:
+    inputs = heads(8)
+    outs = [attended(how, inputs) for how in ("runs", "mask")]
     torch.testing.assert_close(*outs)
-    grads = [torch.autograd.grad(out.square().sum(), (query, key, value)) for out in outs]
+    grads = [torch.autograd.grad(out.square().sum(), inputs) for out in outs]
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("width", [32, 8])
+def test_flex_attention_attends_as_the_runs_do(width: int) -> None:
+    inputs = [each.detach() for each in heads(width)]  # on a CPU it has no backward pass
+    torch.testing.assert_close(attended("flex", inputs), attended("runs", inputs))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_tree_on_a_gpu_gives_the_gradients_of_separate_rows(build: Callable[..., Path]) -> None:
+    folder = build("Llama", hidden_size=128)  # heads of 32 numbers
+    assert_same(
+        Learner(folder, device="cuda"), Learner(folder, device="cuda", rows="tree"), branching(random.Random(3)), Loss()
+    )
 
 
 def test_a_shared_beginning_is_computed_once(llama: Path) -> None:

@@ -209,7 +209,7 @@ async def test_conversations_are_bounded_by_what_they_keep(house: House) -> None
     attempts = Attempts(house.store, most_bytes=10_000)
     for claim in claims:
         await attempts.conversation(await known(attempts, claim), house.renderer)
-    kept = [attempt.conversation for attempt in [await known(attempts, claim) for claim in claims]]
+    kept = [attempt.conversations.get("default") for attempt in [await known(attempts, claim) for claim in claims]]
     assert kept[0] is None
     assert kept[-1] is not None
     assert sum(one.size for one in kept if one is not None) <= 10_000 + kept[-1].size

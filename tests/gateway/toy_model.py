@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -30,7 +31,7 @@ TEXTS = [
 ]
 
 
-def write_tokenizer(folder: Path, template: str = TEMPLATE) -> Path:
+def write_tokenizer(folder: Path, template: str = TEMPLATE, texts: Sequence[str] = TEXTS) -> Path:
     """A byte-level BPE of a few hundred tokens: <|pad|> 0, <|im_start|> 1, <|im_end|> 2 (the end), and what it learned."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -41,7 +42,7 @@ def write_tokenizer(folder: Path, template: str = TEMPLATE) -> Path:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("</tool_call>", special=False)])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))

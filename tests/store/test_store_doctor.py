@@ -76,6 +76,15 @@ async def eventful(store: LightningStore, clock: Clock, run_id: str) -> None:
     await store.drop_records([done[0].id])
 
 
+async def test_a_run_that_learns_from_the_record_has_checkpoints_without_steps(
+    store: LightningStore, clock: Clock
+) -> None:
+    for run_id, config in (("offline", {"data": {"from_run": ["online"]}}), ("online", {"data": {"from_run": []}})):
+        await store.create_run("a run", config, run_id)
+        await store.put_checkpoint(Checkpoint(run_id=run_id, step=1, path="/there", version=0))
+    assert [finding.run_id for finding in await found(store, clock)] == ["online"]
+
+
 async def test_nothing_is_wrong_with_an_empty_store(store: LightningStore, clock: Clock) -> None:
     assert await found(store, clock) == []
 

@@ -1,178 +1,21 @@
 """The training loop against a store in memory, agents that answer at random, and an engine that remembers its updates.
 
-`Crash` stands for kill -9: it is raised at the n-th call of a store or engine verb, before or after the verb took effect,
-for every n that the run has. Whatever the point, the resumed run must end in the state of a run that was never interrupted.
+A `Crash` is raised at every verb that the run has. Whatever the point, the resumed run must end in the state of a run that
+was never interrupted.
 """
 
-import asyncio
-import hashlib
-import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from loop_doubles import GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, loop
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config import Config, parse_config
 from agentlightning.errors import AgentError, LearnerLostError, NoCallsError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql import InMemoryLightningStore
-from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.collect import Collector
-from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl import Loop
-from agentlightning.types import Call, Claim, Finish, Loss, Reward, Sampling, VersionSpan, Worker
-from agentlightning.types import Sequence as Row
-
-STEPS, TASKS, GROUP = 3, 2, 2
-
-
-class Crash(BaseException):
-    """The process is gone."""
-
-
-class Crashing:
-    """Passes every verb on to what it wraps, and raises Crash around the n-th one."""
-
-    def __init__(self, wrapped: Any, counter: "Countdown") -> None:
-        self._wrapped = wrapped
-        self._counter = counter
-
-    def __getattr__(self, name: str) -> Any:
-        verb = getattr(self._wrapped, name)
-
-        async def counted(*arguments: Any, **options: Any) -> Any:
-            self._counter.tick()
-            result = await verb(*arguments, **options)
-            self._counter.tick()
-            return result
-
-        return counted
-
-
-class Countdown:
-    def __init__(self, ticks: int, error: type[BaseException] = Crash) -> None:
-        self.left = ticks
-        self._error = error
-
-    def tick(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise self._error
-
-
-class RememberingEngine:
-    """An engine whose weights are the list of updates made so far."""
-
-    def __init__(self) -> None:
-        self.updates: list[str] = []
-        self._pending = hashlib.sha256()
-        self.served: list[int] = []
-
-    async def start(self) -> list[str]:
-        return ["http://engine"]
-
-    async def close(self) -> None: ...
-
-    async def forward_backward(self, sequences: Sequence[Row], loss: Loss, policy: str = "default") -> dict[str, float]:
-        for row in sequences:
-            self._pending.update(json.dumps([row.tokens, row.advantages, row.weights]).encode())
-        return {"loss": 0.0, "tokens": 1.0}
-
-    async def logprobs(self, sequences: Sequence[Row], policy: str = "default") -> list[list[float]]:
-        return [row.logprobs for row in sequences]
-
-    async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = "default") -> dict[str, float]:
-        self.updates.append(f"{self._pending.hexdigest()[:12]} {learning_rate:.6f}")
-        self._pending = hashlib.sha256()
-        return {"grad_norm": 1.0}
-
-    async def publish(self, version: int, policy: str = "default") -> None:
-        self.served.append(version)
-
-    async def save(self, path: Path, policy: str = "default") -> None:
-        await asyncio.to_thread(write, path, self.updates)
-
-    async def load(self, path: Path, policy: str = "default") -> None:
-        self.updates = json.loads(await asyncio.to_thread((path / "learner.pt").read_text))
-
-    async def restart_learner(self) -> None:
-        self.updates, self._pending = [], hashlib.sha256()
-
-
-def write(path: Path, updates: list[str]) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "learner.pt").write_text(json.dumps(updates))
-
-
-def reward_of(claim: Claim) -> float:
-    """What the agent earns depends on its task and place alone, so that two runs can be compared."""
-    text = f"{claim.rollout.group_id} {claim.rollout.replica}"
-    return float(hashlib.md5(text.encode()).digest()[0] % 2)
-
-
-async def answer(store: LightningStore, claim: Claim, calls: int) -> None:
-    rollout = claim.rollout
-    task = hashlib.md5(rollout.group_id.encode()).digest()[0]
-    for number in range(calls):
-        await store.append_calls(
-            [
-                Call(
-                    id=f"{rollout.id}-{number}",
-                    run_id=rollout.run_id,
-                    rollout_id=rollout.id,
-                    attempt=claim.lease.attempt,
-                    parent_id=None,
-                    suffix_ids=[1, task],
-                    sampled_ids=[3, 4 + rollout.replica],
-                    logprobs=[-0.5, -0.5],
-                    versions=[VersionSpan(version=1, start=0, end=2)],
-                    prompt_tokens=2,
-                    policy="default",
-                    model="m",
-                    protocol="chat",
-                    sampling=Sampling(),
-                    history_hash="h",
-                    request_hash="r",
-                    messages=[],
-                    answer={"role": "assistant", "content": "x"},
-                )
-            ]
-        )
-    reward = Reward(
-        id=f"reward-{rollout.id}",
-        run_id=rollout.run_id,
-        rollout_id=rollout.id,
-        attempt=claim.lease.attempt,
-        value=reward_of(claim),
-        source="return",
-    )
-    await store.finish([Finish(lease=claim.lease, state="succeeded", rewards=(reward,))])
-
-
-@asynccontextmanager
-async def agents(store: LightningStore, calls: int = 1, run: str = "run", broken: bool = False) -> AsyncIterator[None]:
-    """A worker that survives the trainer's crashes; `broken` agents always fail."""
-    worker = Worker(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
-
-    async def work() -> None:
-        while True:
-            for claim in await store.claim(worker, limit=8, wait_s=10):
-                if broken:
-                    await store.finish([Finish(lease=claim.lease, state="failed", error="boom")])
-                else:
-                    await answer(store, claim, calls)
-
-    task = asyncio.create_task(work())
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 @pytest.fixture
@@ -180,38 +23,6 @@ async def store() -> AsyncIterator[LightningStore]:
     async with InMemoryLightningStore() as opened:
         await opened.create_run("test", {}, "run")
         yield opened
-
-
-def config() -> Config:
-    return parse_config(
-        {
-            "model": {"path": "m"},
-            "agent": {"run": "a.py:f"},
-            "data": {"train": "t", "val": "v"},
-            "trainer": {"steps": STEPS, "tasks_per_step": TASKS, "learning_rate": 0.01, "checkpoint_every": 2},
-            "eval": {"every": 2},
-        }
-    )
-
-
-def loop(
-    store: Any, engine: Any, folder: Path, run: str = "run", val: Sequence[dict[str, int]] = ({"n": 100},)
-) -> Loop:
-    run_folder = RunFolder(folder, run)
-    run_folder.create(config())
-    return Loop(
-        config=config(),
-        algorithm=LightningRL(group_size=GROUP, minibatches=1),
-        run_id=run,
-        folder=run_folder,
-        store=store,
-        engine=engine,
-        collector=Collector(store, run),
-        policy={"model": "m"},
-        train=[{"n": number} for number in range(5)],
-        val=val,
-        progress=Silent(),
-    )
 
 
 async def finished(store: LightningStore, folder: Path) -> RememberingEngine:
@@ -289,19 +100,19 @@ async def test_a_rule_that_looks_at_earlier_steps_learns_the_same_after_a_crash(
     alone = replace(algorithm, credit_settings={"residual": 0.0})
     async with agents(store):
         whole, forgetful = RememberingEngine(), RememberingEngine()
-        await replace(loop(store, whole, tmp_path / "whole"), algorithm=algorithm).run(resume=False)
+        await loop(store, whole, tmp_path / "whole", algorithm=algorithm).run(resume=False)
         await store.create_run("test", {}, "run-alone")
     async with agents(store, run="run-alone"):
-        await replace(loop(store, forgetful, tmp_path, "run-alone"), algorithm=alone).run(resume=False)
+        await loop(store, forgetful, tmp_path, "run-alone", algorithm=alone).run(resume=False)
     assert forgetful.updates != whole.updates  # the earlier steps have an effect
     await store.create_run("test", {}, "run-again")
     async with agents(store, run="run-again"):
         countdown = Countdown(ticks)
-        first = loop(Crashing(store, countdown), Crashing(RememberingEngine(), countdown), tmp_path, "run-again")
+        crashing = Crashing(store, countdown), Crashing(RememberingEngine(), countdown)
         with suppress(Crash):
-            await replace(first, algorithm=algorithm).run(resume=False)
+            await loop(*crashing, tmp_path, "run-again", algorithm=algorithm).run(resume=False)
         again = RememberingEngine()
-        await replace(loop(store, again, tmp_path, "run-again"), algorithm=algorithm).run(resume=True)
+        await loop(store, again, tmp_path, "run-again", algorithm=algorithm).run(resume=True)
     assert again.updates == whole.updates
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from agentlightning.algorithms.preference import DPO
 from agentlightning.config import Config, parse_config
 from agentlightning.errors import AgentLightningError, ConfigError, DataError, ModelError
 from agentlightning.trainer.checkpoint import RunFolder
@@ -79,3 +80,16 @@ async def test_a_model_that_is_not_found_takes_down_what_was_started(tmp_path: P
         async with processes:
             pass
     assert processes.pids() == {}
+
+
+def test_an_algorithm_of_the_record_and_a_recorded_run_belong_together(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'lightning_rl' does not learn from recorded rollouts"):
+        Trainer("org/model", runs=tmp_path).fit(from_run="RUN")
+    with pytest.raises(ConfigError, match=r"name their run with data\.from_run"):
+        Trainer("org/model", algorithm=DPO(), runs=tmp_path).fit("a.py:f", train=[{"n": 1}])
+
+
+def test_fit_from_a_run_needs_neither_agent_nor_tasks(tmp_path: Path) -> None:
+    trainer = Trainer(str(tmp_path / "nowhere"), algorithm=DPO(beta=0.25), runs=tmp_path / "runs")
+    with pytest.raises(ModelError, match="nowhere"):
+        trainer.fit(from_run="RUN")

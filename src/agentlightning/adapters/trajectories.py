@@ -61,7 +61,7 @@ def trajectories(
                     group_id=rollout.group_id,
                     reward=math.nan if rollout.reward is None else rollout.reward,
                     transitions=transitions,
-                    rewards=_finals(told),
+                    rewards=final_rewards(told),
                     failed=rollout.state == "failed",
                 )
             )
@@ -82,8 +82,8 @@ def _by_call(rewards: Iterable[Reward]) -> dict[str, dict[str, float]]:
     return {call: dict(named) for call, named in found.items()}
 
 
-def _finals(rewards: Iterable[Reward]) -> dict[str, float]:
-    """Final rewards by name, each settled as the rollout's own is."""
+def final_rewards(rewards: Iterable[Reward]) -> dict[str, float]:
+    """Final rewards of one attempt by name, each settled as the rollout's own is."""
     named: defaultdict[str, list[Reward]] = defaultdict(list)
     for reward in rewards:
         if reward.call_id is None:

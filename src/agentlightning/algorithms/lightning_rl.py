@@ -8,21 +8,35 @@ Source: Luo et al. 2025, "Agent Lightning: Train ANY AI Agents with Reinforcemen
 
 from __future__ import annotations
 
-import math
-import random
 import statistics
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from math import inf
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from agentlightning.adapters.sequences import Aggregation, merge, token_weights, unmerged
+from agentlightning.adapters.sequences import Aggregation
 from agentlightning.algorithms.advantage import ADVANTAGES, BATCH
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
 from agentlightning.algorithms.credit.rule import Credit
+from agentlightning.algorithms.critic import Critic, Values, estimates, explained
 from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
+from agentlightning.algorithms.selection import own_groups, own_part
+from agentlightning.algorithms.settings import is_number, require, require_number, require_one_of, require_whole
+from agentlightning.algorithms.updates import Signal, Updates
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.types import Loss, Outcome, Sequence, Trajectory
+
+GAE = "gae"
+"""The advantage that asks an engine for a critic's values."""
+ALONE = (GAE, "reinforce", "reinforce_pp")
+"""Advantages that do not compare the rollouts of a group, so that a group may be one rollout."""
+CLIPS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"ppo_clip": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}
+)
+"""clip_low and clip_high of each loss that has them, where none are given: DAPO (Yu et al. 2025); GSPO (Zheng et al. 2025),
+section 5.1; MiniMax-M1 (2025) without a lower bound, with DAPO's upper one, since the paper gives none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +44,8 @@ class Plan:
     """What one training step does."""
 
     minibatches: list[list[Sequence]]
-    """One optimizer update each; the weights of a minibatch's trained tokens sum to 1. A rollout is never split."""
+    """One optimizer update each, epoch after epoch; the weights of a minibatch's trained tokens sum to 1, except with
+    fixed_length. A rollout is never split."""
     loss: Loss
     outcomes: dict[str, Outcome]
     """By rollout: trained, zero_variance where nothing could be learned from it, or invalid by a policy of the
@@ -38,15 +53,20 @@ class Plan:
     resample: list[str] = field(default_factory=list)
     """With dynamic sampling: the groups from which nothing is learned, to be made up for by new ones."""
     stats: dict[str, float] = field(default_factory=dict)
-    """reward_mean, reward_std (sample, over rollouts), mixed_groups (share of groups whose rewards differ), turns
-    (calls a rollout), tokens_sampled, tokens_trained, sequences, zero_variance (share of rollouts); where there are
-    any: unrewarded and filled (rollouts), incomplete_groups."""
+    """reward_mean, reward_std (sample, over rollouts), shares of groups: mixed_groups (their rewards differ), solved_groups
+    and unsolved_groups (every rollout has the highest reward of all, or the lowest), turns
+    (calls a rollout), tokens_sampled, tokens_trained, sequences (rows of an epoch), zero_variance (share of rollouts);
+    where there are any: unrewarded and filled (rollouts), incomplete_groups; with gae value_mean and
+    explained_variance. All but the two counts of rollouts are of the policy's own calls and the rollouts that have any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LightningRL:
     """The algorithm's settings; `plan` is the algorithm."""
 
+    agents: tuple[str, ...] | None = None
+    """Whose calls are learned from, by the agent's name, the model name it asks for, or a predicate ``file.py:name`` of a
+    call; the other calls are context. None: all calls."""
     group_size: int = 8
     """Rollouts of one task that are compared with each other."""
     credit: str | Rule = "uniform"
@@ -54,9 +74,11 @@ class LightningRL:
     credit_settings: Mapping[str, Any] | None = None
     """The rule's own settings."""
     advantage: str = "grpo"
-    """A name in `advantage.ADVANTAGES`."""
+    """A name in `advantage.ADVANTAGES`, or gae: a critic says what each call and token added."""
     normalize_std: bool = True
-    """Divide advantages by the group's standard deviation (grpo)."""
+    """Divide advantages by the group's standard deviation (grpo), or normalise them over the step (gae)."""
+    critic: Critic | Mapping[str, Any] | None = None
+    """Settings of gae. None: the defaults of `Critic` with gae; without gae it has none."""
     reward_weights: Mapping[str, float] | None = None
     """By name of a reward: rollouts are rewarded by their weighted sum. None: by the one final reward."""
     missing_reward: MissingReward = "drop"
@@ -69,82 +91,135 @@ class LightningRL:
     """Make up for groups from which nothing is learned (Yu et al. 2025, "DAPO", section 3.2)."""
     solved_bonus: float = 0.0
     """Adds solved_bonus × R to each advantage of a rollout: groups that are solved throughout are trained on, too."""
-    loss: Literal["ppo_clip", "reinforce"] = "ppo_clip"
-    """ppo_clip: clipped ratio to the sampler, for several updates a step. reinforce: no ratio, one update a step."""
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    """The ratio to the sampler is clipped to [1 - clip_low, 1 + clip_high] (clip-higher: Yu et al. 2025, "DAPO")."""
+    loss: Literal["ppo_clip", "gspo", "cispo", "reinforce"] = "ppo_clip"
+    """The loss of a token; see docs/losses.md. reinforce has no ratio, and so takes one update a step."""
+    ratio: Literal["sampler", "trainer"] = "sampler"
+    """What the loss's ratio is taken to: the recorded logprobs, or the trainer's own of before the step's first update,
+    one forward pass more; importance then corrects for the sampler."""
+    clip_low: float | None = None
+    clip_high: float | None = None
+    """The ratio is clipped to [1 - clip_low, 1 + clip_high]. None: as in `CLIPS`."""
+    dual_clip: float | None = None
+    importance: Literal["token", "call"] | None = None
+    importance_cap: float = 2.0
+    ratio_mask: Literal["token", "call"] | None = None
+    ratio_mask_low: float = 0.5
+    ratio_mask_high: float = 5.0
+    off_policy_kl: float | None = None
+    """These seven, and the next two: as in `types.Loss`."""
+    kl: float = 0.0
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_aggregation: Aggregation | None = None
+    """How tokens are weighed in the KL term. None: as in the loss."""
     entropy: float = 0.0
     """Coefficient of the entropy bonus."""
+    entropy_aggregation: Aggregation | None = None
+    """How tokens are weighed in the entropy bonus. None: as in the loss."""
     aggregation: Aggregation = "token_mean"
     """How tokens are weighed against each other; see `adapters.sequences.token_weights`."""
+    fixed_length: int | None = None
+    """Tokens that a rollout counts for under an aggregation of that name."""
     minibatches: int = 4
-    """Optimizer updates a training step; fewer where there are fewer rollouts to learn from."""
+    """Optimizer updates an epoch; fewer where there are fewer rollouts to learn from. A rollout is never split."""
+    epochs: int = 1
+    """How often a step goes over its rollouts."""
     merge: bool = True
     """Merge calls whose prompts continue each other into one row; False: one row a call. The gradient is the same."""
 
     def __post_init__(self) -> None:
         if isinstance(self.credit, Rule):
             object.__setattr__(self, "credit", path_of(self.credit))
-        _require(_whole(self.group_size, 2), "group_size", "a whole number of at least 2", self.group_size)
-        _require(_whole(self.minibatches, 1), "minibatches", "a whole number of at least 1", self.minibatches)
-        for name, known in (
-            ("advantage", ADVANTAGES),
-            ("aggregation", get_args(Aggregation)),
-            ("loss", ("ppo_clip", "reinforce")),
-            ("missing_reward", get_args(MissingReward)),
-            ("incomplete_groups", ("train", "drop", "fail")),
-        ):
-            _require(getattr(self, name) in known, name, f"one of {', '.join(sorted(known))}", getattr(self, name))
-        self._check_credit()
-        self._check_rewards()
-        if self.loss == "reinforce" and self.minibatches != 1:
-            raise ConfigError(
-                "algorithm.minibatches: expected 1 with loss = 'reinforce', whose gradient holds for fresh samples only, "
-                f"got {self.minibatches}"
-            )
-        for name in ("solved_bonus", "entropy"):
-            _require(_number(getattr(self, name), 0), name, "a number of at least 0", getattr(self, name))
-        _require(_number(self.clip_low, 0, 1), "clip_low", "a number from 0 to 1", self.clip_low)
-        _require(_number(self.clip_high, 0), "clip_high", "a number of at least 0", self.clip_high)
+        self._check_agents()
+        require_one_of({*ADVANTAGES, GAE}, "advantage", self.advantage)
+        require_whole("group_size", self.group_size, 1 if self.advantage in ALONE else 2)
+        require_whole("minibatches", self.minibatches, 1)
+        require_whole("epochs", self.epochs, 1)
+        for name, known in _CHOICES.items():
+            require_one_of(known, name, getattr(self, name))
         for name in ("normalize_std", "merge", "dynamic_sampling"):
-            _require(isinstance(getattr(self, name), bool), name, "true or false", getattr(self, name))
-        if not self.normalize_std and self.advantage != "grpo":
-            raise ConfigError(
-                f"algorithm.normalize_std: has an effect with advantage = 'grpo' only, not with {self.advantage!r}"
-            )
+            require(isinstance(getattr(self, name), bool), name, "true or false", getattr(self, name))
+        for name, least, most in _NUMBERS:
+            if getattr(self, name) is not None or name not in _MAY_BE_NONE:
+                require_number(name, getattr(self, name), least, most)
+        self._check_credit()
+        self._check_critic()
+        self._check_rewards()
+        self._check_aggregations()
+        self._check_loss()
 
-    def plan(self, groups: Seq[Seq[Trajectory]], seed: int, evidence: Evidence | None = None) -> Plan:
+    @property
+    def loss_terms(self) -> Loss:
+        """The loss, as an engine takes it."""
+        plain = Loss()
+        low, high = CLIPS.get(self.loss, (plain.clip_low, plain.clip_high))
+        critic = self.critic if isinstance(self.critic, Critic) else None
+        return Loss(
+            name=self.loss,
+            clip_low=low if self.clip_low is None else self.clip_low,
+            clip_high=high if self.clip_high is None else self.clip_high,
+            dual_clip=self.dual_clip,
+            importance=self.importance,
+            importance_cap=self.importance_cap,
+            ratio_mask=self.ratio_mask,
+            ratio_mask_low=self.ratio_mask_low,
+            ratio_mask_high=self.ratio_mask_high,
+            off_policy_kl=self.off_policy_kl,
+            kl=self.kl,
+            kl_estimator=self.kl_estimator,
+            entropy=self.entropy,
+            value=None if critic is None else critic.trunk,
+            value_clip=None if critic is None else critic.clip,
+        )
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether an engine must keep a frozen reference."""
+        return self.kl > 0
+
+    @property
+    def critic_learning_rate(self) -> float | None:
+        """The learning rate of the value head that an engine must keep; None: it needs none."""
+        return self.critic.learning_rate if isinstance(self.critic, Critic) else None
+
+    def plan(
+        self,
+        groups: Seq[Seq[Trajectory]],
+        seed: int,
+        evidence: Evidence | None = None,
+        values: Values | None = None,
+    ) -> Plan:
         """The updates for these groups. `seed` decides which rollouts share a minibatch, and nothing else.
 
         A rollout whose advantages are all 0 is dropped as zero_variance and counts in no weight. `evidence` is what
-        the credit rule asks for (`rule.needs`): a judge's scores, earlier groups.
+        the credit rule asks for (`rule.needs`): a judge's scores, earlier groups. `values` are the critic's, for gae.
         """
         evidence = evidence or Evidence()
         if evidence.history:
             evidence = replace(evidence, history=self._rewards().settle(evidence.history).groups)
         usable, outcomes, counts = self._usable(groups, evidence)
-        advantages = self._advantages(usable, evidence)
+        signals, said = self._signals(usable, evidence, values)
+        outcomes |= {one.rollout_id: "zero_variance" for group in usable for one in group}
+        usable = own_groups(usable)
         trajectories = [trajectory for group in usable for trajectory in group]
         outcomes |= {
-            rollout_id: "trained" if any(values) else "zero_variance" for rollout_id, values in advantages.items()
+            rollout_id: "trained" if _any(signal.advantages) else "zero_variance"
+            for rollout_id, signal in signals.items()
         }
         trained = [trajectory for trajectory in trajectories if outcomes[trajectory.rollout_id] == "trained"]
-        random.Random(seed).shuffle(trained)
-        parts = min(self.minibatches, len(trained))
-        minibatches = [self._minibatch(trained[part::parts], advantages) for part in range(parts)]
+        minibatches = self._updates().plan(trained, signals, seed)
+        rows = sum(map(len, minibatches)) / self.epochs
         return Plan(
             minibatches=minibatches,
-            loss=Loss(name=self.loss, clip_low=self.clip_low, clip_high=self.clip_high, entropy=self.entropy),
+            loss=self.loss_terms,
             outcomes=outcomes,
             resample=_without_signal(groups, outcomes) if self.dynamic_sampling else [],
-            stats=_stats(usable, trajectories, trained) | counts | {"sequences": float(sum(map(len, minibatches)))},
+            stats=_stats(usable, trajectories, trained) | counts | said | {"sequences": rows},
         )
 
     def advantages(self, group: Seq[Trajectory]) -> list[list[float]]:
-        """One number per trajectory of a group on its own and transition."""
+        """One number per trajectory of a group on its own and transition; for every advantage but gae."""
         found = self._advantages([group], Evidence())
-        return [found[trajectory.rollout_id] for trajectory in group]
+        return [found.get(trajectory.rollout_id, []) for trajectory in group]
 
     def _usable(
         self, groups: Seq[Seq[Trajectory]], evidence: Evidence
@@ -182,10 +257,44 @@ class LightningRL:
         counts = {"unrewarded": len(unknown), "filled": settled.filled, "incomplete_groups": short}
         return kept, outcomes, {name: float(count) for name, count in counts.items() if count}
 
+    def _signals(
+        self, groups: Seq[Seq[Trajectory]], evidence: Evidence, values: Values | None
+    ) -> tuple[dict[str, Signal], dict[str, float]]:
+        """By rollout what is learned from it, and what the critic was worth."""
+        if not isinstance(self.critic, Critic):
+            return {
+                rollout_id: Signal(advantages=ofrollout)
+                for rollout_id, ofrollout in self._advantages(groups, evidence).items()
+            }, {}
+        if values is None:
+            raise ValueError("values: gae needs what the critic says of every sampled token")
+        groups = own_groups(groups)
+        trajectories = [trajectory for group in groups for trajectory in group]
+        found = estimates(trajectories, values, self.critic, self.normalize_std)
+        signals = {}
+        for trajectory, one in zip(trajectories, found, strict=True):
+            solved = self.solved_bonus * trajectory.reward
+            advantages = [[number + solved for number in call] for call in one.advantages]
+            others = {"returns": one.returns} | ({} if self.critic.clip is None else {"values": one.values})
+            signals[trajectory.rollout_id] = Signal(advantages=advantages, others=others)
+        return signals, explained(found)
+
+    def _updates(self) -> Updates:
+        return Updates(
+            epochs=self.epochs,
+            minibatches=self.minibatches,
+            merged=self.merge,
+            aggregation=self.aggregation,
+            kl_aggregation=self.kl_aggregation,
+            entropy_aggregation=self.entropy_aggregation,
+            fixed_length=self.fixed_length,
+        )
+
     def _advantages(self, groups: Seq[Seq[Trajectory]], evidence: Evidence) -> dict[str, list[float]]:
         """By rollout: one number per transition."""
         rule = find_rule(str(self.credit))
         credits = rule.credits(groups, evidence, rule.settings(self.credit_settings or {}))
+        groups, credits = own_part(groups, credits)
         values = [row for group, ofgroup in zip(groups, credits, strict=True) for row in self._within(group, ofgroup)]
         if self.advantage in BATCH:
             values = BATCH[self.advantage](values)
@@ -217,41 +326,129 @@ class LightningRL:
     def _rewards(self) -> RewardPolicy:
         return RewardPolicy(weights=self.reward_weights or {}, missing=self.missing_reward, fill=self.fill_reward)
 
+    def _check_agents(self) -> None:
+        if self.agents is None:
+            return
+        given: Any = self.agents
+        named = isinstance(given, Seq) and not isinstance(given, str) and bool(given)
+        right = named and all(isinstance(one, str) and one for one in given)
+        require(right, "agents", "a list of agents' names, or nothing for all of them", given)
+        object.__setattr__(self, "agents", tuple(given))
+
     def _check_credit(self) -> None:
-        _require(isinstance(self.credit, str), "credit", "the name of a rule", self.credit)
+        require(isinstance(self.credit, str), "credit", "the name of a rule", self.credit)
         find_rule(str(self.credit)).settings(self.credit_settings or {})
+        if self.advantage == GAE and self.credit != "uniform":
+            raise ConfigError(
+                f"algorithm.credit: {self.credit!r} has no effect with advantage = 'gae', whose critic gives credit"
+            )
+        if not self.normalize_std and self.advantage not in ("grpo", GAE):
+            raise ConfigError(
+                f"algorithm.normalize_std: has an effect with advantage = 'grpo' or 'gae' only, not with {self.advantage!r}"
+            )
+
+    def _check_critic(self) -> None:
+        if self.advantage != GAE:
+            if self.critic is not None:
+                raise ConfigError(
+                    f"algorithm.critic: has no effect with advantage = {self.advantage!r}; expected 'gae'"
+                )
+            return
+        given = {} if self.critic is None else self.critic
+        if not isinstance(given, Critic):
+            require(isinstance(given, Mapping), "critic", "a table of settings", given)
+            known = list(Critic.__dataclass_fields__)
+            for name in given:
+                if name not in known:
+                    raise ConfigError(f"algorithm.critic.{name}: no such setting; known here: {', '.join(known)}")
+            given = Critic(**given)
+        object.__setattr__(self, "critic", given)
 
     def _check_rewards(self) -> None:
+        require(
+            self.reward_weights is None or isinstance(self.reward_weights, Mapping),
+            "reward_weights",
+            "a table of numbers by the name of a reward",
+            self.reward_weights,
+        )
         for name, weight in (self.reward_weights or {}).items():
-            _require(_number(weight, -math.inf), f"reward_weights.{name}", "a number", weight)
+            require_number(f"reward_weights.{name}", weight)
         if self.missing_reward == "fill":
-            _require(
-                _number(self.fill_reward, -math.inf),
-                "fill_reward",
-                "a number with missing_reward = 'fill'",
-                self.fill_reward,
-            )
+            expected = "a number with missing_reward = 'fill'"
+            require(is_number(self.fill_reward), "fill_reward", expected, self.fill_reward)
         elif self.fill_reward is not None:
             raise ConfigError(f"algorithm.fill_reward: has no effect with missing_reward = {self.missing_reward!r}")
 
-    def _minibatch(self, trajectories: Seq[Trajectory], advantages: dict[str, list[float]]) -> list[Sequence]:
-        rows = merge if self.merge else unmerged
-        weights = token_weights(trajectories, self.aggregation)
-        return [
-            row
-            for trajectory, weight in zip(trajectories, weights, strict=True)
-            for row in rows(trajectory.rollout_id, trajectory.transitions, advantages[trajectory.rollout_id], weight)
-        ]
+    def _check_aggregations(self) -> None:
+        for name, coefficient in (("kl_aggregation", self.kl), ("entropy_aggregation", self.entropy)):
+            if getattr(self, name) is not None and not coefficient:
+                raise ConfigError(f"algorithm.{name}: has no effect with {name.partition('_')[0]} = 0")
+        if "fixed_length" in (self.aggregation, self.kl_aggregation, self.entropy_aggregation):
+            require_whole("fixed_length", self.fixed_length, 1)
+        elif self.fixed_length is not None:
+            raise ConfigError("algorithm.fixed_length: has no effect without an aggregation 'fixed_length'")
+
+    def _check_loss(self) -> None:
+        """What an engine's own check cannot see; that one knows the rest."""
+        for name in ("clip_low", "clip_high"):
+            if getattr(self, name) is not None and self.loss not in CLIPS:
+                raise ConfigError(f"algorithm.{name}: has no effect with loss = {self.loss!r}")
+        if self.loss in CLIPS or self.importance is not None:
+            return
+        for name, one in (("minibatches", self.minibatches), ("epochs", self.epochs)):
+            if one != 1:
+                raise ConfigError(
+                    f"algorithm.{name}: expected 1 with loss = {self.loss!r} without importance, whose gradient holds for "
+                    f"fresh samples only, got {one}"
+                )
+        if self.ratio == "trainer" and self.ratio_mask is None:
+            raise ConfigError(f"algorithm.ratio: 'trainer' has no effect with loss = {self.loss!r}, which has no ratio")
+
+
+_CHOICES: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
+    {
+        "aggregation": get_args(Aggregation),
+        "kl_aggregation": (None, *get_args(Aggregation)),
+        "entropy_aggregation": (None, *get_args(Aggregation)),
+        "loss": (*CLIPS, "reinforce"),
+        "ratio": ("sampler", "trainer"),
+        "importance": (None, "token", "call"),
+        "ratio_mask": (None, "token", "call"),
+        "kl_estimator": ("k1", "k2", "k3"),
+        "missing_reward": get_args(MissingReward),
+        "incomplete_groups": ("train", "drop", "fail"),
+    }
+)
+_NUMBERS = (
+    ("solved_bonus", 0.0, inf),
+    ("clip_low", 0.0, 1.0),
+    ("clip_high", 0.0, inf),
+    ("dual_clip", 1.0, inf),
+    ("importance_cap", 0.0, inf),
+    ("ratio_mask_low", 0.0, 1.0),
+    ("ratio_mask_high", 1.0, inf),
+    ("off_policy_kl", 0.0, inf),
+    ("kl", 0.0, inf),
+    ("entropy", 0.0, inf),
+)
+_MAY_BE_NONE = ("clip_low", "clip_high", "dual_clip", "off_policy_kl")
 
 
 def _stats(groups: Seq[Seq[Trajectory]], trajectories: Seq[Trajectory], trained: Seq[Trajectory]) -> dict[str, float]:
     rewards = [trajectory.reward for trajectory in trajectories]
-    mixed = [len({trajectory.reward for trajectory in group}) > 1 for group in groups if group]
+    earned = [{trajectory.reward for trajectory in group} for group in groups if group]
+    least, best = min(rewards, default=0.0), max(rewards, default=0.0)
+    all_same_is_good = best > 0.0  # where every rollout of the step earns the same, there is nothing else to go by
+    alike = [next(iter(values)) for values in earned if len(values) == 1]
+    solved = sum(value == best and (best > least or all_same_is_good) for value in alike)
+    unsolved = sum(value == least and (best > least or not all_same_is_good) for value in alike)
     count = max(1, len(trajectories))
     return {
         "reward_mean": statistics.fmean(rewards) if rewards else 0.0,
         "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
-        "mixed_groups": sum(mixed) / max(1, len(mixed)),
+        "mixed_groups": 1.0 - len(alike) / len(earned) if earned else 0.0,
+        "solved_groups": solved / max(1, len(earned)),
+        "unsolved_groups": unsolved / max(1, len(earned)),
         "turns": sum(len(trajectory.transitions) for trajectory in trajectories) / count,
         "tokens_sampled": float(sum(map(_sampled, trajectories))),
         "tokens_trained": float(sum(map(_sampled, trained))),
@@ -271,19 +468,5 @@ def _sampled(trajectory: Trajectory) -> int:
     return sum(len(transition.sampled_ids) for transition in trajectory.transitions)
 
 
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _number(value: object, least: float, most: float = math.inf) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and least <= value <= most
-    )
-
-
-def _require(holds: bool, name: str, expected: str, got: object) -> None:
-    if not holds:
-        raise ConfigError(f"algorithm.{name}: expected {expected}, got {got!r}")
+def _any(advantages: Seq[float | Seq[float]]) -> bool:
+    return any(one if isinstance(one, int | float) else any(one) for one in advantages)

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from agentlightning.cli import check, demo, evaluate, export, rollouts, runs, serve, store, train, worker
+from agentlightning.cli import check, demo, evaluate, export, record, rollouts, runs, serve, store, train, worker
 from agentlightning.errors import AgentLightningError
 
 EXIT_INTERRUPTED = 130
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("check")(check.check)
+app.command("record")(record.record)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)

@@ -9,9 +9,6 @@ import typer
 
 from agentlightning.cli.options import Runs, Settings, Store, store_setting
 
-LEAST_SUCCESS = 0.08
-"""Below this base success, most groups have no successful rollout, and there is little to learn from."""
-
 
 def check(
     config: Annotated[Path, typer.Argument(help="TOML file with the configuration.")],
@@ -27,10 +24,11 @@ def check(
 
     from agentlightning.cli.display import Display
     from agentlightning.cli.rollouts import print_rollout
-    from agentlightning.config import load_config
+    from agentlightning.config_file import load_config
     from agentlightning.errors import AgentError, NoCallsError
     from agentlightning.trainer.check import check_agent
     from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.guard import LEAST_SUCCESS
     from agentlightning.trainer.trainer import new_run_id
 
     loaded = load_config(config, settings or [], store_setting(store))

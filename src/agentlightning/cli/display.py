@@ -36,7 +36,7 @@ class Display:
         self._started = time.perf_counter()
         self._phase = ("starting", 0, 1)
         self._steps: list[tuple[int, int, dict[str, float]]] = []
-        self._rewards: list[float] = []
+        self._curve: list[float] = []
         self._heldout: list[tuple[int, str, float]] = []
         self._live = Live(self, console=self.console, refresh_per_second=4, transient=False)
 
@@ -54,8 +54,12 @@ class Display:
 
     def step(self, step: int, steps: int, metrics: dict[str, float]) -> None:
         self._steps = [*self._steps[1 - SHOWN_STEPS :], (step, steps, metrics)]
-        self._rewards.append(metrics["reward_mean"])
-        if not self.console.is_terminal:
+        self._curve.append(metrics.get("reward_mean", metrics.get("loss", 0.0)))
+        if not self.console.is_terminal and "reward_mean" not in metrics:
+            self.console.print(
+                f"[{self._elapsed():6.1f} s] step {step}/{steps}  {_from_record(metrics)}", soft_wrap=True
+            )
+        elif not self.console.is_terminal:
             self.console.print(
                 f"[{self._elapsed():6.1f} s] step {step}/{steps}  reward {metrics['reward_mean']:.3f}  "
                 f"mixed {metrics['mixed_groups']:.2f}  turns {metrics['turns']:.2f}  "
@@ -77,7 +81,9 @@ class Display:
         bar.add_row(f"{name:>16}", ProgressBar(total=max(1, total), completed=done, width=40), f"{done}/{total}")
         parts: list[RenderableType] = [bar]
         if self._steps:
-            parts += [self._table(), Text(f"training reward {_spark(self._rewards)}", style="cyan")]
+            online = "reward_mean" in self._steps[-1][2]
+            what = "training reward" if online else "loss"
+            parts += [self._table() if online else self._plain(), Text(f"{what} {_spark(self._curve)}", style="cyan")]
         if self._heldout:
             parts.append(
                 Text("held-out " + "  ".join(f"{step}:{kind[0]}{value:.2f}" for step, kind, value in self._heldout))
@@ -100,8 +106,17 @@ class Display:
             )
         return table
 
+    def _plain(self) -> RenderableType:
+        """The steps of a run that learns from the record."""
+        return Group(*(Text(f"{step}/{steps}  {_from_record(metrics)}") for step, steps, metrics in self._steps))
+
     def _elapsed(self) -> float:
         return time.perf_counter() - self._started
+
+
+def _from_record(metrics: dict[str, float]) -> str:
+    shown = [f"{name} {metrics[name]:.4f}" for name in ("loss", "accuracy", "margin", "nll") if name in metrics]
+    return "  ".join([*shown, f"epoch {metrics['epoch']:.2f}", f"{metrics['seconds']:.1f} s"])
 
 
 def _shares(metrics: dict[str, float]) -> str:

@@ -22,18 +22,19 @@ def evaluate(
     import orjson
 
     from agentlightning.cli.display import Display
-    from agentlightning.config import load_config
+    from agentlightning.config_file import load_config
     from agentlightning.errors import ConfigError, NotFoundError
     from agentlightning.trainer.check import evaluate_model
-    from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint
+    from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, policies_in
+    from agentlightning.trainer.policies import with_models
     from agentlightning.trainer.trainer import new_run_id
 
-    async def checkpoint_of(run: str, url: str) -> str:
+    async def models_of(run: str, url: str) -> dict[str, Path]:
         async with open_store(url) as opened:
             checkpoint = await last_checkpoint(opened, run)
         if checkpoint is None:
             raise NotFoundError(f"{run}: has no checkpoint yet; see: agl runs list")
-        return checkpoint.path
+        return policies_in(Path(checkpoint.path))
 
     if target.endswith(".toml"):
         config = load_config(Path(target), settings or [], store_setting(store))
@@ -41,8 +42,7 @@ def evaluate(
         if settings:
             raise ConfigError("--set works on a TOML file; a run is evaluated with its own configuration")
         config = RunFolder(runs, target).config(store)
-        model = config.model.model_copy(update={"path": asyncio.run(checkpoint_of(target, config.store.url))})
-        config = config.model_copy(update={"model": model})
+        config = with_models(config, asyncio.run(models_of(target, config.store.url)))
     with Display(f"eval {target}") as display:
         success = asyncio.run(evaluate_model(config, RunFolder(runs, new_run_id()), display, name=f"eval {target}"))
     typer.echo(orjson.dumps({"target": target, **success}).decode())

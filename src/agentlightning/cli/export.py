@@ -13,14 +13,15 @@ from agentlightning.cli.options import Runs, Store, open_store
 def export(
     run: Annotated[str, typer.Argument(help="Id of the run.")],
     to: Annotated[Path, typer.Option("--to", help="New folder for the model.")],
+    policy: Annotated[str | None, typer.Option(help="Which one, of a run that trains several policies.")] = None,
     store: Store = None,
     runs: Runs = Path("runs"),
 ) -> None:
     """Write the model of the run's last checkpoint as a folder that transformers (and vLLM) loads."""
     import asyncio
 
-    from agentlightning.errors import NotFoundError
-    from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint
+    from agentlightning.errors import ConfigError, NotFoundError
+    from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, policies_in
     from agentlightning.trainer.checkpoint import export as copy
 
     async def work() -> None:
@@ -28,7 +29,12 @@ def export(
             checkpoint = await last_checkpoint(opened, run)
         if checkpoint is None:
             raise NotFoundError(f"{run}: has no checkpoint yet; see: agl runs list")
-        copy(Path(checkpoint.path), to)
+        found = policies_in(Path(checkpoint.path))
+        one = policy or ""
+        if one not in found:  # the only policy of a run has no name there
+            given = f"{one!r} is none of {run}'s policies" if one else f"{run} has several policies"
+            raise ConfigError(f"--policy: {given}; expected {', '.join(filter(None, found)) or 'none'}")
+        copy(found[one], to)
         typer.echo(f"step {checkpoint.step}, version {checkpoint.version}: {to}")
 
     asyncio.run(work())

@@ -63,13 +63,14 @@ def list_runs(
 
 @app.command("show")
 def show_run(run: Annotated[str, typer.Argument(help="Id of the run.")], store: Store = None) -> None:
-    """Show a run: its settings, rollouts by state, checkpoints and last metrics."""
+    """Show a run: its settings, rollouts by state, checkpoints, last metrics and what they warn of."""
     import asyncio
 
     import orjson
 
     from agentlightning.cli.display import screen
     from agentlightning.errors import NotFoundError
+    from agentlightning.trainer.metrics import group_of, in_order
 
     async def work() -> None:
         async with open_store(store_url(store)) as opened:
@@ -89,8 +90,14 @@ def show_run(run: Annotated[str, typer.Argument(help="Id of the run.")], store: 
         if undone := sorted({metric.step for metric in metrics if metric.abandoned}):
             console.print(f"steps that a crash undid: {', '.join(map(str, undone))}; what they measured is not shown")
         latest = {metric.name: metric for metric in metrics if not metric.abandoned}
-        for name, metric in sorted(latest.items()):
-            console.print(f"{name}: {metric.value:.4g} (step {metric.step})")
+        group = ""
+        for name in in_order(latest):
+            if group_of(name) != group:
+                group = group_of(name)
+                console.print(f"{group}:")
+            console.print(f"  {name}: {latest[name].value:.4g} (step {latest[name].step})")
+        for name, text in (found[0].summary.get("alarms") or {}).items():
+            console.print(f"warning {name}: {text}", soft_wrap=True)
 
     asyncio.run(work())
 

@@ -1,14 +1,14 @@
-"""``agl train``: train from a TOML file, or go on with a run that was interrupted."""
+"""``agl train``: train from a TOML file or from the record of a run, or go on with a run that was interrupted."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentlightning.cli.options import Runs, Server, Settings, Store, one_store, store_setting
+from agentlightning.cli.options import Runs, Server, Settings, Store, one_store, open_store, store_setting, store_url
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,28 +33,47 @@ def train(
     val: Annotated[str | None, typer.Option("--val", help="Held-out tasks.")] = None,
     reward: Annotated[str | None, typer.Option("--reward", help="Reward function file.py:name.")] = None,
     model: Annotated[str | None, typer.Option("--model", help="Hub name or folder of the model.")] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            "--algorithm",
+            help="lightning_rl, or from the record: sft, rft, distill, dpo, kto. One that is not the file's has none of its "
+            "settings.",
+        ),
+    ] = None,
+    from_run: Annotated[
+        list[str] | None,
+        typer.Option("--from-run", help="Learn from this run's rollouts, in place of tasks. May be repeated."),
+    ] = None,
     settings: Settings = None,
     store: Store = None,
     runs: Runs = Path("runs"),
     server: Server = None,
 ) -> None:
-    """Train the model behind an agent. Ctrl-C ends after the step that is under way and prints the line that resumes."""
-    from agentlightning.config import load_config
+    """Train the model behind an agent. Ctrl-C ends after the step that is under way and prints the line that resumes.
+
+    With --from-run and no file, the model, its engine and the agent that is evaluated are those of that run.
+    """
+    from agentlightning.config_file import load_config
     from agentlightning.errors import ConfigError
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.trainer import new_run_id
 
     url = one_store(store, server)
-    given: dict[str, str | None] = {
+    given: dict[str, Any] = {
         name: value
         for name, value in {
             "data.train": tasks,
             "data.val": val,
             "agent.reward": reward,
             "model.path": model,
+            "algorithm.name": algorithm,
+            "data.from_run": from_run or None,
         }.items()
         if value is not None
     }
+    if from_run and tasks is None:
+        given["data.train"] = None
     if agent is not None:  # instead of the one in the file, whichever kind that is
         given |= {"agent.run": None, "agent.command": None, agent_setting(agent): agent}
     if resume is not None:
@@ -63,8 +82,31 @@ def train(
         folder = RunFolder(runs, resume)
         run_and_report(folder.config(url), folder, resume=True)
         return
+    if algorithm not in (None, "lightning_rl") and config is None and not from_run:
+        raise ConfigError(
+            f"--algorithm {algorithm}: give --from-run RUN, whose record it learns from, or a file with data.from_run"
+        )
+    if from_run and config is None:
+        given = _settings_of(from_run[0], store_url(url)) | given
     folder = RunFolder(runs, new_run_id())
     run_and_report(load_config(config, settings or [], store_setting(url) | given), folder)
+
+
+def _settings_of(run: str, url: str) -> dict[str, Any]:
+    """What a run that learns from the record of this one takes over from it."""
+    import asyncio
+
+    from agentlightning.errors import NotFoundError
+    from agentlightning.trainer.recorded import inherited
+
+    async def work() -> dict[str, Any]:
+        async with open_store(url) as opened:
+            found = await opened.runs(ids=[run])
+        if not found:
+            raise NotFoundError(f"{run}: no such run; see: agl runs list")
+        return inherited(found[0].config)
+
+    return asyncio.run(work())
 
 
 def agent_setting(agent: str) -> str:

@@ -43,7 +43,7 @@ class Engine(Protocol):
 
         Metrics are sums or means over the trained tokens of this call: loss, tokens, ratio_max (largest |ratio - 1|),
         clip_share, kl (k3 of sampler against trainer), entropy; with the settings they belong to masked_share, importance
-        (mean weight) and ref_kl.
+        (mean weight), ref_kl and value_loss (a SUM like loss, in which it is not).
         """
         ...
 
@@ -67,6 +67,10 @@ class Engine(Protocol):
 
     async def reference_logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
         """The same under the frozen weights that the engine was made with, where it keeps them."""
+        ...
+
+    async def values(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+        """What the value head, where there is one, says of the state before every token; 0 for the first token."""
         ...
 
     async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:

@@ -29,6 +29,8 @@ class Tokens:
     ref_logprobs: Tensor | None = None
     kl_weights: Tensor | None = None
     entropy_weights: Tensor | None = None
+    returns: Tensor | None = None
+    values: Tensor | None = None
     calls: Tensor | None = None
     """Which call each token belongs to, from 0."""
     ratios: Tensor | None = None

@@ -29,6 +29,7 @@ __all__ = [
     "sft",
     "summary",
     "token_loss",
+    "value_loss",
 ]
 
 
@@ -122,6 +123,19 @@ def kl_to_reference(estimator: Literal["k1", "k2", "k3"], logprobs_N: Tensor, re
     if estimator == "k2":
         return squares_N
     return squares_N - squares_N.detach() + differences_N.detach()
+
+
+def value_loss(values_N: Tensor, returns_N: Tensor, old_values_N: Tensor | None, clip: float | None) -> Tensor:
+    """½ (V - R)², or with a clip ½ max((V - R)², (clamp(V, V_old ± clip) - R)²): no gain from moving further in one step.
+
+    Schulman et al. (2017), Proximal Policy Optimization Algorithms, equation 9 (L^VF), with the clip of the authors' code
+    (baselines, ppo2). V = 1, R = 0, V_old = 0.2, clip 0.5: ½ max(1, 0.49) = 0.5. V = 1, R = 2: ½ max(1, 1.69) = 0.845.
+    """
+    losses_N = (values_N - returns_N).square()
+    if clip is not None and old_values_N is not None:
+        near_N = old_values_N + (values_N - old_values_N).clamp(-clip, clip)
+        losses_N = torch.maximum(losses_N, (near_N - returns_N).square())
+    return 0.5 * losses_N
 
 
 def token_loss(loss: Loss, log_distributions_NV: Tensor, targets_N: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:

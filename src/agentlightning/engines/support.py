@@ -29,6 +29,8 @@ class Support:
     """reference_logprobs: a frozen copy of the first weights."""
     old_logprobs: bool = False
     """Sequences with old_logprobs, to which ratios are then taken."""
+    values: bool = False
+    """As configured, a value head: `values`, and losses that train it."""
 
 
 CLIPPED = ("ppo_clip", "gspo", "cispo")
@@ -47,6 +49,7 @@ def check_loss(support: Support, loss: Loss, *, old_logprobs: bool = False) -> N
     _expect(support.kl or not loss.kl, support, "a KL term", "kl = 0")
     _expect(support.reference or not loss.kl, support, "a reference model as configured", "kl = 0, or a reference")
     _expect(support.old_logprobs or not old_logprobs, support, "old logprobs", "ratios to the sampler")
+    _expect(support.values or loss.value is None, support, "a critic as configured", "an advantage other than 'gae'")
     for problem in _ignored(loss, old_logprobs) + _ranges(loss):
         raise ConfigError(problem)
 
@@ -82,10 +85,12 @@ def _ignored(loss: Loss, old_logprobs: bool) -> list[str]:
         found.append(
             "importance, ratio_mask and off_policy_kl have no meaning with the loss 'sft': nothing was sampled"
         )
+    if loss.value is None and loss.value_clip is not None:
+        found.append("value_clip has no effect without a value head")
     if loss.importance is not None and loss.name in CLIPPED and not old_logprobs:
         found.append(
-            f"importance with the loss {loss.name!r} needs old logprobs: its ratio to the sampler corrects already, and the "
-            "weight would count twice"
+            f"importance with the loss {loss.name!r} needs old logprobs, ratio = 'trainer': its ratio to the sampler "
+            "corrects already, and the weight would count twice"
         )
     return found
 
@@ -101,6 +106,8 @@ def _ranges(loss: Loss) -> list[str]:
         ("ratio_mask_high", loss.ratio_mask_high > 1, "above 1"),
         ("off_policy_kl", loss.off_policy_kl is None or loss.off_policy_kl >= 0, "of at least 0"),
         ("kl", loss.kl >= 0, "of at least 0"),
+        ("value", loss.value is None or loss.value >= 0, "of at least 0"),
+        ("value_clip", loss.value_clip is None or loss.value_clip > 0, "above 0"),
         ("entropy", loss.entropy >= 0, "of at least 0"),
     ]
     found = []

@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.gateway.guard import is_loopback
 from agentlightning.protocols.neutral import Refusal
 from agentlightning.rendering.conversation import Conversation
@@ -40,15 +41,20 @@ class Attempt:
     rollout: Rollout
     number: int
     checked_s: float
-    conversation: Conversation | None = None
-    """The graph of its calls, built when the first one comes."""
+    conversations: dict[str, Conversation] = field(default_factory=dict)
+    """The graph of its calls, by the policy that answers, built when the first one comes: no policy continues the ids of
+    another. Calls of outside models are in the first; its name is '' as long as no policy was called."""
     complete: bool = False
     """Claimed through this gateway, which has told or been told of every call since: the store knows no more."""
     read_s: float = float("-inf")
     """When the last reading of its calls began."""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     size: int = 0
-    """Bytes of the conversation, as counted last."""
+    """Bytes of the conversations, as counted last."""
+
+    def knows(self, call_id: str) -> bool:
+        """Whether a call of that id is in one of its graphs."""
+        return any(call_id in conversation for conversation in self.conversations.values())
 
 
 class Attempts:
@@ -151,21 +157,20 @@ class Attempts:
             _bound(self._rewarding, self._limit)
         return self._rewarding[run_id]
 
-    async def conversation(self, attempt: Attempt, renderer: Renderer | None) -> Conversation:
-        """The graph of the attempt's calls, rebuilt from the store where this gateway does not have it.
+    async def conversation(
+        self, attempt: Attempt, renderer: Renderer | None, policy: str = DEFAULT_POLICY
+    ) -> Conversation:
+        """The graph of the attempt's calls to `policy`, rebuilt from the store where this gateway does not have it.
 
         Without a renderer (outside models) any graph will do.
         """
-        known = attempt.conversation
-        if known is not None and known.renderer is None and attempt.complete:
-            known.renderer = renderer  # so far only outside models answered
-        if not _fits(known, renderer):
+        known = _known(attempt, renderer, policy)
+        if known is None:
             async with attempt.reading:
-                known = attempt.conversation
-                if not _fits(known, renderer):
-                    known = await self._build(attempt, renderer)
-        assert known is not None
-        self._account(attempt, known)
+                known = _known(attempt, renderer, policy)
+                if known is None:
+                    known = await self._build(attempt, renderer, policy)
+        self._account(attempt)
         return known
 
     async def refresh(self, attempt: Attempt) -> None:
@@ -173,10 +178,12 @@ class Attempts:
         asked_s = time.monotonic()
         async with attempt.reading:
             # A reading that began after the question answers it: a crowd of requests costs one.
-            if attempt.complete or attempt.conversation is None or attempt.read_s > asked_s:
+            if attempt.complete or not attempt.conversations or attempt.read_s > asked_s:
                 return
             attempt.read_s = time.monotonic()
-            attempt.conversation.add(await self._store.calls([attempt.rollout.id], attempt.number))
+            calls = await self._store.calls([attempt.rollout.id], attempt.number)
+            for policy, conversation in attempt.conversations.items():
+                conversation.add(_calls_of(policy, calls))
 
     def learn(self, calls: Sequence[Call]) -> None:
         """Another gateway recorded these through this server."""
@@ -184,10 +191,12 @@ class Attempts:
             attempt = self._attempts.get((call.rollout_id, call.attempt))
             if attempt is None:
                 continue
-            if attempt.conversation is not None:
-                attempt.conversation.add([call])
-            else:
-                attempt.complete = False
+            taken = False
+            for policy, conversation in attempt.conversations.items():
+                if theirs := _calls_of(policy, [call]):
+                    conversation.add(theirs)
+                    taken = True
+            attempt.complete = attempt.complete and taken
 
     def forget(self, rollout_ids: set[str]) -> None:
         """These rollouts' attempts have ended, as far as can be told; one that has not is rebuilt from the store."""
@@ -214,26 +223,30 @@ class Attempts:
         _bound(self._keys, self._limit)
         return owner
 
-    async def _build(self, attempt: Attempt, renderer: Renderer | None) -> Conversation:
-        if attempt.conversation is not None:
+    async def _build(self, attempt: Attempt, renderer: Renderer | None, policy: str) -> Conversation:
+        if policy in attempt.conversations or "" in attempt.conversations:
             attempt.complete = False  # calls in flight will record in the graph that they began with
         attempt.read_s = time.monotonic()
         calls = [] if attempt.complete else await self._store.calls([attempt.rollout.id], attempt.number)
-        attempt.conversation = Conversation(renderer, calls)
-        return attempt.conversation
+        name = "" if renderer is None else policy
+        conversation = attempt.conversations[name] = Conversation(renderer, _calls_of(name, calls))
+        if name:
+            attempt.conversations.pop("", None)
+        return conversation
 
-    def _account(self, attempt: Attempt, conversation: Conversation) -> None:
-        """Count what the conversation keeps by now, and drop others where all keep too much."""
+    def _account(self, attempt: Attempt) -> None:
+        """Count what the conversations keep by now, and drop others where all keep too much."""
         if self._attempts.get((attempt.rollout.id, attempt.number)) is not attempt:
             return  # ended meanwhile
-        self._bytes += conversation.size - attempt.size
-        attempt.size = conversation.size
+        size = sum(conversation.size for conversation in attempt.conversations.values())
+        self._bytes += size - attempt.size
+        attempt.size = size
         if self._bytes <= self._most_bytes:
             return
         for other in self._attempts.values():  # least recently used first
-            if other is not attempt and other.conversation is not None:
+            if other is not attempt and other.conversations:
                 self._bytes -= other.size
-                other.conversation, other.complete, other.size = None, False, 0
+                other.conversations, other.complete, other.size = {}, False, 0
                 if self._bytes <= self._most_bytes:
                     return
 
@@ -247,8 +260,20 @@ class Attempts:
             self._bytes -= attempt.size
 
 
-def _fits(conversation: Conversation | None, renderer: Renderer | None) -> bool:
-    return conversation is not None and (renderer is None or conversation.renderer is renderer)
+def _known(attempt: Attempt, renderer: Renderer | None, policy: str) -> Conversation | None:
+    """The graph to use, if there is one."""
+    if renderer is None:
+        return next(iter(attempt.conversations.values()), None)
+    if "" in attempt.conversations and attempt.complete:  # so far only outside models answered
+        attempt.conversations = {policy: attempt.conversations[""]}
+        attempt.conversations[policy].renderer = renderer
+    known = attempt.conversations.get(policy)
+    return known if known is not None and known.renderer is renderer else None
+
+
+def _calls_of(policy: str, calls: Sequence[Call]) -> list[Call]:
+    """Those that belong into the graph of `policy`: its own and the outside models'."""
+    return [call for call in calls if call.policy in ("", policy)]
 
 
 def _bound(cache: OrderedDict[Any, Any], limit: int) -> None:

@@ -63,6 +63,8 @@ class Job:
     seeds: list[int]
     started_ns: int
     lives: list[LiveAnswer] = field(default_factory=list)
+    agent: str | None = None
+    """The name that the sub-agent gives itself."""
     gone: bool = False
     """The agent has disconnected."""
     sampled: bool = False
@@ -110,14 +112,15 @@ class PolicyCalls:
         request_hash = _request_hash(conversation, request)
         if incoming.is_retry or incoming.idempotency_key is not None:
             await self._attempts.refresh(attempt)
-            found = await self._retries.find(attempt, conversation, request, request_hash, incoming)
+            found = await self._retries.find(attempt, policy.alias, conversation, request, request_hash, incoming)
             if found is not None:
                 self._metrics.call(wire.NAME, "replayed")
                 await _replay(wire, request, found, reply)
                 return
         job = _job(wire, attempt, request, policy, conversation, sampling, asked, started_ns)
+        job.agent = incoming.agent
         reply.request_id = job.id
-        pending = self._retries.begin(attempt, request_hash, incoming.idempotency_key)
+        pending = self._retries.begin(attempt, policy.alias, request_hash, incoming.idempotency_key)
         self._metrics.in_flight.inc()
         try:
             await self._run(job, pending, incoming, reply)
@@ -136,7 +139,7 @@ class PolicyCalls:
         """The request with all its messages, the policy that it means, and the graph that it belongs to."""
         request = wire.parse(data)
         policy = await self._upstreams.policy(attempt.rollout.run_id, request.model)
-        conversation = await self._attempts.conversation(attempt, policy.renderer)
+        conversation = await self._attempts.conversation(attempt, policy.renderer, policy.alias)
         if request.previous_id is not None:
             calls = await self._store.calls([attempt.rollout.id], attempt.number)
             before = path_messages(calls, request.previous_id)
@@ -467,6 +470,7 @@ def _calls(job: Job, messages: list[JSON], finish_reasons: list[str]) -> list[Ca
             fork_cause=plan.fork_cause,
             context_only=plan.context_only,
             asked=job.asked,
+            agent=job.agent,
             finish_reason=finish_reason,
             started_ns=job.started_ns,
             finished_ns=finished_ns,

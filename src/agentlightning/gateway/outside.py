@@ -45,6 +45,8 @@ class _Job:
     conversation: Conversation
     plan: Plan
     started_ns: int
+    agent: str | None
+    """The name that the sub-agent gives itself."""
     gone: bool = False
     """The agent has disconnected."""
     recorded: bool = False
@@ -111,6 +113,7 @@ class OutsideModels:
             conversation=conversation,
             plan=plan,
             started_ns=started_ns,
+            agent=incoming.agent,
         )
         reply.request_id = job.id
         reply.failed = lambda refusal: _failed(job, refusal)
@@ -292,6 +295,7 @@ def _call(job: _Job, answer: JSON, used: JSON, finish_reason: str) -> Call:
         answer=answer,
         tools=job.request.tools if plan.parent is None else None,
         usage=used if any(used.values()) else {},
+        agent=job.agent,
         finish_reason=finish_reason,
         started_ns=job.started_ns,
         finished_ns=time.time_ns(),

@@ -181,7 +181,7 @@ class Proxy:
         await reply.whole(200, orjson.dumps({"id": reward.id, "value": reward.value}))
 
     async def _has_call(self, attempt: Attempt, name: str) -> bool:
-        if attempt.conversation is not None and name in attempt.conversation:
+        if attempt.knows(name):
             return True
         return any(call.id == name for call in await self._store.calls([attempt.rollout.id], attempt.number))
 

@@ -16,6 +16,11 @@ LARGEST_BODY = 64 * 1024 * 1024
 BODY_S = 60.0
 """Seconds that a client has to send its body: one that sends nothing must not hold a connection for ever."""
 
+AGENT_HEADER = b"x-agl-agent"
+"""Names the sub-agent that makes a call: what `algorithm.agents` selects by."""
+
+LONGEST_AGENT = 200
+
 Scope = Any
 Receive = Any
 Send = Any
@@ -25,8 +30,8 @@ class Incoming:
     """A request to the proxy."""
 
     __slots__ = (
-        "_host", "_length", "_receive", "_scheme", "client", "headers", "idempotency_key", "is_retry", "key", "method",
-        "named", "path", "route",
+        "_host", "_length", "_receive", "_scheme", "agent", "client", "headers", "idempotency_key", "is_retry", "key",
+        "method", "named", "path", "route",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -42,6 +47,8 @@ class Incoming:
         self.key: str | None = None
         self.idempotency_key: str | None = None
         self.is_retry = False
+        self.agent: str | None = None
+        """The name that the sub-agent behind the request gives itself."""
         for name, value in self.headers:
             if name == b"authorization":
                 scheme, _, credentials = value.decode("latin-1").partition(" ")
@@ -53,6 +60,8 @@ class Incoming:
                 self.is_retry = value != b"0"
             elif name == b"idempotency-key":
                 self.idempotency_key = value.decode("latin-1")
+            elif name == AGENT_HEADER:
+                self.agent = value[:LONGEST_AGENT].decode("latin-1").strip() or None
             elif name == b"content-length":
                 self._length = int(value) if value.isdigit() else 0
             elif name == b"host":

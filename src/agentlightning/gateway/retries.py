@@ -21,8 +21,8 @@ from agentlightning.types import Call
 REMEMBERED = 4096
 """Undelivered answers and idempotency keys that are kept, the newest ones."""
 
-Place = tuple[str, int, Digest | str]
-"""Rollout, attempt, and the request's hash or its idempotency key."""
+Place = tuple[str, int, str, Digest | str]
+"""Rollout, attempt, policy, and the request's hash or its idempotency key."""
 
 
 class Pending:
@@ -57,9 +57,9 @@ class Retries:
         self._keyed: OrderedDict[Place, Pending] = OrderedDict()
         self._undelivered: OrderedDict[Place, list[str]] = OrderedDict()
 
-    def begin(self, attempt: Attempt, request_hash: Digest, idempotency_key: str | None) -> Pending:
+    def begin(self, attempt: Attempt, policy: str, request_hash: Digest, idempotency_key: str | None) -> Pending:
         """Note a call under way; `end` must follow."""
-        identity = attempt.rollout.id, attempt.number
+        identity = attempt.rollout.id, attempt.number, policy
         pending = Pending((*identity, request_hash), None if idempotency_key is None else (*identity, idempotency_key))
         self._pending.setdefault(pending.place, []).append(pending)
         if pending.keyed is not None:
@@ -82,13 +82,19 @@ class Retries:
             _bound(self._undelivered)
 
     async def find(
-        self, attempt: Attempt, conversation: Conversation, request: Request, request_hash: Digest, incoming: Incoming
+        self,
+        attempt: Attempt,
+        policy: str,
+        conversation: Conversation,
+        request: Request,
+        request_hash: Digest,
+        incoming: Incoming,
     ) -> Answer | None:
         """The answer that this request is another try at; None where it is the first."""
-        identity = attempt.rollout.id, attempt.number
+        identity = attempt.rollout.id, attempt.number, policy
         if incoming.idempotency_key is not None:
             keyed = self._keyed.get((*identity, incoming.idempotency_key))
-            if keyed is not None and keyed.place[2] == request_hash and (answer := await keyed.wait()) is not None:
+            if keyed is not None and keyed.place[3] == request_hash and (answer := await keyed.wait()) is not None:
                 return await self._recorded(attempt, answer.call_id, request, conversation)
         if not incoming.is_retry:
             return None

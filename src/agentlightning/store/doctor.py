@@ -118,6 +118,9 @@ class _Examination:
         return {one.name: one.version for one in await self._store.resources(self._run_id) if one.kind == "policy"}
 
     async def _checkpoints(self) -> AsyncIterator[Finding]:
+        for run in await self._store.runs([self._run_id]):
+            if run.config.get("data", {}).get("from_run"):
+                return  # what learns from the record of other runs consumes nothing, and has no steps
         for checkpoint in await self._store.checkpoints(self._run_id):
             if checkpoint.step < 1:
                 continue

@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from functools import partial
 
 from agentlightning.config import Config, run_record
-from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import Collector
 from agentlightning.trainer.ending import recorded_ending
 from agentlightning.trainer.evaluate import TEMPERATURES, evaluate
+from agentlightning.trainer.policies import publish
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.tasks import load_tasks
+from agentlightning.trainer.trainer import algorithms_of
 from agentlightning.trainer.upstreams import put_upstreams
-from agentlightning.types import JSON, Attempt, Call, NewRollout, Resource, RetryPolicy, Reward, Rollout, Sampling
+from agentlightning.types import JSON, Attempt, Call, NewRollout, RetryPolicy, Reward, Rollout, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
     rows = load_tasks(config.data.val, config.data.fields, config.trainer.seed)[: config.eval.tasks]
     processes = Processes(config, folder)
     folder.create(config)
-    async with processes, _served(config, folder, processes, progress, name) as collector:
+    async with processes, served(config, folder, processes, progress, name) as collector:
         success = {}
         for kind in TEMPERATURES:
             success[kind] = await processes.beside(
@@ -64,10 +65,13 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
 
 async def check_agent(config: Config, folder: RunFolder, progress: Progress, tasks: int) -> Checked:
     """One rollout on the first training task, then the base success over the first `tasks` ones."""
+    if config.data.train is None:
+        raise ConfigError("data.train: is required to check an agent; name training tasks")
+    algorithms_of(config)  # what would stop training stops the check
     rows = load_tasks(config.data.train, config.data.fields, config.trainer.seed)[:tasks]
     processes = Processes(config, folder)
     folder.create(config)
-    async with processes, _served(config, folder, processes, progress, "check") as collector:
+    async with processes, served(config, folder, processes, progress, "check") as collector:
         (first,) = await processes.beside(collector.collect(_rollouts(config, folder, rows[:1])))
         rollouts = [first]
         if first.state == "succeeded" and len(rows) > 1:
@@ -88,17 +92,14 @@ async def check_agent(config: Config, folder: RunFolder, progress: Progress, tas
 
 
 @asynccontextmanager
-async def _served(
+async def served(
     config: Config, folder: RunFolder, processes: Processes, progress: Progress, name: str
 ) -> AsyncIterator[Collector]:
     """Make the run, serve the model's weights as they are, start the workers; the run ends with the block."""
     store = processes.store
     await store.create_run(name, run_record(config), folder.run_id)
     async with recorded_ending(store, folder.run_id):
-        (policy,) = await store.put_resources(
-            [Resource(run_id=folder.run_id, name=DEFAULT_POLICY, kind="policy", value=processes.policy)]
-        )
-        await processes.engine.publish(policy.version)
+        await publish(store, processes.engine, folder.run_id, processes.policies, step=0, parent=None)
         await put_upstreams(config, folder.run_id, store)
         processes.start_workers(progress.note)
         yield Collector(store, folder.run_id)

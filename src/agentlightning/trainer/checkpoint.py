@@ -1,7 +1,8 @@
 """Run folders: where a run keeps its configuration, logs, metrics, curve and checkpoints, and how it finds them again.
 
-``runs/<id>/``: config.json, metrics.jsonl, curve.png, lock, logs/, agent.pkl (where the agent travels by pickle),
-checkpoints/step-000010/ (a transformers folder with the learner's state beside it).
+``runs/<id>/``: config.json, metrics.jsonl, curve.png, lock, logs/, trackers/ (what each has been sent), agent.pkl (where the
+agent travels by pickle), checkpoints/step-000010/ (a transformers folder with the learner's state beside it; of several
+policies a folder with one such folder for each).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,7 +61,8 @@ class RunFolder:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as cause:
                 raise ConflictError(f"{self.run_id}: another process is training this run; end it first") from cause
-            for half in self.path.glob("checkpoints/.*"):  # what a learner was writing when it was killed
+            checkpoints = self.path / "checkpoints"
+            for half in (*checkpoints.glob(".*"), *checkpoints.glob("*/.*")):  # what a learner wrote when it was killed
                 shutil.rmtree(half, ignore_errors=True)
             yield
 
@@ -72,9 +74,17 @@ class RunFolder:
             file.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
         return str(file.resolve())
 
+    def write_whole(self, name: str, data: bytes) -> None:
+        """Write a file of the folder, whole or not at all."""
+        self.make()
+        with _writing(self.path):
+            temporary = self.path / f".{name}.tmp"
+            temporary.write_bytes(data)
+            temporary.replace(self.path / name)
+
     def has_checkpoint(self) -> bool:
         """Whether there is something to go on from."""
-        return any(self.path.glob(f"checkpoints/*/{LEARNER_STATE}"))
+        return any(policies_in(checkpoint) for checkpoint in self.path.glob("checkpoints/*"))
 
     def config(self, store: str | None = None) -> Config:
         """The configuration that the run was started with; `store`: the URL where its store is now, if it was moved."""
@@ -119,11 +129,18 @@ def make_default_folder(store_url: str) -> None:
 
 
 async def save_checkpoint(
-    store: LightningStore, engine: Engine, folder: RunFolder, step: int, version: int, keep: int
+    store: LightningStore,
+    engine: Engine,
+    folder: RunFolder,
+    step: int,
+    version: int,
+    keep: int,
+    policies: Sequence[str] = (DEFAULT_POLICY,),
 ) -> Checkpoint:
     """Save weights and learner state, then record them: a checkpoint in the store is always whole. Keeps the last `keep`."""
     path = (folder.path / "checkpoints" / f"step-{step:06d}").resolve()
-    await engine.save(path, DEFAULT_POLICY)
+    for policy, one in checkpoint_folders(path, policies).items():
+        await engine.save(one, policy)
     checkpoint = Checkpoint(run_id=folder.run_id, step=step, path=str(path), version=version)
     await store.put_checkpoint(checkpoint)
     recorded = await store.checkpoints(folder.run_id)
@@ -136,22 +153,49 @@ async def last_checkpoint(store: LightningStore, run_id: str) -> Checkpoint | No
     """The newest checkpoint whose folder is still there; None before the first. NotFoundError where all folders are gone."""
     recorded = await store.checkpoints(run_id)
     for checkpoint in reversed(recorded):
-        if (Path(checkpoint.path) / LEARNER_STATE).exists():
+        if policies_in(Path(checkpoint.path)):
             return checkpoint
     if recorded:
         raise NotFoundError(f"{run_id}: the folder of its checkpoint {recorded[-1].path} is gone; start the run again")
     return None
 
 
+async def load_checkpoint(
+    engine: Engine, checkpoint: Checkpoint, policies: Sequence[str] = (DEFAULT_POLICY,)
+) -> None:
+    """Every policy back to its saved state."""
+    for policy, one in checkpoint_folders(Path(checkpoint.path), policies).items():
+        await engine.load(one, policy)
+
+
+def policies_in(checkpoint: Path) -> dict[str, Path]:
+    """The policies that a checkpoint's folder holds, and where; '' where there is one, which lies in the folder itself."""
+    if (checkpoint / LEARNER_STATE).exists():
+        return {"": checkpoint}
+    return {state.parent.name: state.parent for state in sorted(checkpoint.glob(f"[!.]*/{LEARNER_STATE}"))}
+
+
+def checkpoint_folders(checkpoint: Path, policies: Sequence[str]) -> dict[str, Path]:
+    """Where each policy lies: the only one in the folder itself, several in one of their name each."""
+    if len(policies) == 1:
+        return {policies[0]: checkpoint}
+    return {policy: checkpoint / policy for policy in policies}
+
+
 def export(checkpoint: Path, to: Path) -> None:
-    """Copy a checkpoint as a plain transformers folder, without the learner's state. ConfigError where `to` is not empty."""
+    """Copy a policy's checkpoint as a plain transformers folder, without the learner's state.
+
+    ConfigError where `to` is not empty.
+    """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"{to}: exists and is not an empty folder; give a new one")
     try:
         to.mkdir(parents=True, exist_ok=True)
-        for file in sorted(checkpoint.iterdir()):
-            if file.name != LEARNER_STATE:
-                shutil.copy2(file, to / file.name)
+        for entry in sorted(checkpoint.iterdir()):
+            if entry.is_dir():  # the adapter, where one was trained
+                shutil.copytree(entry, to / entry.name)
+            elif entry.name != LEARNER_STATE:
+                shutil.copy2(entry, to / entry.name)
     except OSError as cause:
         raise StoreError(f"{to}: cannot be written: {cause.strerror or cause}; choose another folder") from cause
 

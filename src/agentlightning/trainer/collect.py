@@ -1,14 +1,13 @@
-"""Collect: enqueue rollouts and wait until all of them are finished.
+"""Collect: enqueue rollouts and wait until they are finished.
 
-Driven by the training loop and by evaluation. There is one push-based wait for everything that is outstanding, whatever the
-number of rollouts. Enqueueing is idempotent, so a trainer that was killed picks up what its predecessor had enqueued.
+Driven by evaluation and by `groups.py`, at the same time: there is one push-based wait for everything that is outstanding,
+whatever the number of rollouts and of those who wait, and what one of them hears for the other is kept for it. Enqueueing
+is idempotent, so a trainer that was killed picks up what its predecessor had enqueued.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 
 from agentlightning.errors import NoCallsError
 from agentlightning.store.base import NO_CALLS, LightningStore
@@ -27,6 +26,9 @@ class Collector:
         self._store = store
         self._run_id = run_id
         self._seen: int | None = None
+        self._watched: set[str] = set()
+        self._heard: dict[str, Rollout] = {}
+        """Finished rollouts that were watched for and not fetched yet: never more than are outstanding."""
 
     async def collect(
         self, wanted: Sequence[NewRollout], on_progress: Callable[[int, int], None] = lambda done, total: None
@@ -35,53 +37,54 @@ class Collector:
 
         StoreError where nothing finishes because the store cannot be written any more.
         """
-        _, rollouts = await self.collect_again(wanted, on_progress)
-        return rollouts
-
-    async def collect_again(
-        self, wanted: Sequence[NewRollout], on_progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> tuple[list[Rollout], list[Rollout]]:
-        """Like `collect`, with the rollouts of tries that came to nothing before.
-
-        A try of an earlier process that was over and useless ended that process: whoever resumes wants another, which gets
-        names of its own.
-        """
-        if self._seen is None:
-            counts = await self._store.count(self._run_id)
-            self._seen = sum(number for (_, state), number in counts.items() if state in FINAL_STATES)
-        spent: list[Rollout] = []
-        for number in itertools.count(1):
-            names = wanted if number == 1 else [_try(new, number) for new in wanted]
-            rollouts: list[Rollout] = []
-            for start in range(0, len(names), ENQUEUE_BATCH):
-                rollouts += await self._store.enqueue(names[start : start + ENQUEUE_BATCH])
-            over = all(rollout.state in FINAL_STATES for rollout in rollouts)
-            if not (rollouts and over and useless(rollouts)):
-                break
-            spent += rollouts
-        return spent, await self._finish(rollouts, on_progress)
-
-    async def _finish(self, rollouts: list[Rollout], on_progress: Callable[[int, int], None]) -> list[Rollout]:
-        assert self._seen is not None
+        await self.begin()
+        rollouts: list[Rollout] = []
+        for start in range(0, len(wanted), ENQUEUE_BATCH):
+            rollouts += await self._store.enqueue(wanted[start : start + ENQUEUE_BATCH])
         finished = {rollout.id: rollout for rollout in rollouts if rollout.state in FINAL_STATES}
         outstanding = {rollout.id for rollout in rollouts} - set(finished)
+        self.watch(outstanding)
         while outstanding:
             on_progress(len(finished), len(rollouts))
-            at_least = 1 + len(outstanding) // PROGRESS_SHARES
-            news = await self._store.wait(self._run_id, self._seen, at_least, WAIT_S)
-            if not news:  # a full disk can still be read: workers would try, and this would wait, for ever
-                await self._store.update_run(self._run_id)
-            for rollout in news:
-                self._seen = max(self._seen, rollout.finished_seq or 0)
-                if rollout.id in outstanding:
-                    outstanding.discard(rollout.id)
-                    finished[rollout.id] = rollout
+            await self.hear(len(outstanding))
+            finished |= self.fetch(outstanding)
+            outstanding -= set(finished)
         on_progress(len(finished), len(rollouts))
         return [finished[rollout.id] for rollout in rollouts]
 
+    async def begin(self) -> None:
+        """Know where the order of finished rollouts stands, before what is to be watched is read or enqueued."""
+        if self._seen is None:
+            counts = await self._store.count(self._run_id)
+            self._seen = sum(number for (_, state), number in counts.items() if state in FINAL_STATES)
 
-def _try(new: NewRollout, number: int) -> NewRollout:
-    return replace(new, group_id=f"{new.group_id}:try{number}")
+    def watch(self, rollout_ids: Iterable[str]) -> None:
+        """Keep these rollouts, once they have finished, until they are fetched."""
+        self._watched.update(rollout_ids)
+
+    def forget(self, rollout_ids: Iterable[str]) -> None:
+        """Nobody will fetch them."""
+        for rollout_id in rollout_ids:
+            self._watched.discard(rollout_id)
+            self._heard.pop(rollout_id, None)
+
+    def fetch(self, rollout_ids: Iterable[str]) -> dict[str, Rollout]:
+        """Those of these rollouts that have finished, by id; they are watched no longer."""
+        return {one: self._heard.pop(one) for one in list(rollout_ids) if one in self._heard}
+
+    async def hear(self, outstanding: int, within_s: float = WAIT_S) -> None:
+        """Wait until some rollouts have finished, the more the more are `outstanding`, or for `within_s` seconds."""
+        assert self._seen is not None, "begin() comes first"
+        news = await self._store.wait(self._run_id, self._seen, 1 + outstanding // PROGRESS_SHARES, within_s)
+        if (
+            not news and within_s >= WAIT_S
+        ):  # a full disk can still be read: workers would try, and this would wait, for ever
+            await self._store.update_run(self._run_id)
+        for rollout in news:
+            self._seen = max(self._seen, rollout.finished_seq or 0)
+            if rollout.id in self._watched:
+                self._watched.discard(rollout.id)
+                self._heard[rollout.id] = rollout
 
 
 def useless(rollouts: Sequence[Rollout]) -> bool:

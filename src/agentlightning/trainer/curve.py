@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from agentlightning.errors import MissingExtraError
 from agentlightning.types import JSON
@@ -31,7 +32,19 @@ def draw_curve(rows: Sequence[JSON], title: str, to: Path) -> None:
     axes.set_ylabel("mean reward")
     axes.set_title(title)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+    if any("heldout_loss" in row for row in rows):
+        _draw_loss(rows, axes)
+    if axes.lines:
+        axes.legend(frameon=False)
     temporary = to.with_name(f".{to.name}.tmp")
     figure.savefig(temporary, format="png", dpi=140)
     temporary.replace(to)
+
+
+def _draw_loss(rows: Sequence[JSON], axes: Any) -> None:
+    """Of a run that learns from the record: beside the reward of its evaluations, or alone where no agent is evaluated."""
+    if axes.lines:
+        axes = axes.twinx()
+    axes.set_ylabel("held-out loss")
+    points = [(row["step"], row["heldout_loss"]) for row in rows if "heldout_loss" in row]
+    axes.plot(*zip(*points, strict=True), label="held-out loss", color="#6f42c1", marker=".", linestyle="--")

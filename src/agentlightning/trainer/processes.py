@@ -6,21 +6,28 @@ The trainer, the evaluation and the check use it. It knows which process needs w
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib.util
 import os
 import shlex
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from agentlightning.config import Config
-from agentlightning.engines.local.engine import LearnerOptions, LocalEngine, SamplerOptions
+from agentlightning.config import Config, LoraConfig
+from agentlightning.engines.base import DEFAULT_POLICY
+from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.models import check_model, find_model
+from agentlightning.engines.local.options import LearnerOptions, Lora, SamplerOptions, support
+from agentlightning.engines.policies import PolicyEngines
+from agentlightning.engines.support import Support
 from agentlightning.errors import ConfigError, MissingExtraError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
+from agentlightning.trainer.policies import policy_configs
 from agentlightning.trainer.supervisor import Supervisor
 from agentlightning.trainer.upstreams import check_keys
 from agentlightning.types import JSON
@@ -28,23 +35,44 @@ from agentlightning.types import JSON
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a policy's engine keeps beside its weights because the algorithm asks for it."""
+
+    reference: bool = False
+    """The weights it was made with, for reference_logprobs."""
+    critic_learning_rate: float | None = None
+    """A value head, for values, that learns at this rate."""
+
+
 class Processes:
     """The processes of one run, started and ended together: server, store client, engine, workers.
 
     A store at ``http://…`` is a server that runs already: none is started then. Making one starts nothing: it raises
     ModelError where the configuration names a local folder that is no model, MissingExtraError where a child would lack a
-    package, ConfigError where no worker could ever come or the key of an upstream is missing.
+    package, ConfigError where no worker could ever come or the key of an upstream is missing. needs: by policy, what its
+    engine keeps because its algorithm asks for it.
     """
 
     store: LightningStore
-    engine: LocalEngine
-    policy: JSON
-    """Value of the policy resource."""
+    engine: LocalEngine | PolicyEngines
+    policies: dict[str, JSON]
+    """Values of the policies' resources, by alias."""
 
-    def __init__(self, config: Config, folder: RunFolder) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        *,
+        needs: Mapping[str, Needs] | None = None,
+    ) -> None:
         url = config.store.url
         self._config = config
         self._folder = folder
+        self._configs = policy_configs(config)
+        self._learners = {
+            alias: _learner_options(own, (needs or {}).get(alias, Needs())) for alias, own in self._configs.items()
+        }
         self._server = url if url.startswith(("http://", "https://")) else None
         self._supervisor = Supervisor(folder.path, url)
         self._stack = AsyncExitStack()
@@ -55,8 +83,11 @@ class Processes:
             # The server goes last: it finishes what it accepted.
             stack.push_async_callback(self._supervisor.stop)
             # In a thread: a download takes minutes in which Ctrl-C must be heard.
-            model = (await asyncio.to_thread(find_model, self._config.model.path)).resolve()
-            self.engine = _engine(self._config, self._folder, model)
+            models = {
+                alias: (await asyncio.to_thread(find_model, own.model.path)).resolve()
+                for alias, own in self._configs.items()
+            }
+            self.engine = self._engine(models)
             stack.push_async_callback(self.engine.close)
             starting = asyncio.ensure_future(self.engine.start())
             stack.push_async_callback(_abandon, starting)
@@ -66,16 +97,25 @@ class Processes:
             self.store = await stack.enter_async_context(
                 LightningStoreClient(self._server, self._supervisor.server_key)
             )
-            self.policy = {
-                "model": Path(self._config.model.path).name,
-                "endpoints": await starting,
-                "tokenizer": str(model),
-                "seed": self._config.trainer.seed,
-                "face": "generate",
-                "sampling_policy": self._config.agent.sampling_policy,
+            urls = await starting
+            self.policies = {
+                alias: {
+                    "model": alias if self._config.policies else Path(self._config.model.path).name,
+                    "endpoints": self.engine.endpoints[alias] if isinstance(self.engine, PolicyEngines) else urls,
+                    "tokenizer": str(model),
+                    "seed": _seed(self._config, alias),
+                    "face": "generate",
+                    "sampling_policy": self._config.agent.sampling_policy,
+                }
+                for alias, model in models.items()
             }
             self._stack = stack.pop_all()
         return self
+
+    @property
+    def policy(self) -> JSON:
+        """Of the first policy: the one whose name agents get as `llm.model`."""
+        return next(iter(self.policies.values()))
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
@@ -119,12 +159,30 @@ class Processes:
         words += ["--server", str(self._server), "--run", self._folder.run_id]
         return f"AGL_SERVER_KEY=… {shlex.join(words)}"
 
+    def _engine(self, models: Mapping[str, Path]) -> LocalEngine | PolicyEngines:
+        if not self._config.policies:
+            return _engine(self._config, self._folder.path, models[DEFAULT_POLICY], self._learners[DEFAULT_POLICY])
+        return PolicyEngines(
+            {
+                alias: _engine(own, self._folder.path / "policies" / alias, models[alias], self._learners[alias])
+                for alias, own in self._configs.items()
+            }
+        )
+
     def _check(self) -> None:
-        local = Path(self._config.model.path).expanduser()
-        if local.exists() or self._config.model.path.startswith((".", "/", "~")):
-            check_model(local)
+        for own in self._configs.values():
+            local = Path(own.model.path).expanduser()
+            if local.exists() or own.model.path.startswith((".", "/", "~")):
+                check_model(local)
         for package, extra in (("torch", "train"), ("fastapi", "server")):
             if importlib.util.find_spec(package) is None and not (package == "fastapi" and self._server):
+                raise MissingExtraError(package, extra)
+        engines = [own.engine for own in self._configs.values()]
+        for package, extra, asked in (
+            ("peft", "lora", any(engine.lora for engine in engines)),
+            ("bitsandbytes", "adamw8bit", any(engine.optimizer == "adamw_8bit" for engine in engines)),
+        ):
+            if asked and importlib.util.find_spec(package) is None:
                 raise MissingExtraError(package, extra)
         if self._server is None:
             check_keys(self._config)
@@ -141,24 +199,54 @@ async def _abandon(starting: asyncio.Future[list[str]]) -> None:
     await asyncio.gather(starting, return_exceptions=True)
 
 
-def _engine(config: Config, folder: RunFolder, model: Path) -> LocalEngine:
+def engine_support(
+    config: Config, *, reference: bool = False, critic_learning_rate: float | None = None
+) -> Support:
+    """What the configured engine of one policy can do, before any of it exists; what its algorithm asks: see Needs."""
+    return support(_learner_options(config, Needs(reference=reference, critic_learning_rate=critic_learning_rate)))
+
+
+def _seed(config: Config, alias: str) -> int:
+    """Of a policy's noise: two policies that are asked the same must not draw the same."""
+    if not config.policies:
+        return config.trainer.seed
+    return int.from_bytes(hashlib.blake2b(f"{config.trainer.seed} {alias}".encode(), digest_size=4).digest(), "big")
+
+
+def _engine(config: Config, folder: Path, model: Path, learner: LearnerOptions) -> LocalEngine:
     engine = config.engine
-    rate = config.trainer.learning_rate
     return LocalEngine(
         model,
-        work_dir=folder.path,
+        work_dir=folder,
         sampler=SamplerOptions(
             threads=engine.sampler_threads, max_rows=engine.max_rows, dtype=engine.dtype, device=engine.device
         ),
-        learner=LearnerOptions(
-            threads=engine.learner_threads,
-            optimizer=engine.optimizer,
-            muon_learning_rate_ratio=(engine.muon_learning_rate or rate) / rate,
-            weight_decay=engine.weight_decay,
-            max_tokens_per_microbatch=engine.microbatch_tokens,
-            dropout=engine.dropout,
-            dtype=engine.dtype,
-            device=engine.device,
-            seed=config.trainer.seed,
-        ),
+        learner=learner,
     )
+
+
+def _learner_options(config: Config, needs: Needs) -> LearnerOptions:
+    engine = config.engine
+    rate, critic_rate = config.trainer.learning_rate, needs.critic_learning_rate
+    return LearnerOptions(
+        threads=engine.learner_threads,
+        optimizer=engine.optimizer,
+        muon_learning_rate_ratio=(engine.muon_learning_rate or rate) / rate,
+        weight_decay=engine.weight_decay,
+        max_tokens_per_microbatch=engine.microbatch_tokens,
+        dropout=engine.dropout,
+        dtype=engine.dtype,
+        device=engine.device,
+        seed=config.trainer.seed,
+        rows=engine.rows,
+        reference=needs.reference,
+        critic_learning_rate_ratio=None if critic_rate is None else critic_rate / rate,
+        gradient_checkpointing=engine.gradient_checkpointing,
+        lora=_lora(engine.lora),
+    )
+
+
+def _lora(given: LoraConfig | None) -> Lora | None:
+    if given is None:
+        return None
+    return Lora(rank=given.rank, alpha=given.alpha or 2 * given.rank, dora=given.dora, targets=given.targets)

@@ -1,49 +1,48 @@
 """The reinforcement-learning loop: collect, learn, publish, evaluate, checkpoint; and resume at any line of it.
 
-`trainer.py` hands it everything it uses. What makes it safe to kill: rollouts are enqueued under names that depend on the
-step alone, a step's ordered list is written before it learns, and a checkpoint is recorded after its files are whole. After
-a crash the loop goes back to the last checkpoint, executes the later steps again from their stored lists (nothing is
-sampled again), and goes on. A learner that ends is such a crash, too: it is started again, and the loop goes back by itself.
+`trainer.py` hands it everything it uses. What makes it safe to kill: rollouts are enqueued under names that depend on their
+groups' numbers alone, a step's ordered list is written before it learns, and a checkpoint is recorded after its files are
+whole. After a crash the loop goes back to the last checkpoint, executes the later steps again from their stored lists
+(nothing is sampled again), and goes on. A learner that ends is such a crash, too: it is started again, and the loop goes
+back by itself. With trainer.max_staleness above 0 agents run while it learns (`groups.py`): what they sample, and with which
+weights, then depends on time; what a step learned from stands in its list all the same.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
-from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.algorithms.selection import selection
 from agentlightning.config import Config
-from agentlightning.engines.base import DEFAULT_POLICY, Engine, Metrics
+from agentlightning.engines.base import Engine, Metrics
 from agentlightning.errors import LearnerLostError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.checkpoint import RESUMED, RunFolder, last_checkpoint, save_checkpoint
+from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, load_checkpoint, save_checkpoint
 from agentlightning.trainer.collect import Collector
-from agentlightning.trainer.evaluate import Kind, evaluate
+from agentlightning.trainer.evaluate import Kind, held_out, of_rollouts
+from agentlightning.trainer.groups import Groups, Lot
+from agentlightning.trainer.guard import RULES
 from agentlightning.trainer.learning import Learning
+from agentlightning.trainer.lessons import Lesson, Lessons
+from agentlightning.trainer.policies import Trained, publish
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.tasks import TaskOrder
-from agentlightning.types import (
-    JSON,
-    Consumed,
-    Metric,
-    NewRollout,
-    Resource,
-    RetryPolicy,
-    Rollout,
-    Sampling,
-    Step,
-)
+from agentlightning.trainer.staleness import Staleness, Weights
+from agentlightning.trainer.watch import Watch
+from agentlightning.types import JSON, Consumed, Outcome, RetryPolicy, Sampling, Step
 
-SUMMARY: tuple[str, ...] = ("reward_mean", "heldout_greedy", "heldout_sampled")
-"""Metrics that a list of runs shows."""
 MOST_LEARNERS_LOST = 3
 """Learners lost in a row, without a step that was never reached before, after which it is no accident."""
+MOST_SAMPLED = 10
+"""Times tasks_per_step groups after which a step makes do with what it has, as in DAPO's recipe."""
+NOT_LEARNED: frozenset[str] = frozenset({"stale", "surplus"})
+"""Outcomes of rollouts that a step only puts away."""
 
 
 @dataclass(kw_only=True)
@@ -51,14 +50,13 @@ class Loop:
     """One run's training loop and everything it uses."""
 
     config: Config
-    algorithm: LightningRL
+    policies: Mapping[str, Trained]
+    """By alias; at least one, and all with groups of one size."""
     run_id: str
     folder: RunFolder
     store: LightningStore
     engine: Engine
     collector: Collector
-    policy: JSON
-    """The value of the policy resource: model name, endpoints, tokenizer, seed."""
     train: Seq[JSON]
     val: Seq[JSON]
     progress: Progress
@@ -69,19 +67,48 @@ class Loop:
     """The latest step that was ever completed here."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Where the time of the current step goes, by phase."""
+    weights: Weights = field(default_factory=Weights)
+    groups: Groups = field(init=False)
+    learning: Lessons = field(init=False)
+    watch: Watch = field(init=False)
 
-    @property
-    def learning(self) -> Learning:
-        """What makes updates of rollouts."""
-        return Learning(
-            config=self.config,
-            algorithm=self.algorithm,
+    def __post_init__(self) -> None:
+        model = self.config.model
+        self.learning = self._lessons()
+        self.watch = Watch(
             run_id=self.run_id,
-            folder=self.folder.path,
+            folder=self.folder,
             store=self.store,
-            engine=self.engine,
             progress=self.progress,
+            rules=RULES if self.config.trainer.guard else {},
         )
+        self.groups = Groups(
+            store=self.store,
+            collector=self.collector,
+            run_id=self.run_id,
+            tasks=self.train,
+            group_size=next(iter(self.policies.values())).algorithm.group_size,
+            trainer=self.config.trainer,
+            sampling=Sampling(temperature=model.temperature, max_tokens=model.max_tokens),
+            retry=self._retry(),
+        )
+
+    def _lessons(self) -> Lessons:
+        learnings = {
+            alias: Learning(
+                config=trained.config,
+                algorithm=trained.algorithm,
+                run_id=self.run_id,
+                folder=self.folder.path,
+                store=self.store,
+                engine=self.engine,
+                progress=self.progress,
+                policy=alias,
+            )
+            for alias, trained in self.policies.items()
+        }
+        selections = {alias: selection(alias, trained.algorithm.agents) for alias, trained in self.policies.items()}
+        return Lessons(learnings=learnings, selections=selections, learning_rate=self.config.trainer.learning_rate)
 
     async def run(self, resume: bool) -> int:
         """Train to the last step, or to the step at which `stopping` was set; returns that step."""
@@ -117,13 +144,16 @@ class Loop:
         return 0
 
     async def _resume(self) -> int:
+        self.groups.forget()
+        if self.config.trainer.max_staleness:
+            self.weights.learn(await self.store.resources(self.run_id, next(iter(self.policies)), latest=False))
         checkpoint = await last_checkpoint(self.store, self.run_id)
         if checkpoint is None:  # it was killed before its first: everything enqueued so far is found again
             return await self._begin()
-        await self.engine.load(Path(checkpoint.path))
+        await load_checkpoint(self.engine, checkpoint, list(self.policies))
         self.version = checkpoint.version
         again = await self.store.reopen_steps(self.run_id, checkpoint.step)
-        self.folder.append_metrics({"step": checkpoint.step, "kind": RESUMED, "time": time.time()})
+        self.watch.resumed(checkpoint.step)
         await self._publish(step=checkpoint.step, parent=checkpoint.version)
         done = checkpoint.step
         for step in again:
@@ -137,15 +167,11 @@ class Loop:
     async def _step(self, step: int, stored: Step | None = None) -> None:
         self.seconds.clear()
         started = time.perf_counter()
-        if stored is None:
-            rollouts = await self._collect(step)
-        else:
-            rollouts = await self._stored(stored)
-        metrics = await self._learn(step, rollouts, stored)
+        lesson = await (self._collect(step) if stored is None else self._again(stored))
+        metrics = await self._learn(step, lesson)
         metrics |= {f"seconds_{phase}": value for phase, value in self.seconds.items()}
         metrics["seconds"] = time.perf_counter() - started
-        metrics["tokens_per_second"] = metrics["tokens_sampled"] / max(1e-9, metrics["seconds"])
-        await self._record(step, "step", metrics)
+        metrics = await self.watch.record(step, "step", metrics)
         self.reached = max(self.reached, step)
         self.progress.step(step, self.config.trainer.steps, metrics)
         every, last = self.config.eval.every, step == self.config.trainer.steps
@@ -154,42 +180,56 @@ class Loop:
         if last or self.stopping or step % self.config.trainer.checkpoint_every == 0:
             await self._checkpoint(step)
 
-    async def _collect(self, step: int) -> list[Rollout]:
+    async def _collect(self, step: int) -> Lesson:
+        """Collect until the step has what it needs, and write its list before it learns."""
+        staleness = self._staleness(step, self.config.trainer.max_staleness)
+        on_progress = partial(self.progress.phase, "collect")
         with self._timed("collect"):
-            order = TaskOrder(len(self.train), self.config.trainer.tasks_per_step, self.config.trainer.seed)
-            spent, rollouts = await self.collector.collect_again(
-                [
-                    NewRollout(
-                        run_id=self.run_id,
-                        task=self.train[position],
-                        group_id=f"train:{step}:{place}",
-                        replica=replica,
-                        step=step,
-                        sampling=Sampling(
-                            temperature=self.config.model.temperature, max_tokens=self.config.model.max_tokens
-                        ),
-                        retry=self._retry(),
-                    )
-                    for place, position in enumerate(order.step(step))
-                    for replica in range(self.algorithm.group_size)
-                ],
-                partial(self.progress.phase, "collect"),
-            )
-            return spent + rollouts  # every rollout that is finished is consumed by a step
-
-    async def _stored(self, step: Step) -> list[Rollout]:
-        ids = [consumed.rollout_id for consumed in step.consumed]
-        found = {rollout.id: rollout for rollout in await self.store.rollouts(RolloutQuery(ids=ids))}
-        return [found[rollout_id] for rollout_id in ids]
-
-    async def _learn(self, step: int, rollouts: list[Rollout], stored: Step | None) -> Metrics:
+            lot = await self.groups.take(step, staleness, on_progress)
+        lesson, wanted = await self._prepare(step, lot, staleness)
+        sampled = made_up = 0
+        while wanted and sampled < (MOST_SAMPLED - 1) * self.config.trainer.tasks_per_step:
+            sampled, made_up = sampled + wanted, made_up + wanted
+            with self._timed("collect"):
+                await self.groups.more(lot, wanted, staleness, on_progress)
+            lesson, wanted = await self._prepare(step, lot, staleness)
+        if wanted:
+            self.progress.note(f"step {step}: {wanted} groups teach nothing, and so did {made_up} made up for others")
+        await self.groups.leave(lot, step)
+        outcomes = {rollout.id: lesson.outcomes.get(rollout.id, "invalid") for rollout in lot.rollouts} | lot.discarded
         with self._timed("record"):
-            lesson = await self.learning.prepare(step, rollouts)
-            if stored is None:
-                outcomes = {rollout.id: lesson.plan.outcomes.get(rollout.id, "invalid") for rollout in rollouts}
-                await self.store.open_step(
-                    self.run_id, step, [Consumed(rollout_id=key, outcome=value) for key, value in outcomes.items()]
-                )
+            await self.store.open_step(
+                self.run_id, step, [Consumed(rollout_id=key, outcome=value) for key, value in outcomes.items()]
+            )
+        if made_up:
+            lesson.metrics["made_up_groups"] = float(made_up)
+        return _with_counts(lesson, outcomes.values())
+
+    async def _prepare(self, step: int, lot: Lot, staleness: Staleness | None) -> tuple[Lesson, int]:
+        """What the rollouts teach, and how many groups are to be made up for: such as are too stale throughout, and with
+        dynamic sampling such as have no signal."""
+        with self._timed("record"):
+            lesson = await self.learning.prepare(step, lot.rollouts, staleness)
+        fresh = {rollout.group_id for rollout in lot.rollouts if lesson.outcomes.get(rollout.id) != "stale"}
+        stale = {rollout.group_id for rollout in lot.rollouts} - fresh
+        taught = lot.groups - len(stale) - len(lesson.resample)
+        return lesson, max(0, self.config.trainer.tasks_per_step - taught)
+
+    async def _again(self, step: Step) -> Lesson:
+        """The lesson of a step's stored list."""
+        ids = [one.rollout_id for one in step.consumed if one.outcome not in NOT_LEARNED]
+        found = {rollout.id: rollout for rollout in await self.store.rollouts(RolloutQuery(ids=ids))}
+        staleness = self._staleness(step.step, math.inf)  # what was too stale is not among them
+        with self._timed("record"):
+            lesson = await self.learning.prepare(step.step, [found[rollout_id] for rollout_id in ids], staleness)
+        return _with_counts(lesson, [one.outcome for one in step.consumed])
+
+    def _staleness(self, step: int, bound: float) -> Staleness | None:
+        if self.config.trainer.max_staleness == 0:
+            return None
+        return Staleness(weights=self.weights, step=step, bound=bound)
+
+    async def _learn(self, step: int, lesson: Lesson) -> Metrics:
         with self._timed("learn"):
             updates = await self.learning.update(lesson, self._learning_rate(step))
         with self._timed("publish"):
@@ -199,19 +239,14 @@ class Loop:
 
     async def _publish(self, step: int, parent: int | None) -> None:
         """Take a version number that was never used, then serve the current weights under it."""
-        (resource,) = await self.store.put_resources(
-            [
-                Resource(
-                    run_id=self.run_id, name=DEFAULT_POLICY, kind="policy", value=self.policy, parent=parent, step=step
-                )
-            ]
-        )
-        await self.engine.publish(resource.version)
-        self.version = resource.version
+        values = {alias: trained.value for alias, trained in self.policies.items()}
+        resources = await publish(self.store, self.engine, self.run_id, values, step, parent)
+        self.weights.learn(resources[:1])
+        self.version = resources[0].version
 
     async def _evaluate(self, step: int, kind: Kind) -> None:
         started = time.perf_counter()
-        success = await evaluate(
+        rollouts = await held_out(
             self.collector,
             self.run_id,
             self.val,
@@ -222,20 +257,15 @@ class Loop:
             on_progress=partial(self.progress.phase, f"evaluate {kind}"),
         )
         name = f"heldout_{kind}"
-        await self._record(step, name, {name: success, f"seconds_{name}": time.perf_counter() - started})
-        self.progress.evaluated(step, kind, success)
+        metrics = of_rollouts(rollouts).metrics(name) | await self.learning.success(name, rollouts)
+        await self.watch.record(step, name, metrics | {f"seconds_{name}": time.perf_counter() - started})
+        self.progress.evaluated(step, kind, metrics[name])
 
     async def _checkpoint(self, step: int) -> None:
         keep = self.config.trainer.keep_checkpoints
-        await save_checkpoint(self.store, self.engine, self.folder, step, self.version, keep)
-
-    async def _record(self, step: int, kind: str, metrics: Metrics) -> None:
-        await self.store.log_metrics(
-            [Metric(run_id=self.run_id, step=step, name=name, value=value) for name, value in metrics.items()]
+        await save_checkpoint(
+            self.store, self.engine, self.folder, step, self.version, keep, policies=list(self.policies)
         )
-        shown = {name: metrics[name] for name in SUMMARY if name in metrics}
-        await self.store.update_run(self.run_id, summary={"step": step, **shown})
-        self.folder.append_metrics({"step": step, "kind": kind, "time": time.time(), **metrics})
 
     def _learning_rate(self, step: int) -> float:
         """Linear warm-up, then linear decay to `final_learning_rate` of the rate at the end."""
@@ -252,3 +282,10 @@ class Loop:
         started = time.perf_counter()
         yield
         self.seconds[phase] += time.perf_counter() - started
+
+
+def _with_counts(lesson: Lesson, outcomes: Iterable[Outcome]) -> Lesson:
+    """The lesson, with how many rollouts were put away; nothing where there are none."""
+    counts = Counter(outcome for outcome in outcomes if outcome in NOT_LEARNED)
+    lesson.metrics.update({outcome: float(count) for outcome, count in counts.items()})
+    return lesson

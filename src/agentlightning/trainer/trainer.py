@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,20 +22,29 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.algorithms.recorded import Recorded
 from agentlightning.config import DEFAULT_STORE, Config, parse_config, run_record, without_password
+from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.errors import AgentLightningError, ConfigError, NotFoundError
 from agentlightning.runner.user_code import agent_spec
 from agentlightning.store.base import LightningStore
-from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint
+from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders, last_checkpoint
 from agentlightning.trainer.collect import Collector
 from agentlightning.trainer.curve import draw_curve
+from agentlightning.trainer.dataset import Dataset, context_of
 from agentlightning.trainer.ending import recorded_ending
 from agentlightning.trainer.evidence import check_evidence
-from agentlightning.trainer.processes import Processes
+from agentlightning.trainer.learning import check_fit
+from agentlightning.trainer.offline import OfflineLoop
+from agentlightning.trainer.policies import Trained, check_groups, of_policy, policy_configs
+from agentlightning.trainer.processes import Needs, Processes, engine_support
 from agentlightning.trainer.progress import Progress, Silent
+from agentlightning.trainer.recorded import RECORDED, check_recorded, recorded_algorithm
 from agentlightning.trainer.rl import Loop
 from agentlightning.trainer.tasks import Source, load_tasks
+from agentlightning.trainer.trackers import check_trackers
 from agentlightning.trainer.upstreams import put_upstreams
+from agentlightning.trainer.watch import Trackers
 from agentlightning.types import JSON
 
 
@@ -46,7 +55,9 @@ class Result:
     run_id: str
     folder: Path
     policy: Path
-    """Checkpoint folder of the last step; transformers loads it."""
+    """Checkpoint folder of the last step; transformers loads it. Of several policies, the folder with theirs."""
+    policies: dict[str, Path]
+    """By alias, each policy's own; one alone is `default`."""
     step: int
     finished: bool
     """False where it was stopped before the last step."""
@@ -63,9 +74,10 @@ class Trainer:
 
     def __init__(
         self,
-        model: str,
+        model: str | None = None,
         *,
-        algorithm: LightningRL | None = None,
+        algorithm: LightningRL | Recorded | None = None,
+        policies: Mapping[str, Mapping[str, Any]] | None = None,
         store: str | None = None,
         engine: Literal["local"] = "local",
         workers: int = 2,
@@ -79,7 +91,11 @@ class Trainer:
         progress: Progress | None = None,
     ) -> None:
         """Args:
-        model: hub name or local folder of a transformers causal language model with a chat template.
+        model: hub name or local folder of a transformers causal language model with a chat template; None where each
+            of `policies` has its own.
+        algorithm: LightningRL by default; SFT, RFT, Distill, DPO and KTO learn from the record (`fit(from_run=…)`).
+        policies: several to train at once, by the model name that agents ask for: what differs from the run's settings,
+            as in ``[policies.NAME]``: ``{"writer": {"learning_rate": 2e-5, "algorithm": LightningRL(entropy=0.01)}}``.
         store: URL of the store; None: AGL_STORE, else ``sqlite:///runs/agl.db``.
         workers: worker processes to start here; 0 where they run elsewhere.
         settings: any other setting by table, as in TOML: ``{"trainer": {"grad_clip": 0.5}, "eval": {"every": 10}}``.
@@ -90,9 +106,9 @@ class Trainer:
             raise ConfigError("server: has a store of its own; give store or server, not both")
         algorithm = algorithm or LightningRL()
         table: dict[str, dict[str, Any]] = {
-            "model": {"path": model},
+            "model": {} if model is None else {"path": model},
             "agent": {"workers": workers},
-            "algorithm": dataclasses.asdict(algorithm),
+            "algorithm": _algorithm_table(algorithm),
             "trainer": {
                 "steps": steps,
                 "tasks_per_step": tasks_per_step,
@@ -102,6 +118,8 @@ class Trainer:
             "engine": {"name": engine},
             "store": {"url": server or store or default_store()},
         }
+        if policies:
+            table["policies"] = {alias: _policy_table(own) for alias, own in policies.items()}
         for name, values in (settings or {}).items():
             table[name] = {**table.get(name, {}), **values}
         self._table = table
@@ -111,10 +129,12 @@ class Trainer:
 
     def fit(
         self,
-        agent: Callable[..., Any] | str,
-        train: Source,
+        agent: Callable[..., Any] | str | None = None,
+        train: Source | None = None,
         val: Source | None = None,
         reward: Callable[..., float] | str | None = None,
+        *,
+        from_run: str | Sequence[str] | None = None,
     ) -> Result:
         """Train until the last step and return. Works in scripts and notebooks: the loop runs in a thread of its own.
 
@@ -123,10 +143,12 @@ class Trainer:
             train: task rows, or a source as in `load_tasks`.
             val: held-out task rows, never trained on.
             reward: ``(task, result) -> reward``; None: the agent's return value.
+            from_run: ids of runs in the same store whose rollouts are learned from, in place of `train`; the agent is then
+                needed for `val` alone.
 
         Ctrl-C ends training after the step that is under way; a second Ctrl-C ends it at once, with KeyboardInterrupt.
         """
-        training = self._prepare(agent, train, val, reward)
+        training = self._prepare(agent, train, val, reward, from_run)
         outcome: Future[Result] = Future()
 
         def work() -> None:
@@ -154,13 +176,15 @@ class Trainer:
 
     async def afit(
         self,
-        agent: Callable[..., Any] | str,
-        train: Source,
+        agent: Callable[..., Any] | str | None = None,
+        train: Source | None = None,
         val: Source | None = None,
         reward: Callable[..., float] | str | None = None,
+        *,
+        from_run: str | Sequence[str] | None = None,
     ) -> Result:
         """`fit` as a coroutine."""
-        return await self._prepare(agent, train, val, reward).run()
+        return await self._prepare(agent, train, val, reward, from_run).run()
 
     def stop(self) -> None:
         """Ask the run to end after the step that is under way, with a checkpoint."""
@@ -169,10 +193,11 @@ class Trainer:
 
     def _prepare(
         self,
-        agent: Callable[..., Any] | str,
-        train: Source,
+        agent: Callable[..., Any] | str | None,
+        train: Source | None,
         val: Source | None,
         reward: Callable[..., float] | str | None,
+        from_run: str | Sequence[str] | None,
     ) -> Training:
         folder = RunFolder(self._runs, new_run_id())
         folder.make()
@@ -186,11 +211,17 @@ class Trainer:
             return folder.write_tasks(name, load_tasks(tasks, seed=self._table["trainer"]["seed"]))
 
         table = {name: dict(values) for name, values in self._table.items()}
-        table["agent"]["run"] = code(agent)
+        if agent is not None:
+            table["agent"]["run"] = code(agent)
+        else:
+            del table["agent"]["workers"]
         if reward is not None:
             table["agent"]["reward"] = code(reward)
         data = table.setdefault("data", {})
-        data["train"] = source(train, "train.jsonl")
+        if train is not None:
+            data["train"] = source(train, "train.jsonl")
+        if from_run is not None:
+            data["from_run"] = from_run
         if val is not None:
             data["val"] = source(val, "val.jsonl")
         self._training = Training(parse_config(table, "Trainer"), folder, self._progress)
@@ -205,7 +236,7 @@ class Training:
         self._folder = folder
         self._progress = progress or Silent()
         self._stopping = False
-        self._loop: Loop | None = None
+        self._loop: Loop | OfflineLoop | None = None
         self._cancel: Callable[[], object] = lambda: None
 
     def stop(self) -> None:
@@ -224,34 +255,95 @@ class Training:
         config, folder, task = self._config, self._folder, asyncio.current_task()
         if task is not None:
             self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
-        algorithm = algorithm_of(config)
         seed = config.trainer.seed
-        train = load_tasks(config.data.train, config.data.fields, seed)
         val = load_tasks(config.data.val, config.data.fields, seed)[: config.eval.tasks] if config.data.val else []
-        processes = Processes(config, folder)
+        if config.data.from_run:
+            return await self._run_recorded(val, resume, name)
+        assert config.data.train is not None  # a configuration has one of the two
+        configs = policy_configs(config)
+        algorithms = algorithms_of(config)
+        train = load_tasks(config.data.train, config.data.fields, seed)
+        needs = {
+            alias: Needs(reference=one.needs_reference, critic_learning_rate=one.critic_learning_rate)
+            for alias, one in algorithms.items()
+        }
+        processes = Processes(config, folder, needs=needs)
+
+        def make_loop() -> Loop:
+            return Loop(
+                config=config,
+                policies={
+                    alias: Trained(config=configs[alias], algorithm=one, value=processes.policies[alias])
+                    for alias, one in algorithms.items()
+                },
+                run_id=folder.run_id,
+                folder=folder,
+                store=processes.store,
+                engine=processes.engine,
+                collector=Collector(processes.store, folder.run_id),
+                train=train,
+                val=val,
+                progress=self._progress,
+            )
+
+        return await self._run_beside(processes, make_loop, resume, name)
+
+    async def _run_recorded(self, val: list[JSON], resume: bool, name: str) -> Result:
+        """Learn from the record of other runs."""
+        config, folder = self._config, self._folder
+        algorithm = recorded_algorithm(config)
+        check_recorded(algorithm, engine_support(config, reference=algorithm.needs_reference))
+        processes = Processes(config, folder, needs={DEFAULT_POLICY: Needs(reference=algorithm.needs_reference)})
+
+        def make_loop() -> OfflineLoop:
+            model = Path(processes.policy["tokenizer"])
+            dataset = Dataset(
+                algorithm=algorithm,
+                store=processes.store,
+                sources=config.data.from_run,
+                folder=folder,
+                tokenizer=model,
+                longest=context_of(model, algorithm.longest),
+                note=self._progress.note,
+            )
+            return OfflineLoop(
+                config=config,
+                algorithm=algorithm,
+                run_id=folder.run_id,
+                folder=folder,
+                store=processes.store,
+                engine=processes.engine,
+                collector=Collector(processes.store, folder.run_id),
+                policy=processes.policy,
+                dataset=dataset,
+                val=val,
+                progress=self._progress,
+            )
+
+        return await self._run_beside(processes, make_loop, resume, name)
+
+    async def _run_beside(
+        self, processes: Processes, make_loop: Callable[[], Loop | OfflineLoop], resume: bool, name: str
+    ) -> Result:
+        """Start the processes, run the loop beside them, take them down again."""
+        config, folder = self._config, self._folder
+        check_trackers(config.trainer.trackers)
         with folder.held():
             folder.create(config)
-            async with processes:
+            trackers = Trackers(folder, config.trainer.trackers, self._progress.note)
+            async with trackers, processes:
                 await self._enter(processes.store, resume, name)
                 async with recorded_ending(processes.store, folder.run_id):
                     await put_upstreams(config, folder.run_id, processes.store)
-                    loop = self._loop = Loop(
-                        config=config,
-                        algorithm=algorithm,
-                        run_id=folder.run_id,
-                        folder=folder,
-                        store=processes.store,
-                        engine=processes.engine,
-                        collector=Collector(processes.store, folder.run_id),
-                        policy=processes.policy,
-                        train=train,
-                        val=val,
-                        progress=self._progress,
-                        stopping=self._stopping,
-                    )
-                    processes.start_workers(self._progress.note)
+                    loop = self._loop = make_loop()
+                    loop.stopping = self._stopping
+                    loop.watch.on_row = trackers.poke
+                    if config.agent.given:
+                        processes.start_workers(self._progress.note)
                     step = await processes.beside(loop.run(resume))
-                    return await self._leave(processes.store, step)
+                    result = await self._leave(processes.store, step)
+                    trackers.state = "finished" if result.finished else "interrupted"
+                    return result
 
     async def _enter(self, store: LightningStore, resume: bool, name: str) -> None:
         """The run as running in the store. A run that was killed before the store knew it is made when it is resumed."""
@@ -262,8 +354,7 @@ class Training:
             why = "it ended with its process" if url == "memory://" else "name the one it was trained with: --store URL"
             raise NotFoundError(f"{run_id}: the store {without_password(url)} does not know this run; {why}")
         else:
-            agent = self._config.agent
-            name = name or (Path(agent.run).name if agent.run is not None else str(agent.command))
+            name = name or _name(self._config)
             await store.create_run(name, run_record(self._config), run_id)
 
     async def _leave(self, store: LightningStore, step: int) -> Result:
@@ -281,10 +372,40 @@ class Training:
             run_id=folder.run_id,
             folder=folder.path,
             policy=Path(checkpoint.path),
+            policies=checkpoint_folders(Path(checkpoint.path), list(policy_configs(self._config))),
             step=step,
             finished=finished,
             metrics=rows,
         )
+
+
+def _algorithm_table(algorithm: LightningRL | Recorded) -> dict[str, Any]:
+    named = {"name": algorithm.name} if isinstance(algorithm, Recorded) else {}
+    return named | dataclasses.asdict(algorithm)
+
+
+def _policy_table(own: Mapping[str, Any]) -> dict[str, Any]:
+    algorithm = own.get("algorithm")
+    return {**own, "algorithm": _algorithm_table(algorithm)} if isinstance(algorithm, LightningRL) else dict(own)
+
+
+def _name(config: Config) -> str:
+    """What a list of runs calls one that was given no name."""
+    if config.data.from_run:
+        return f"{config.algorithm['name']} from {', '.join(config.data.from_run)}"
+    return Path(config.agent.run).name if config.agent.run is not None else str(config.agent.command)
+
+
+def algorithms_of(config: Config) -> dict[str, LightningRL]:
+    """The algorithm of each policy. ConfigError for a setting that is unknown, wrong, without effect, or too much for the
+    configured engine."""
+    algorithms = {}
+    for alias, own in policy_configs(config).items():
+        with of_policy(alias, config):
+            algorithms[alias] = algorithm_of(own)
+            check_fit(algorithms[alias], own)
+    check_groups(algorithms)
+    return algorithms
 
 
 def algorithm_of(config: Config) -> LightningRL:
@@ -292,15 +413,14 @@ def algorithm_of(config: Config) -> LightningRL:
     table = dict(config.algorithm)
     name = table.pop("name", "lightning_rl")
     if name != "lightning_rl":
-        raise ConfigError(f"algorithm.name: {name!r} is not known; known: lightning_rl")
+        hint = "; it learns from recorded rollouts: name their run with data.from_run" if name in RECORDED else ""
+        raise ConfigError(f"algorithm.name: {name!r} is not for data.train, expected lightning_rl{hint}")
     known = [field.name for field in dataclasses.fields(LightningRL)]
     for setting in table:
         if setting not in known:
             raise ConfigError(f"algorithm.{setting}: no such setting; known here: {', '.join(known)}")
     algorithm = LightningRL(**table)
     check_evidence(algorithm)
-    if algorithm.dynamic_sampling:
-        raise ConfigError("algorithm.dynamic_sampling: the trainer cannot make up for groups yet; leave it false")
     return algorithm
 
 

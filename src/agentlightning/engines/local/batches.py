@@ -105,6 +105,8 @@ def known_tokens(batch: list[Sequence], device: str, *, calls: bool) -> Tokens:
         ref_logprobs=optional("ref_logprobs"),
         kl_weights=optional("kl_weights", "weights"),
         entropy_weights=optional("entropy_weights", "weights"),
+        returns=optional("returns"),
+        values=optional("values"),
         calls=_calls(batch, device) if calls else None,
     )
 

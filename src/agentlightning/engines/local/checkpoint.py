@@ -81,16 +81,22 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-def write_model(model: Any, folder: Path, complete: Callable[[Path], None] | None = None) -> None:
+def write_model(
+    model: Any,
+    folder: Path,
+    complete: Callable[[Path], None] | None = None,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> None:
     """Write a transformers folder (weights, configuration), whole or not at all; an old folder there is replaced.
 
-    complete adds what else belongs into the folder before it takes its name. Raises OSError.
+    weights are written in place of the model's own; complete adds what else belongs into the folder before it takes its
+    name. Raises OSError.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        model.save_pretrained(temporary)
+        model.save_pretrained(temporary, state_dict=weights)
         if complete is not None:
             complete(temporary)
         if folder.exists():

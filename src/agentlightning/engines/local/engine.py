@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import logging
 import shutil
 import socket
@@ -16,10 +17,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 
@@ -27,6 +28,7 @@ from agentlightning import errors
 from agentlightning.children import listen, start_child, stop_child
 from agentlightning.engines.base import DEFAULT_POLICY, Metrics
 from agentlightning.engines.local.models import find_model
+from agentlightning.engines.local.options import LearnerOptions, SamplerOptions, support
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, EngineError, LearnerLostError, ModelError
 from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
@@ -42,40 +44,7 @@ MAX_KILLED_STARTS = 3
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplerOptions:
-    """Options of the sampler process; see engines/local/sampler.py."""
-
-    threads: int = 1
-    max_rows: int = 64
-    """Answers sampled at a time; more wait."""
-    cache_gib: float = 4.0
-    """Bound of keys and values of the answers being sampled."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: str = "cpu"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerOptions:
-    """Options of the learner process; see engines/local/learner.py."""
-
-    threads: int = 1
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    muon_learning_rate_ratio: float = 20 / 3
-    """Muon's learning rate over the one given to optim_step."""
-    max_tokens_per_microbatch: int = 4096
-    dropout: float = 0.0
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: str = "cpu"
-    seed: int = 0
-    rows: Literal["padded", "tree"] = "padded"
-    """tree: prefixes that sequences of a micro-batch share are computed once."""
-    reference: bool = False
-    """Keep a frozen copy of the first weights, for KL and for preferences."""
-    gradient_checkpointing: bool = False
+__all__ = ["LearnerOptions", "LocalEngine", "SamplerOptions"]
 
 
 class LocalEngine:
@@ -121,16 +90,7 @@ class LocalEngine:
 
     @property
     def support(self) -> Support:
-        return Support(
-            engine="local",
-            losses=frozenset({"ppo_clip", "gspo", "cispo", "reinforce", "sft"}),
-            preferences=frozenset() if self._learner_options.dropout else frozenset({"dpo", "kto"}),
-            corrections=True,
-            entropy=True,
-            kl=True,
-            reference=self._learner_options.reference,
-            old_logprobs=True,
-        )
+        return support(self._learner_options)
 
     async def start(self) -> list[str]:
         self._folder = find_model(self._model)
@@ -201,6 +161,10 @@ class LocalEngine:
         values: list[list[float]] = await self._verb(policy, "reference_logprobs", list(sequences))
         return values
 
+    async def values(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+        values: list[list[float]] = await self._verb(policy, "values", list(sequences))
+        return values
+
     async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:
         metrics: Metrics = await self._verb(policy, "optim_step", learning_rate, grad_clip)
         return metrics
@@ -250,14 +214,7 @@ class LocalEngine:
         ours, theirs = socket.socketpair()
         with theirs:
             arguments = ["--model", str(self._folder), "--fd", str(theirs.fileno())]
-            arguments += ["--threads", str(options.threads), "--optimizer", options.optimizer]
-            arguments += ["--betas", *map(str, options.betas), "--weight-decay", str(options.weight_decay)]
-            arguments += ["--muon-learning-rate-ratio", str(options.muon_learning_rate_ratio)]
-            arguments += ["--max-tokens-per-microbatch", str(options.max_tokens_per_microbatch)]
-            arguments += ["--dropout", str(options.dropout), "--dtype", options.dtype, "--device", options.device]
-            arguments += ["--seed", str(options.seed), "--rows", options.rows]
-            arguments += ["--reference"] * options.reference
-            arguments += ["--gradient-checkpointing"] * options.gradient_checkpointing
+            arguments += ["--options", json.dumps(asdict(options))]
             child = start_child(
                 ["agentlightning.engines.local.learner", *arguments],
                 pass_fds=[theirs.fileno()],
@@ -398,6 +355,7 @@ class _LearnerProcess:
         raise kind(answer[2])
 
 
-def _thread_bound(threads: int) -> dict[str, str]:
+def _thread_bound(threads: int | None) -> dict[str, str]:
     """OpenMP threads that wait for work must sleep: the machine's other core belongs to somebody else."""
-    return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}
+    bound = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+    return {**bound, "OMP_WAIT_POLICY": "passive", "TOKENIZERS_PARALLELISM": "false"}

@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import json
 import logging
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from agentlightning.children import end_with_parent
 from agentlightning.engines.corrections import Tokens, call_ratios, needs_calls
-from agentlightning.engines.local import tree
+from agentlightning.engines.local import layers
+from agentlightning.engines.local.adapter import FOLDER as ADAPTER
+from agentlightning.engines.local.adapter import Adapter
 from agentlightning.engines.local.batches import Batch, Rows, batches, known_tokens
 from agentlightning.engines.local.checkpoint import load_model, write_model
+from agentlightning.engines.local.critic import Critic
 from agentlightning.engines.local.llama import LLAMA_SHAPED
 from agentlightning.engines.local.models import copy_tokenizer, first_line
 from agentlightning.engines.local.optimizer import Optimizer, OptimizerName
+from agentlightning.engines.local.options import Lora
+from agentlightning.engines.local.threads import half_of_the_cores, threads_here
 from agentlightning.engines.losses import summary, token_loss
 from agentlightning.engines.preferences import check_preferences, coefficients
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
@@ -47,6 +52,7 @@ VERBS = (
     "forward_backward_preferences",
     "logprobs",
     "reference_logprobs",
+    "values",
     "optim_step",
     "save",
     "load",
@@ -64,16 +70,18 @@ class Learner:
     needed. rows "tree" computes prefixes that sequences share once; micro-batches then bound unique tokens. dropout is
     residual dropout (embeddings, attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist
     at a time (128 MB as float32): a vocabulary is large. reference keeps a frozen copy of model_dir's weights, whatever
-    is loaded later. gradient_checkpointing computes each layer again in the backward pass, and keeps no activations.
+    is loaded later. gradient_checkpointing computes each layer again in the backward pass, and keeps no activations. lora
+    trains an adapter and nothing else; the reference is then the model without it, and needs no copy. threads None: as many
+    as there are idle cores, looked at between micro-batches; another number gives another rounding.
     """
 
     def __init__(
         self,
         model_dir: str | Path,
         *,
-        threads: int = 1,
+        threads: int | None = 1,
         optimizer: OptimizerName = "adamw",
-        betas: tuple[float, float] = (0.9, 0.95),
+        betas: Seq[float] = (0.9, 0.95),
         weight_decay: float = 0.0,
         muon_learning_rate_ratio: float = 20 / 3,
         max_tokens_per_microbatch: int = 4096,
@@ -85,15 +93,20 @@ class Learner:
         rows: Rows = "padded",
         reference: bool = False,
         gradient_checkpointing: bool = False,
+        lora: Lora | None = None,
+        critic_learning_rate_ratio: float | None = None,
     ) -> None:
-        torch.set_num_threads(threads)
+        self.threads = threads_here() if threads is None else None
+        torch.set_num_threads(threads or (1 if self.threads else half_of_the_cores()))
         self._folder = Path(model_dir)
         self._device = device
         self._autocast = dtype == "bfloat16"
         self._budget = max_tokens_per_microbatch
         self._rows = rows
-        self.model = load_model(self._folder, torch.float32).to(device)
-        self._optimizer = Optimizer(self.model, optimizer, betas, weight_decay, muon_learning_rate_ratio)
+        self.model = load_model(self._folder, torch.float32)
+        self._adapter = Adapter(self.model, self._folder, lora, seed) if lora else None
+        self.model.to(device)
+        self._optimizer = Optimizer(self.model, optimizer, (betas[0], betas[1]), weight_decay, muon_learning_rate_ratio)
         self._piece = max(1, logits_at_once // self.model.config.get_text_config().vocab_size)
         self._noise = torch.Generator(device=device).manual_seed(seed)
         self._dropout = dropout
@@ -104,12 +117,16 @@ class Learner:
         # Models of this shape give logits = lm_head(hidden) and nothing more, so that only sampled tokens need any.
         self._llama = type(self.model).__name__ in LLAMA_SHAPED
         if dropout:
-            self._add_dropout()
+            layers.add_dropout(self.model, dropout, self._noise, lambda: self._training)
         if rows == "tree":
-            self._grow_trees()
+            layers.grow_trees(self.model, self._folder, dropout)
         if gradient_checkpointing:
-            self._checkpoint_layers()
-        self._reference = copy.deepcopy(self.model).requires_grad_(False) if reference else None
+            layers.recompute(self.model, self._folder, dropout)
+        self._critic = None
+        if critic_learning_rate_ratio is not None:
+            self._critic = self._new_critic(critic_learning_rate_ratio, seed)
+        copied = reference and self._adapter is None
+        self._reference = copy.deepcopy(self.model).requires_grad_(False) if copied else None
 
     def forward_backward(self, sequences: Seq[Sequence], loss: Loss) -> dict[str, float]:
         """Add the gradient of SUM over tokens of weight × loss; see Engine.forward_backward for the metrics."""
@@ -125,7 +142,8 @@ class Learner:
         finally:
             self._training = False
         self._pending = self._pending or count > 0
-        return summary(loss, reports, count)
+        said = {} if self._critic is None or loss.value is None else self._critic.report()
+        return summary(loss, reports, count) | said
 
     def forward_backward_preferences(
         self, examples: Seq[Preference], loss: PreferenceLoss, mismatched: Seq[Sequence] = ()
@@ -174,11 +192,33 @@ class Learner:
 
     def reference_logprobs(self, sequences: Seq[Sequence]) -> list[list[float]]:
         """The same under the frozen reference."""
+        if self._adapter is not None:
+            with self._adapter.off():
+                return self._logprobs(self.model, sequences)
         if self._reference is None:
             raise EngineError("the learner keeps no reference; expected it to be started with reference = true")
         return self._logprobs(self._reference, sequences)
 
+    def values(self, sequences: Seq[Sequence]) -> list[list[float]]:
+        """What the value head says of the state before every token; 0 for the first."""
+        critic = self._kept_critic()
+        return self._of_tokens(self.model, sequences, lambda states_NX, *_: critic.values(states_NX))
+
+    def _kept_critic(self) -> Critic:
+        if self._critic is None:
+            raise EngineError("the learner keeps no critic; expected it to be started with critic_learning_rate_ratio")
+        return self._critic
+
     def _logprobs(self, model: Any, sequences: Seq[Sequence]) -> list[list[float]]:
+        def say(states_NX: Tensor, temperatures_N: Tensor, targets_N: Tensor) -> Tensor:
+            return self._distributions(model, states_NX, temperatures_N).gather(1, targets_N[:, None])[:, 0]
+
+        return self._of_tokens(model, sequences, say)
+
+    def _of_tokens(
+        self, model: Any, sequences: Seq[Sequence], say: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> list[list[float]]:
+        """`say` of every token's state, temperature and id: [N]; 0 for the first token of a sequence."""
         self._check(sequences)
         found: dict[int, list[float]] = {}
         with torch.inference_mode():
@@ -187,12 +227,8 @@ class Learner:
                 values: list[float] = []
                 if where:
                     states_NX = self._states(model, batch).flatten(0, 1)[batch.pick(where)]
-                    parts = [
-                        self._distributions(model, states, temperatures).gather(1, targets[:, None])[:, 0]
-                        for states, temperatures, targets in self._pieces(
-                            states_NX, self._temperatures(batch, where), self._targets(batch, where)
-                        )
-                    ]
+                    temperatures_N, targets_N = self._temperatures(batch, where), self._targets(batch, where)
+                    parts = [say(*piece) for piece in self._pieces(states_NX, temperatures_N, targets_N)]
                     values = torch.cat(parts).tolist()
                 start = 0
                 for sequence in batch.sequences:
@@ -205,28 +241,33 @@ class Learner:
         """Clip the accumulated gradient to the norm, update, zero it. grad_norm is before clipping."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, grad_clip)) if parameters else 0.0
-        if norm != norm or norm == float("inf"):
-            self.model.zero_grad(set_to_none=True)
-            self._pending = False
-            raise EngineError(f"the gradient's norm is {norm}; the update was not applied")
+        values_norm = 0.0 if self._critic is None else self._critic.clip(grad_clip)
+        if not (math.isfinite(norm) and math.isfinite(values_norm)):
+            self._forget()
+            raise EngineError(f"the gradient's norm is {norm + values_norm}; the update was not applied")
         self._optimizer.step(learning_rate)
-        self.model.zero_grad(set_to_none=True)
-        self._pending = False
+        if self._critic is not None:
+            self._critic.step(learning_rate)
+        self._forget()
         self.updates += 1
-        return {"grad_norm": norm}
+        return {"grad_norm": norm} | ({} if self._critic is None else {"value_grad_norm": values_norm})
 
     def save(self, path: str | Path) -> None:
         """Write a transformers folder and the learner's state; whole or not at all. An old folder there is replaced."""
         if self._pending:
             raise EngineError("a learner is saved between updates; call optim_step first")
         state = {"optimizer": self._optimizer.state(), "noise": self._noise.get_state(), "updates": self.updates}
+        if self._critic is not None:
+            state["critic"] = self._critic.state()
 
         def complete(folder: Path) -> None:
             copy_tokenizer(self._folder, folder)
+            if self._adapter is not None:
+                self._adapter.save(folder / ADAPTER)
             torch.save(state, folder / STATE)
 
         try:
-            write_model(self.model, Path(path), complete)
+            write_model(self.model, Path(path), complete, self._merged())
         except NOT_WRITTEN as cause:
             raise EngineError(f"the checkpoint {path} cannot be written: {first_line(cause)}") from cause
 
@@ -235,24 +276,49 @@ class Learner:
         path = Path(path)
         if not (path / STATE).is_file():
             raise ModelError(f"checkpoint {path}: it has no {STATE}, so it was not written by a learner")
-        saved = load_model(path, torch.float32).to(self._device)
+        if (path / ADAPTER).is_dir() != (self._adapter is not None):
+            trained = "an adapter" if (path / ADAPTER).is_dir() else "all weights"
+            raise ModelError(f"checkpoint {path}: it was trained with {trained}, which engine.lora does not say")
         state = torch.load(path / STATE, map_location=self._device, weights_only=True)
         try:
-            self.model.load_state_dict(saved.state_dict())
+            if self._adapter is not None:
+                self._adapter.load(path / ADAPTER)
+            else:
+                self.model.load_state_dict(load_model(path, torch.float32).state_dict())
             self._optimizer.load(state["optimizer"])
+            if self._critic is not None:
+                self._critic.load(state["critic"])
         except (RuntimeError, ValueError, KeyError) as cause:
             raise ModelError(f"checkpoint {path}: it belongs to another model or optimizer ({cause})") from cause
         self._noise.set_state(state["noise"].cpu())
         self.updates = state["updates"]
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop the accumulated gradient."""
         self.model.zero_grad(set_to_none=True)
+        if self._critic is not None:
+            self._critic.forget()
         self._pending = False
+
+    def _new_critic(self, learning_rate_ratio: float, seed: int) -> Critic:
+        if not self._llama:
+            raise ModelError(
+                f"model {self._folder}: a critic needs hidden states, which {type(self.model).__name__} keeps"
+            )
+        width = self.model.config.get_text_config().hidden_size
+        return Critic(width, learning_rate_ratio=learning_rate_ratio, device=self._device, seed=seed)
 
     def export(self, folder: str | Path) -> None:
         """Write a transformers folder without the learner's state, for a sampler to take."""
         try:
-            write_model(self.model, Path(folder), lambda new: copy_tokenizer(self._folder, new))
+            write_model(self.model, Path(folder), lambda new: copy_tokenizer(self._folder, new), self._merged())
         except NOT_WRITTEN as cause:
             raise EngineError(f"weights cannot be written to {folder}: {first_line(cause)}") from cause
+
+    def _merged(self) -> dict[str, Tensor] | None:
+        """Where an adapter is trained: the weights of a model that has it inside."""
+        return None if self._adapter is None else self._adapter.merged()
 
     def _backward(self, batch: Batch, loss: Loss) -> tuple[list[Tensor], int]:
         where = [(row, at - 1) for row, s in enumerate(batch.sequences) for at, sampled in enumerate(s.mask) if sampled]
@@ -273,6 +339,8 @@ class Learner:
             total, report = token_loss(loss, distributions, targets, tokens)
             total.backward()  # type: ignore[no-untyped-call]
             reports.append(report)
+        if loss.value is not None:
+            self._kept_critic().backward(cut_NX, known, loss)
         states_NX.backward(cut_NX.grad)  # type: ignore[no-untyped-call]
         return reports, len(where)
 
@@ -301,7 +369,10 @@ class Learner:
         return zip(*(torch.split(column, self._piece) for column in columns), strict=True)
 
     def _batches(self, sequences: Seq[Sequence]) -> Iterator[Batch]:
-        return batches(sequences, self._budget, self._rows, self._device)
+        for batch in batches(sequences, self._budget, self._rows, self._device):
+            if self.threads is not None and self.threads.adjust() != torch.get_num_threads():
+                torch.set_num_threads(self.threads.count)
+            yield batch
 
     def _targets(self, batch: Batch, where: Seq[tuple[int, int]]) -> Tensor:
         return torch.tensor([batch.sequences[row].tokens[at + 1] for row, at in where], device=self._device)
@@ -329,46 +400,6 @@ class Learner:
                     f"{max(sequence.tokens)}; the model's vocabulary has ids 0 to {config.vocab_size - 1}"
                 )
 
-    def _grow_trees(self) -> None:
-        config = self.model.config
-        windowed = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
-        if not self._llama or windowed:
-            what = "its attention has a sliding window" if windowed else f"{type(self.model).__name__} is not known to"
-            raise ModelError(f"model {self._folder}: rows = 'tree' does not fit ({what}); expected rows = 'padded'")
-        if self._dropout:
-            raise ModelError("rows = 'tree' gives sequences that share a token the same dropout; expected dropout 0")
-        tree.enable(self.model)
-
-    def _checkpoint_layers(self) -> None:
-        if self._dropout:
-            raise ModelError("gradient_checkpointing would draw other dropout the second time; expected dropout 0")
-        from transformers.modeling_layers import GradientCheckpointingLayer
-
-        layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        if not layers:
-            raise ModelError(f"model {self._folder}: {type(self.model).__name__} has no layer to recompute")
-        for layer in layers:
-            layer.gradient_checkpointing = layer.training = True  # training of the layer alone: its dropout stays off
-            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-
-    def _add_dropout(self) -> None:
-        keep = 1.0 - self._dropout
-
-        def drop(_: Any, __: Any, output: Any) -> Any:
-            if not self._training:
-                return output
-            hidden = output[0] if isinstance(output, tuple) else output
-            kept = torch.empty_like(hidden).bernoulli_(keep, generator=self._noise)
-            hidden = hidden * kept / keep
-            return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
-
-        names = ("self_attn", "attn", "attention", "mlp")
-        found = [m for n, m in self.model.named_modules() if n.split(".")[-1] in names]
-        if not found:
-            raise EngineError(f"dropout: the layers of {type(self.model).__name__} have no part named one of {names}")
-        for module in (self.model.get_input_embeddings(), *found):
-            module.register_forward_hook(drop)
-
 
 def serve(learner: Learner, pipe: Connection) -> None:
     """Answer (method, arguments) with ("ok", result) or ("error", class name, message) until the pipe closes."""
@@ -393,25 +424,15 @@ def main(arguments: Seq[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="agentlightning.engines.local.learner")
     parser.add_argument("--model", required=True, help="transformers folder")
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket pair's end")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
-    parser.add_argument("--betas", type=float, nargs=2, default=(0.9, 0.95))
-    parser.add_argument("--weight-decay", type=float, default=0.0)
-    parser.add_argument("--muon-learning-rate-ratio", type=float, default=20 / 3)
-    parser.add_argument("--max-tokens-per-microbatch", type=int, default=4096)
-    parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rows", choices=("padded", "tree"), default="padded")
-    parser.add_argument("--reference", action="store_true")
-    parser.add_argument("--gradient-checkpointing", action="store_true")
-    options = vars(parser.parse_args(arguments))
+    parser.add_argument("--options", default="{}", help="JSON object: keywords of Learner")
+    given = parser.parse_args(arguments)
     end_with_parent()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s learner %(message)s")
-    pipe: Connection = Connection(options.pop("fd"))
+    pipe: Connection = Connection(given.fd)
     try:
-        learner = Learner(options.pop("model"), betas=tuple(options.pop("betas")), **options)
+        options = json.loads(given.options)
+        lora = options.pop("lora", None)
+        learner = Learner(given.model, lora=Lora(**lora) if lora else None, **options)
     except AgentLightningError as error:
         sys.stderr.write(f"{error}\n")
         pipe.send(("error", type(error).__name__, str(error)))

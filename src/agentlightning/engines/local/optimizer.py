@@ -1,4 +1,4 @@
-"""AdamW, or Muon for the matrices of the layers and AdamW for the rest.
+"""AdamW, AdamW with states of 8 bits, or Muon for the matrices of the layers and AdamW for the rest.
 
 The learner drives it. Refuses to know gradients' origin; one learning rate scales every group.
 """
@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-OptimizerName = Literal["adamw", "muon"]
+from agentlightning.errors import MissingExtraError
+
+OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
 
 
 class Optimizer:
@@ -17,7 +19,8 @@ class Optimizer:
 
     With "muon" (Jordan et al., 2024: momentum 0.95, Nesterov, 5 Newton-Schulz steps; torch.optim.Muon), two-dimensional
     parameters of layers get muon_ratio × the learning rate: an update of Muon has the size of the matrix, one of AdamW has
-    the size of the rate.
+    the size of the rate. With "adamw_8bit" AdamW's two moments take a byte each (Dettmers et al., 2022, 8-bit Optimizers via
+    Block-wise Quantization; bitsandbytes), but for embeddings, whose gradients are too uneven for it (there, section 2.3).
     """
 
     def __init__(
@@ -32,17 +35,19 @@ class Optimizer:
             id(p) for module in model.modules() if isinstance(module, torch.nn.Embedding) for p in [module.weight]
         }
         trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        inner = [
-            p for n, p in trained if name == "muon" and p.ndim == 2 and id(p) not in embedding and "lm_head" not in n
-        ]
+        own = {"adamw": [], "adamw_8bit": trained, "muon": [(n, p) for n, p in trained if p.ndim == 2]}[name]
+        inner = [p for n, p in own if id(p) not in embedding and "lm_head" not in n]
         chosen = {id(p) for p in inner}
         rest = [p for _, p in trained if id(p) not in chosen]
-        self._parts: list[tuple[torch.optim.Optimizer, float]] = [
-            (torch.optim.AdamW(rest, lr=0.0, betas=betas, weight_decay=weight_decay, fused=True), 1.0)
-        ]
-        if inner:
+        self._parts: list[tuple[torch.optim.Optimizer, float]] = []
+        if rest:
+            plain = torch.optim.AdamW(rest, lr=0.0, betas=betas, weight_decay=weight_decay, fused=True)
+            self._parts.append((plain, 1.0))
+        if inner and name == "muon":
             muon = torch.optim.Muon(inner, lr=0.0, momentum=0.95, nesterov=True, weight_decay=weight_decay, ns_steps=5)
             self._parts.append((muon, muon_ratio))
+        elif inner:
+            self._parts.append((_adamw_8bit(inner, betas, weight_decay), 1.0))
 
     def step(self, learning_rate: float) -> None:
         for part, ratio in self._parts:
@@ -56,3 +61,17 @@ class Optimizer:
     def load(self, state: list[Any]) -> None:
         for (part, _), saved in zip(self._parts, state, strict=True):
             part.load_state_dict(saved)
+
+
+def _adamw_8bit(
+    parameters: list[torch.nn.Parameter], betas: tuple[float, float], weight_decay: float
+) -> torch.optim.Optimizer:
+    """MissingExtraError without bitsandbytes; where a tensor is small, it keeps 32 bits by itself."""
+    try:
+        import bitsandbytes
+    except ImportError as cause:
+        raise MissingExtraError("bitsandbytes", "adamw8bit") from cause
+    found: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(
+        parameters, lr=0.0, betas=betas, weight_decay=weight_decay
+    )
+    return found

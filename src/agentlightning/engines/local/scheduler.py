@@ -23,6 +23,8 @@ PREFILL_TOKENS = 640
 """Padded tokens of one prefill: activations of tiny models stay in a 2 MB cache."""
 CHUNK = 512
 """Most new tokens of a row in one operation; bounds the memory of attention scores."""
+KEPT_PROMPT = 32
+"""First prompts of at least this many tokens are kept for rollouts of the same task that come later."""
 ROOM = 64
 """The cache grows in multiples of this many tokens."""
 
@@ -154,7 +156,8 @@ class Scheduler:
             new = len(each[0]) - each[2]
             # Padding must fit the context too: it is written behind the rows.
             reach = max([each[2], *(other[2] for other in group)]) + new
-            if group and ((len(group) + 1) * new > PREFILL_TOKENS or reach > self._decoder.context):
+            rows = len({other[1] for other in group} | {each[1]})  # equal prompts are computed once
+            if group and (rows * new > PREFILL_TOKENS or reach > self._decoder.context):
                 self._prefill(group, news)
                 group = []
             group.append(each)
@@ -176,6 +179,7 @@ class Scheduler:
             if cached is not None:
                 self._decoder.write(first + row, cached)
         logits = self._read_prompts(first, [(ids[known:], known) for ids, _, known, _, _ in order], width)
+        self._keep_prompts(first, order)
         arranged = [each[4] for each in order]
         source = list(range(len(order)))
         unplaced = {id(request) for request in arranged}
@@ -190,6 +194,17 @@ class Scheduler:
         for request in arranged:
             self._join(request)
         self._accept(first, logits, news)
+
+    def _keep_prompts(self, first: int, order: list[tuple[list[int], bytes, int, object, Request]]) -> None:
+        """Remember prompts that go on from nothing: the other rollouts of their task may ask for the same a moment later.
+
+        All but the last token, whose logits they need.
+        """
+        for row, (ids, key, known, _, request) in enumerate(order, first):
+            length = len(ids) - 1
+            if not known and not request.sampled and length >= KEPT_PROMPT:
+                kept = self._decoder.read(row, length)
+                self._prefixes.put(key[:-ID_BYTES], kept, length * (self._decoder.row_bytes + ID_BYTES))
 
     def _read_prompts(self, first: int, rows: list[tuple[list[int], int]], width: int) -> torch.Tensor:
         """Logits after the last token of every row; long prompts are read in chunks."""

@@ -10,8 +10,8 @@ Refuses to know losses.
                                            runs      [1 2] -> [3] -> [4], [5 6]; [1 2] -> [7]
 
 A *run* is a stretch without a branch inside. On a CPU each run attends to its ancestors' runs and to itself: the work is
-the depth of every unique token, summed, with nothing masked away but half of the run's own square. Elsewhere one masked
-call of scaled_dot_product_attention does it.
+the depth of every unique token, summed, with nothing masked away but half of the run's own square. On a GPU FlexAttention
+skips the blocks in which no token sees another; elsewhere one masked call of scaled_dot_product_attention does it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -126,25 +127,69 @@ def _runs(parents: list[int]) -> list[Run]:
     return runs
 
 
+How = Literal["runs", "flex", "mask"]
+NARROWEST_FLEX = 16
+"""Numbers of a head below which FlexAttention has no kernel."""
+
+
+def how_on(device: str) -> How:
+    """The way to attend that is quickest on a device.
+
+    >>> how_on("cpu"), how_on("cuda:1"), how_on("mps")
+    ('runs', 'flex', 'mask')
+    """
+    kinds: dict[str, How] = {"cpu": "runs", "cuda": "flex"}
+    return kinds.get(torch.device(device).type, "mask")
+
+
 class TreeMask:
     """What `tree_attention` needs of a tree, on its device, made once for all layers."""
 
-    def __init__(self, tree: Tree, device: str) -> None:
-        self.by_runs = torch.device(device).type == "cpu"
+    def __init__(self, tree: Tree, device: str, how: How | None = None) -> None:
+        self.how = how or how_on(device)
         self.lengths = [run.end - run.start for run in tree.runs]
         self.ancestors = [run.ancestors for run in tree.runs]
         self.inner: list[Tensor | None] = []
-        self.whole = torch.zeros(0)
-        if self.by_runs:
+        self._ends = torch.tensor(tree.ends, device=device)
+        self._compiled = torch.device(device).type != "cpu"
+        if self.how == "runs":
             for run, length in zip(tree.runs, self.lengths, strict=True):
                 above = sum(self.lengths[a] for a in run.ancestors)
                 needed = above and length > 1  # a lone token sees all, a root is plainly causal
                 ones = torch.ones(length, above + length, dtype=torch.bool)
                 self.inner.append(ones.tril_(above) if needed else None)
-        else:
-            at = torch.arange(len(tree.tokens), device=device)
-            ends = torch.tensor(tree.ends, device=device)
-            self.whole = (at[None, :] <= at[:, None]) & (at[:, None] < ends[None, :])
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """[N, N], whether token i sees token j."""
+        at = torch.arange(len(self._ends), device=self._ends.device)
+        return (at[None, :] <= at[:, None]) & (at[:, None] < self._ends[None, :])
+
+    @cached_property
+    def blocks(self) -> Any:
+        """The same as FlexAttention takes it: which blocks of tokens see which, and the rule within a block."""
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        ends, count = self._ends, len(self._ends)
+
+        def sees(batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return (j <= i) & (i < ends[j])
+
+        return create_block_mask(sees, None, None, count, count, device=str(ends.device))
+
+    @property
+    def flex_attention(self) -> Any:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        return _compiled_flex() if self._compiled else flex_attention
+
+
+@cache
+def _compiled_flex() -> Any:
+    """Only compiled does it skip anything. Once a process: every tree has its own mask, all share the kernel."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)
 
 
 def tree_attention(
@@ -167,7 +212,12 @@ def tree_attention(
         )
         return plain
     grouped = query.shape[1] != key.shape[1]
-    if not tree.by_runs:
+    if tree.how == "flex" and query.shape[-1] >= NARROWEST_FLEX:
+        # Autocast, which turns what scaled_dot_product_attention gets into one type, does not know FlexAttention.
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        out = tree.flex_attention(query, key, value, block_mask=tree.blocks, scale=scaling, enable_gqa=grouped)
+        return out.transpose(1, 2), None
+    if tree.how != "runs":
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=tree.whole, scale=scaling, enable_gqa=grouped)
         return out.transpose(1, 2), None
     # Split once and joined once: a slice's backward would write zeros for the whole tree.

@@ -1,0 +1,117 @@
+"""TRL's side of benchmarks/training.py, run by the Python of .venv-trl: GRPOTrainer, one step for each line of stdin.
+
+    python benchmarks/training/trl_steps.py MODEL_FOLDER WORKLOAD_JSON
+
+Prints a JSON line when it is ready and one a step: {"step_s", "generate_s", "train_s", "lengths"}, in CPU seconds of the
+process. It has what its documentation names for speed on a CPU: SDPA attention, a fused AdamW, no gradient checkpointing
+(which it turns on by itself), no reference model, no logging, float32 like ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+
+class Timed(GRPOTrainer):
+    """Notes how long it samples."""
+
+    generate_s = 0.0
+    lengths: tuple[int, ...] = ()
+
+    def _generate(self, *arguments: Any, **named: Any) -> Any:
+        started = time.process_time()
+        found = super()._generate(*arguments, **named)
+        self.generate_s += time.process_time() - started
+        self.lengths = tuple(sorted({len(ids) for ids in found[1]}))
+        return found
+
+
+class OnRequest(TrainerCallback):
+    """Waits for a line before each step and reports after it."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+        self.started = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not sys.stdin.readline():
+            os._exit(0)
+        self.trainer.generate_s = 0.0
+        self.started = time.process_time()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        step_s = time.process_time() - self.started
+        generate_s = self.trainer.generate_s
+        report = {"step_s": step_s, "generate_s": generate_s, "train_s": step_s - generate_s}
+        say(report | {"lengths": self.trainer.lengths})
+
+
+def say(report: dict[str, Any]) -> None:
+    sys.__stdout__.write(json.dumps(report) + "\n")  # type: ignore[union-attr]
+    sys.__stdout__.flush()  # type: ignore[union-attr]
+
+
+def main() -> None:
+    folder, work = sys.argv[1], json.loads(sys.argv[2])
+    sys.stdout = sys.stderr  # what it prints itself is not for us
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tasks, group, answer = work["tasks"], work["group"], work["answer"]
+    rows = tasks * group
+
+    def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [sum(ids) / len(ids) / work["vocabulary"] for ids in completion_ids]
+
+    config = GRPOConfig(
+        output_dir=os.path.join(folder, "trl"),
+        per_device_train_batch_size=work["trl_rows"],
+        gradient_accumulation_steps=rows // work["trl_rows"],
+        num_generations=group,
+        max_completion_length=answer,
+        max_steps=100_000,
+        learning_rate=1e-4,
+        lr_scheduler_type="constant",
+        optim="adamw_torch_fused",
+        temperature=1.0,
+        beta=0.0,
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        shuffle_dataset=False,
+        seed=0,
+    )
+    waiting = OnRequest()
+    trainer = Timed(
+        model=model,
+        reward_funcs=reward,
+        args=config,
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in work["prompts"]]),
+        processing_class=tokenizer,
+        callbacks=[waiting],
+    )
+    waiting.trainer = trainer
+    say({"ready": True, "parameters": sum(p.numel() for p in model.parameters())})
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()

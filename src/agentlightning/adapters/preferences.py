@@ -1,0 +1,68 @@
+"""Trajectories to rows of whole answers, for losses that compare answers, not tokens. Pure.
+
+The offline trainer drives it. An answer is all that the model wrote in one rollout; where its calls continue each other it
+is one row, in which everything else is context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from agentlightning.adapters.sequences import merge, unmerged
+from agentlightning.types import Sequence, Trajectory
+
+
+def answer_rows(trajectory: Trajectory, *, merged: bool = True, weights: Seq[float] | None = None) -> list[Sequence]:
+    """The rows of one rollout, whose trained tokens are what the model wrote.
+
+    weights: of each transition's tokens; None: 0. Rows are computed at temperature 1, whatever they were sampled at: the
+    loss is about the model, not about its sampling.
+    """
+    plain = [replace(transition, temperature=1.0) for transition in trajectory.transitions]
+    nothing = [0.0] * len(plain)
+    return (merge if merged else unmerged)(
+        trajectory.rollout_id, plain, nothing, nothing if weights is None else weights
+    )
+
+
+def mismatched_rows(answers: Seq[Seq[Sequence]], longest: int) -> list[Sequence]:
+    """Each answer beside the opening of another task: what precedes its first trained token is that of the one before it.
+
+    Ethayarajh et al. (2024), KTO, section 4.1: another example's y beside this x, from which the baseline is estimated. Of
+    the answers before it (the last one comes before the first), the nearest that opens otherwise counts; where all open
+    alike there is none. An answer of several rows gives one estimate for each. Rows of more than `longest` tokens are left
+    out. Stars mark trained tokens:
+
+        (Q1 a* x b*), (Q2 c*)   ->   (Q2 a* x b*), (Q1 c*)
+    """
+    openings = [_opening(rows[0]) for rows in answers]
+    found = []
+    for place, rows in enumerate(answers):
+        before = [openings[(place - back) % len(answers)] for back in range(1, len(answers))]
+        other = next((opening for opening in before if opening != openings[place]), None)
+        if other is not None:
+            found += [
+                _beside(row, other) for row in rows if len(row.tokens) - row.mask.index(True) + len(other) <= longest
+            ]
+    return found
+
+
+def _opening(row: Sequence) -> list[int]:
+    return row.tokens[: row.mask.index(True)]
+
+
+def _beside(row: Sequence, opening: list[int]) -> Sequence:
+    start = row.mask.index(True)
+    nothing = [0.0] * len(opening)
+    moved = len(opening) - start
+    return replace(
+        row,
+        tokens=opening + row.tokens[start:],
+        mask=[False] * len(opening) + row.mask[start:],
+        logprobs=nothing + row.logprobs[start:],
+        advantages=nothing + row.advantages[start:],
+        weights=nothing + row.weights[start:],
+        segments=[(first + moved, end + moved) for first, end in row.segments],
+        ref_logprobs=None,
+    )

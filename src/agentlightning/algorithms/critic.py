@@ -1,0 +1,101 @@
+"""Advantage gae: what a critic says of each sampled token, and what was earned, to advantages and the critic's targets.
+
+LightningRL drives it with the values of an engine's value head. Pure; the formulas are in `gae.py`. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentlightning.algorithms.advantage import whiten_batch
+from agentlightning.algorithms.gae import bilevel_gae
+from agentlightning.algorithms.settings import is_number, require, require_number
+from agentlightning.types import Trajectory
+
+Values = Mapping[str, Sequence[float]]
+"""By id of the call, one number per sampled token: the critic's estimate of the state before that token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Critic:
+    """Settings of gae, the table `critic` of LightningRL."""
+
+    learning_rate: float = 1e-3
+    """Of the value head, with the schedule of the policy's own."""
+    gamma: float = 1.0
+    """Discount from token to token of a call."""
+    call_gamma: float = 1.0
+    """Discount from call to call."""
+    lam: float = 0.95
+    """λ, at both levels: 1 trusts what was earned, 0 what the critic says of the next state."""
+    clip: float | None = None
+    """An estimate that moved further than this within a step is not moved on. None: no bound."""
+    trunk: float = 0.1
+    """The critic's gradient goes on into the policy's own layers times this; 0 leaves them alone."""
+
+    def __post_init__(self) -> None:
+        require_number("critic.learning_rate", self.learning_rate, 0)
+        for name in ("gamma", "call_gamma", "lam"):
+            require_number(f"critic.{name}", getattr(self, name), 0, 1)
+        if self.clip is not None:
+            require(is_number(self.clip, 0) and self.clip > 0, "critic.clip", "a number above 0", self.clip)
+        require_number("critic.trunk", self.trunk, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Of one rollout; the lists have one entry per transition and sampled token."""
+
+    advantages: list[list[float]]
+    returns: list[list[float]]
+    values: list[list[float]]
+
+
+def estimates(
+    trajectories: Sequence[Trajectory], values: Values, critic: Critic, normalize: bool = True
+) -> list[Estimate]:
+    """Bi-level GAE of each rollout; with `normalize`, less the mean and over the deviation of all of them.
+
+    Schulman et al. 2016 and 2017 (PPO), as `gae.bilevel_gae` says. A call earns the step rewards recorded on it, the last
+    one the final reward, too. Statistics are over rollouts: each counts once, however many tokens it has. Two rollouts of
+    one token with rewards 1 and 0 and values of 0.5: advantages [0.5, -0.5], normalised [0.707, -0.707].
+    """
+    found = []
+    for trajectory in trajectories:
+        said = [list(values[transition.call_id]) for transition in trajectory.transitions]
+        earned = [transition.reward for transition in trajectory.transitions]
+        earned[-1] += trajectory.reward
+        advantages, returns = bilevel_gae(
+            earned, said, gamma=critic.gamma, call_gamma=critic.call_gamma, lam=critic.lam
+        )
+        found.append(Estimate(advantages=advantages, returns=returns, values=said))
+    return _normalized(found) if normalize else found
+
+
+def explained(found: Sequence[Estimate]) -> dict[str, float]:
+    """value_mean, and explained_variance: 1 - Var(return - value) / Var(return) over tokens.
+
+    1: the critic knows everything; 0: no more than a constant; below 0: it misleads. Left out where all returns are equal.
+    """
+    returns = [number for one in found for call in one.returns for number in call]
+    values = [number for one in found for call in one.values for number in call]
+    if not returns:
+        return {}
+    stats = {"value_mean": statistics.fmean(values)}
+    spread = statistics.pvariance(returns)
+    if spread:
+        errors = [earned - said for earned, said in zip(returns, values, strict=True)]
+        stats["explained_variance"] = 1.0 - statistics.pvariance(errors) / spread
+    return stats
+
+
+def _normalized(found: Sequence[Estimate]) -> list[Estimate]:
+    white = whiten_batch([[number for call in one.advantages for number in call] for one in found])
+    normalized = []
+    for one, flat in zip(found, white, strict=True):
+        rest = iter(flat)
+        advantages = [[next(rest) for _ in call] for call in one.advantages]
+        normalized.append(Estimate(advantages=advantages, returns=one.returns, values=one.values))
+    return normalized

@@ -1,0 +1,120 @@
+"""Selection: which calls of a rollout a policy is trained on; the others stay in its trajectories as context.
+
+The trainer marks calls by `Selection`, LightningRL takes its own part of what is marked once credit has been given: a credit
+rule sees whole rollouts, so that what one agent earned is told from what the others did. Advantages, their statistics and
+everything after them are over the policy's own calls, and over the rollouts in which it has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from agentlightning.algorithms.credit.rule import Credit
+from agentlightning.errors import ConfigError, boundary
+from agentlightning.runner.user_code import load
+from agentlightning.types import Call, Trajectory
+
+Predicate = Callable[[Call], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The calls of one policy that are trained on: made by an agent of these names, or such that a predicate says yes."""
+
+    policy: str
+    names: frozenset[str] | None = None
+    """None: all of the policy's calls."""
+    predicates: tuple[Predicate, ...] = ()
+
+    def __call__(self, call: Call) -> bool:
+        """A name is that of the agent, where the call has one, the model name that was asked for, or the policy's alias."""
+        if call.policy != self.policy:
+            return False
+        if self.names is None:
+            return True
+        return bool(self.names & {call.agent, call.model, call.policy}) or any(one(call) for one in self.predicates)
+
+
+def selection(policy: str, agents: Sequence[str] | None) -> Selection:
+    """What `agents` means for a policy: names, and predicates ``file.py:name`` over a `types.Call`.
+
+    ConfigError where a predicate cannot be loaded.
+    """
+    if agents is None:
+        return Selection(policy)
+    predicates = tuple(_predicate(one) for one in agents if is_predicate(one))
+    return Selection(policy, frozenset(one for one in agents if not is_predicate(one)), predicates)
+
+
+def is_predicate(agent: str) -> bool:
+    """Whether an entry of `agents` names a function, not an agent."""
+    return ".py:" in agent
+
+
+def own_part(
+    groups: Sequence[Sequence[Trajectory]], credits: Sequence[Sequence[Credit]]
+) -> tuple[list[list[Trajectory]], list[list[Credit]]]:
+    """Groups and their credit without the calls that are context, and without rollouts that have no others.
+
+    A rollout of calls (context, own, own) with credit [0.2, 0.5, 0.3] leaves two calls with [0.5, 0.3].
+    """
+    kept = [
+        [(trajectory, credit) for trajectory, credit in zip(group, ofgroup, strict=True) if _acts(trajectory)]
+        for group, ofgroup in zip(groups, credits, strict=True)
+    ]
+    return (
+        [[_own(trajectory) for trajectory, _ in group] for group in kept],
+        [[_own_credit(trajectory, credit) for trajectory, credit in group] for group in kept],
+    )
+
+
+def own_groups(groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
+    """The groups of `own_part` alone."""
+    return [[_own(trajectory) for trajectory in group if _acts(trajectory)] for group in groups]
+
+
+def _acts(trajectory: Trajectory) -> bool:
+    return any(transition.trained for transition in trajectory.transitions)
+
+
+def _own(trajectory: Trajectory) -> Trajectory:
+    """With the step rewards of context on the own call before it, which it follows from; nothing owns what came first."""
+    if all(transition.trained for transition in trajectory.transitions):
+        return trajectory
+    own = []
+    for transition in trajectory.transitions:
+        if transition.trained:
+            own.append(transition)
+        elif own and transition.reward:
+            own[-1] = replace(own[-1], reward=own[-1].reward + transition.reward)
+    return replace(trajectory, transitions=own)
+
+
+def _own_credit(trajectory: Trajectory, credit: Credit) -> Credit:
+    trained = [transition.trained for transition in trajectory.transitions]
+    if all(trained):
+        return credit
+
+    def own(numbers: list[float]) -> list[float]:
+        return [number for number, kept in zip(numbers, trained, strict=True) if kept]
+
+    return replace(
+        credit,
+        values=own(credit.values),
+        shares=None if credit.shares is None else own(credit.shares),
+        bonus=None if credit.bonus is None else own(credit.bonus),
+    )
+
+
+def _predicate(spec: str) -> Predicate:
+    function = load(spec, ("call",), "agents predicate")
+
+    def predicate(call: Call) -> bool:
+        with boundary(f"agents predicate {spec!r}"):
+            said = function(call)
+        if not isinstance(said, bool):
+            raise ConfigError(f"agents predicate {spec!r}: expected true or false, got {type(said).__name__}")
+        return said
+
+    return predicate

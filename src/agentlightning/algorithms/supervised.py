@@ -1,0 +1,142 @@
+"""Imitation from the record: all of it, the best of it, or what a stronger model did.
+
+The offline trainer drives these; see `recorded`. The loss is the cross-entropy of what the model wrote, nothing else: what
+the environment, the user and other models said is context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+from agentlightning.adapters.sequences import Aggregation
+from agentlightning.algorithms.recorded import (
+    Candidate,
+    Example,
+    Recorded,
+    are_names,
+    best_first,
+    by_task,
+    check_aggregation,
+    check_threshold,
+    is_whole,
+    require,
+)
+from agentlightning.errors import ConfigError
+from agentlightning.types import Loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervised(Recorded):
+    """What the three have in common."""
+
+    aggregation: Aggregation = "token_mean"
+    """How tokens are weighed against each other; see `adapters.sequences.token_weights`."""
+    threshold: float | None = None
+    """Rollouts with a lower reward, or with none, are left out; None: none is."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_aggregation(self.aggregation)
+        check_threshold(self.threshold)
+
+    @property
+    def loss(self) -> Loss:
+        return Loss(name="sft")
+
+    def examples(self, candidates: Seq[Candidate]) -> list[Example]:
+        good = [one for one in candidates if self.threshold is None or at_least(one, self.threshold)]
+        if candidates and not good:
+            known = [one.reward for one in candidates if one.reward is not None]
+            highest = f"the highest is {max(known):g}" if known else "none has one"
+            raise ConfigError(
+                f"algorithm.threshold: none of {len(candidates)} recorded rollouts has a reward of at least "
+                f"{self.threshold:g}; {highest}"
+            )
+        return [Example(wanted=one.rollout_id, held_out=self.is_held_out(one.task)) for one in self.chosen(good)]
+
+    def chosen(self, good: Seq[Candidate]) -> list[Candidate]:
+        """Those that are imitated."""
+        return list(good)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFT(Supervised):
+    """Supervised fine-tuning: imitate every recorded rollout, or with `threshold` every good one."""
+
+    name: ClassVar[str] = "sft"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RFT(Supervised):
+    """Rejection-sampling fine-tuning: imitate the best rollouts of each task, each way of solving it once.
+
+    Yuan et al. (2023), Scaling Relationship on Learning Mathematical Reasoning with LLMs, section 3.3 (correct samples,
+    distinct ones); with per_task = 1 RAFT (Dong et al., 2023, section 3).
+    """
+
+    name: ClassVar[str] = "rft"
+
+    threshold: float | None = 0.5
+    per_task: int | None = 4
+    """Most rollouts of one task, so that easy tasks do not crowd out the others; None: all."""
+    distinct: bool = True
+    """Of rollouts of one task in which the model wrote the same, keep one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.threshold is not None, "threshold", "a number; without one, take the algorithm 'sft'", None)
+        require(
+            self.per_task is None or is_whole(self.per_task, 1), "per_task", "a whole number above 0", self.per_task
+        )
+        require(isinstance(self.distinct, bool), "distinct", "true or false", self.distinct)
+
+    def chosen(self, good: Seq[Candidate]) -> list[Candidate]:
+        return [one for group in by_task(good) for one in best(group, self.per_task, self.distinct)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill(Supervised):
+    """Distillation: imitate what a stronger model answered, rendered as this model's template writes it.
+
+    Kim and Rush (2016), Sequence-Level Knowledge Distillation, equation 6 (the teacher's samples in place of its
+    distribution): its text is enough, so that any model behind any API can be the teacher.
+    """
+
+    name: ClassVar[str] = "distill"
+    renders: ClassVar[bool] = True
+
+    models: Seq[str] | None = None
+    """The teacher: model names as agents asked for them, in which * and ? stand for other text; None: every model that
+    is not the run's own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.models is None or are_names(self.models), "models", "a list of model names", self.models)
+
+    def teaches(self, policy: str, model: str) -> bool:
+        """Whether a call is the teacher's; `policy` is empty where an outside model answered."""
+        if self.models is None:
+            return not policy
+        return any(fnmatchcase(model, pattern) for pattern in self.models)
+
+
+def best(group: Seq[Candidate], most: int | None, distinct: bool) -> list[Candidate]:
+    """The best rollouts of one task, `most` of them, with `distinct` only the first of those that say the same.
+
+    Rewards and answers (1, a), (1, a), (.5, b): with distinct (1, a) and (.5, b).
+    """
+    seen: set[str] = set()
+    kept = []
+    for one in best_first(group):
+        if not (distinct and one.answer in seen):
+            kept.append(one)
+        seen.add(one.answer)
+    return kept[:most]
+
+
+def at_least(candidate: Candidate, threshold: float) -> bool:
+    """Whether its reward is known and reaches the threshold."""
+    return candidate.reward is not None and candidate.reward >= threshold

@@ -1,0 +1,79 @@
+"""What the sampler and the learner of the local engine can be told, as data: no torch is imported to say it.
+
+The trainer makes them from the configuration; the engine hands them to its children. Refuses to know what they do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from agentlightning.engines.support import Support
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerOptions:
+    """Options of the sampler process; see engines/local/sampler.py."""
+
+    threads: int = 1
+    max_rows: int = 64
+    """Answers sampled at a time; more wait."""
+    cache_gib: float = 4.0
+    """Bound of keys and values of the answers being sampled."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """A low-rank adapter instead of all weights; see engines/local/adapter.py."""
+
+    rank: int = 16
+    alpha: int = 32
+    """The adapter's product counts alpha / rank times."""
+    dora: bool = False
+    """Train the length of each row of a weight apart from its direction."""
+    targets: tuple[str, ...] = ()
+    """Last names of the layers to adapt, such as q_proj; none: every linear layer but the head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerOptions:
+    """Options of the learner process; see engines/local/learner.py."""
+
+    threads: int | None = 1
+    """None: as many as there are cores that nobody else uses, looked at again and again."""
+    optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    muon_learning_rate_ratio: float = 20 / 3
+    """Muon's learning rate over the one given to optim_step."""
+    max_tokens_per_microbatch: int = 4096
+    dropout: float = 0.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    device: str = "cpu"
+    seed: int = 0
+    rows: Literal["padded", "tree"] = "padded"
+    """tree: prefixes that sequences of a micro-batch share are computed once."""
+    reference: bool = False
+    """Keep a frozen copy of the first weights, for KL and for preferences."""
+    gradient_checkpointing: bool = False
+    lora: Lora | None = None
+    """Train an adapter; the reference is then the model without it, whatever `reference` says."""
+    critic_learning_rate_ratio: float | None = None
+    """Keep a value head; its learning rate over the one given to optim_step."""
+
+
+def support(learner: LearnerOptions) -> Support:
+    """What the local engine can do with these options."""
+    return Support(
+        engine="local",
+        losses=frozenset({"ppo_clip", "gspo", "cispo", "reinforce", "sft"}),
+        preferences=frozenset() if learner.dropout else frozenset({"dpo", "kto"}),
+        corrections=True,
+        entropy=True,
+        kl=True,
+        reference=learner.reference or learner.lora is not None,
+        old_logprobs=True,
+        values=learner.critic_learning_rate_ratio is not None,
+    )

@@ -1,0 +1,124 @@
+"""PolicyEngines: several policies as one engine, each with an engine of its own.
+
+The trainer drives it like any engine; every verb goes to the engine of the policy that it names. Knows nothing of what
+those engines are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentlightning.engines.base import DEFAULT_POLICY, Engine, Metrics
+from agentlightning.engines.support import Support
+from agentlightning.errors import EngineError
+from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
+
+
+class WatchedEngine(Engine, Protocol):
+    """An engine that can say that its processes cannot be kept running."""
+
+    async def watch(self) -> None:
+        """Never returns; EngineError when they cannot."""
+        ...
+
+
+class PolicyEngines:
+    """Engines by the alias of their policy; at least one."""
+
+    def __init__(self, engines: Mapping[str, WatchedEngine]) -> None:
+        self._engines = dict(engines)
+        self.endpoints: dict[str, list[str]] = {}
+        """Base URLs of each policy, once started."""
+
+    @property
+    def support(self) -> Support:
+        """What all of them can."""
+        known = [engine.support for engine in self._engines.values()]
+        first = asdict(known[0])
+        for other in known[1:]:
+            first = {name: value & getattr(other, name) for name, value in first.items() if name != "engine"}
+        return Support(**{**first, "engine": " and ".join(sorted({one.engine for one in known}))})
+
+    async def start(self) -> list[str]:
+        """Start all of them, side by side; `endpoints` says whose URLs are whose. What one raises ends the others."""
+        starting = [asyncio.ensure_future(engine.start()) for engine in self._engines.values()]
+        try:
+            urls = await asyncio.gather(*starting)
+        except BaseException:
+            for one in starting:
+                one.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            await self.close()
+            raise
+        self.endpoints = dict(zip(self._engines, urls, strict=True))
+        return [url for ofone in urls for url in ofone]
+
+    async def watch(self) -> None:
+        """Never returns; EngineError when one of them cannot be kept running."""
+        watches = [asyncio.ensure_future(engine.watch()) for engine in self._engines.values()]
+        try:
+            await asyncio.gather(*watches)
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+    async def close(self) -> None:
+        await _all([engine.close() for engine in self._engines.values()])
+
+    async def restart_learner(self) -> None:
+        """All of them: whoever lost one goes back to a checkpoint, and the others with it."""
+        await _all([engine.restart_learner() for engine in self._engines.values()])
+
+    async def forward_backward(self, sequences: Seq[Sequence], loss: Loss, policy: str = DEFAULT_POLICY) -> Metrics:
+        return await self._of(policy).forward_backward(sequences, loss)
+
+    async def forward_backward_preferences(
+        self,
+        examples: Seq[Preference],
+        loss: PreferenceLoss,
+        mismatched: Seq[Sequence] = (),
+        policy: str = DEFAULT_POLICY,
+    ) -> Metrics:
+        return await self._of(policy).forward_backward_preferences(examples, loss, mismatched)
+
+    async def logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+        return await self._of(policy).logprobs(sequences)
+
+    async def reference_logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+        return await self._of(policy).reference_logprobs(sequences)
+
+    async def values(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+        return await self._of(policy).values(sequences)
+
+    async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:
+        return await self._of(policy).optim_step(learning_rate, grad_clip)
+
+    async def publish(self, version: int, policy: str = DEFAULT_POLICY) -> None:
+        await self._of(policy).publish(version)
+
+    async def save(self, path: Path, policy: str = DEFAULT_POLICY) -> None:
+        await self._of(policy).save(path)
+
+    async def load(self, path: Path, policy: str = DEFAULT_POLICY) -> None:
+        await self._of(policy).load(path)
+
+    def _of(self, policy: str) -> WatchedEngine:
+        engine = self._engines.get(policy)
+        if engine is None:
+            raise EngineError(
+                f"policy: {policy!r} is not known to the engine; expected one of {', '.join(self._engines)}"
+            )
+        return engine
+
+
+async def _all(verbs: Seq[Coroutine[Any, Any, None]]) -> None:
+    """All of them to their ends, then the first error."""
+    for result in await asyncio.gather(*verbs, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

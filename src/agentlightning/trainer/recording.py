@@ -1,0 +1,70 @@
+"""Record an agent's rollouts without learning from them: for whoever wants to look at them, or to learn from them later.
+
+Driven by ``agl record``. The rollouts are of mode train and nobody consumes them: `agl train --from-run` reads them as it
+reads those of a training run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from functools import partial
+
+from agentlightning.config import Config
+from agentlightning.errors import ConfigError
+from agentlightning.trainer.check import served
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.collect import refuse_silence
+from agentlightning.trainer.processes import Processes
+from agentlightning.trainer.progress import Progress
+from agentlightning.trainer.tasks import load_tasks
+from agentlightning.types import NewRollout, RetryPolicy, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What was recorded."""
+
+    run_id: str
+    rollouts: int
+    succeeded: int
+    reward: float
+    """Mean final reward of those that have one; 0 where none has."""
+
+
+async def record_rollouts(
+    config: Config, folder: RunFolder, progress: Progress, per_task: int, most_tasks: int | None = None
+) -> Recording:
+    """Run the agent `per_task` times on each training task, on the first `most_tasks` of them.
+
+    Raises NoCallsError where no rollout reached the gateway.
+    """
+    if config.data.train is None:
+        raise ConfigError("data.train: is required to record an agent; name training tasks")
+    rows = load_tasks(config.data.train, config.data.fields, config.trainer.seed)[:most_tasks]
+    new = [
+        NewRollout(
+            run_id=folder.run_id,
+            task=row,
+            group_id=f"record:{position}",
+            replica=replica,
+            sampling=Sampling(temperature=config.model.temperature, max_tokens=config.model.max_tokens),
+            retry=RetryPolicy(max_attempts=config.agent.max_attempts, timeout_s=config.agent.timeout_s),
+        )
+        for position, row in enumerate(rows)
+        for replica in range(per_task)
+    ]
+    processes = Processes(config, folder)
+    folder.create(config)
+    async with processes, served(config, folder, processes, progress, f"record {config.data.train}") as collector:
+        rollouts = await processes.beside(collector.collect(new, partial(progress.phase, "record")))
+        silence = refuse_silence(rollouts)
+        if silence is not None:
+            progress.note(silence)
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    return Recording(
+        run_id=folder.run_id,
+        rollouts=len(rollouts),
+        succeeded=sum(rollout.state == "succeeded" for rollout in rollouts),
+        reward=statistics.fmean(rewards) if rewards else 0.0,
+    )

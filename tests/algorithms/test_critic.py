@@ -1,0 +1,152 @@
+"""Advantage gae: from a critic's values to the rows that an engine trains on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from agentlightning.algorithms import LightningRL
+from agentlightning.algorithms.critic import Critic, Estimate, estimates, explained
+from agentlightning.errors import ConfigError
+from agentlightning.types import Trajectory, Transition
+
+
+def trajectory(name: str, reward: float, lengths: tuple[int, ...], steps: tuple[float, ...] = ()) -> Trajectory:
+    """Calls of so many tokens, each with a prompt of its own."""
+    transitions = [
+        Transition(
+            call_id=f"{name}/{place}",
+            prompt_ids=[1, place],
+            sampled_ids=[2] * length,
+            logprobs=[-1.0] * length,
+            versions=[],
+            reward=steps[place] if steps else 0.0,
+        )
+        for place, length in enumerate(lengths)
+    ]
+    return Trajectory(rollout_id=name, group_id=name[0], reward=reward, transitions=transitions)
+
+
+PAIR = [trajectory("a0", 1.0, (2, 1)), trajectory("a1", 0.0, (1,))]
+VALUES = {"a0/0": [0.25, 0.5], "a0/1": [0.5], "a1/0": [0.5]}
+RAW = Critic(call_gamma=0.5, lam=1.0)
+
+
+def test_two_rollouts_by_hand() -> None:
+    # as in test_gae, two calls by hand; the other rollout: 0 - 0.5
+    first, second = estimates(PAIR, VALUES, RAW, normalize=False)
+    assert first == Estimate(advantages=[[0.25, 0.0], [0.5]], returns=[[0.5, 0.5], [1.0]], values=[[0.25, 0.5], [0.5]])
+    assert second == Estimate(advantages=[[-0.5]], returns=[[0.0]], values=[[0.5]])
+
+
+def test_a_call_earns_its_step_rewards_and_the_last_one_the_final_reward_too() -> None:
+    [one] = estimates([trajectory("a", 1.0, (1, 1), (0.5, 0.25))], {"a/0": [0.0], "a/1": [0.0]}, Critic(), False)
+    assert one.returns == [[0.5 + 0.95 * 1.25], [1.25]]
+
+
+def test_normalised_advantages_have_mean_0_and_deviation_1_over_rollouts_whatever_their_lengths() -> None:
+    long = [trajectory("a0", 1.0, (6,)), trajectory("a1", 0.0, (1,))]
+    found = estimates(long, {"a0/0": [0.5] * 6, "a1/0": [0.5]}, Critic(lam=1.0))
+    # less the mean of both rollouts, 0, over their sample deviation, sqrt(0.5)
+    assert found[0].advantages == [[pytest.approx(0.5 / math.sqrt(0.5))] * 6]
+    assert found[1].advantages == [[pytest.approx(-0.5 / math.sqrt(0.5))]]
+    assert found[0].returns == [[1.0] * 6]
+
+
+def test_a_critic_that_knows_everything_explains_all_and_a_constant_nothing() -> None:
+    def of(values: list[float]) -> dict[str, float]:
+        return explained([Estimate(advantages=[[0.0] * 4], returns=[[0.0, 0.0, 1.0, 1.0]], values=[values])])
+
+    assert of([0.0, 0.0, 1.0, 1.0]) == {"value_mean": 0.5, "explained_variance": 1.0}
+    assert of([0.3] * 4)["explained_variance"] == pytest.approx(0.0)
+    assert of([1.0, 1.0, 0.0, 0.0])["explained_variance"] == pytest.approx(-3.0)
+    assert explained([Estimate(advantages=[[0.0]], returns=[[1.0]], values=[[0.5]])]) == {"value_mean": 0.5}
+    assert explained([]) == {}
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_a_plan_has_an_advantage_and_a_return_for_every_token(merge: bool) -> None:
+    critic = {"call_gamma": 0.5, "lam": 1.0, "clip": 0.2, "trunk": 0.5}
+    algorithm = LightningRL(advantage="gae", critic=critic, normalize_std=False, minibatches=1, merge=merge)
+    plan = algorithm.plan([PAIR], seed=0, values=VALUES)
+    [rows] = plan.minibatches
+    tokens = {
+        name: [number for row in rows for number, trained in zip(getattr(row, name), row.mask, strict=True) if trained]
+        for name in ("advantages", "returns", "values")
+    }
+    by_hand = [(0.25, 0.5, 0.25), (0.0, 0.5, 0.5), (0.5, 1.0, 0.5), (-0.5, 0.0, 0.5)]
+    assert sorted(zip(*tokens.values(), strict=True)) == sorted(by_hand)
+    assert (plan.loss.value, plan.loss.value_clip) == (0.5, 0.2)
+    assert plan.stats["value_mean"] == pytest.approx(1.75 / 4)
+    assert set(plan.outcomes.values()) == {"trained"}
+
+
+def test_what_the_critic_says_decides_which_token_is_praised() -> None:
+    """Kill switch: were values left out, one that expected the success and one that did not would be praised alike."""
+
+    def advantages(first: float, second: float) -> list[float]:
+        plan = LightningRL(advantage="gae", minibatches=1, normalize_std=False, group_size=1).plan(
+            [[trajectory("a", 1.0, (1, 1))]], seed=0, values={"a/0": [first], "a/1": [second]}
+        )
+        return sorted(row.advantages[-1] for row in plan.minibatches[0])
+
+    assert advantages(0.0, 0.0) == pytest.approx([0.95, 1.0])
+    assert advantages(0.0, 1.0) == [0.0, 1.0]
+    assert advantages(0.0, 0.5) == pytest.approx([0.5, 0.5 + 0.95 * 0.5])
+
+
+@pytest.mark.parametrize("change", [{"gamma": 0.5}, {"call_gamma": 0.5}, {"lam": 0.5}])
+def test_each_discount_changes_the_advantages(change: dict[str, float]) -> None:
+    found = estimates(PAIR, VALUES, Critic(lam=1.0), False)
+    other = estimates(PAIR, VALUES, Critic(**{"lam": 1.0, **change}), False)
+    assert found[0].advantages != other[0].advantages
+
+
+def test_a_solved_bonus_is_added_to_every_token() -> None:
+    algorithm = LightningRL(advantage="gae", normalize_std=False, solved_bonus=0.25, minibatches=1)
+    plan = algorithm.plan([[trajectory("a", 1.0, (2,))]], 0, values={"a/0": [1.0, 1.0]})
+    assert plan.minibatches[0][0].advantages[-2:] == [0.25, 0.25]
+
+
+def test_gae_without_values_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(ValueError, match="values: gae needs"):
+        LightningRL(advantage="gae").plan([PAIR], seed=0)
+
+
+def test_the_critic_s_settings_come_from_a_table_or_from_python() -> None:
+    assert LightningRL(advantage="gae").critic == Critic()
+    assert LightningRL(advantage="gae", critic={"lam": 0.5}) == LightningRL(advantage="gae", critic=Critic(lam=0.5))
+    assert LightningRL(advantage="gae", critic={"learning_rate": 0.5}).critic_learning_rate == 0.5
+    assert LightningRL().critic_learning_rate is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"critic": {}}, "algorithm.critic: has no effect with advantage = 'grpo'; expected 'gae'"),
+        (
+            {"advantage": "gae", "critic": {"lambda": 1.0}},
+            "algorithm.critic.lambda: no such setting; known here: learning_rate, gamma, call_gamma, lam, clip, trunk",
+        ),
+        ({"advantage": "gae", "critic": 3}, "algorithm.critic: expected a table of settings, got 3"),
+        ({"advantage": "gae", "critic": {"lam": 1.5}}, "algorithm.critic.lam: expected a number from 0 to 1, got 1.5"),
+        (
+            {"advantage": "gae", "critic": {"trunk": -1}},
+            "algorithm.critic.trunk: expected a number of at least 0, got -1",
+        ),
+        (
+            {"advantage": "gae", "critic": {"clip": 0}},
+            "algorithm.critic.clip: expected a number above 0, got 0",
+        ),
+        (
+            {"advantage": "gae", "credit": "last"},
+            "algorithm.credit: 'last' has no effect with advantage = 'gae', whose critic gives credit",
+        ),
+    ],
+)
+def test_a_wrong_setting_of_the_critic_is_named(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LightningRL(**settings)
+    assert str(caught.value) == sentence

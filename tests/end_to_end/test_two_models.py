@@ -1,0 +1,91 @@
+"""A game of two models that learn at once: one describes a colour in a word, the other guesses the colour from the word.
+
+Each has its own tokenizer, its own reward and its own algorithm, and neither can succeed at the game alone: the guesser
+learns what words mean only as the describer comes to use them so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.algorithms import LightningRL
+from agentlightning.demo import tiny
+from agentlightning.demo.warm_start import imitate
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+CODE = {"red": "alpha", "green": "beta", "blue": "gamma", "black": "delta"}
+
+AGENT = f"""
+import agentlightning as agl
+from openai import AsyncOpenAI
+
+CODE = {CODE!r}
+
+
+async def play(task, llm):
+    client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
+
+    async def ask(model, text):
+        messages = [{{"role": "user", "content": text}}]
+        reply = await client.chat.completions.create(model=model, messages=messages, max_tokens=3)
+        return reply.choices[0].message.content
+
+    word = await ask("describer", task["colour"])
+    guess = await ask("guesser", word)
+    agl.emit_reward(float(word == CODE[task["colour"]]), "described")
+    agl.emit_reward(float(guess == task["colour"]), "guessed")
+    return float(guess == task["colour"])
+"""
+
+
+def model(folder: Path, right: dict[str, str], hidden: int) -> str:
+    """A model that answers each question with the next one's answer two times of three: greedily it is always wrong."""
+    dice = Random(0)
+    questions, answers = list(right), list(right.values())
+    demos = []
+    for _ in range(400):
+        place = dice.randrange(len(right))
+        answer = answers[place if dice.random() < 0.35 else (place + 1) % len(right)]
+        demos.append([{"role": "user", "content": questions[place]}, {"role": "assistant", "content": answer}])
+    tiny.build(folder, questions + answers, hidden=hidden, layers=1, context=64)
+    imitate(folder, demos, steps=80, seed=0, threads=1, report=lambda _: None)
+    return str(folder)
+
+
+def test_two_models_that_play_a_game_with_each_other_both_improve(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text(AGENT)
+    trainer = agl.Trainer(
+        policies={
+            "describer": {
+                "model": model(tmp_path / "describer", CODE, hidden=32),
+                "algorithm": LightningRL(group_size=8, minibatches=1, reward_weights={"described": 1.0}),
+            },
+            "guesser": {
+                "model": model(tmp_path / "guesser", {word: colour for colour, word in CODE.items()}, hidden=48),
+                "algorithm": LightningRL(
+                    group_size=8, minibatches=2, advantage="rloo", loss="cispo", reward_weights={"guessed": 1.0}
+                ),
+                "learning_rate": 3e-3,
+            },
+        },
+        steps=14,
+        tasks_per_step=16,
+        learning_rate=2e-3,
+        workers=1,
+        store=f"sqlite:///{tmp_path}/agl.db",
+        runs=tmp_path / "runs",
+        settings={"eval": {"sampled": False}},
+    )
+    tasks = [{"colour": colour} for colour in CODE]
+    result = trainer.fit(f"{tmp_path}/game.py:play", train=tasks * 6, val=tasks)
+    first, *_, last = (row for row in result.metrics if row["kind"] == "heldout_greedy")
+    for name in ("describer", "guesser"):
+        assert first[f"{name}/heldout_greedy"] < 0.5
+        assert last[f"{name}/heldout_greedy"] >= 0.75
+    assert set(result.policies) == {"describer", "guesser"}
+    assert all((folder / "model.safetensors").is_file() for folder in result.policies.values())

@@ -1,0 +1,238 @@
+"""Doubles of what the training loop uses: agents that answer at random, an engine that remembers its updates, crashes.
+
+`Crash` stands for kill -9: it is raised at the n-th call of a store or engine verb, before or after the verb took effect.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.config import Config, parse_config
+from agentlightning.store.base import LightningStore
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.collect import Collector
+from agentlightning.trainer.policies import Trained
+from agentlightning.trainer.progress import Silent
+from agentlightning.trainer.rl import Loop
+from agentlightning.types import Call, Claim, Finish, Loss, Reward, Rollout, Sampling, VersionSpan, Worker
+from agentlightning.types import Sequence as Row
+
+STEPS, TASKS, GROUP = 3, 2, 2
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+class Crashing:
+    """Passes every verb on to what it wraps, and raises Crash around the n-th one."""
+
+    def __init__(self, wrapped: Any, counter: "Countdown") -> None:
+        self._wrapped = wrapped
+        self._counter = counter
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self._wrapped, name)
+
+        async def counted(*arguments: Any, **options: Any) -> Any:
+            self._counter.tick()
+            result = await verb(*arguments, **options)
+            self._counter.tick()
+            return result
+
+        return counted
+
+
+class Countdown:
+    def __init__(self, ticks: int, error: type[BaseException] = Crash) -> None:
+        self.left = ticks
+        self._error = error
+
+    def tick(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise self._error
+
+
+class RememberingEngine:
+    """An engine whose weights are the list of updates made so far, and of the rollouts that they were made of."""
+
+    def __init__(self) -> None:
+        self.updates: list[str] = []
+        self.learned: list[str] = []
+        self._pending = hashlib.sha256()
+        self.served: list[int] = []
+
+    async def start(self) -> list[str]:
+        return ["http://engine"]
+
+    async def close(self) -> None: ...
+
+    async def forward_backward(self, sequences: Sequence[Row], loss: Loss, policy: str = "default") -> dict[str, float]:
+        for row in sequences:
+            self.learned.append(row.rollout_id)
+            self._pending.update(json.dumps([row.tokens, row.advantages, row.weights]).encode())
+        return {"loss": 0.0, "tokens": 1.0}
+
+    async def logprobs(self, sequences: Sequence[Row], policy: str = "default") -> list[list[float]]:
+        return [row.logprobs for row in sequences]
+
+    async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = "default") -> dict[str, float]:
+        self.updates.append(f"{self._pending.hexdigest()[:12]} {learning_rate:.6f}")
+        self._pending = hashlib.sha256()
+        return {"grad_norm": 1.0}
+
+    async def publish(self, version: int, policy: str = "default") -> None:
+        self.served.append(version)
+
+    async def save(self, path: Path, policy: str = "default") -> None:
+        await asyncio.to_thread(write, path, [self.updates, self.learned])
+
+    async def load(self, path: Path, policy: str = "default") -> None:
+        self.updates, self.learned = json.loads(await asyncio.to_thread((path / "learner.pt").read_text))
+
+    async def restart_learner(self) -> None:
+        self.updates, self.learned, self._pending = [], [], hashlib.sha256()
+
+
+def write(path: Path, updates: list[list[str]]) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "learner.pt").write_text(json.dumps(updates))
+
+
+def reward_of(claim: Claim) -> float:
+    """What the agent earns depends on its task and place alone, so that two runs can be compared."""
+    text = f"{claim.rollout.group_id} {claim.rollout.replica}"
+    return float(hashlib.md5(text.encode()).digest()[0] % 2)
+
+
+async def answer(store: LightningStore, claim: Claim, calls: int, reward: float) -> None:
+    rollout = claim.rollout
+    task = hashlib.md5(rollout.group_id.encode()).digest()[0]
+    served = await store.resources(rollout.run_id, "default")
+    for number in range(calls):
+        await store.append_calls(
+            [
+                Call(
+                    id=f"{rollout.id}-{number}",
+                    run_id=rollout.run_id,
+                    rollout_id=rollout.id,
+                    attempt=claim.lease.attempt,
+                    parent_id=None,
+                    suffix_ids=[1, task],
+                    sampled_ids=[3, 4 + rollout.replica],
+                    logprobs=[-0.5, -0.5],
+                    versions=[VersionSpan(version=served[0].version, start=0, end=2)],
+                    prompt_tokens=2,
+                    policy="default",
+                    model="m",
+                    protocol="chat",
+                    sampling=Sampling(),
+                    history_hash="h",
+                    request_hash="r",
+                    messages=[],
+                    answer={"role": "assistant", "content": "x"},
+                )
+            ]
+        )
+    record = Reward(
+        id=f"reward-{rollout.id}",
+        run_id=rollout.run_id,
+        rollout_id=rollout.id,
+        attempt=claim.lease.attempt,
+        value=reward,
+        source="return",
+    )
+    await store.finish([Finish(lease=claim.lease, state="succeeded", rewards=(record,))])
+
+
+class Gate:
+    """Agents of rollouts that `held` names wait until it is opened."""
+
+    def __init__(self, held: Callable[[Rollout], bool] = lambda _: False) -> None:
+        self.held = held
+        self.opened = asyncio.Event()
+
+
+@asynccontextmanager
+async def agents(
+    store: LightningStore,
+    calls: int = 1,
+    run: str = "run",
+    broken: bool = False,
+    gate: Gate | None = None,
+    reward_of: Callable[[Claim], float] = reward_of,
+) -> AsyncIterator[None]:
+    """A worker that survives the trainer's crashes; `broken` agents always fail."""
+    worker = Worker(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
+    gate = gate or Gate()
+
+    async def wait(claim: Claim) -> None:
+        await gate.opened.wait()
+        await answer(store, claim, calls, reward_of(claim))
+
+    async def work() -> None:
+        async with asyncio.TaskGroup() as waiting:
+            while True:
+                for claim in await store.claim(worker, limit=8, wait_s=10):
+                    if broken:
+                        await store.finish([Finish(lease=claim.lease, state="failed", error="boom")])
+                    elif gate.held(claim.rollout):
+                        waiting.create_task(wait(claim))
+                    else:
+                        await answer(store, claim, calls, reward_of(claim))
+
+    task = asyncio.create_task(work())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def config(**trainer: Any) -> Config:
+    return parse_config(
+        {
+            "model": {"path": "m"},
+            "agent": {"run": "a.py:f"},
+            "data": {"train": "t", "val": "v"},
+            "trainer": {"steps": STEPS, "tasks_per_step": TASKS, "learning_rate": 0.01, "checkpoint_every": 2}
+            | trainer,
+            "eval": {"every": 2},
+        }
+    )
+
+
+def loop(
+    store: Any,
+    engine: Any,
+    folder: Path,
+    run: str = "run",
+    val: Sequence[dict[str, int]] = ({"n": 100},),
+    algorithm: LightningRL | None = None,
+    **trainer: Any,
+) -> Loop:
+    run_folder = RunFolder(folder, run)
+    settings = config(**trainer)
+    run_folder.create(settings)
+    trained = Trained(
+        config=settings, algorithm=algorithm or LightningRL(group_size=GROUP, minibatches=1), value={"model": "m"}
+    )
+    return Loop(
+        config=settings,
+        policies={"default": trained},
+        run_id=run,
+        folder=run_folder,
+        store=store,
+        engine=engine,
+        collector=Collector(store, run),
+        train=[{"n": number} for number in range(5)],
+        val=val,
+        progress=Silent(),
+    )

@@ -1,0 +1,193 @@
+"""A recorded run in a store, and an engine that also remembers preferences, for tests of learning from the record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from loop_doubles import RememberingEngine
+
+from agentlightning.algorithms.recorded import Recorded
+from agentlightning.config import Config, parse_config
+from agentlightning.store.base import LightningStore
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.collect import Collector
+from agentlightning.trainer.dataset import Dataset
+from agentlightning.trainer.offline import OfflineLoop
+from agentlightning.trainer.progress import Silent
+from agentlightning.types import (
+    Call,
+    Finish,
+    Loss,
+    NewRollout,
+    Preference,
+    PreferenceLoss,
+    Resource,
+    Reward,
+    Sampling,
+    VersionSpan,
+    Worker,
+)
+from agentlightning.types import Sequence as Row
+
+SOURCE = "source"
+TASKS, GROUP, STEPS = 12, 4, 5
+
+
+class ComparingEngine(RememberingEngine):
+    """Its logprobs depend on how often it was updated; those of the reference never do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[tuple[list[Preference], PreferenceLoss, list[Row]]] = []
+        self.rows: list[list[Row]] = []
+
+    async def forward_backward(self, sequences: Sequence[Row], loss: Loss, policy: str = "default") -> dict[str, float]:
+        assert loss.name == "sft"
+        self.rows.append(list(sequences))
+        return await super().forward_backward(sequences, loss, policy)
+
+    async def reference_logprobs(self, sequences: Sequence[Row], policy: str = "default") -> list[list[float]]:
+        return [[-0.5] * len(row.tokens) for row in sequences]
+
+    async def logprobs(self, sequences: Sequence[Row], policy: str = "default") -> list[list[float]]:
+        return [[-0.5 + 0.01 * len(self.updates)] * len(row.tokens) for row in sequences]
+
+    async def forward_backward_preferences(
+        self,
+        examples: Sequence[Preference],
+        loss: PreferenceLoss,
+        mismatched: Sequence[Row] = (),
+        policy: str = "default",
+    ) -> dict[str, float]:
+        self.batches.append((list(examples), loss, list(mismatched)))
+        for example in examples:
+            shape = [[row.rollout_id for row in rows] for rows in (example.chosen, example.rejected)]
+            self.learned.append(json.dumps(shape))
+            self._pending.update(json.dumps([shape, example.weight, loss.chosen_weight]).encode())
+        self._pending.update(json.dumps([row.tokens for row in mismatched]).encode())
+        return {"loss": 0.0, "tokens": 1.0, "examples": float(len(examples))}
+
+
+async def record(
+    store: LightningStore,
+    run: str = SOURCE,
+    mode: Any = "train",
+    tasks: int = TASKS,
+    calls: Sequence[dict[str, Any]] = ({},),
+) -> list[str]:
+    """A finished run in which half of each group is rewarded with 1; ids of its rollouts, which sort alike.
+
+    calls: of each rollout, what differs from a call of the policy.
+    """
+    if not await store.runs(ids=[run]):
+        await store.create_run(run, {}, run)
+    new = [
+        NewRollout(run_id=run, task={"n": task}, group_id=f"{mode} {task}", replica=replica, mode=mode)
+        for task in range(tasks)
+        for replica in range(GROUP)
+    ]
+    queued = await store.enqueue(new)
+    worker = Worker(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
+    claims = await store.claim(worker, limit=len(new))
+    await store.append_calls(
+        [
+            Call(
+                **{
+                    "id": f"call-{claim.rollout.id}-{number}",
+                    "run_id": run,
+                    "rollout_id": claim.rollout.id,
+                    "attempt": 1,
+                    "parent_id": None,
+                    "suffix_ids": [1, claim.rollout.task["n"]],
+                    "sampled_ids": [3, 4 + claim.rollout.replica],
+                    "logprobs": [-0.5, -0.5],
+                    "versions": [VersionSpan(version=1, start=0, end=2)],
+                    "prompt_tokens": 2,
+                    "policy": "default",
+                    "model": "m",
+                    "protocol": "chat",
+                    "sampling": Sampling(),
+                    "history_hash": "h",
+                    "request_hash": "r",
+                    "messages": [{"role": "user", "content": "hi"}],
+                    "answer": {"role": "assistant", "content": "x"},
+                    **call,
+                }
+            )
+            for claim in claims
+            for number, call in enumerate(calls)
+        ]
+    )
+    rewards = {
+        claim.rollout.id: Reward(
+            id=f"reward-{claim.rollout.id}",
+            run_id=run,
+            rollout_id=claim.rollout.id,
+            attempt=1,
+            value=float(claim.rollout.replica % 2),
+            source="return",
+        )
+        for claim in claims
+    }
+    await store.finish(
+        [Finish(lease=claim.lease, state="succeeded", rewards=(rewards[claim.rollout.id],)) for claim in claims]
+    )
+    return [rollout.id for rollout in queued]
+
+
+async def recorded_with(store: LightningStore, tokenizer: Path, run: str = SOURCE) -> None:
+    """The run was sampled with this tokenizer."""
+    value = {"tokenizer": str(tokenizer)}
+    await store.put_resources([Resource(run_id=run, name="default", kind="policy", value=value)])
+
+
+def config(name: str, *, evaluated: bool = False, **tables: Any) -> Config:
+    table: dict[str, Any] = {
+        "model": {"path": "m"},
+        "data": {"from_run": SOURCE},
+        "algorithm": {"name": name},
+        "trainer": {"steps": STEPS, "tasks_per_step": 4, "learning_rate": 0.01, "checkpoint_every": 2},
+        "eval": {"every": 2},
+    }
+    if evaluated:
+        table["agent"] = {"run": "a.py:f"}
+        table["data"]["val"] = "v"
+    for key, values in tables.items():
+        table[key] = {**table.get(key, {}), **values}
+    return parse_config(table)
+
+
+def dataset(store: Any, algorithm: Recorded, folder: RunFolder, notes: list[str] | None = None) -> Dataset:
+    return Dataset(
+        algorithm=algorithm,
+        store=store,
+        sources=[SOURCE],
+        folder=folder,
+        tokenizer=folder.path,
+        longest=100,
+        note=(notes if notes is not None else []).append,
+    )
+
+
+def loop(
+    store: Any, engine: Any, folder: Path, algorithm: Recorded, run: str = "run", val: Sequence[dict[str, int]] = ()
+) -> OfflineLoop:
+    run_folder = RunFolder(folder, run)
+    settings = config(algorithm.name, evaluated=bool(val))
+    run_folder.create(settings)
+    return OfflineLoop(
+        config=settings,
+        algorithm=algorithm,
+        run_id=run,
+        folder=run_folder,
+        store=store,
+        engine=engine,
+        collector=Collector(store, run),
+        policy={"model": "m"},
+        dataset=dataset(store, algorithm, run_folder),
+        val=val,
+        progress=Silent(),
+    )

@@ -1,0 +1,423 @@
+"""Several policies in one run: their settings, what each learns from, and that they are killed and resumed as one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from loop_doubles import GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, config, loop, reward_of
+
+from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.config import Config, parse_config
+from agentlightning.config_file import load_config
+from agentlightning.engines.policies import PolicyEngines, WatchedEngine
+from agentlightning.errors import ConfigError, LearnerLostError, NoCallsError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, policies_in
+from agentlightning.trainer.collect import Collector
+from agentlightning.trainer.lessons import joint_outcomes
+from agentlightning.trainer.policies import Trained, check_groups, policy_configs, with_models
+from agentlightning.trainer.progress import Silent
+from agentlightning.trainer.rl import Loop
+from agentlightning.types import Call, Claim, Finish, Reward, Sampling, VersionSpan, Worker
+
+LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:solve"}, "data": {"train": "tasks.jsonl"}}
+
+
+# --- settings -----------------------------------------------------------------------------------------------------------
+
+
+def configured(**tables: Any) -> Config:
+    return parse_config(LEAST | tables)
+
+
+def test_without_a_table_of_policies_there_is_one_with_the_runs_own_configuration() -> None:
+    alone = configured()
+    assert policy_configs(alone) == {"default": alone}
+
+
+def test_a_policys_settings_replace_those_of_the_run_one_by_one() -> None:
+    found = policy_configs(
+        configured(
+            algorithm={"group_size": 4, "entropy": 0.1},
+            engine={"weight_decay": 0.5, "max_rows": 8},
+            policies={
+                "white": {"model": "w", "learning_rate": 0.5, "algorithm": {"entropy": 0.2}},
+                "black": {"engine": {"max_rows": 16}},
+            },
+        )
+    )
+    white, black = found["white"], found["black"]
+    assert (white.model.path, black.model.path) == ("w", "m")
+    assert (white.trainer.learning_rate, black.trainer.learning_rate) == (0.5, 1e-5)
+    assert white.algorithm == {"group_size": 4, "entropy": 0.2}
+    assert black.algorithm == {"group_size": 4, "entropy": 0.1}
+    assert (white.engine.max_rows, black.engine.max_rows, black.engine.weight_decay) == (8, 16, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("policies", "sentence"),
+    [
+        ({"white": {"engine": {"rowz": 1}}}, r"policies\.white: engine\.rowz: no such setting"),
+        ({"white": {"learning_rat": 1}}, r"policies\.white\.learning_rat: no such setting"),
+        ({"a/b": {}}, r"policies\.a/b: expected a name of letters"),
+        ({"white": {"learning_rate": 0}}, r"policies\.white\.learning_rate"),
+    ],
+)
+def test_a_wrong_setting_of_a_policy_is_named_with_the_policy(policies: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        policy_configs(configured(policies=policies))
+
+
+def test_the_runs_model_may_be_left_out_and_is_an_error_where_no_policy_uses_it() -> None:
+    both = {"white": {"model": "w"}, "black": {"model": "b"}}
+    found = policy_configs(parse_config({name: LEAST[name] for name in ("agent", "data")} | {"policies": both}))
+    assert [one.model.path for one in found.values()] == ["w", "b"]
+    with pytest.raises(ConfigError, match=r"model\.path: has no effect"):
+        configured(policies=both)
+    read_again = parse_config(parse_config(LEAST | {"model": {}, "policies": both}).model_dump(mode="json"))
+    assert policy_configs(read_again) == found
+
+
+def test_no_upstream_may_have_the_name_of_a_policy() -> None:
+    upstream = {"url": "https://host/v1", "models": ["bl*"]}
+    with pytest.raises(ConfigError, match="would take the calls of the policy 'black'"):
+        configured(policies={"white": {}, "black": {}}, upstreams={"judge": upstream})
+
+
+def test_policies_learn_from_the_same_rollouts_and_so_have_groups_of_one_size() -> None:
+    with pytest.raises(ConfigError, match=r"policies\.black\.algorithm\.group_size: expected 4 as for 'white'.*got 8"):
+        check_groups({"white": LightningRL(group_size=4), "black": LightningRL(group_size=8)})
+
+
+def test_paths_of_policies_and_predicates_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "which.py").write_text("")
+    (tmp_path / "w").mkdir()
+    (tmp_path / "run.toml").write_text(
+        '[agent]\nrun = "a.py:f"\n[data]\ntrain = "t"\n[algorithm]\nagents = ["writer", "which.py:short"]\n'
+        '[policies.white]\nmodel = "w"\nalgorithm = { agents = ["which.py:long"] }\n'
+    )
+    read = load_config(tmp_path / "run.toml")
+    assert read.algorithm["agents"] == ["writer", f"{tmp_path}/which.py:short"]
+    assert read.policies["white"].algorithm["agents"] == [f"{tmp_path}/which.py:long"]
+    assert read.policies["white"].model == f"{tmp_path}/w"
+
+
+def test_a_checkpoints_models_take_the_place_of_those_that_training_began_with() -> None:
+    one = with_models(configured(), {"": Path("c")})
+    assert one.model.path == "c"
+    several = configured(policies={"white": {}, "black": {}})
+    found = policy_configs(with_models(several, {"white": Path("c/white"), "black": Path("c/black")}))
+    assert [each.model.path for each in found.values()] == ["c/white", "c/black"]
+
+
+def test_what_became_of_a_rollout_is_the_most_that_any_policy_could_do_with_it() -> None:
+    white = {"a": "zero_variance", "b": "invalid", "c": "trained"}
+    black = {"a": "trained", "b": "zero_variance", "c": "invalid"}
+    assert joint_outcomes([white, black]) == {"a": "trained", "b": "zero_variance", "c": "trained"}  # type: ignore[list-item]
+
+
+# --- the loop -----------------------------------------------------------------------------------------------------------
+
+TOKENS = {"white": [3, 4], "black": [5, 6]}
+NAMES = tuple(TOKENS)
+
+
+async def answer(store: LightningStore, claim: Claim, names: tuple[str, ...], policy: str | None = None) -> None:
+    """One call to each of these policies, or by agents of these names to `policy`."""
+    rollout = claim.rollout
+    for number, name in enumerate(names):
+        call = Call(
+            id=f"{rollout.id}-{number}",
+            run_id=rollout.run_id,
+            rollout_id=rollout.id,
+            attempt=claim.lease.attempt,
+            parent_id=None,
+            suffix_ids=[1, number],
+            sampled_ids=[*TOKENS[name], 10 + rollout.replica],
+            logprobs=[-0.5] * 3,
+            versions=[VersionSpan(version=1, start=0, end=3)],
+            prompt_tokens=2,
+            policy=policy or name,
+            model=name,
+            agent=name,
+            protocol="chat",
+            sampling=Sampling(),
+            history_hash="h",
+            request_hash="r",
+            messages=[],
+            answer={"role": "assistant", "content": "x"},
+        )
+        await store.append_calls([call])
+    told = [("reward", reward_of(claim), "return"), *((name, float(name == "black"), "emitted") for name in names)]
+    rewards = tuple(
+        Reward(
+            id=f"{rollout.id}-{name}",
+            run_id=rollout.run_id,
+            rollout_id=rollout.id,
+            attempt=claim.lease.attempt,
+            value=value,
+            name=name,
+            source=cast(Any, source),
+        )
+        for name, value, source in told
+    )
+    await store.finish([Finish(lease=claim.lease, state="succeeded", rewards=rewards)])
+
+
+@asynccontextmanager
+async def agents(
+    store: LightningStore, run: str = "run", names: tuple[str, ...] = NAMES, policy: str | None = None
+) -> AsyncIterator[None]:
+    worker = Worker(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
+
+    async def work() -> None:
+        while True:
+            for claim in await store.claim(worker, limit=8, wait_s=10):
+                await answer(store, claim, names, policy)
+
+    task = asyncio.create_task(work())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[LightningStore]:
+    async with InMemoryLightningStore() as opened:
+        await opened.create_run("test", {}, "run")
+        yield opened
+
+
+class Game:
+    """Engines of both policies, whose updates can be compared."""
+
+    def __init__(self) -> None:
+        self.each = {name: RememberingEngine() for name in NAMES}
+        self.engine = PolicyEngines(cast(dict[str, WatchedEngine], self.each))
+
+    @property
+    def updates(self) -> dict[str, list[str]]:
+        return {name: engine.updates for name, engine in self.each.items()}
+
+
+class Noting(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def game(
+    store: Any,
+    engine: Any,
+    folder: Path,
+    run: str = "run",
+    progress: Silent | None = None,
+    **algorithms: LightningRL,
+) -> Loop:
+    run_folder = RunFolder(folder, run)
+    settings = config()
+    run_folder.create(settings)
+    rates = {"white": 0.01, "black": 0.02}
+    policies = {}
+    for name in NAMES:
+        trainer = settings.trainer.model_copy(update={"learning_rate": rates[name]})
+        own = settings.model_copy(update={"trainer": trainer})
+        algorithm = algorithms.get(name) or LightningRL(group_size=GROUP, minibatches=1)
+        policies[name] = Trained(config=own, algorithm=algorithm, value={"model": name})
+    return Loop(
+        config=settings,
+        policies=policies,
+        run_id=run,
+        folder=run_folder,
+        store=store,
+        engine=engine,
+        collector=Collector(store, run),
+        train=[{"n": number} for number in range(5)],
+        val=[{"n": 100}],
+        progress=progress or Silent(),
+    )
+
+
+class Watching(RememberingEngine):
+    """Remembers which tokens were trained; those above 9 tell replicas apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained: set[int] = set()
+
+    async def forward_backward(self, sequences: Any, loss: Any, policy: str = "default") -> dict[str, float]:
+        for row in sequences:
+            trained = {token for token, own in zip(row.tokens, row.mask, strict=True) if own}
+            self.trained |= {token for token in trained if token < 10}
+        return await super().forward_backward(sequences, loss)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"), [(None, {3, 4, 5, 6}), (("white",), {3, 4}), (("black", "red"), {5, 6})]
+)
+async def test_only_the_calls_of_the_agents_that_are_named_are_learned_from(
+    store: LightningStore, tmp_path: Path, chosen: tuple[str, ...] | None, expected: set[int]
+) -> None:
+    engine = Watching()
+    algorithm = LightningRL(group_size=GROUP, minibatches=1, agents=chosen)
+    async with agents(store, policy="default"):
+        await loop(store, engine, tmp_path, algorithm=algorithm).run(resume=False)
+    assert engine.trained == expected
+
+
+async def test_each_policy_learns_from_its_own_calls_at_its_own_rate(store: LightningStore, tmp_path: Path) -> None:
+    both = {name: Watching() for name in NAMES}
+    async with agents(store):
+        await game(store, PolicyEngines(cast(Any, both)), tmp_path).run(resume=False)
+    assert {name: engine.trained for name, engine in both.items()} == {
+        name: set(tokens) for name, tokens in TOKENS.items()
+    }
+    rates = {name: [float(update.split()[1]) for update in engine.updates] for name, engine in both.items()}
+    assert rates["white"][0] == 0.01
+    assert rates["black"] == pytest.approx([2 * rate for rate in rates["white"]])
+
+
+async def test_policies_of_different_algorithms_have_outcomes_and_metrics_of_their_own(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    # black's own reward is always 1: nothing to compare, so nothing is learned by it
+    black = LightningRL(group_size=GROUP, minibatches=1, reward_weights={"black": 1.0})
+    both = Game()
+    async with agents(store):
+        await game(store, both.engine, tmp_path, black=black).run(resume=False)
+    assert both.updates["white"]
+    assert both.updates["black"] == []
+    rows = [row for row in RunFolder(tmp_path, "run").metrics() if row["kind"] == "step"]
+    for row in rows:
+        assert row["black/zero_variance"] == 1.0
+        assert row["black/reward_mean"] == 1.0
+        assert row["white/reward_mean"] == row["reward_mean"]
+        assert row["white/zero_variance"] < 1.0
+        assert row["tokens_sampled"] == row["white/tokens_sampled"] + row["black/tokens_sampled"]
+        assert row["turns"] == 2.0
+    consumed = {one.outcome for step in await store.steps("run") for one in step.consumed}
+    assert "trained" in consumed  # by white
+
+
+async def test_a_policy_with_rewards_of_its_own_is_evaluated_by_them(store: LightningStore, tmp_path: Path) -> None:
+    own = {
+        name: LightningRL(group_size=GROUP, minibatches=1, reward_weights={name: weight})
+        for name, weight in (("white", 1.0), ("black", 0.5))
+    }
+    async with agents(store):
+        await game(store, Game().engine, tmp_path, **own).run(resume=False)
+    rows = [row for row in RunFolder(tmp_path, "run").metrics() if row["kind"] == "heldout_greedy"]
+    assert {(row["white/heldout_greedy"], row["black/heldout_greedy"]) for row in rows} == {(0.0, 0.5)}
+    assert all(row["heldout_greedy"] in (0.0, 1.0) for row in rows)
+
+
+async def test_all_policies_are_published_together_under_versions_of_one_number(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    both = Game()
+    async with agents(store):
+        await game(store, both.engine, tmp_path).run(resume=False)
+    white, black = both.each.values()
+    assert white.served == black.served == sorted(set(white.served))
+    resources = {one.name: one for one in await store.resources("run")}
+    assert {name: (resources[name].version, resources[name].value["model"]) for name in NAMES} == {
+        name: (white.served[-1], name) for name in NAMES
+    }
+
+
+async def test_a_checkpoint_holds_every_policy(store: LightningStore, tmp_path: Path) -> None:
+    async with agents(store):
+        await game(store, Game().engine, tmp_path).run(resume=False)
+    checkpoint = await last_checkpoint(store, "run")
+    assert checkpoint is not None
+    folder = Path(checkpoint.path)
+    assert policies_in(folder) == {"black": folder / "black", "white": folder / "white"}
+    assert RunFolder(tmp_path, "run").has_checkpoint()
+
+
+@pytest.mark.timeout(400)
+async def test_a_run_of_two_policies_killed_at_every_third_verb_resumes_to_the_state_of_one_that_was_not(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    whole = Game()
+    async with agents(store):
+        await game(store, whole.engine, tmp_path / "whole").run(resume=False)
+    assert whole.updates["white"] != whole.updates["black"]
+    ticks = 1
+    while True:
+        run = f"run-{ticks}"
+        await store.create_run("test", {}, run)
+        async with agents(store, run):
+            countdown = Countdown(ticks)
+            killed = game(Crashing(store, countdown), Crashing(Game().engine, countdown), tmp_path, run)
+            try:
+                await killed.run(resume=False)
+                break
+            except Crash:
+                pass
+            again = Game()
+            assert await game(store, again.engine, tmp_path, run).run(resume=True) == STEPS
+        assert again.updates == whole.updates, f"after a crash at verb {ticks}"
+        trained = await store.rollouts(RolloutQuery(run_id=run, mode="train"))
+        assert len(trained) == STEPS * TASKS * GROUP, "a rollout was sampled again"
+        consumed = [one.rollout_id for step in await store.steps(run) for one in step.consumed]
+        assert sorted(consumed) == [rollout.id for rollout in trained]
+        ticks += 3  # the loop of one policy is killed at every verb: test_rl_loop.py
+    assert ticks > 50
+
+
+@pytest.mark.parametrize("ticks", [3, 14, 20])
+async def test_a_lost_learner_takes_all_policies_back_to_the_checkpoint(
+    store: LightningStore, tmp_path: Path, ticks: int
+) -> None:
+    whole = Game()
+    async with agents(store):
+        await game(store, whole.engine, tmp_path / "whole").run(resume=False)
+    await store.create_run("test", {}, "again")
+    both, countdown = Game(), Countdown(ticks, LearnerLostError)
+    both.engine = PolicyEngines({"white": Crashing(both.each["white"], countdown), "black": both.each["black"]})  # type: ignore[dict-item]
+    async with agents(store, "again"):
+        assert await game(store, both.engine, tmp_path, "again").run(resume=False) == STEPS
+    assert countdown.left <= 0
+    assert both.updates == whole.updates
+
+
+async def test_a_policy_that_nobody_calls_is_told_of_and_the_others_learn(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    both, progress = Game(), Noting()
+    async with agents(store, names=("white",)):
+        await game(store, both.engine, tmp_path, progress=progress).run(resume=False)
+    assert both.updates["white"]
+    assert both.updates["black"] == []
+    told = [note for note in progress.notes if "no call of this step is learned from by policy 'black'" in note]
+    assert len(told) == STEPS
+    assert told[0].endswith("agents and models of its calls: white")
+
+
+async def test_agents_that_nobody_is_stop_the_run_with_the_names_that_there_are(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    own = {name: LightningRL(group_size=GROUP, minibatches=1, agents=("writer",)) for name in NAMES}
+    async with agents(store):
+        with pytest.raises(
+            NoCallsError, match=r"with agents = \['writer'\].*agents and models of its calls: black, white"
+        ):
+            await game(store, Game().engine, tmp_path, **own).run(resume=False)
+
+
+def test_the_settings_of_an_algorithm_with_agents_survive_a_file() -> None:
+    table = dataclasses.asdict(LightningRL(agents=("writer",)))
+    assert LightningRL(**{**table, "agents": list(table["agents"])}) == LightningRL(agents=("writer",))
