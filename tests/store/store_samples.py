@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from agentlightning.gateway.api import create_api
 from agentlightning.store.base import LightningStore
 from agentlightning.store.doctor import Finding, examine
-from agentlightning.store.sql import SqlLightningStore
+from agentlightning.store.sql.store import SqlLightningStore
 from agentlightning.types import (
     AttemptEnd,
     Call,

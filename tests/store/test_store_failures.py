@@ -14,7 +14,7 @@ from store_samples import Clock, a_call, a_run, a_worker, claimed, faults, some,
 
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore
-from agentlightning.store.database import database_at
+from agentlightning.store.sql.database import database_at
 from agentlightning.types import Call
 
 

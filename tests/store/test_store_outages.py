@@ -15,8 +15,8 @@ from store_samples import Clock, a_call, a_run, a_worker, claimed, ending, fault
 
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.database import database_at
 from agentlightning.store.open import open_store
+from agentlightning.store.sql.database import database_at
 from agentlightning.types import Metric
 
 

@@ -18,10 +18,10 @@ from agentlightning.errors import ConfigError, NotFoundError, StoreError
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.bell import Bell
 from agentlightning.store.open import open_store
-from agentlightning.store.redis import RedisLightningStore
-from agentlightning.store.redis_address import Address
-from agentlightning.store.redis_link import Link
-from agentlightning.store.redis_scripts import load
+from agentlightning.store.redis.address import Address
+from agentlightning.store.redis.link import Link
+from agentlightning.store.redis.scripts import load
+from agentlightning.store.redis.store import RedisLightningStore
 from agentlightning.types import Call, Resource
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

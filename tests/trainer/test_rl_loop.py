@@ -18,7 +18,7 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config import Config, parse_config
 from agentlightning.errors import AgentError, LearnerLostError, NoCallsError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import Collector
 from agentlightning.trainer.progress import Silent
