@@ -15,7 +15,7 @@ demo: install
 	$(BIN)/agl demo $(ARGS)
 
 test: lint node-packages servers
-	$(BIN)/pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
 
 test-slow: install node-packages servers .venv-vllm/.installed
 	$(BIN)/pytest -m slow $(ARGS)

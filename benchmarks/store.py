@@ -43,9 +43,9 @@ from typing import Any
 import uuid_utils
 
 from agentlightning.children import listen, start_child, stop_child
-from agentlightning.store import tables
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
+from agentlightning.store.sql import tables
 from agentlightning.types import Call, Claim, Finish, NewRollout, Sampling, Span, VersionSpan, Worker
 
 HERE = Path(__file__).resolve().parent

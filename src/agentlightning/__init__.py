@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentlightning.runner.client import AgentLightningClient
     from agentlightning.store.base import LightningStore
     from agentlightning.store.client import LightningStoreClient
-    from agentlightning.store.sql import InMemoryLightningStore, SqlLightningStore
+    from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
     from agentlightning.trainer.trainer import Trainer
 
 __version__ = "0.1.0"

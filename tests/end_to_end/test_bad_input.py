@@ -87,7 +87,10 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> N
         (["--set", "trainer.steps=many"], ["trainer.steps", "'many'"]),
         (["--set", "algorithm.group_size=1"], ["algorithm.group_size: expected a whole number of at least 2, got 1"]),
         (["--set", "algorithm.gruop_size=4"], ["algorithm.gruop_size: no such setting"]),
-        (["--set", "algorithm.dual_clip=1.1"], ["algorithm: dual_clip: expected a number above 1 + clip_high, got 1.1"]),
+        (
+            ["--set", "algorithm.dual_clip=1.1"],
+            ["algorithm: dual_clip: expected a number above 1 + clip_high, got 1.1"],
+        ),
         (["--set", "algorithm.importance_cap=3"], ["algorithm: importance_cap has no effect without importance"]),
         (["--set", "algorithm.critic.lam=0.9"], ["algorithm.critic: has no effect with advantage = 'grpo'"]),
         (["--set", "eval.every=2"], ["eval: has no effect without data.val"]),

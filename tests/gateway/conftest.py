@@ -12,7 +12,7 @@ from toy_model import write_tokenizer
 
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 
 
 @pytest.fixture(scope="session")

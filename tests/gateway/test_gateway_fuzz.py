@@ -21,7 +21,7 @@ from agentlightning.gateway.api import create_routes
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.gateway.verbs import NAMES, Verb
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.types import NewRollout, Worker
 
 DETAILS = (

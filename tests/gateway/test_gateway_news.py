@@ -16,7 +16,7 @@ from agentlightning.errors import StoreError
 from agentlightning.gateway.directory import Directory
 from agentlightning.gateway.news import News
 from agentlightning.gateway.store_metrics import StoreMetrics
-from agentlightning.store.sql import SqlLightningStore
+from agentlightning.store.sql.store import SqlLightningStore
 from agentlightning.types import NewRollout, Resource, RunStatistics, Worker
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp import web
 from gateway_house import END, House, path
@@ -14,7 +15,7 @@ from scripted_engine import ScriptedEngine
 
 from agentlightning.errors import EngineError
 from agentlightning.gateway.balancer import SLACK, Balancer
-from agentlightning.gateway.engine_faces import Sampled, body
+from agentlightning.gateway.engine_faces import Sampled, body, read_answer
 from agentlightning.gateway.holds import hold, release
 from agentlightning.types import Sampling, VersionSpan
 
@@ -218,7 +219,7 @@ anything = st.recursive(
 def test_whatever_an_engine_says_is_read_or_an_error_of_the_engine(data: Any, face: Any) -> None:
     sampled = Sampled()
     try:
-        sampled.add(data, face, 1)
+        sampled.add(read_answer(orjson.dumps(data)), face, 1)
     except EngineError:
         return
     assert len(sampled.ids) == len(sampled.logprobs)
@@ -229,7 +230,7 @@ def test_labels_that_are_no_numbers_are_the_policys_version() -> None:
     spans = [{"version": "default", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
     content = [{"token_id": 1, "logprob": -1.0}, {"token_id": 2, "logprob": -2.0}]
     choice = {"token_ids": [1, 2], "logprobs": {"content": content}, "finish_reason": "stop", "weight_versions": spans}
-    sampled.add({"choices": [choice]}, "generate", 3)
+    sampled.add(read_answer(orjson.dumps({"choices": [choice]})), "generate", 3)
     assert [span.version for span in sampled.versions] == [3, 4]
 
 

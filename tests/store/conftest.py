@@ -12,7 +12,7 @@ from store_samples import Clock, Server, new_id, sql_store
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
-from agentlightning.store.redis import RedisLightningStore
+from agentlightning.store.redis.store import RedisLightningStore
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from fastapi import FastAPI
 
 from agentlightning.gateway.api import create_api
 from agentlightning.store.base import LightningStore
-from agentlightning.store.sql import SqlLightningStore
+from agentlightning.store.doctor import Finding, examine
+from agentlightning.store.sql.store import SqlLightningStore
 from agentlightning.types import (
     AttemptEnd,
     Call,
@@ -159,6 +160,11 @@ async def states(store: LightningStore, claims: Sequence[Claim]) -> list[str]:
     from agentlightning.store.base import RolloutQuery
 
     return [rollout.state for rollout in await store.rollouts(RolloutQuery(ids=[claim.rollout.id for claim in claims]))]
+
+
+async def faults(store: LightningStore) -> list[Finding]:
+    """What the doctor finds wrong."""
+    return [finding async for finding in examine(store) if isinstance(finding, Finding) and finding.kind == "wrong"]
 
 
 def sql_store(url: str, clock: Clock) -> LightningStore:

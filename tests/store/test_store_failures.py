@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_samples import Clock, a_call, a_run, a_worker, claimed, some, sql_store
+from store_samples import Clock, a_call, a_run, a_worker, claimed, faults, some, sql_store
 
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore
-from agentlightning.store.database import database_at
+from agentlightning.store.sql.database import database_at
 from agentlightning.types import Call
 
 
@@ -71,6 +71,7 @@ async def test_a_locked_database_is_named_and_serves_again_when_it_is_free(tmp_p
         other.execute("ROLLBACK")
         other.close()
         assert len(await store.enqueue(some(run_id, 1))) == 1
+        assert await faults(store) == []
 
 
 @pytest.fixture
@@ -102,6 +103,7 @@ async def test_a_full_disk_loses_nothing_acknowledged_and_the_store_lives_on(tmp
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         await store.append_calls([a_call(claim, finished_ns=10**9)])
         assert len(await store.calls([claim.rollout.id])) == len(kept) + 1
+        assert await faults(store) == []
 
 
 def test_sqlites_own_word_for_a_full_disk_is_understood() -> None:

@@ -14,7 +14,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.keys import mint, verify
 from agentlightning.store.open import open_store
-from agentlightning.store.sql import InMemoryLightningStore, SqlLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
 
 SECRET = b"s" * 32
 

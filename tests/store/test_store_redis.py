@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from redis import Redis
 from redis_server import RedisServer, missing
-from store_samples import a_call, a_run, a_worker, claimed, ending, new_id, some
+from store_samples import a_call, a_run, a_worker, claimed, ending, faults, new_id, some
 
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.bell import Bell
 from agentlightning.store.open import open_store
-from agentlightning.store.redis import RedisLightningStore
-from agentlightning.store.redis_address import Address
-from agentlightning.store.redis_link import Link
-from agentlightning.store.redis_scripts import load
+from agentlightning.store.redis.address import Address
+from agentlightning.store.redis.link import Link
+from agentlightning.store.redis.scripts import load
+from agentlightning.store.redis.store import RedisLightningStore
 from agentlightning.types import Call, Resource
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -75,6 +75,7 @@ async def test_what_was_acknowledged_survives_a_sigkill_of_the_server_and_work_g
         found = await store.calls([claim.rollout.id])
         assert sorted(call.id for call in found) == sorted(call.id for call in acknowledged)
         assert await store.finish([ending(claim)]) == [True]
+        assert await faults(store) == []
 
 
 async def test_whoever_waits_while_the_server_is_killed_is_still_woken(own_redis: RedisServer) -> None:
@@ -102,6 +103,7 @@ async def test_an_outage_beyond_patience_is_one_sentence_and_the_store_lives_on(
                 await work
         own_redis.start()
         assert len(await store.enqueue(some(run_id, 1))) == 1
+        assert await faults(store) == []
 
 
 async def test_closing_waits_for_no_server(own_redis: RedisServer) -> None:
@@ -368,6 +370,7 @@ async def test_a_server_without_memory_refuses_and_serves_again_when_runs_are_de
             assert await store.delete_runs([full]) == 1
             server.config_set("maxmemory", 0)
         assert len(await store.enqueue(some(spare, 1))) == 1
+        assert await faults(store) == []
 
 
 async def test_a_full_disk_loses_nothing_acknowledged_whoever_restarts_the_server(own_redis: RedisServer) -> None:
@@ -389,6 +392,7 @@ async def test_a_full_disk_loses_nothing_acknowledged_whoever_restarts_the_serve
         assert kept
         assert set(kept) <= {call.id for call in await store.calls([claim.rollout.id])}
         await store.append_calls([a_call(claim)])
+        assert await faults(store) == []
 
 
 async def test_a_full_disk_under_a_server_that_goes_on_is_one_sentence(own_redis: RedisServer) -> None:
@@ -412,6 +416,7 @@ async def test_a_full_disk_under_a_server_that_goes_on_is_one_sentence(own_redis
                     break
                 except StoreError:
                     await asyncio.sleep(0.05)
+        assert await faults(store) == []
 
 
 @pytest.mark.parametrize(

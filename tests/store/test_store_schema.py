@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from agentlightning.cli.app import app
 from agentlightning.errors import NotFoundError, StoreError
-from agentlightning.store import tables
-from agentlightning.store.database import database_at
-from agentlightning.store.schema import migrate, upgrade
+from agentlightning.store.sql import tables
+from agentlightning.store.sql.database import database_at
+from agentlightning.store.sql.schema import migrate, upgrade
 from agentlightning.types import Metric
 
 NEWEST = tables.SCHEMA_VERSION

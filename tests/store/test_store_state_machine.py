@@ -24,7 +24,7 @@ from store_samples import Clock, a_run, a_worker, ending, some, sql_store
 
 from agentlightning.errors import ConflictError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.redis import RedisLightningStore
+from agentlightning.store.redis.store import RedisLightningStore
 from agentlightning.types import FINAL_STATES, Claim, Consumed, RetryPolicy
 
 LEASE_S = 30

@@ -23,7 +23,7 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config import parse_config
 from agentlightning.errors import AgentError, ConfigError, LearnerLostError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.collect import Collector
 from agentlightning.trainer.progress import Silent
 from agentlightning.types import Claim, Loss, NewRollout, Resource, Rollout

@@ -12,7 +12,7 @@ from agentlightning.algorithms.recorded import Recorded
 from agentlightning.algorithms.supervised import RFT, SFT, Distill
 from agentlightning.errors import ConfigError, DataError, NotFoundError
 from agentlightning.store.base import LightningStore
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.dataset import EXAMPLES, context_of
 from agentlightning.types import NewRollout

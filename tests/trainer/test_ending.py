@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from agentlightning.errors import EngineError
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.ending import recorded_ending
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from agentlightning.errors import AgentError, NoCallsError
 from agentlightning.store.base import LightningStore
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.collect import Collector
 from agentlightning.trainer.evaluate import evaluate, of_rollouts
 from agentlightning.types import Finish, RetryPolicy, Rollout, RolloutState, Sampling, Worker

@@ -12,7 +12,7 @@ import pytest
 from agentlightning.algorithms import LightningRL
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.store.base import LightningStore
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.evidence import Witness, check_evidence
 from agentlightning.types import Trajectory, Transition
 

@@ -13,7 +13,7 @@ from agentlightning.algorithms.recorded import Recorded
 from agentlightning.algorithms.supervised import RFT, SFT
 from agentlightning.errors import DataError, LearnerLostError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.types import PreferenceLoss
 
 ALGORITHMS = [SFT(held_out=0.2), RFT(held_out=0.2), DPO(held_out=0.2), KTO(held_out=0.2)]

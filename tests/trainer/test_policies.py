@@ -18,7 +18,7 @@ from agentlightning.config_file import load_config
 from agentlightning.engines.policies import PolicyEngines, WatchedEngine
 from agentlightning.errors import ConfigError, LearnerLostError, NoCallsError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, policies_in
 from agentlightning.trainer.collect import Collector
 from agentlightning.trainer.lessons import joint_outcomes

@@ -15,7 +15,7 @@ from loop_doubles import GROUP, STEPS, TASKS, Countdown, Crash, Crashing, Rememb
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.errors import AgentError, LearnerLostError, NoCallsError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from agentlightning.config import Config, parse_config
 from agentlightning.errors import ConfigError
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.upstreams import check_keys, put_upstreams
 
 

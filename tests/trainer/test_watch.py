@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentlightning.config import parse_config
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.guard import RULES, Rule
 from agentlightning.trainer.metrics import GROUPS, derived, group_of, in_order, numbers

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from agentlightning.gateway.app import App, create_app
 from agentlightning.store.base import LightningStore
-from agentlightning.store.sql import InMemoryLightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.types import Call, Claim, NewRollout, Resource, Worker
 
 

@@ -23,8 +23,8 @@ def upgrade_store(
     """Bring the database of an older version to this one, in one transaction. Make a copy first."""
     from agentlightning.cli.display import screen
     from agentlightning.cli.options import require_file, store_url
-    from agentlightning.store.database import database_at
-    from agentlightning.store.schema import upgrade
+    from agentlightning.store.sql.database import database_at
+    from agentlightning.store.sql.schema import upgrade
 
     url = store_url(store)
     require_file(url)

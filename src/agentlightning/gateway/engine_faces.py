@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from agentlightning.errors import EngineError
 from agentlightning.types import JSON, VersionSpan
 
@@ -31,46 +33,103 @@ class Sampled:
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     """Alternatives for each token, (id, logprob), where the engine gave some: in any order, the token itself among them."""
 
-    def add(self, data: Any, face: Face, version: int) -> list[int]:
+    def add(self, answer: EngineAnswer, face: Face, version: int) -> list[int]:
         """Take in one response or chunk; returns its ids. `version` is stamped where the engine stamps none.
 
-        Raises EngineError where it is not of the expected shape.
+        Raises EngineError where something is missing.
         """
-        try:
-            choice = data["choices"][0]
-            ids: list[int] = choice["token_ids"] or []
-            if ids:
-                self.ids += ids
-                if face == "generate":
-                    self._read_content(choice["logprobs"]["content"])
-                else:
-                    self._read_lists(choice["logprobs"])
-            spans = choice.get("weight_versions")
-            if spans:
-                self.versions = [
-                    VersionSpan(version=_version(span["version"], version), start=span["start"], end=span["end"])
-                    for span in spans
-                ]
-            if choice.get("finish_reason") is not None:
-                self.finish_reason = choice["finish_reason"]
-                self.stop_reason = choice.get("stop_reason")
-        except (KeyError, IndexError, TypeError, ValueError) as cause:
-            raise EngineError(f"the engine answered in an unknown form: {type(cause).__name__}: {cause}") from cause
+        if not answer.choices:
+            raise EngineError("the engine answered without a choice")
+        choice = answer.choices[0]
+        ids = choice.token_ids or []
+        if ids:
+            self.ids += ids
+            self._read_logprobs(choice.logprobs or _Logprobs(), face)
+        if choice.weight_versions:
+            self.versions = [
+                VersionSpan(version=_version(span.version, version), start=span.start, end=span.end)
+                for span in choice.weight_versions
+            ]
+        if choice.finish_reason is not None:
+            self.finish_reason = choice.finish_reason
+            self.stop_reason = choice.stop_reason
         if len(self.ids) != len(self.logprobs):
             raise EngineError(f"the engine gave {len(self.logprobs)} logprobs for {len(self.ids)} sampled ids")
         if self.finish_reason is not None and self.ids and not self.versions:
             self.versions = [VersionSpan(version=version, start=0, end=len(self.ids))]
         return ids
 
-    def _read_content(self, content: list[JSON]) -> None:
-        self.logprobs += [one["logprob"] for one in content]
-        if content and content[0].get("top_logprobs"):
-            self.top += [[(_id(one), one["logprob"]) for one in token["top_logprobs"]] for token in content]
+    def _read_logprobs(self, logprobs: _Logprobs, face: Face) -> None:
+        if face == "completions":
+            self.logprobs += logprobs.token_logprobs or []
+            if any(logprobs.top_logprobs or ()):
+                self.top += [
+                    [(_id(name), value) for name, value in (one or {}).items()] for one in logprobs.top_logprobs or ()
+                ]
+            return
+        content = logprobs.content or []
+        self.logprobs += [token.logprob for token in content]
+        if content and content[0].top_logprobs:
+            self.top += [
+                [
+                    (_id(other.token) if other.token_id is None else other.token_id, other.logprob)
+                    for other in token.top_logprobs or ()
+                ]
+                for token in content
+            ]
 
-    def _read_lists(self, logprobs: JSON) -> None:
-        self.logprobs += logprobs["token_logprobs"]
-        if any(logprobs.get("top_logprobs") or ()):
-            self.top += [[(_named_id(name), value) for name, value in one.items()] for one in logprobs["top_logprobs"]]
+
+class _Alternative(msgspec.Struct, gc=False):
+    logprob: float
+    token: str = ""
+    token_id: int | None = None
+
+
+class _Token(msgspec.Struct, gc=False):
+    logprob: float
+    top_logprobs: list[_Alternative] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Token] | None = None
+    """Of generate."""
+    token_logprobs: list[float] | None = None
+    """This and the next of completions."""
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Versions(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    weight_versions: list[_Versions] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class EngineAnswer(msgspec.Struct):
+    """A response or chunk of either form. What is not here, text and bytes of every token first of all, is skipped."""
+
+    choices: list[_Choice] = []
+    error: Any = None
+
+
+_ANSWER = msgspec.json.Decoder(EngineAnswer)
+
+
+def read_answer(data: bytes) -> EngineAnswer:
+    """What an engine said. EngineError where it is of no known form."""
+    try:
+        return _ANSWER.decode(data)
+    except msgspec.ValidationError as cause:
+        raise EngineError(f"the engine answered in an unknown form: {cause}") from cause
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+        raise EngineError(f"the engine answered with something that is not JSON: {cause}") from cause
 
 
 def body(request: JSON, face: Face, model: str) -> JSON:
@@ -96,11 +155,9 @@ def _version(label: str, version: int) -> int:
     return int(label) if label.isdigit() else version
 
 
-def _id(alternative: JSON) -> int:
-    """The id of an alternative, which vLLM names ``token_id:17`` where it has no field for it."""
-    found = alternative.get("token_id")
-    return int(found) if found is not None else _named_id(alternative["token"])
-
-
-def _named_id(name: str) -> int:
-    return int(name.removeprefix("token_id:"))
+def _id(name: str) -> int:
+    """The id of a token that vLLM names ``token_id:17``."""
+    try:
+        return int(name.removeprefix("token_id:"))
+    except ValueError:
+        raise EngineError(f"the engine named a token {name!r}, expected token_id:NUMBER") from None

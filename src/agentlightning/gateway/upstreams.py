@@ -20,7 +20,7 @@ import orjson
 
 from agentlightning.errors import EngineError
 from agentlightning.gateway.balancer import Balancer
-from agentlightning.gateway.engine_faces import PATHS, Face, Sampled, body
+from agentlightning.gateway.engine_faces import PATHS, EngineAnswer, Face, Sampled, body, read_answer
 from agentlightning.gateway.holds import Holds
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.news import News
@@ -163,9 +163,9 @@ class Upstreams:
         while True:
             try:
                 async with self._asked(policy, request, affinity) as (face, response):
-                    data = _json(await response.read())
+                    answer = _read(await response.read())
                     sampled = Sampled()
-                    sampled.add(data, face, policy.version)
+                    sampled.add(answer, face, policy.version)
                     return sampled
             except UNREACHABLE as cause:
                 await patience.wait(cause)
@@ -178,7 +178,7 @@ class Upstreams:
             try:
                 async with self._asked(policy, request, affinity) as (face, response):
                     async for data in _events(response):
-                        if ids := sampled.add(_json(data), face, policy.version):
+                        if ids := sampled.add(_read(data), face, policy.version):
                             yield ids
                     if sampled.finish_reason is None:
                         raise aiohttp.ClientPayloadError("the stream ended before the answer did")
@@ -370,14 +370,11 @@ _TOO_LONG = ("context", "too long", "maximum model length")
 """How engines say that a prompt does not fit."""
 
 
-def _json(data: bytes) -> Any:
-    try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError as cause:
-        raise EngineError(f"the engine answered with something that is not JSON: {cause}") from cause
-    if isinstance(value, dict) and "error" in value:
+def _read(data: bytes) -> EngineAnswer:
+    answer = read_answer(data)
+    if answer.error is not None:
         raise _refused(502, data, {})
-    return value
+    return answer
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

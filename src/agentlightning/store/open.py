@@ -23,7 +23,7 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
         return LightningStoreClient(url, server_key)
     if scheme in ("memory", "sqlite", "postgresql", "postgres"):
         try:
-            from agentlightning.store.sql import SqlLightningStore
+            from agentlightning.store.sql.store import SqlLightningStore
         except ModuleNotFoundError as error:
             if error.name != "sqlalchemy":
                 raise
@@ -31,7 +31,7 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
         return SqlLightningStore(url)
     if scheme in ("redis", "rediss"):
         try:
-            from agentlightning.store.redis import RedisLightningStore
+            from agentlightning.store.redis.store import RedisLightningStore
         except ModuleNotFoundError as error:
             if error.name not in ("redis", "msgspec"):
                 raise

@@ -160,9 +160,7 @@ async def last_checkpoint(store: LightningStore, run_id: str) -> Checkpoint | No
     return None
 
 
-async def load_checkpoint(
-    engine: Engine, checkpoint: Checkpoint, policies: Sequence[str] = (DEFAULT_POLICY,)
-) -> None:
+async def load_checkpoint(engine: Engine, checkpoint: Checkpoint, policies: Sequence[str] = (DEFAULT_POLICY,)) -> None:
     """Every policy back to its saved state."""
     for policy, one in checkpoint_folders(Path(checkpoint.path), policies).items():
         await engine.load(one, policy)

@@ -199,9 +199,7 @@ async def _abandon(starting: asyncio.Future[list[str]]) -> None:
     await asyncio.gather(starting, return_exceptions=True)
 
 
-def engine_support(
-    config: Config, *, reference: bool = False, critic_learning_rate: float | None = None
-) -> Support:
+def engine_support(config: Config, *, reference: bool = False, critic_learning_rate: float | None = None) -> Support:
     """What the configured engine of one policy can do, before any of it exists; what its algorithm asks: see Needs."""
     return support(_learner_options(config, Needs(reference=reference, critic_learning_rate=critic_learning_rate)))
 

@@ -14,10 +14,19 @@ from sqlalchemy import Connection, Table, and_, select, tuple_
 
 from agentlightning.errors import NotFoundError
 from agentlightning.store import rows
-from agentlightning.store.lifecycle import require_runs
-from agentlightning.store.tables import attempts, calls, metrics, resource_versions, resources, rewards, rollouts, spans
-from agentlightning.store.upsert import upsert
-from agentlightning.store.writer import Transaction
+from agentlightning.store.sql.lifecycle import require_runs
+from agentlightning.store.sql.tables import (
+    attempts,
+    calls,
+    metrics,
+    resource_versions,
+    resources,
+    rewards,
+    rollouts,
+    spans,
+)
+from agentlightning.store.sql.upsert import upsert
+from agentlightning.store.sql.writer import Transaction
 from agentlightning.types import Call, Metric, Resource, Reward, Span
 
 Rows = list[tuple[Any, ...]]

@@ -22,13 +22,14 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import ConflictError, InputError, StoreError
-from agentlightning.store import census, history, keys, lifecycle, record, retention, rows, tables
+from agentlightning.store import keys, rows
 from agentlightning.store.base import LEASE_S, MOST_FINISHED, LightningStore, RolloutQuery, reward_number
 from agentlightning.store.bell import Bell, Topic
-from agentlightning.store.database import database_at
 from agentlightning.store.run_ids import check_run_id
-from agentlightning.store.schema import prepare_schema
-from agentlightning.store.writer import PAUSES_S, Transaction, Verb, Writer
+from agentlightning.store.sql import census, history, lifecycle, record, retention, tables
+from agentlightning.store.sql.database import database_at
+from agentlightning.store.sql.schema import prepare_schema
+from agentlightning.store.sql.writer import PAUSES_S, Transaction, Verb, Writer
 from agentlightning.types import (
     JSON,
     Attempt,

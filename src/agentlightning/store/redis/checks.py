@@ -11,8 +11,8 @@ import secrets
 from redis import exceptions
 
 from agentlightning.errors import StoreError
-from agentlightning.store.redis_link import Link
-from agentlightning.store.redis_writer import Writer
+from agentlightning.store.redis.link import Link
+from agentlightning.store.redis.writer import Writer
 
 OLDEST = (7, 0)
 SCHEMA_VERSION = 1

@@ -16,9 +16,10 @@ import orjson
 from sqlalchemy import Connection, func, insert, select
 
 from agentlightning.errors import NotFoundError, RewardError
-from agentlightning.store import rows, statements
+from agentlightning.store import rows
 from agentlightning.store.base import IGNORED_BASE_URL, NO_CALLS, RolloutQuery, final_reward, reward_number
-from agentlightning.store.tables import (
+from agentlightning.store.sql import statements
+from agentlightning.store.sql.tables import (
     attempts,
     consumption,
     rewards,
@@ -26,7 +27,7 @@ from agentlightning.store.tables import (
     runs,
     workers,
 )
-from agentlightning.store.writer import Transaction
+from agentlightning.store.sql.writer import Transaction
 from agentlightning.types import Attempt, AttemptEnd, Finish, Lease, Mode, Reward, Rollout, RolloutState, Worker
 
 if TYPE_CHECKING:

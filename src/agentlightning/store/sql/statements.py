@@ -10,9 +10,9 @@ import functools
 
 from sqlalchemy import Column, ColumnElement, bindparam, func, select, update
 
-from agentlightning.store import tables
-from agentlightning.store.tables import attempts, calls, consumption, rewards, rollouts, runs, spans, workers
-from agentlightning.store.upsert import Upsert, upsert_into
+from agentlightning.store.sql import tables
+from agentlightning.store.sql.tables import attempts, calls, consumption, rewards, rollouts, runs, spans, workers
+from agentlightning.store.sql.upsert import Upsert, upsert_into
 
 
 def among(column: Column[str]) -> ColumnElement[bool]:

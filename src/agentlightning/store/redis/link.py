@@ -22,8 +22,8 @@ from redis.backoff import NoBackoff
 
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store.bell import Bell
-from agentlightning.store.redis_address import Address
-from agentlightning.store.redis_scripts import Script
+from agentlightning.store.redis.address import Address
+from agentlightning.store.redis.scripts import Script
 
 R = TypeVar("R")
 

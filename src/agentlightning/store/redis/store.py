@@ -16,14 +16,15 @@ from typing import Any, TypeVar
 import uuid_utils
 
 from agentlightning.errors import InputError, StoreError
-from agentlightning.store import keys, redis_reads, redis_rows, redis_scripts, rows
+from agentlightning.store import keys, rows
 from agentlightning.store.base import LEASE_S, MOST_FINISHED, LightningStore, RolloutQuery
 from agentlightning.store.bell import Bell, Topic
-from agentlightning.store.redis_address import Address
-from agentlightning.store.redis_checks import check_server, prepare_data
-from agentlightning.store.redis_link import Link
-from agentlightning.store.redis_rows import Request, whole
-from agentlightning.store.redis_writer import Writer
+from agentlightning.store.redis import hashes, reads, scripts
+from agentlightning.store.redis.address import Address
+from agentlightning.store.redis.checks import check_server, prepare_data
+from agentlightning.store.redis.hashes import Request, whole
+from agentlightning.store.redis.link import Link
+from agentlightning.store.redis.writer import Writer
 from agentlightning.store.run_ids import check_run_id, run_ids
 from agentlightning.types import (
     JSON,
@@ -79,7 +80,7 @@ class RedisLightningStore(LightningStore):
     async def open(self) -> None:
         if self._link is not None:
             return
-        self._link = Link(self._address, redis_scripts.load(), self._bell)
+        self._link = Link(self._address, scripts.load(), self._bell)
         self._writer = Writer(self._link, self._now_ns)
         self._writer.heard = self._heard
         self._writer.start()
@@ -108,7 +109,7 @@ class RedisLightningStore(LightningStore):
     async def create_run(self, name: str, config: JSON, run_id: str | None = None) -> Run:
         if run_id is not None:
             check_run_id(run_id)
-        now_ns = await redis_reads.now_ns(self._opened(), self._now_ns)
+        now_ns = await reads.now_ns(self._opened(), self._now_ns)
         request: dict[str, Any] = {"name": name, "config": rows.dump(config, "config"), "created_ns": whole(now_ns)}
         if run_id is not None:
             [made] = await self._write("create_run", {**request, "ids": [run_id], "given": 1})
@@ -125,22 +126,22 @@ class RedisLightningStore(LightningStore):
         merged = [part for name, value in (summary or {}).items() for part in (name, rows.dump(value, "summary"))]
         request: dict[str, Any] = {"run_id": run_id, "summary": merged}
         flat, known = await self._write("update_run", request | ({"state": state} if state is not None else {}))
-        return redis_rows.read_run(run_id, flat, known)
+        return hashes.read_run(run_id, flat, known)
 
     async def runs(self, ids: Sequence[str] | None = None, limit: int | None = None) -> list[Run]:
-        return await redis_reads.runs(self._opened(), ids, limit)
+        return await reads.runs(self._opened(), ids, limit)
 
     # --- rollouts and attempts ------------------------------------------------------------------------------------
 
     async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
         run_ids = sorted({rollout.run_id for rollout in rollouts})
-        new = [redis_rows.new_rollout(rollout, str(uuid_utils.uuid7())) for rollout in rollouts]
+        new = [hashes.new_rollout(rollout, str(uuid_utils.uuid7())) for rollout in rollouts]
         enqueued: list[Rollout] = []
         for start in range(0, len(new), PORTION):
             rows_now, blobs = zip(*new[start : start + PORTION], strict=True)
             created_ns, found = await self._write("enqueue", {"runs": run_ids, "rollouts": rows_now}, blobs)
             enqueued += [
-                redis_rows.read_rollout(known) if known else redis_rows.queued(rollout, row["id"], int(created_ns))
+                hashes.read_rollout(known) if known else hashes.queued(rollout, row["id"], int(created_ns))
                 for rollout, row, known in zip(rollouts[start : start + PORTION], rows_now, found, strict=True)
             ]
         return enqueued
@@ -154,27 +155,27 @@ class RedisLightningStore(LightningStore):
     ) -> list[Claim]:
         if limit < 1:
             raise InputError(f"limit: expected at least 1, got {limit}")
-        row = redis_rows.worker_row(worker)
+        row = hashes.worker_row(worker)
 
         async def take() -> list[tuple[list[str], str]]:
-            request = {"worker": row, "limit": limit, "lease_ns": redis_rows.nanoseconds(lease_s)}
+            request = {"worker": row, "limit": limit, "lease_ns": hashes.nanoseconds(lease_s)}
             return list(await self._write("claim", {**request, "token": secrets.token_hex(12)}))
 
         taken = await self._until(("queued", worker.run_id), take, wait_s)
         claims = []
         for flat, token in taken:
-            rollout = redis_rows.read_rollout(flat)
+            rollout = hashes.read_rollout(flat)
             lease = Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=token)
             claims.append(Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt)))
         return claims
 
     async def heartbeat(self, worker: Worker, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
-        held = [redis_rows.lease_row(lease) for lease in leases]
-        request = {"worker": redis_rows.worker_row(worker), "leases": held, "lease_ns": redis_rows.nanoseconds(lease_s)}
+        held = [hashes.lease_row(lease) for lease in leases]
+        request = {"worker": hashes.worker_row(worker), "leases": held, "lease_ns": hashes.nanoseconds(lease_s)}
         return [bool(holds) for holds in await self._write("heartbeat", request)]
 
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
-        new = [redis_rows.finish_row(each) for each in finishes]
+        new = [hashes.finish_row(each) for each in finishes]
         parts = [new[start : start + PORTION] for start in range(0, len(new), PORTION)]
         return [bool(held) for part in parts for held in await self._write("finish", part)]
 
@@ -185,65 +186,63 @@ class RedisLightningStore(LightningStore):
         return int(await self._write("expire", []))
 
     async def rollouts(self, query: RolloutQuery) -> list[Rollout]:
-        return await redis_reads.rollouts(self._opened(), query)
+        return await reads.rollouts(self._opened(), query)
 
     async def count(self, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
-        return await redis_reads.count(self._opened(), run_id)
+        return await reads.count(self._opened(), run_id)
 
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
-        return await redis_reads.attempts(self._opened(), rollout_ids)
+        return await reads.attempts(self._opened(), rollout_ids)
 
     async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
         link, goal = self._opened(), after + at_least
 
         async def enough() -> bool:
-            return await redis_reads.last_finished(link, run_id) >= goal
+            return await reads.last_finished(link, run_id) >= goal
 
         await self._until(("finished", run_id), enough, timeout_s, goal)
-        return await redis_reads.finished(link, run_id, after, MOST_FINISHED)
+        return await reads.finished(link, run_id, after, MOST_FINISHED)
 
     async def workers(self, run_id: str | None = None) -> list[Worker]:
-        return await redis_reads.workers(self._opened(), run_id)
+        return await reads.workers(self._opened(), run_id)
 
     # --- the record -----------------------------------------------------------------------------------------------
 
     async def append_calls(self, calls: Sequence[Call]) -> None:
-        await self._append("append_calls", [redis_rows.call_row(call) for call in calls])
+        await self._append("append_calls", [hashes.call_row(call) for call in calls])
 
     async def append_spans(self, spans: Sequence[Span]) -> None:
-        await self._append("append_spans", [redis_rows.span_row(span) for span in spans])
+        await self._append("append_spans", [hashes.span_row(span) for span in spans])
 
     async def calls(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
-        return await redis_reads.calls(self._opened(), rollout_ids, attempt)
+        return await reads.calls(self._opened(), rollout_ids, attempt)
 
     async def spans(self, rollout_ids: Sequence[str]) -> list[Span]:
-        return await redis_reads.spans(self._opened(), rollout_ids)
+        return await reads.spans(self._opened(), rollout_ids)
 
     async def record_rewards(self, rewards: Sequence[Reward]) -> None:
-        await self._append("record_rewards", [(redis_rows.reward_row(reward),) for reward in rewards])
+        await self._append("record_rewards", [(hashes.reward_row(reward),) for reward in rewards])
 
     async def rewards(self, rollout_ids: Sequence[str]) -> list[Reward]:
-        return await redis_reads.rewards(self._opened(), rollout_ids)
+        return await reads.rewards(self._opened(), rollout_ids)
 
     async def put_resources(self, resources: Sequence[Resource]) -> list[Resource]:
-        return await redis_reads.put_resources(self._write, resources)
+        return await reads.put_resources(self._write, resources)
 
     async def resources(self, run_id: str, name: str | None = None, latest: bool = True) -> list[Resource]:
-        return await redis_reads.resources(self._opened(), run_id, name, latest)
+        return await reads.resources(self._opened(), run_id, name, latest)
 
     async def log_metrics(self, metrics: Sequence[Metric]) -> None:
-        await self._append("log_metrics", [(redis_rows.metric_row(metric),) for metric in metrics])
+        await self._append("log_metrics", [(hashes.metric_row(metric),) for metric in metrics])
 
     async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
-        return await redis_reads.metrics(self._opened(), run_id, name)
+        return await reads.metrics(self._opened(), run_id, name)
 
     # --- news and numbers -----------------------------------------------------------------------------------------
 
     async def wait_resources(self, run_id: str, after: Mapping[str, int], timeout_s: float = 30.0) -> list[Resource]:
         link = self._opened()
-        return await self._until(
-            ("resources", run_id), lambda: redis_reads.later_resources(link, run_id, after), timeout_s
-        )
+        return await self._until(("resources", run_id), lambda: reads.later_resources(link, run_id, after), timeout_s)
 
     async def follow_metrics(
         self, run_id: str, after: int = 0, timeout_s: float = 30.0, limit: int = 10_000
@@ -252,15 +251,15 @@ class RedisLightningStore(LightningStore):
             raise InputError(f"limit: expected at least 1, got {limit}")
         link = self._opened()
         return await self._until(
-            ("metrics", run_id), lambda: redis_reads.later_metrics(link, run_id, after, limit), timeout_s
+            ("metrics", run_id), lambda: reads.later_metrics(link, run_id, after, limit), timeout_s
         )
 
     async def statistics(self) -> list[RunStatistics]:
-        return await redis_reads.statistics(self._opened(), self._now_ns)
+        return await reads.statistics(self._opened(), self._now_ns)
 
     async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
         found = await self.runs(run_ids)
-        return [await redis_reads.size(self._opened(), run.id) for run in found]
+        return [await reads.size(self._opened(), run.id) for run in found]
 
     # --- the end of data ------------------------------------------------------------------------------------------
 
@@ -280,29 +279,29 @@ class RedisLightningStore(LightningStore):
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 
     async def open_step(self, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step:
-        listed = redis_rows.consumed_list(consumed)
-        request = {"run_id": run_id, "step": whole(step), "consumed": listed, "list": redis_rows.dump(listed).decode()}
-        return redis_rows.read_step(run_id, await self._write("open_step", request))
+        listed = hashes.consumed_list(consumed)
+        request = {"run_id": run_id, "step": whole(step), "consumed": listed, "list": hashes.dump(listed).decode()}
+        return hashes.read_step(run_id, await self._write("open_step", request))
 
     async def close_step(self, run_id: str, step: int, version: int) -> Step:
         request = {"run_id": run_id, "step": whole(step), "version": whole(version)}
-        return redis_rows.read_step(run_id, await self._write("close_step", request))
+        return hashes.read_step(run_id, await self._write("close_step", request))
 
     async def steps(self, run_id: str, after: int | None = None, limit: int | None = None) -> list[Step]:
-        return await redis_reads.steps(self._opened(), run_id, after, limit)
+        return await reads.steps(self._opened(), run_id, after, limit)
 
     async def reopen_steps(self, run_id: str, after: int) -> list[Step]:
         later = await self._write("reopen_steps", {"run_id": run_id, "after": after})
-        return [redis_rows.read_step(run_id, row) for row in later]
+        return [hashes.read_step(run_id, row) for row in later]
 
     async def release_steps(self, run_id: str, after: int) -> int:
         return int(await self._write("release_steps", {"run_id": run_id, "after": after}))
 
     async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
-        await self._write("put_checkpoint", redis_rows.checkpoint_row(checkpoint))
+        await self._write("put_checkpoint", hashes.checkpoint_row(checkpoint))
 
     async def checkpoints(self, run_id: str) -> list[Checkpoint]:
-        return await redis_reads.checkpoints(self._opened(), run_id)
+        return await reads.checkpoints(self._opened(), run_id)
 
     # --- how ------------------------------------------------------------------------------------------------------
 

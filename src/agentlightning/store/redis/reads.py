@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from agentlightning.store import redis_rows
 from agentlightning.store.base import RolloutQuery
-from agentlightning.store.redis_link import Link
+from agentlightning.store.redis import hashes
+from agentlightning.store.redis.link import Link
 from agentlightning.types import (
     Attempt,
     Call,
@@ -62,10 +62,10 @@ async def runs(link: Link, ids: Sequence[str] | None, limit: int | None) -> list
     if ids is None:
         ids = await _run_ids(link, limit)
     found: list[Run] = []
-    for part in redis_rows.portions(ids, PORTION):
+    for part in hashes.portions(ids, PORTION):
         for run_id, (flat, summary) in zip(part, await link.read("read_runs", {"ids": part}), strict=True):
             if flat:
-                found.append(redis_rows.read_run(run_id, flat, summary))
+                found.append(hashes.read_run(run_id, flat, summary))
     return sorted(found, key=lambda run: (run.created_ns, run.id), reverse=True)[:limit]
 
 
@@ -73,7 +73,7 @@ async def workers(link: Link, run_id: str | None) -> list[Worker]:
     run_ids = [run_id] if run_id is not None else await _run_ids(link)
     replies = await link.query([("HGETALL", f"workers:{each}") for each in run_ids])
     found = [
-        redis_rows.read_worker(each, worker_id.decode(), row)
+        hashes.read_worker(each, worker_id.decode(), row)
         for each, flat in zip(run_ids, replies, strict=True)
         for worker_id, row in zip(flat[::2], flat[1::2], strict=True)
     ]
@@ -106,8 +106,8 @@ async def count(link: Link, run_id: str) -> dict[tuple[Mode, RolloutState], int]
 
 async def attempts(link: Link, rollout_ids: Sequence[str]) -> list[Attempt]:
     return [
-        redis_rows.read_attempt(rollout_id.decode(), attempt, flat)
-        for part in redis_rows.portions(rollout_ids, PORTION)
+        hashes.read_attempt(rollout_id.decode(), attempt, flat)
+        for part in hashes.portions(rollout_ids, PORTION)
         for rollout_id, attempt, flat in await link.read("read_attempts", {"ids": part})
     ]
 
@@ -125,7 +125,7 @@ async def finished(link: Link, run_id: str, after: int, limit: int) -> list[Roll
         portion = min(PORTION, limit - len(found))
         question = {"run": run_id, "after": str(after), "limit": portion}
         _, *rows = await link.read("read_finished", question)
-        found += [redis_rows.read_rollout(row) for row in rows]
+        found += [hashes.read_rollout(row) for row in rows]
         if len(rows) < portion:
             break
         after = found[-1].finished_seq or 0
@@ -144,10 +144,10 @@ async def _portions_of_rollouts(link: Link, query: RolloutQuery) -> AsyncIterato
         ids = await _ids_of_groups(link, query)
     if ids is not None:
         chosen = [each for each in ids if query.after is None or each > query.after]
-        parts = list(redis_rows.portions(chosen, PORTION))
+        parts = list(hashes.portions(chosen, PORTION))
         for part in reversed(parts) if query.newest_first else parts:
             _, *rows = await link.read("read_rollouts", {**asked, "ids": part})
-            portion = [redis_rows.read_rollout(row) for row in rows]
+            portion = [hashes.read_rollout(row) for row in rows]
             yield portion[::-1] if query.newest_first else portion
         return
     more = {"sets": await _sets(link, query), "after": query.after or "", "newest_first": query.newest_first}
@@ -156,7 +156,7 @@ async def _portions_of_rollouts(link: Link, query: RolloutQuery) -> AsyncIterato
         portion_size = min(PORTION, query.limit or PORTION) if len(asked) == ("run" in asked) else PORTION
         question = {**asked, **more, "from": cursor, "portion": portion_size}
         place, *rows = await link.read("read_rollouts", question)
-        yield [redis_rows.read_rollout(row) for row in rows]
+        yield [hashes.read_rollout(row) for row in rows]
         cursor = place.decode()
         if not cursor:
             return
@@ -181,19 +181,19 @@ async def _ids_of_groups(link: Link, query: RolloutQuery) -> list[str]:
 
 async def calls(link: Link, rollout_ids: Sequence[str], attempt: int | None) -> list[Call]:
     found = [
-        redis_rows.read_call(*record)
+        hashes.read_call(*record)
         async for record in _records(link, "c", rollout_ids, "latest" if attempt is None else attempt)
     ]
     return sorted(found, key=lambda call: (call.rollout_id, call.finished_ns, call.id))
 
 
 async def spans(link: Link, rollout_ids: Sequence[str]) -> list[Span]:
-    found = [redis_rows.read_span(*record) async for record in _records(link, "sp", rollout_ids, "all")]
+    found = [hashes.read_span(*record) async for record in _records(link, "sp", rollout_ids, "all")]
     return sorted(found, key=lambda span: (span.rollout_id, span.started_ns, span.id))
 
 
 async def rewards(link: Link, rollout_ids: Sequence[str]) -> list[Reward]:
-    found = [redis_rows.read_reward(*record) async for record in _records(link, "rw", rollout_ids, "all")]
+    found = [hashes.read_reward(*record) async for record in _records(link, "rw", rollout_ids, "all")]
     found.sort(key=lambda each: (each[1].rollout_id, each[1].created_ns, each[1].attempt, each[0]))
     return [reward for _, reward in found]
 
@@ -202,7 +202,7 @@ async def _records(
     link: Link, kind: Literal["c", "sp", "rw"], rollout_ids: Sequence[str], attempt: int | str
 ) -> AsyncIterator[tuple[str, int, bytes, bytes]]:
     """Rollout, attempt, id and row of each record."""
-    for part in redis_rows.portions(rollout_ids, RECORDS_A_PORTION):
+    for part in hashes.portions(rollout_ids, RECORDS_A_PORTION):
         question = {"kind": kind, "ids": part, "attempt": attempt}
         for rollout_id, number, flat in await link.read("read_records", question):
             for record_id, row in zip(flat[::2], flat[1::2], strict=True):
@@ -216,7 +216,7 @@ async def put_resources(write: Write, resources: Sequence[Resource]) -> list[Res
     """Store them; with the versions they got."""
     if not resources:
         return []
-    new = [redis_rows.resource_row(resource) for resource in resources]
+    new = [hashes.resource_row(resource) for resource in resources]
     stored = await write("put_resources", [row for row, _ in new], [blob for _, blob in new])
     return [
         replace(resource, version=version, created_ns=int(created_ns))
@@ -232,7 +232,7 @@ async def resources(link: Link, run_id: str, name: str | None, latest: bool) -> 
         found = []
         for place, row in zip(flat[::2], flat[1::2], strict=True):
             version, _, of = place.decode().partition(" ")
-            found.append(redis_rows.read_resource(run_id, of, int(version), row))
+            found.append(hashes.read_resource(run_id, of, int(version), row))
     chosen = [each for each in found if name is None or each.name == name]
     return sorted(chosen, key=lambda each: (each.name, each.version))
 
@@ -246,7 +246,7 @@ async def later_resources(link: Link, run_id: str, after: Mapping[str, int]) -> 
 
 async def _newest_resources(link: Link, question: Mapping[str, Any]) -> list[Resource]:
     return [
-        redis_rows.read_resource(question["run"], name.decode(), int(version), row)
+        hashes.read_resource(question["run"], name.decode(), int(version), row)
         for name, version, row in await link.read("read_resources", question)
     ]
 
@@ -257,7 +257,7 @@ async def metrics(link: Link, run_id: str, name: str | None) -> list[Metric]:
     while True:
         question = {"run": run_id, "after": str(after), "limit": METRICS_A_PORTION}
         entries, undone = await link.read("read_metrics", question)
-        portion = redis_rows.read_metrics(run_id, entries, undone)
+        portion = hashes.read_metrics(run_id, entries, undone)
         found += [metric for metric in portion if name is None or metric.name == name]
         if len(portion) < METRICS_A_PORTION:
             break
@@ -269,7 +269,7 @@ async def later_metrics(link: Link, run_id: str, after: int, limit: int) -> list
     """In the order of `seq`. NotFoundError if there is no such run."""
     question = {"run": run_id, "after": str(after), "limit": limit, "exists": True}
     entries, undone = await link.read("read_metrics", question)
-    return redis_rows.read_metrics(run_id, entries, undone)
+    return hashes.read_metrics(run_id, entries, undone)
 
 
 async def steps(link: Link, run_id: str, after: int | None, limit: int | None) -> list[Step]:
@@ -280,15 +280,13 @@ async def steps(link: Link, run_id: str, after: int | None, limit: int | None) -
         question["after"] = after
     found = []
     for step, fields, consumed in await link.read("read_steps", question):
-        found.append(redis_rows.read_step(run_id, (step, *redis_rows.texts(fields), consumed)))
+        found.append(hashes.read_step(run_id, (step, *hashes.texts(fields), consumed)))
     return found
 
 
 async def checkpoints(link: Link, run_id: str) -> list[Checkpoint]:
     [flat] = await link.query([("HGETALL", f"checkpoints:{run_id}")])
-    found = [
-        redis_rows.read_checkpoint(run_id, int(step), row) for step, row in zip(flat[::2], flat[1::2], strict=True)
-    ]
+    found = [hashes.read_checkpoint(run_id, int(step), row) for step, row in zip(flat[::2], flat[1::2], strict=True)]
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
@@ -301,7 +299,7 @@ async def statistics(link: Link, clock: Clock) -> list[RunStatistics]:
     now = int(moment)
     statistics = []
     for run_id, queued, created_ns, running, expiring, workers in found:
-        seen = [redis_rows.read_worker("", "", row).seen_ns for row in workers]
+        seen = [hashes.read_worker("", "", row).seen_ns for row in workers]
         statistics.append(
             RunStatistics(
                 run_id=run_id.decode(),

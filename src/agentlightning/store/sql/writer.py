@@ -25,8 +25,8 @@ from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import StoreError
 from agentlightning.store.bell import Bell, Topic
-from agentlightning.store.database import Database, Mark
-from agentlightning.store.upsert import upsert
+from agentlightning.store.sql.database import Database, Mark
+from agentlightning.store.sql.upsert import upsert
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from sqlalchemy import Column, ColumnElement, Connection, LargeBinary, Table, Text, cast, func, select
 
-from agentlightning.store import tables
-from agentlightning.store.tables import attempts, calls, rollouts, runs, spans, workers
+from agentlightning.store.sql import tables
+from agentlightning.store.sql.tables import attempts, calls, rollouts, runs, spans, workers
 from agentlightning.types import RunSize, RunStatistics
 
 EXPIRING_S = 10

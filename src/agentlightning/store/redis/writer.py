@@ -19,8 +19,8 @@ import orjson
 
 from agentlightning import errors
 from agentlightning.errors import AgentLightningError, StoreError
-from agentlightning.store.redis_link import Link, Reply
-from agentlightning.store.redis_rows import Request, dump
+from agentlightning.store.redis.hashes import Request, dump
+from agentlightning.store.redis.link import Link, Reply
 
 GROUP = 1000
 """Most callers of one script call."""

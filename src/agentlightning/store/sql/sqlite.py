@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from agentlightning.errors import ConflictError, StoreError
-from agentlightning.store.database import Database
+from agentlightning.store.sql.database import Database
 
 BUSY_S = 10
 """Seconds to wait for another process's lock; ``?timeout=`` in the URL says otherwise."""

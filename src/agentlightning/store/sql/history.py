@@ -15,11 +15,11 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.store import rows
-from agentlightning.store.lifecycle import require_runs
 from agentlightning.store.run_ids import run_ids
-from agentlightning.store.tables import checkpoints, consumption, metrics, rollouts, runs, steps
-from agentlightning.store.upsert import upsert
-from agentlightning.store.writer import Transaction
+from agentlightning.store.sql.lifecycle import require_runs
+from agentlightning.store.sql.tables import checkpoints, consumption, metrics, rollouts, runs, steps
+from agentlightning.store.sql.upsert import upsert
+from agentlightning.store.sql.writer import Transaction
 from agentlightning.types import FINAL_STATES, JSON, Checkpoint, Consumed, Run, RunState, Step
 
 

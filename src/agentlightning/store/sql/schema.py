@@ -14,8 +14,8 @@ from sqlalchemy import Connection, Engine, delete, insert, inspect, select, upda
 from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import MissingExtraError, StoreError
-from agentlightning.store import tables
-from agentlightning.store.database import Database
+from agentlightning.store.sql import tables
+from agentlightning.store.sql.database import Database
 
 FORGET_WRITER_S = 24 * 3600
 
@@ -93,7 +93,7 @@ def migrate(connection: Connection, before: int, after: int) -> None:
     except ModuleNotFoundError as error:  # imported here: opening a store that is up to date does not need it
         raise MissingExtraError("alembic", "server") from error
     config = Config()
-    config.set_main_option("script_location", "agentlightning.store:migrations")
+    config.set_main_option("script_location", "agentlightning.store.sql:migrations")
     config.attributes["connection"] = connection
     if before:
         command.stamp(config, f"{before:04}", purge=True)  # the version in `meta` is the one that counts

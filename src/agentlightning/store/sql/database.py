@@ -97,7 +97,7 @@ class Database(abc.ABC):
 
 def database_at(url: str) -> Database:
     """The database at a URL; ConfigError where it is none, MissingExtraError where its driver is not installed."""
-    from agentlightning.store.sqlite import SqliteDatabase
+    from agentlightning.store.sql.sqlite import SqliteDatabase
 
     if url == "memory://":
         return SqliteDatabase(make_url("sqlite://"))
@@ -109,7 +109,7 @@ def database_at(url: str) -> Database:
     if scheme == "sqlite" and parsed.database not in (None, "", ":memory:"):
         return SqliteDatabase(parsed)
     if scheme in ("postgresql", "postgres"):
-        from agentlightning.store.postgres import PostgresDatabase
+        from agentlightning.store.sql.postgres import PostgresDatabase
 
         return PostgresDatabase(parsed)
     raise ConfigError(f"store: expected {EXPECTED}, got {_without_password(url)!r}")

@@ -12,9 +12,9 @@ from sqlalchemy import Connection, delete, select, update
 
 from agentlightning.errors import ConflictError
 from agentlightning.store import rows
-from agentlightning.store.lifecycle import FINISHED, QUEUED
-from agentlightning.store.record import METRICS, RESOURCES
-from agentlightning.store.tables import (
+from agentlightning.store.sql.lifecycle import FINISHED, QUEUED
+from agentlightning.store.sql.record import METRICS, RESOURCES
+from agentlightning.store.sql.tables import (
     attempts,
     calls,
     checkpoints,
@@ -29,7 +29,7 @@ from agentlightning.store.tables import (
     steps,
     workers,
 )
-from agentlightning.store.writer import Transaction
+from agentlightning.store.sql.writer import Transaction
 from agentlightning.types import FINAL_STATES
 
 PORTION = 50

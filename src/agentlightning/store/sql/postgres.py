@@ -28,7 +28,7 @@ from agentlightning.errors import (
     StoreError,
 )
 from agentlightning.store.bell import Bell, Topic
-from agentlightning.store.database import Database, Mark
+from agentlightning.store.sql.database import Database, Mark
 
 if TYPE_CHECKING:
     import psycopg
@@ -125,7 +125,7 @@ class PostgresDatabase(Database):
         return isinstance(error, OperationalError) and not any(symptom in said for symptom in _REFUSED)
 
     def listen(self, bell: Bell, writer: str) -> Callable[[], None]:
-        from agentlightning.store.listener import Listener
+        from agentlightning.store.sql.listener import Listener
 
         try:
             return Listener(self._connect, bell, writer).stop
