@@ -134,7 +134,7 @@ def configure(folder: Path, run: RunFolder, model: Path, seed: int, bound: int, 
             "model": {"path": str(model)},
             "agent": {"run": f"{Path(__file__).resolve()}:solve", "workers": WORKERS, "concurrency": CONCURRENCY},
             "data": {split: run.write_tasks(f"{split}.jsonl", each) for split, each in tasks.items()},
-            "algorithm": {"group_size": GROUP, "minibatches": 2},
+            "algorithm": {"group_size": GROUP, "minibatches": 4},
             "trainer": {
                 "steps": options.steps,
                 "tasks_per_step": TASKS,
