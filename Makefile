@@ -18,7 +18,7 @@ test: lint node-packages servers
 	$(BIN)/pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
 
 test-slow: install node-packages servers .venv-vllm/.installed
-	$(BIN)/pytest -m slow $(ARGS)
+	$(BIN)/pytest -m slow -n 2 --dist loadfile $(ARGS)
 
 test-vllm: install .venv-vllm/.installed
 	$(BIN)/pytest -m vllm $(ARGS)
