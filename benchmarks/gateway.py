@@ -36,17 +36,16 @@ import sys
 import tempfile
 import time
 import uuid
-import venv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
 from agentlightning.children import listen, start_child, stop_child
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.types import Claim, Finish, NewRollout, Resource, RetryPolicy, Worker
+from peers import install_peer
+from static_engine import SAMPLED_IDS, prose, write_answers, write_tokenizer
 
 HERE = Path(__file__).resolve().parent
 PARTS = HERE / "gateway"
@@ -54,7 +53,6 @@ LOCK = HERE.parent / "requirements-litellm.lock"
 LITELLM = HERE.parent / ".venv-litellm"
 
 CONNECTIONS = 16
-PROMPT_IDS, SAMPLED_IDS = 512, 128
 MARK = "########"
 """Where the load generator puts the number of the conversation."""
 SPACING = 250_000
@@ -70,10 +68,6 @@ LITELLM_SETTINGS = {
 }
 
 Process = subprocess.Popen[bytes]
-
-TEMPLATE = """\
-{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endfor %}\
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,7 @@ def main() -> None:
     if len(cores := sorted(os.sched_getaffinity(0))) < 2:
         sys.exit("two cores are needed: the contestants share them with the load and the engine")
     if not quick:
-        install_litellm()
+        install_peer("LiteLLM", LITELLM, LOCK)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         os.sched_setaffinity(0, cores[:2])  # whatever is started has the same two
@@ -265,17 +259,6 @@ def chat(model: str, number: str, answer: str | None = None, **more: Any) -> byt
     if answer is not None:
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": prose(2, 60)}]
     return json.dumps({"model": model, "messages": messages, "max_tokens": SAMPLED_IDS, **more}).encode()
-
-
-def prose(seed: int, length: int) -> str:
-    """So many characters of words that nobody knows."""
-    draw = random.Random(7)
-    words = ["".join(draw.choice("bdfgklmnprst") + draw.choice("aeiou") for _ in range(1 + n % 3)) for n in range(600)]
-    draw = random.Random(seed)
-    text = ""
-    while len(text) < length:
-        text += draw.choice(words) + draw.choice("     ,.").strip() + " "
-    return text[:length].strip()
 
 
 @contextlib.contextmanager
@@ -469,93 +452,6 @@ class Gateway:
         if len(claims) != count:
             sys.exit(f"{count} attempts were asked for, {len(claims)} were had")
         return claims
-
-
-def install_litellm() -> None:
-    """The virtual environment of the lock file, made where it is not there or is that of another lock file."""
-    made = LITELLM / ".installed"
-    if made.exists() and made.read_text() == LOCK.read_text():
-        return
-    print(f"installing LiteLLM into {LITELLM.name}, once", flush=True)
-    venv.create(LITELLM, clear=True, with_pip=True)
-    pip = [
-        str(LITELLM / "bin" / "pip"),
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--requirement",
-        str(LOCK),
-    ]
-    if subprocess.run(pip, check=False).returncode:
-        sys.exit(f"LiteLLM could not be installed from {LOCK.name}; pip said why")
-    made.write_text(LOCK.read_text())
-
-
-# --- the engine's answers -----------------------------------------------------------------------------------------------
-
-
-def write_tokenizer(folder: Path) -> Path:
-    """A byte-level BPE that cuts the prompts into pieces of about four characters; <|im_end|>, id 1, ends an answer."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=900,
-        special_tokens=["<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([prose(seed, 4000) for seed in range(8)], trainer)
-    folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": TEMPLATE}))
-    return folder
-
-
-def write_answers(folder: Path, tokenizer_folder: Path) -> None:
-    """What the engine says on each path: the same ids and log-probabilities, by vLLM's forms."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
-    ids = [*tokenizer.encode(prose(9, 4000)).ids[: SAMPLED_IDS - 1], tokenizer.token_to_id("<|im_end|>")]
-    prompt = tokenizer.encode(prose(10, 8000)).ids[:PROMPT_IDS]
-    draw = random.Random(7)
-    logprobs = [-draw.expovariate(1.0) for _ in ids]
-    texts = [tokenizer.decode([one], skip_special_tokens=False) for one in ids]
-    content = [
-        {"token": f"token_id:{one}", "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-        for one, logprob, text in zip(ids, logprobs, texts, strict=True)
-    ]
-    choice = {"index": 0, "finish_reason": "stop", "stop_reason": None}
-    generate = {"request_id": "static", "prompt_logprobs": None, "prompt_token_ids": prompt}
-    whole = {**choice, "logprobs": {"content": content}, "token_ids": ids}
-    message = {"role": "assistant", "content": tokenizer.decode(ids)}
-    named = [{**one, "token": text} for one, text in zip(content, texts, strict=True)]
-    chat = {
-        "id": "chatcmpl-static",
-        "object": "chat.completion",
-        "created": 1_800_000_000,
-        "model": "outside",
-        "choices": [{**choice, "message": message, "logprobs": {"content": named}, "token_ids": ids}],
-        "usage": {
-            "prompt_tokens": PROMPT_IDS,
-            "completion_tokens": SAMPLED_IDS,
-            "total_tokens": PROMPT_IDS + SAMPLED_IDS,
-        },
-        "prompt_token_ids": prompt,
-    }
-    events = [
-        {
-            "request_id": "static",
-            "choices": [
-                {**choice, "finish_reason": reason, "logprobs": {"content": [one]}, "token_ids": [token]},
-            ],
-        }
-        for one, token, reason in zip(content, ids, [None] * (SAMPLED_IDS - 1) + ["stop"], strict=True)
-    ]
-    folder.mkdir()
-    (folder / "generate.json").write_text(json.dumps({**generate, "choices": [whole]}))
-    (folder / "chat.json").write_text(json.dumps(chat))
-    lines = [json.dumps(event, separators=(",", ":")) for event in events] + ["[DONE]"]
-    (folder / "generate.sse").write_text("".join(f"data: {line}\n\n" for line in lines))
 
 
 if __name__ == "__main__":

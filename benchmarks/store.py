@@ -34,7 +34,6 @@ import sys
 import tempfile
 import time
 import uuid
-import venv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +46,7 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.store.sql import tables
 from agentlightning.types import Call, Claim, Finish, NewRollout, Sampling, Span, VersionSpan, Worker
+from peers import install_peer
 
 HERE = Path(__file__).resolve().parent
 PEER = HERE / "store" / "v03.py"
@@ -95,7 +95,7 @@ def main() -> None:
     )
     quick = parser.parse_args().quick
     if not quick:
-        install_v03()
+        install_peer("agentlightning 0.3.0", V03, LOCK)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     effort = QUICK if quick else Effort()
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -464,19 +464,6 @@ def peer_environment() -> dict[str, str]:
     """Without our package on its path, and without asking the network for prices of models."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return kept | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "AGENTOPS_API_KEY": ""}
-
-
-def install_v03() -> None:
-    """The virtual environment of the lock file, made where it is not there or is that of another lock file."""
-    made = V03 / ".installed"
-    if made.exists() and made.read_text() == LOCK.read_text():
-        return
-    print(f"installing agentlightning 0.3.0 into {V03.name}, once", flush=True)
-    venv.create(V03, clear=True, with_pip=True)
-    pip = [str(V03 / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "--requirement", str(LOCK)]
-    if subprocess.run(pip, check=False).returncode:
-        sys.exit(f"agentlightning 0.3.0 could not be installed from {LOCK.name}; pip said why")
-    made.write_text(LOCK.read_text())
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -50,6 +49,7 @@ from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.scheduler import Request, Scheduler
 from agentlightning.types import Loss, Sequence, Trajectory, Transition
+from peers import install_peer
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "training"))
@@ -72,7 +72,7 @@ def main() -> None:
     options = parser.parse_args()
     quick = options.quick
     if not quick:
-        install_trl()
+        install_peer("TRL", TRL, LOCK, TORCH)
     work, rounds = (QUICK, 1) if quick else (Workload(), 5)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -276,23 +276,6 @@ def peak_flops(size: int = 1024, times: int = 7) -> float:
         torch.mm(one, other)
         took.append(time.process_time() - started)
     return 2 * size**3 / min(took)
-
-
-def install_trl() -> None:
-    """The virtual environment of the lock file, made where it is not there or is that of another lock file."""
-    made = TRL / ".installed"
-    if made.exists() and made.read_text() == LOCK.read_text():
-        return
-    print(f"installing TRL into {TRL.name}, once", flush=True)
-    venv.create(TRL, clear=True, with_pip=True)
-    pip = [str(TRL / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-    # torch goes first and alone, as a CPU build: anything else that asks for it would pull gigabytes of CUDA packages.
-    torch = [*pip, f"torch=={TORCH}+cpu"] if sys.platform == "linux" else [*pip, f"torch=={TORCH}"]
-    if subprocess.run(torch, check=False, capture_output=True).returncode:
-        subprocess.run([*torch, "--extra-index-url", "https://download.pytorch.org/whl/cpu"], check=False)
-    if subprocess.run([*pip, "--requirement", str(LOCK)], check=False).returncode:
-        sys.exit(f"TRL could not be installed from {LOCK.name}; pip said why")
-    made.write_text(LOCK.read_text())
 
 
 if __name__ == "__main__":

@@ -60,22 +60,17 @@ def train(
     from agentlightning.trainer.trainer import new_run_id
 
     url = one_store(store, server)
-    given: dict[str, Any] = {
-        name: value
-        for name, value in {
+    given = _given(
+        agent,
+        {
             "data.train": tasks,
             "data.val": val,
             "agent.reward": reward,
             "model.path": model,
             "algorithm.name": algorithm,
             "data.from_run": from_run or None,
-        }.items()
-        if value is not None
-    }
-    if from_run and tasks is None:
-        given["data.train"] = None
-    if agent is not None:  # instead of the one in the file, whichever kind that is
-        given |= {"agent.run": None, "agent.command": None, agent_setting(agent): agent}
+        },
+    )
     if resume is not None:
         if config is not None or settings or given:
             raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
@@ -90,6 +85,16 @@ def train(
         given = _settings_of(from_run[0], store_url(url)) | given
     folder = RunFolder(runs, new_run_id())
     run_and_report(load_config(config, settings or [], store_setting(url) | given), folder)
+
+
+def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The settings that options of the command line set, by their dotted names."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if "data.from_run" in given:  # in place of the tasks in the file
+        given.setdefault("data.train", None)
+    if agent is not None:  # instead of the one in the file, whichever kind that is
+        given |= {"agent.run": None, "agent.command": None, agent_setting(agent): agent}
+    return given
 
 
 def _settings_of(run: str, url: str) -> dict[str, Any]:
