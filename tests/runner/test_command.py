@@ -149,13 +149,12 @@ async def test_a_program_that_floods_its_output_is_kept_to_its_end(start: Start,
 async def test_children_that_a_program_leaks_end_with_it(start: Start, tmp_path: Path, leak: str) -> None:
     script = tmp_path / "agent.sh"
     script.write_text(f"{leak}\necho $! > {tmp_path}/pid\nwhile ! pgrep sleep >/dev/null; do :; done\necho 1\n")
-    done = await run(start(f"sh {script}"), rollout_id=f"leak-{tmp_path.name}")
+    rollout_id = f"leak-{tmp_path.parent.name}-{tmp_path.name}"
+    done = await run(start(f"sh {script}"), rollout_id=rollout_id)
     assert done.reward == 1
     assert gone(int((tmp_path / "pid").read_text()))
     left = [
-        p
-        for p in psutil.process_iter(["environ"])
-        if (p.info["environ"] or {}).get("AGL_ROLLOUT_ID", "").startswith("leak-")
+        p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("AGL_ROLLOUT_ID") == rollout_id
     ]
     assert [p for p in left if p.status() != psutil.STATUS_ZOMBIE] == []
 

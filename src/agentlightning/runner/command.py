@@ -122,7 +122,8 @@ class CommandRunner:
             if process is not None:
                 kill_group(process.pid)
                 self._tell_guardian(f"-{process.pid}")
-            kill_marked(f"AGL_ROLLOUT_ID={claim.rollout.id}", f"AGL_ATTEMPT={claim.lease.attempt}")
+            attempt = f"AGL_ROLLOUT_ID={claim.rollout.id}", f"AGL_ATTEMPT={claim.lease.attempt}"
+            kill_marked(f"{MARK}={self._mark}", *attempt)
         if process is not None:
             await process.wait()
 
@@ -134,7 +135,7 @@ class CommandRunner:
             stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
-            env={},
+            env={"AGL_GUARDIAN": "1"},  # not empty: a process without an environment is taken for one in exec
         )
 
     def _tell_guardian(self, line: str) -> None:

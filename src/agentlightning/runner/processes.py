@@ -15,6 +15,8 @@ from pathlib import Path
 
 PASSES = 20
 """Scans until nothing is found: a process that forks while it is being looked for is found by the next scan."""
+EXEC_S = 0.005
+"""Pause before the next scan where a process shows no environment: one in the middle of exec has none for a moment."""
 BIRTH_S = 0.5
 """A program that the worker was just starting when it was killed shows its environment by then."""
 
@@ -35,15 +37,19 @@ def kill_marked(*marks: str) -> int:
     wanted = {mark.encode() for mark in marks}
     killed: set[int] = set()
     for _ in range(PASSES):
-        found = {pid for pid in _processes() if wanted <= _environment(pid)}
+        environments = {pid: _environment(pid) for pid in _processes()}
+        found = {pid for pid, environment in environments.items() if environment and wanted <= environment}
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
         killed |= found
-        if not found:
+        if found:
+            continue
+        if not any(environment == set() and _lives(pid) for pid, environment in environments.items()):
             break
+        time.sleep(EXEC_S)
     return len(killed)
 
 
@@ -52,12 +58,20 @@ def _processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
 
 
-def _environment(pid: int) -> set[bytes]:
-    """The environment a process was started with; empty for one that is gone, a zombie or somebody else's."""
+def _environment(pid: int) -> set[bytes] | None:
+    """The environment a process was started with; empty for a zombie and in exec, None for one gone or somebody else's."""
     try:
-        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")) - {b""}
     except OSError:
-        return set()
+        return None
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process has memory, which a zombie has not."""
+    try:
+        return not Path(f"/proc/{pid}/statm").read_bytes().startswith(b"0 ")
+    except OSError:
+        return False
 
 
 def guard() -> None:
