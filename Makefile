@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test lint test-slow test-vllm install node-packages servers clean
+.PHONY: demo test lint test-slow test-vllm test-phoenix install node-packages servers clean
 
 demo: install
 	$(BIN)/agl demo $(ARGS)
@@ -17,17 +17,20 @@ demo: install
 test: lint node-packages servers
 	$(BIN)/pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
 
-test-slow: install node-packages servers .venv-vllm/.installed
+test-slow: install node-packages servers frameworks .venv-vllm/.installed
 	$(BIN)/pytest -m slow -n 2 --dist loadfile $(ARGS)
 
 test-vllm: install .venv-vllm/.installed
 	$(BIN)/pytest -m vllm $(ARGS)
 
-# The npm packages of OpenAI and Anthropic, for the tests that run them; without npm those tests are left out.
-node-packages: tests/sdk/node/node_modules/.installed
+test-phoenix: install .venv-phoenix/.installed
+	$(BIN)/pytest tests/tracing/test_phoenix.py $(ARGS)
 
-tests/sdk/node/node_modules/.installed: tests/sdk/node/package-lock.json
-	if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix tests/sdk/node && touch $@; fi
+# The npm packages of OpenAI, Anthropic and OpenTelemetry, for the tests that run them; without npm those tests are left out.
+node-packages: tests/sdk/node/node_modules/.installed tests/runner/node/node_modules/.installed
+
+%/node_modules/.installed: %/package-lock.json
+	if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix $* && touch $@; fi
 
 # PostgreSQL and Redis, which the tests start for themselves: what is installed, else Debian's packages (RUNLEVEL=1 starts no
 # service). Where neither can be, the tests that need them are left out and say so.
@@ -76,5 +79,21 @@ endef
 	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.lock && touch $@ || \
 		{ echo "vLLM cannot be installed here: its tests are left out"; rm -rf .venv-vllm; }
 
+# Phoenix, a real viewer of traces, for `make test-phoenix`.
+.venv-phoenix/.installed: requirements-phoenix.lock
+	test -x .venv-phoenix/bin/python || $(PYTHON) -m venv .venv-phoenix
+	.venv-phoenix/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-phoenix.lock
+	touch $@
+
+# Agent frameworks that quarrel over versions of a package, for the tests of their pages in docs/agents: an environment for each
+# quarrel. Where one cannot be installed, its tests are left out.
+frameworks: .venv-frameworks-openai2/.installed .venv-frameworks-openai3/.installed .venv-frameworks-crewai/.installed
+
+.venv-frameworks-%/.installed: tests/frameworks/%.lock
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $< && touch $@ || \
+		{ echo "the agent frameworks of $< cannot be installed here: their tests are left out"; rm -rf $(@D); }
+
 clean:
-	rm -rf .venv .venv-vllm .venv-litellm .venv-trl .venv-agentlightning-v03 tests/sdk/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-vllm .venv-frameworks-* .venv-litellm .venv-trl .venv-phoenix .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

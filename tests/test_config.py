@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.config import config_text, parse_config, run_record
+from agentlightning.config import AgentConfig, config_text, parse_config, parse_settings, run_record
 from agentlightning.config_file import load_config
 from agentlightning.errors import ConfigError
 
@@ -164,3 +164,19 @@ def test_the_record_of_a_run_says_where_its_file_is() -> None:
 def test_settings_of_an_engine_that_do_not_go_together_are_refused(engine: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(LEAST | {"engine": engine})
+
+
+@pytest.mark.parametrize(
+    ("agent", "sentence"),
+    [
+        (
+            {"run": "a.py:f", "trace": False, "instrument": ["langchain"]},
+            "instrument: has no effect with trace = false",
+        ),
+        ({"command": "node a.js", "instrument": ["langchain"]}, "instrument: has no effect on a command"),
+        ({"command": "node a.js", "trace": False}, "trace: has no effect on a command"),
+    ],
+)
+def test_a_setting_of_tracing_that_would_be_ignored_is_refused(agent: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        parse_settings(AgentConfig, agent, "agent")

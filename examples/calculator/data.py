@@ -1,6 +1,7 @@
 """Real word problems: ASDiv-A (Miao et al. 2020) and MAWPS (Koncel-Kedziorski et al. 2016), held out by template.
 
-They are read from $AGL_DATA/math/{asdiv_a,mawps}.jsonl.gz, else from the Hugging Face hub (`pip install datasets`).
+Besides, SVAMP (Patel et al. 2021), which nothing is trained on, and GSM8K (Cobbe et al. 2021) for models that can read.
+All are read from $AGL_DATA/math/*.jsonl.gz, else from the Hugging Face hub (`pip install datasets`).
 
 Held out are whole *templates*: questions whose words (numbers left out) overlap by half or more, directly or through
 others, are one template, and no question of a held-out template has such a neighbour in training. A split at random
@@ -17,14 +18,21 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from word_problem import name_numbers, to_number
 
-SETS = {"asdiv_a": "MU-NLPC/Calc-asdiv_a", "mawps": "MU-NLPC/Calc-mawps"}
+SETS = {
+    "asdiv_a": "MU-NLPC/Calc-asdiv_a",
+    "mawps": "MU-NLPC/Calc-mawps",
+    "svamp": "MU-NLPC/Calc-svamp",
+    "gsm8k_train": "MU-NLPC/Calc-gsm8k:train",
+    "gsm8k_test": "MU-NLPC/Calc-gsm8k:test",
+}
+"""Files under $AGL_DATA/math, and the set on the hub, of which one split or all of them are the same rows."""
 BLANK = "_"
 HELD_OUT = 51
 """Of 256: a fifth of the templates."""
@@ -61,11 +69,24 @@ def heldout() -> list[dict[str, str]]:
     return [problem.row() for problem in problems]
 
 
+def svamp() -> list[dict[str, str]]:
+    """SVAMP: ASDiv-A's kinds of question, changed so that habits mislead. It is for transfer, never trained on."""
+    return _plain("svamp")
+
+
+def gsm8k_train() -> list[dict[str, str]]:
+    return _plain("gsm8k_train")
+
+
+def gsm8k_test() -> list[dict[str, str]]:
+    return _plain("gsm8k_test")
+
+
 def load() -> list[Problem]:
-    """All problems in a fixed order, each question once."""
+    """All problems of ASDiv-A and MAWPS in a fixed order, each question once."""
     seen = set()
     problems = []
-    for row in _rows():
+    for row in (*_rows("asdiv_a"), *_rows("mawps")):
         key = " ".join(re.findall(r"[a-z0-9.]+", row["question"].lower()))
         answer = to_number(str(row["result"]).strip())
         if key in seen or answer is None:
@@ -154,22 +175,27 @@ def _equation(row: dict[str, Any]) -> str:
     return str(row["equation"]) if row.get("equation_ok") else markup[0] if len(markup) == 1 else ""
 
 
-def _rows() -> Iterator[dict[str, Any]]:
+def _plain(name: str) -> list[dict[str, str]]:
+    """Questions and answers of a whole set, as they are."""
+    answers = ((row["question"], to_number(str(row["result"]).strip())) for row in _rows(name))
+    return [{"question": question, "answer": str(answer)} for question, answer in answers if answer is not None]
+
+
+def _rows(name: str) -> Iterable[dict[str, Any]]:
     root = os.environ.get("AGL_DATA")
-    for name, hub in SETS.items():
-        path = Path(root, "math", f"{name}.jsonl.gz") if root else None
-        if path is not None and path.exists():
-            with gzip.open(path, "rt", encoding="utf-8") as lines:
-                yield from map(json.loads, lines)
-        else:
-            yield from _hub_rows(hub, path)
+    path = Path(root, "math", f"{name}.jsonl.gz") if root else None
+    if path is None or not path.exists():
+        return _hub_rows(SETS[name], path)
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def _hub_rows(hub: str, missing: Path | None) -> Iterable[dict[str, Any]]:
+    name, _, split_name = hub.partition(":")
     try:
         from datasets import load_dataset
     except ImportError as cause:
         where = f"{missing} does not exist" if missing else "AGL_DATA is not set"
-        raise FileNotFoundError(f"{where}, and reading {hub} from the hub needs: pip install datasets") from cause
-    splits = load_dataset(hub)
-    return [row for split_name in sorted(splits) for row in splits[split_name]]
+        raise FileNotFoundError(f"{where}, and reading {name} from the hub needs: pip install datasets") from cause
+    splits = load_dataset(name)
+    return [row for one in ([split_name] if split_name else sorted(splits)) for row in splits[one]]

@@ -4,7 +4,7 @@
 
 The warm start teaches the protocol, and some arithmetic sense, from the equations of 15 % of the training questions; one
 demonstration in five follows a random program, so that the model stays curious. Reinforcement learning then sees answers
-only. With --epochs 50 it is the control: the same labels, more of the same training, no reinforcement learning.
+only. With --control it is what that is compared with: the same labels, more of the same training, no reinforcement learning.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ RESPONSE_TEMPLATE = {
 }
 """How transformers reads a tool call out of sampled text: the other direction of the chat template."""
 
+EPOCHS, CONTROL_EPOCHS = 20, 50
 BATCH = 64
 LABELLED = 0.15
 RANDOM_PROGRAMS = 0.2
@@ -81,7 +82,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make and warm-start the model of the calculator example.")
     parser.add_argument("--to", type=Path, required=True, help="folder for the model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=20)
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--epochs", type=int, default=EPOCHS)
+    length.add_argument("--control", dest="epochs", action="store_const", const=CONTROL_EPOCHS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rng = random.Random(arguments.seed)

@@ -1,11 +1,13 @@
 """Word problems without digits: the numbers of a question get names, and a calculator that knows the names.
 
 A tiny model cannot copy digits reliably, and need not: the question is shown as "each pack costs N0 dollars", the model
-asks the calculator for "N0 - N1" and answers "answer R0". Any model can be shown its questions like this.
+asks the calculator for "N0 - N1" and answers "answer R0". Any model can be shown its questions like this. At the end stand
+a calculator and a judge for models that need no names.
 """
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
 from fractions import Fraction
@@ -26,7 +28,9 @@ NUMBER_WORDS = {
 }
 """Not "one", which is mostly a pronoun."""
 WORD = re.compile(r"\d+(?:,\d{3})+(?:\.\d+)?|\d*\.\d+|\d+/\d+|\d+|[a-z]+|[^\sa-z0-9]")
+ANSWER = re.compile(r"answer:\W*?(-?\$?\d[\d,]*(?:\.\d+)?)", re.IGNORECASE)
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+SIGNS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 def name_numbers(question: str) -> tuple[str, list[Fraction]]:
@@ -85,6 +89,47 @@ class Calculator:
     def is_right(self, reply: str, answer: str) -> bool:
         """Whether a final reply, such as "answer R0", names the expected number, to two decimals."""
         words = reply.split()
-        value = self.value(words[1]) if len(words) == 2 and words[0] == "answer" else None
-        expected = Fraction(answer)
-        return value is not None and abs(value - expected) <= Fraction(1, 100) * min(1, abs(expected))
+        return is_close(self.value(words[1]) if len(words) == 2 and words[0] == "answer" else None, answer)
+
+
+def is_close(value: Fraction | None, answer: str) -> bool:
+    expected = Fraction(answer)
+    return value is not None and abs(value - expected) <= Fraction(1, 100) * min(1, abs(expected))
+
+
+def answers(reply: str, answer: str) -> bool:
+    """Whether the last "Answer: 1,200" of a reply is the expected number.
+
+    >>> answers("3 * 4 is 12.\\n**Answer:** $12.00 in all", "12")
+    True
+    """
+    found = ANSWER.findall(reply)
+    return bool(found) and is_close(to_number(found[-1].replace("$", "")), answer)
+
+
+def evaluate(expression: str) -> str:
+    """The value of an expression of numbers, + - * / and brackets, to six decimals; a sentence where it has none.
+
+    >>> evaluate("(1,200 + 34) / 4")
+    '308.5'
+    """
+    try:
+        value = _value(ast.parse(expression.replace(",", "").replace("$", "").strip(), mode="eval").body)
+        return str(int(value)) if value.denominator == 1 else f"{float(value):.6f}".rstrip("0").rstrip(".")
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return "error: expected numbers, + - * / and brackets, such as (3 + 4.5) * 2"
+    except ZeroDivisionError:
+        return "error: division by zero"
+    except OverflowError:
+        return "error: the result is too large"
+
+
+def _value(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return Fraction(str(number))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() as sign, right=right):
+            return Fraction(SIGNS[type(sign)](_value(left), _value(right)))
+    raise ValueError(f"no arithmetic: {ast.unparse(node)}")

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from agentlightning.algorithms.preference import DPO, KTO
     from agentlightning.algorithms.supervised import RFT, SFT, Distill
     from agentlightning.gateway.server import AgentLightningServer
-    from agentlightning.runner.agent import LLM, PromptTemplate, Result, emit_reward, rollout
+    from agentlightning.runner.agent import LLM, PromptTemplate, emit_reward, rollout
     from agentlightning.runner.client import AgentLightningClient
+    from agentlightning.runner.emitters import emit_exception, emit_message, emit_object, operation
+    from agentlightning.runner.result import Result
     from agentlightning.store.base import LightningStore
     from agentlightning.store.client import LightningStoreClient
     from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
@@ -37,11 +39,15 @@ _HOMES = {
     "LightningStoreClient": "store.client",
     "PromptTemplate": "runner.agent",
     "RFT": "algorithms.supervised",
-    "Result": "runner.agent",
+    "Result": "runner.result",
     "SFT": "algorithms.supervised",
     "SqlLightningStore": "store.sql",
     "Trainer": "trainer.trainer",
+    "emit_exception": "runner.emitters",
+    "emit_message": "runner.emitters",
+    "emit_object": "runner.emitters",
     "emit_reward": "runner.agent",
+    "operation": "runner.emitters",
     "rollout": "runner.agent",
 }
 
@@ -62,7 +68,11 @@ __all__ = [
     "Result",
     "SqlLightningStore",
     "Trainer",
+    "emit_exception",
+    "emit_message",
+    "emit_object",
     "emit_reward",
+    "operation",
     "rollout",
 ]
 

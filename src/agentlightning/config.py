@@ -7,31 +7,23 @@ nothing of what the settings do.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import combinations
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Self, TypeVar, get_args, get_origin
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from agentlightning.errors import ConfigError
-
-T = TypeVar("T", bound=BaseModel)
+from agentlightning.config_air import AirConfig
+from agentlightning.config_base import Table
+from agentlightning.config_base import parse_settings as parse_settings
 
 DEFAULT_STORE = "sqlite:///runs/agl.db"
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
-
-
-class Table(BaseModel):
-    """A table of settings: unknown names are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelConfig(Table):
@@ -43,13 +35,57 @@ class ModelConfig(Table):
     """Most tokens of one call. None: what the agent asks for, else what the context holds."""
 
 
+class RewardConfig(Table):
+    """A reward function: of Python, a program, or a model that judges. A text alone is `run`."""
+
+    run: str | None = None
+    """``file.py:name`` or ``package.module:name``, called with (task, result)."""
+    command: str | None = None
+    """A program, split into words as a shell would: the rollout as JSON on its standard input, and as the last line that
+    it prints the reward, or an object of rewards by name."""
+    judge: str | None = None
+    """A model to ask for a score from 0 to 1: a name that an upstream or a policy of the run answers to, or with `url`
+    one of that endpoint's."""
+    url: str | None = None
+    """Of an OpenAI-compatible endpoint, with its /v1. None: the run's own gateway."""
+    key_env: str | None = None
+    """Variable of the workers' environment with the key of `url`; None: no key is sent."""
+    instructions: str | None = None
+    """What the judge is to look at; None: whether the rollout reached the task's goal."""
+    temperature: float | None = Field(None, ge=0)
+    """Of the judge's answers; None: the endpoint's own."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Seconds for one score. The attempt's own time counts as well."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if sum(kind is not None for kind in (self.run, self.command, self.judge)) != 1:
+            raise ValueError("give one of run (file.py:name), command (a program) and judge (a model)")
+        ignored: dict[str, object] = {"url": self.url, "key_env": self.key_env, "instructions": self.instructions}
+        ignored |= {"temperature": self.temperature}
+        for name in (name for name, value in ignored.items() if value is not None and self.judge is None):
+            raise ValueError(f"{name}: has no effect without judge")
+        if self.run is not None and self.timeout_s != RewardConfig.model_fields["timeout_s"].default:
+            raise ValueError("timeout_s: has no effect with run; agent.timeout_s bounds it")
+        if self.key_env is not None and self.url is None:
+            raise ValueError("key_env: has no effect without url; the gateway has the keys of its upstreams")
+        if self.key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
+            raise ValueError(  # what was given is repeated nowhere: somebody may have pasted a key
+                "key_env: expected the name of an environment variable, such as OPENAI_API_KEY, not the key"
+            )
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError("url: expected http(s)://HOST/v1")
+        return self
+
+
 class AgentConfig(Table):
     run: str | None = None
     """Function agent: ``file.py:name`` or ``package.module:name``."""
     command: str | None = None
     """Command agent: any program, for example ``node agent.js``."""
-    reward: str | None = None
-    """Reward function ``file.py:name`` called with (task, result); None: the agent's own return value or records."""
+    reward: RewardConfig | None = None
+    """Reward function: ``file.py:name`` called with (task, result), or a table. None: the agent's own return value or
+    records."""
     workers: int = Field(2, ge=0)
     """Worker processes to start here; 0 where workers run elsewhere."""
     concurrency: int = Field(32, ge=1)
@@ -60,14 +96,42 @@ class AgentConfig(Table):
     """A rollout that failed all its attempts: left out, or reward 0."""
     posts_rewards: bool | None = None
     """Whether an attempt's key may set rewards at the gateway; None: only for a command without a reward function."""
+    trace: bool = True
+    """Function agents: name the agent (node, role) of each call, and record the OpenTelemetry spans that its code makes."""
+    instrument: tuple[str, ...] = ()
+    """Function agents: instrumentations to switch on in every worker, by name (langchain, openai_agents) or package: any
+    that is installed of OpenInference's and OpenTelemetry's."""
     sampling_policy: Literal["refuse", "force"] = "refuse"
     """What becomes of a call that asks for sampling no trainer could account for (top_k, penalties, a JSON schema, a forced
     tool call): refused with a sentence, or sampled without it. What was asked for is recorded with the call."""
 
     @property
+    def reward_spec(self) -> str | None:
+        """`reward` as one text, for a worker's command line: what is not a Python function as JSON."""
+        if self.reward is None or self.reward.run is not None:
+            return None if self.reward is None else self.reward.run
+        return self.reward.model_dump_json(exclude_defaults=True)
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return {"run": value} if isinstance(value, str) else value
+
+    @property
     def given(self) -> bool:
         """Whether there is an agent: a run that learns from the record needs one only to be evaluated."""
         return self.run is not None or self.command is not None
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if self.instrument and not self.trace:
+            raise ValueError("instrument: has no effect with trace = false; expected no instrumentation")
+        if self.command is not None and (self.instrument or not self.trace):
+            raise ValueError(
+                f"{'instrument' if self.instrument else 'trace'}: has no effect on a command, which is traced by what its "
+                "environment says (OTEL_EXPORTER_OTLP_ENDPOINT is set for it)"
+            )
+        return self
 
 
 class DataConfig(Table):
@@ -233,8 +297,16 @@ class PolicyConfig(Table):
     """Hub name or local folder. None: model.path."""
     learning_rate: float | None = Field(None, gt=0)
     """None: trainer.learning_rate."""
-    algorithm: dict[str, Any] = {}
-    engine: dict[str, Any] = {}
+    algorithm: dict[str, Any] = Field({})
+    engine: dict[str, Any] = Field({})
+
+
+class TracingConfig(Table):
+    """OpenTelemetry traces of what agents do."""
+
+    export: str | None = Field(None, pattern=r"^https?://")
+    """OTLP/HTTP endpoint, such as http://localhost:4318/v1/traces: every rollout is sent there when it finishes, as one
+    trace. Headers come from OTEL_EXPORTER_OTLP_HEADERS."""
 
 
 class StoreConfig(Table):
@@ -249,15 +321,17 @@ class Config(Table):
     model: ModelConfig
     agent: AgentConfig = AgentConfig()
     data: DataConfig
-    algorithm: dict[str, Any] = {}
+    algorithm: dict[str, Any] = Field({})
     """The algorithm's own settings; `name` picks it (default lightning_rl). The algorithm checks them."""
     trainer: TrainerConfig = TrainerConfig()
     eval: EvalConfig = EvalConfig()
     engine: EngineConfig = EngineConfig()
+    air: AirConfig = AirConfig()
+    tracing: TracingConfig = TracingConfig()
     store: StoreConfig = StoreConfig()
-    upstreams: dict[str, UpstreamConfig] = {}
+    upstreams: dict[str, UpstreamConfig] = Field({})
     """Models that are not trained, by a name of your choice: a judge, a user simulator, an embedding."""
-    policies: dict[str, PolicyConfig] = {}
+    policies: dict[str, PolicyConfig] = Field({})
     """Several policies, by the model name that agents ask for. Empty: one, which answers whatever name they ask for."""
 
     @model_validator(mode="before")
@@ -333,27 +407,6 @@ def parse_config(table: dict[str, Any], where: str = "configuration") -> Config:
     return parse_settings(Config, table, where)
 
 
-def parse_settings(kind: type[T], table: dict[str, Any], where: str) -> T:
-    try:
-        return kind.model_validate(table)
-    except ValidationError as cause:
-        raise ConfigError("\n".join(f"{where}: {_sentence(kind, error)}" for error in cause.errors())) from cause
-
-
-def _sentence(kind: type[BaseModel], error: Any) -> str:
-    name = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        known = _settings_at(kind, error["loc"][:-1])
-        close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
-        return f"{name}: no such setting; {hint}"
-    if error["type"] == "missing":
-        return f"{name}: is required"
-    message = error["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(error["input"], dict) else f", got {error['input']!r}"
-    return f"{name}: {message}{given}" if name else message
-
-
 def _overlap(a: str, b: str) -> bool:
     """Whether some name matches both patterns.
 
@@ -370,21 +423,6 @@ def _overlap(a: str, b: str) -> bool:
             grows = "*" in (x, y) and (reached[j] or before[j + 1])
             reached.append(grows or (before[j] and (x == y or "?" in (x, y))))
     return reached[-1]
-
-
-def _settings_at(kind: type[BaseModel], path: Sequence[Any]) -> list[str]:
-    parts = iter(path)
-    for part in parts:
-        annotation = kind.model_fields[str(part)].annotation
-        if get_origin(annotation) is dict:
-            annotation = get_args(annotation)[1]
-            next(parts, None)  # the name that the user chose
-        elif get_origin(annotation) is UnionType:
-            annotation = get_args(annotation)[0]  # a table or None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        kind = annotation
-    return list(kind.model_fields)
 
 
 def run_record(config: Config) -> dict[str, Any]:

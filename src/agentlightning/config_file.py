@@ -38,6 +38,15 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping
     return parse_config(table, str(path) if path is not None else "settings")
 
 
+def load_air_table(path: Path) -> dict[str, Any]:
+    """The ``[air]`` table of a TOML file, unchecked; of its own rules, files beside it are found. Raises ConfigError."""
+    table = _read(path)
+    if not isinstance(table.get("air"), dict):
+        raise ConfigError(f"{path}: expected a table [air]")
+    _anchor(table, path.parent)
+    return dict(table["air"])
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -77,7 +86,15 @@ def _anchor(table: dict[str, Any], folder: Path) -> None:
         values = table.get(section)
         if isinstance(values, dict):
             _anchor_values(values, names, folder)
+    agent = table.get("agent")
+    if isinstance(agent, dict) and isinstance(agent.get("reward"), dict):
+        _anchor_values(agent["reward"], ("run",), folder)
     _anchor_algorithm(table.get("algorithm"), folder)
+    air = table.get("air")
+    rules = air.get("rules") if isinstance(air, dict) else None
+    for rule in rules.values() if isinstance(rules, dict) else ():
+        if isinstance(rule, dict):
+            _anchor_values(rule, ("run",), folder)
     policies = table.get("policies")
     for policy in policies.values() if isinstance(policies, dict) else ():
         if isinstance(policy, dict):

@@ -18,7 +18,9 @@ RolloutState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 AttemptState = Literal["running", "succeeded", "failed", "timed_out", "lost"]
 AttemptEnd = Literal["succeeded", "failed", "timed_out", "lost"]
 Outcome = Literal["trained", "zero_variance", "stale", "surplus", "invalid"]
-RewardSource = Literal["return", "function", "output", "emitted", "posted"]
+RewardSource = Literal["return", "function", "output", "emitted", "posted", "air", "rescored"]
+SpanKind = Literal["internal", "server", "client", "producer", "consumer"]
+SpanStatus = Literal["unset", "ok", "error"]
 StepState = Literal["open", "closed", "abandoned"]
 
 FINAL_STATES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
@@ -267,6 +269,8 @@ class Call:
     """stop, length, tool_calls; or abandoned: the agent went away, and what was sampled until then was never read."""
     started_ns: int = 0
     finished_ns: int = 0
+    span_id: str | None = None
+    """Id of the span within which the agent made the call (its `traceparent`), which may be recorded later, or never."""
 
     @property
     def continuation(self) -> str:
@@ -276,17 +280,27 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One event of an attempt that is not a model call, in OpenTelemetry's terms."""
+    """One OpenTelemetry span of an attempt: what an agent did outside the model calls, which are `Call`s."""
 
     id: str
+    """``{rollout}.{attempt}.{span id, 16 hex digits}`` where it came from OpenTelemetry: unique whatever programs send."""
     run_id: str
     rollout_id: str
     attempt: int
     name: str
     parent_id: str | None = None
+    """May name a span that was never recorded."""
     attributes: JSON = field(default_factory=dict)
+    """Those of its scope and resource under ``scope.…`` and ``resource.…``."""
     started_ns: int = 0
     finished_ns: int = 0
+    trace_id: str | None = None
+    """32 hex digits."""
+    kind: SpanKind = "internal"
+    status: SpanStatus = "unset"
+    status_message: str = ""
+    events: list[JSON] = field(default_factory=list)
+    """{"name", "time_ns", "attributes"} each; exceptions are events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from agentlightning.adapters.trajectories import trajectories
+from agentlightning.adapters.trajectories import JUDGE, named_rewards, trajectories
 from agentlightning.types import Call, RetryPolicy, Reward, Rollout, Sampling
 
 
@@ -218,3 +218,19 @@ def test_rollouts_that_cannot_be_learned_from_are_left_out_with_the_reason() -> 
         "broken": "call d is recorded with 5 prompt tokens and 1 logprobs, "
         "but its parts have 1 prompt tokens and 1 sampled ones",
     }
+
+
+def test_what_a_rollout_was_rescored_with_changes_no_step_that_is_executed_again() -> None:
+    calls = [call("a", [1], [2], prompt_tokens=1)]
+    told = [reward(1.0), reward(0.5, "a")]
+    before = trajectories([rollout()], calls, told)
+    later = [replace(one, id=f"again {one.id}", source="rescored", name="strict") for one in told]
+    assert trajectories([rollout()], calls, [*told, *later]) == before
+    assert before[0][0].transitions[0].reward == 0.5
+    assert named_rewards([*told, *later], "strict") == {("r", 1): 1.0}
+
+
+def test_a_call_by_which_a_judge_was_asked_is_not_trained() -> None:
+    asked = replace(call("j", [1], [9], prompt_tokens=1), agent=JUDGE)
+    [kept], _ = trajectories([rollout()], [call("a", [1], [2], prompt_tokens=1), asked])
+    assert [one.call_id for one in kept.transitions] == ["a"]

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -12,7 +13,7 @@ from agentlightning.cli.train import agent_setting, resume_line
 from agentlightning.errors import ConfigError, ModelError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
-from agentlightning.types import Checkpoint, Finish, Metric, NewRollout, Worker
+from agentlightning.types import Checkpoint, Finish, Metric, NewRollout, Span, Worker
 
 CONFIG = """
 [model]
@@ -78,6 +79,36 @@ def test_a_rollout_is_shown_with_what_its_program_printed_and_brackets_as_they_a
     assert shown.exit_code == 0
     for text in ('task {"q":"[/b]"}', "attempt 1  failed  w", "error: KeyError: '[/b]'", "output: it [printed] this"):
         assert text in shown.stdout
+
+
+async def a_program_with_spans(store: LightningStore) -> None:
+    await store.enqueue([NewRollout(run_id="run", task={}, group_id="g")])
+    [claim] = await store.claim(Worker(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0))
+    at = f"{claim.rollout.id}.1."
+
+    def a_span(number: int, name: str, parent: int, **fields: Any) -> Span:
+        times = {"started_ns": number * 10**9, "finished_ns": 9 * 10**9}
+        place = {"run_id": "run", "rollout_id": claim.rollout.id, "attempt": 1, "parent_id": f"{at}{parent:016x}"}
+        return Span(id=f"{at}{number:016x}", name=name, **{**place, **times, **fields})
+
+    failed = a_span(3, "tool [x]", 2, status="error", status_message="no such table")
+    await store.append_spans([a_span(1, "round", 2), a_span(2, "and round", 1), failed, a_span(4, "lost", 77)])
+    await store.finish([Finish(lease=claim.lease, state="succeeded")])
+
+
+def test_what_an_agent_did_outside_its_calls_is_shown_as_a_tree() -> None:
+    store = filled(a_program_with_spans)
+    rollout = agl("rollouts", "list", "run", "--store", store).stdout.splitlines()[1].split()[0]
+    shown = agl("rollouts", "show", rollout, "--spans", "--store", store)
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.splitlines()[-5:] == [
+        "    0.000 s     8.000 s  round",
+        "    1.000 s     7.000 s    and round",
+        "    2.000 s     6.000 s      tool [x]",
+        "                            no such table",
+        "    3.000 s     5.000 s  lost",
+    ]
+    assert "round" not in agl("rollouts", "show", rollout, "--store", store).stdout
 
 
 def test_a_run_without_rollouts_says_so_and_an_unknown_run_too() -> None:

@@ -20,7 +20,15 @@ from agentlightning.algorithms.critic import Critic
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.recorded import Recorded
 from agentlightning.cli.app import app
-from agentlightning.config import Config, EngineConfig, LoraConfig, PolicyConfig, UpstreamConfig
+from agentlightning.config import (
+    AgentConfig,
+    Config,
+    EngineConfig,
+    LoraConfig,
+    PolicyConfig,
+    RewardConfig,
+    UpstreamConfig,
+)
 from agentlightning.trainer.guard import RULES
 from agentlightning.trainer.metrics import GROUPS
 from agentlightning.trainer.recorded import RECORDED
@@ -28,7 +36,7 @@ from agentlightning.trainer.trackers import TRACKERS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "agentlightning"
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("examples/*/*.md"))]
 BY_NAME = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 RUN_BY_USERS = ("bash", "sh", "console")
 
@@ -56,6 +64,8 @@ def settings_tables() -> dict[str, dict[str, Any]]:
             tables["algorithm.critic"] = {field.name: field.default for field in dataclasses.fields(Critic)}
         elif name == "engine":
             tables |= {"engine": defaults(EngineConfig), "engine.lora": defaults(LoraConfig)}
+        elif name == "agent":
+            tables |= {"agent": defaults(AgentConfig), "agent.reward": defaults(RewardConfig)}
         elif name == "upstreams":
             tables["upstreams.NAME"] = defaults(UpstreamConfig)
         elif name == "policies":

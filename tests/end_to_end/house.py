@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from command_line import Folder
@@ -52,14 +52,22 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(folder: Folder) -> AsyncIterator[House]:
+async def open_house(
+    folder: Folder, config: JSON | None = None, says: Callable[[str], str] = lambda _: ANSWER
+) -> AsyncIterator[House]:
+    """`config`: of the run. `says`: what the model answers to a prompt."""
     tokenizer = await asyncio.to_thread(write_tokenizer, folder.path / "tokenizer")
-    engine = await ScriptedEngine(lambda _: [*Renderer(tokenizer).encode(ANSWER), END]).start()
+    renderer = Renderer(tokenizer)
+
+    def answer(request: JSON) -> list[int]:
+        return [*renderer.encode(says(renderer.decode(request["token_ids"], special=True))), END]
+
+    engine = await ScriptedEngine(answer).start()
     value = {"model": "policy", "endpoints": [engine.url], "tokenizer": str(tokenizer), "seed": 7}
     # Not "127.0.0.1": an address of this machine that no rule about loopback exempts from a proxy.
     with AgentLightningServer("memory://", host="0.0.0.0", server_key=KEY) as server:
         async with LightningStoreClient(server.url, KEY) as store:
-            run = await store.create_run("house", {})
+            run = await store.create_run("house", config or {})
             await store.put_resources([Resource(run_id=run.id, name="default", kind="policy", value=value)])
             yield House(server.url, store, run.id, folder)
     await engine.close()

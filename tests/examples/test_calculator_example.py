@@ -7,6 +7,7 @@ import gzip
 import importlib
 import json
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -156,6 +157,64 @@ def test_data_that_is_nowhere_is_one_clear_sentence(
         module("data").load()
 
 
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("(3 + 4.5) * 2", "15"),
+        ("$1,200 / 7", "171.428571"),
+        ("-2 - -3", "1"),
+        ("1 / 10000000", "0"),
+        ("1 / (2 - 2)", "error: division by zero"),
+        ("2 ** 9", "error: expected numbers, + - * / and brackets, such as (3 + 4.5) * 2"),
+        ("__import__('os')", "error: expected numbers, + - * / and brackets, such as (3 + 4.5) * 2"),
+        ("9" * 400 + "/ 7", "error: the result is too large"),
+    ],
+)
+def test_the_calculator_of_real_models_reads_expressions_and_nothing_else(
+    module: Callable[[str], ModuleType], expression: str, value: str
+) -> None:
+    assert module("word_problem").evaluate(expression) == value
+
+
+@given(st.text(max_size=40))
+def test_the_calculator_of_real_models_answers_whatever_it_is_given(expression: str) -> None:
+    assert isinstance(importlib.import_module("word_problem").evaluate(expression), str)
+
+
+@pytest.mark.parametrize(
+    ("reply", "right"),
+    [
+        ("6 / 3 is 2.\nAnswer: 2", True),
+        ("**Answer:** $2.00", True),
+        ("Answer: 3\nNo, wait.\nAnswer: 2 packs", True),
+        ("Answer: 2\nNo, wait.\nAnswer: 3", False),
+        ("Answer: -2", False),
+        ("Answer: 2,000", False),
+        ("2", False),
+        ("Answer: none of 2", False),
+    ],
+)
+def test_the_last_answer_line_counts(module: Callable[[str], ModuleType], reply: str, right: bool) -> None:
+    assert module("word_problem").answers(reply, "2") is right
+
+
+@pytest.mark.parametrize("name", ["svamp", "gsm8k_train", "gsm8k_test"])
+def test_sets_that_are_used_whole_have_questions_and_answers(
+    module: Callable[[str], ModuleType], data_root: Path, name: str
+) -> None:
+    with gzip.open(data_root / "math" / f"{name}.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"question": "Tom has 1,100 and 4.", "result": "1,104", "chain": "…"}) + "\n")
+        file.write(json.dumps({"question": "Nobody knows.", "result": "many"}) + "\n")
+    assert getattr(module("data"), name)() == [{"question": "Tom has 1,100 and 4.", "answer": "1104"}]
+
+
+def test_the_control_has_a_length_of_its_own() -> None:
+    command = [sys.executable, str(EXAMPLE / "warm_start.py"), "--to", "nowhere", "--control", "--epochs", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--epochs: not allowed with argument --control" in done.stderr
+
+
 @pytest.fixture
 def tokenizer(module: Callable[[str], ModuleType], tmp_path: Path) -> Any:
     from transformers import AutoTokenizer
@@ -276,6 +335,29 @@ async def test_the_agent_keeps_its_tool_and_its_history_from_call_to_call(
     sent_back = [message["content"] for message in requests[-1]["messages"] if message["role"] == "tool"]
     assert sent_back == replies
     assert requests[0]["parallel_tool_calls"] is False
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+async def test_a_real_model_is_shown_the_question_as_it_is_and_judged_by_its_answer_line(
+    module: Callable[[str], ModuleType],
+) -> None:
+    answers = [tool_call("7 + 2"), tool_call("9 +"), {"content": "7 + 2 is 9.\nAnswer: 9"}]
+    reward, requests = await run_agent(module("agent").solve_text, answers)
+    assert reward == 1.0
+    system, question, *_ = requests[0]["messages"]
+    assert system["role"] == "system"
+    assert "Answer: 42" in system["content"]
+    assert question["content"] == "7 red apples and 2 green apples. How many apples?"
+    sent_back = [message["content"] for message in requests[-1]["messages"] if message["role"] == "tool"]
+    assert sent_back[0] == "9"
+    assert sent_back[1].startswith("error: expected numbers")
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+async def test_a_result_of_the_tool_is_no_answer(module: Callable[[str], ModuleType]) -> None:
+    reward, requests = await run_agent(module("agent").solve_text, [tool_call("7 + 2")] * 8)
+    assert reward == 0.0
+    assert len(requests) == 8
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")

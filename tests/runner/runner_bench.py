@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 import os
 import subprocess
 import sys
@@ -19,9 +20,13 @@ from agentlightning.children import listen, start_child, stop_child
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import FunctionRunner
+from agentlightning.runner.judging import Judging
+from agentlightning.runner.records import Records
+from agentlightning.runner.scoring import FunctionScorer, Scorer
 from agentlightning.runner.worker import Worker
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.tracing.air import Air
 from agentlightning.types import FINAL_STATES, JSON, Attempt, Call, NewRollout, RetryPolicy, Rollout
 
 KEY = "key-of-the-tests"
@@ -112,7 +117,8 @@ class Bench:
         self,
         agent: Callable[..., Any],
         *,
-        reward: Callable[..., Any] | None = None,
+        reward: Callable[..., Any] | Scorer | None = None,
+        air: Air | None = None,
         concurrency: int = 8,
         **options: Any,
     ) -> AsyncIterator[Worker]:
@@ -123,9 +129,9 @@ class Bench:
                 server_url=self.server.url,
                 model="policy",
                 runner=FunctionRunner(agent, threads, scored=reward is not None),
-                reward=reward,
-                threads=threads,
+                reward=FunctionScorer(reward, threads) if inspect.isroutine(reward) else reward,
                 abandon_s=0.5,
+                judging=None if air is None else Judging(air, Records(self.store), threads),
             )
             worker = Worker(
                 self.store,

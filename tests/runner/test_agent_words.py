@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI, OpenAI
 
 from agentlightning.errors import AgentError, ConfigError, RewardError
-from agentlightning.runner.agent import LLM, PromptTemplate, Result, emit_reward, is_marked, llm_for, rollout
+from agentlightning.runner.agent import LLM, PromptTemplate, emit_reward, is_marked, llm_for, rollout
 from agentlightning.runner.attempt import CURRENT, RunningAttempt
 from agentlightning.runner.connections import Connections
+from agentlightning.runner.result import Result
 from agentlightning.types import Call, Claim, Lease, RetryPolicy, Rollout, Sampling
 
 

@@ -10,8 +10,9 @@ import openai
 import pytest
 from runner_bench import KEY, Bench, a_call
 
-from agentlightning.runner.agent import LLM, Result, emit_reward
+from agentlightning.runner.agent import LLM, emit_reward
 from agentlightning.runner.client import AgentLightningClient
+from agentlightning.runner.result import Result
 from agentlightning.types import JSON
 
 

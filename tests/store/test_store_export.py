@@ -25,7 +25,9 @@ async def a_full_run(store: LightningStore) -> str:
     child = a_call(again, parent_id=root.id, suffix_ids=[6], sampled_ids=[7, 8], prompt_tokens=6, finished_ns=20)
     await store.append_calls([root])
     await store.append_calls([child])
-    await store.append_spans([a_span(again, attributes={"deep": [1, {"ä": None}]})])
+    await store.append_spans(
+        [a_span(again, attributes={"deep": [1, {"ä": None}]}, events=[{"name": "e", "time_ns": 1}])]
+    )
     await store.record_rewards([a_reward(again, 0.5, "emitted", call_id=child.id)])
     await store.finish([ending(claim, rewards=(a_reward(claim, 1.0),)) for claim in (again, *claims[1:])])
     await store.open_step(run_id, 1, [Consumed(rollout_id=again.rollout.id, outcome="trained")])

@@ -29,6 +29,7 @@ async def test_calls_come_back_as_they_were_appended(store: LightningStore) -> N
         tools=None,
         fork_cause="the prompt was rewritten",
         agent="writer",
+        span_id=f"{claim.rollout.id}.1.00f067aa0ba902b7",
         messages=[{"role": "tool", "content": "é\u0000"}],
     )
     text_path = a_call(claim, finished_ns=7, suffix_ids=[], sampled_ids=[], logprobs=[], versions=[], policy="")
@@ -103,6 +104,23 @@ async def test_calls_that_make_no_sense_are_bad_input(
     with pytest.raises(InputError, match=said):
         await store.append_calls([a_call(claim, **fields)])
     assert await store.calls([claim.rollout.id]) == []
+
+
+async def test_a_span_comes_back_with_all_that_opentelemetry_says_of_it(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    span = a_span(
+        claim,
+        "tool é",
+        parent_id=f"{claim.rollout.id}.1.00f067aa0ba902b7",
+        trace_id="4bf92f3577b34da6a3ce929d0e0e4736",
+        kind="client",
+        status="error",
+        status_message="no such table: \u00e9",
+        events=[{"name": "exception", "time_ns": 2**62, "attributes": {"exception.type": "ValueError"}}],
+        attributes={"deep": [{"a": [1.5, True, None]}]},
+    )
+    await store.append_spans([span])
+    assert await store.spans([claim.rollout.id]) == [span]
 
 
 async def test_spans_come_by_rollout_and_start(store: LightningStore) -> None:

@@ -9,7 +9,7 @@ import pytest
 from store_samples import Clock, a_call, a_reward, a_run, a_span, a_worker, claimed, ending, finished, some, states
 
 from agentlightning.errors import InputError, NotFoundError
-from agentlightning.store.base import NO_CALLS, LightningStore, RolloutQuery
+from agentlightning.store.base import BROKEN_SPANS, NO_CALLS, LightningStore, RolloutQuery, broken_warning
 from agentlightning.types import Lease, RetryPolicy, Rollout, Sampling
 
 DEADLINE_S = 20.0
@@ -409,6 +409,29 @@ async def test_a_failed_attempt_without_a_call_is_named_too_but_not_a_lost_one(s
     await store.finish([ending(failed, "failed", error="404"), ending(lost, "lost")])
     assert (await one(store, failed.rollout.id)).warning is not None
     assert (await one(store, lost.rollout.id)).warning is None
+
+
+async def test_what_was_wrong_with_spans_is_summed_by_cause_into_the_warning(store: LightningStore) -> None:
+    told, silent, other = await claimed(store, 3)
+    await store.append_calls([a_call(told), a_call(other)])
+    counted = a_span(told, BROKEN_SPANS, attributes={"cycle": 2})
+    await store.append_spans([counted, a_span(told, BROKEN_SPANS, attributes={"cycle": 1, "absent_id": 4})])
+    await store.append_spans([counted, a_span(silent, BROKEN_SPANS, attributes={"cycle": 1}), a_span(other)])
+    await store.finish([ending(told), ending(silent), ending(other)])
+    warnings = [(await one(store, claim.rollout.id)).warning for claim in (told, silent, other)]
+    assert warnings[0] == broken_warning({"cycle": 3, "absent_id": 4})
+    assert (warnings[1] or "").startswith(NO_CALLS)
+    assert (warnings[1] or "").endswith("; " + broken_warning({"cycle": 1}))
+    assert warnings[2] is None
+
+
+async def test_what_air_saw_of_a_rollout_is_never_its_final_reward(store: LightningStore) -> None:
+    given, unrewarded = await claimed(store, 2)
+    await store.record_rewards([a_reward(given, 0.5, "emitted"), a_reward(given, -1.0, "air", name="air.retries")])
+    await store.record_rewards([a_reward(unrewarded, -1.0, "air", name="air.retries")])
+    await store.finish([ending(given, rewards=(a_reward(given, 1.0),)), ending(unrewarded)])
+    assert [(await one(store, claim.rollout.id)).reward for claim in (given, unrewarded)] == [1.0, None]
+    assert {reward.source for reward in await store.rewards([unrewarded.rollout.id])} == {"air"}
 
 
 # --- wait -------------------------------------------------------------------------------------------------------------

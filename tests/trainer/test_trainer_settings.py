@@ -73,6 +73,12 @@ def test_no_workers_here_and_a_key_that_nobody_knows_is_refused(model: Path, mon
     Processes(config(str(model), workers=0), folder)
 
 
+def test_an_instrumentation_that_is_not_installed_is_refused_before_anything_starts(model: Path) -> None:
+    asked = config(str(model), instrument=("nothing_of_the_kind",))
+    with pytest.raises(ConfigError, match="pip install openinference-instrumentation-nothing-of-the-kind"):
+        Processes(asked, RunFolder(model.parent / "runs", "run"))
+
+
 async def test_a_model_that_is_not_found_takes_down_what_was_started(tmp_path: Path, model: Path) -> None:
     processes = Processes(config(str(model)), RunFolder(tmp_path / "runs", "run"))
     (model / "config.json").unlink()

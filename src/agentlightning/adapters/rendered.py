@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from agentlightning.adapters.trajectories import ABANDONED
+from agentlightning.adapters.trajectories import ABANDONED, JUDGE
 from agentlightning.rendering.conversation import COMPLETIONS, Conversation
 from agentlightning.rendering.message import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
@@ -34,7 +34,7 @@ def rendered(
     conversation = Conversation(renderer)
     transitions = []
     for call in attempt:
-        if call.finish_reason == ABANDONED or not taught(call):
+        if call.finish_reason == ABANDONED or call.agent == JUDGE or not taught(call):
             continue
         path = _path(call, by_id)
         if isinstance(path, str):

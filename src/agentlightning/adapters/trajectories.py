@@ -13,6 +13,9 @@ from collections.abc import Iterable
 from agentlightning.store.base import final_reward
 from agentlightning.types import JSON, Call, Reward, Rollout, Trajectory, Transition
 
+JUDGE = "agl.judge"
+"""`agent` of a call by which a reward function asked a model about the rollout: nothing learns from it."""
+
 ABANDONED = "abandoned"
 """`finish_reason` of a call whose agent went away: what it did next does not follow from what was sampled."""
 
@@ -27,11 +30,11 @@ def trajectories(
     """Trajectories in the order of `rollouts`, and the id and reason of each rollout that was left out.
 
     Only calls and rewards of a rollout's latest attempt count (the one that succeeded); `calls` come in the order
-    they finished. Posted rewards count until the rollout finished: a later one would make a step that is executed
-    again another step. With `keep_unrewarded` a rollout that succeeded without a final reward is kept, with NaN. A
-    call is trained where the policy sampled it and the agent read it: one that an outside model answered (policy '')
-    is context at most, and so is an abandoned one. Costs O(tokens of all full prompts): each prompt is built once,
-    from its parent's.
+    they finished. Posted rewards count until the rollout finished, and what it was rescored with never does: a later
+    one would make a step that is executed again another step. With `keep_unrewarded` a rollout that succeeded without
+    a final reward is kept, with NaN. A call is trained where the policy sampled it and the agent read it: one that an
+    outside model answered (policy '') is context at most, and so are an abandoned one and a judge's. Costs O(tokens of
+    all full prompts): each prompt is built once, from its parent's.
 
     A conversation of two calls, the second stored by its suffix alone:
 
@@ -70,7 +73,16 @@ def trajectories(
 
 def _counts(reward: Reward, rollout: Rollout) -> bool:
     late = reward.source == "posted" and rollout.finished_ns is not None and reward.created_ns > rollout.finished_ns
-    return reward.attempt == rollout.attempt and not late
+    return reward.attempt == rollout.attempt and reward.source != "rescored" and not late
+
+
+def named_rewards(rewards: Iterable[Reward], name: str) -> dict[tuple[str, int], float]:
+    """The final reward of this name by rollout and attempt, rescored ones included: the last one counts."""
+    return {
+        (reward.rollout_id, reward.attempt): reward.value
+        for reward in rewards
+        if reward.name == name and reward.call_id is None and reward.source != "air"
+    }
 
 
 def _by_call(rewards: Iterable[Reward]) -> dict[str, dict[str, float]]:
@@ -103,7 +115,7 @@ def _transitions(attempt: list[Call], step_rewards: dict[str, dict[str, float]])
         if missing is not None:
             return f"call {call.id} continues call {missing}, which is not recorded", []
         prompt = prompts[call.id]
-        if not call.policy or call.finish_reason == ABANDONED:
+        if not call.policy or call.finish_reason == ABANDONED or call.agent == JUDGE:
             continue
         if not call.sampled_ids or not prompt:  # without a prompt, the first token has no condition
             continue

@@ -181,6 +181,11 @@ class LightningRL:
         """The learning rate of the value head that an engine must keep; None: it needs none."""
         return self.critic.learning_rate if isinstance(self.critic, Critic) else None
 
+    @property
+    def reads_steps(self) -> bool:
+        """Whether step rewards make a difference to what is learned."""
+        return self.advantage == GAE or find_rule(str(self.credit)).reads_steps
+
     def plan(
         self,
         groups: Seq[Seq[Trajectory]],
@@ -220,6 +225,13 @@ class LightningRL:
         """One number per trajectory of a group on its own and transition; for every advantage but gae."""
         found = self._advantages([group], Evidence())
         return [found.get(trajectory.rollout_id, []) for trajectory in group]
+
+    def call_advantages(self, groups: Seq[Seq[Trajectory]]) -> dict[str, list[float]] | None:
+        """By usable rollout, one number per call of the policy's own; None where that takes a critic or other evidence."""
+        if self.advantage == GAE or find_rule(str(self.credit)).needs:
+            return None
+        usable, _, _ = self._usable(groups, Evidence())
+        return self._advantages(usable, Evidence())
 
     def _usable(
         self, groups: Seq[Seq[Trajectory]], evidence: Evidence

@@ -61,12 +61,16 @@ class Recorded:
     """Merge calls whose prompts continue each other into one row; False: one row a call. The gradient is the same."""
     agents: Seq[str] | None = None
     """Whose calls are learned from, as in `selection.selection`; the others are context. None: all."""
+    reward: str | None = None
+    """Name of the final reward that counts, such as one that `agl rewards rescore` wrote. None: the rollout's own."""
 
     def __post_init__(self) -> None:
         require(is_number(self.held_out, 0, 0.9), "held_out", "a number from 0 to 0.9", self.held_out)
         require(self.longest is None or is_whole(self.longest, 2), "longest", "a whole number above 1", self.longest)
         require(isinstance(self.merge, bool), "merge", "true or false", self.merge)
         require(self.agents is None or are_names(self.agents), "agents", "a list of names", self.agents)
+        named = self.reward is None or (isinstance(self.reward, str) and bool(self.reward))
+        require(named, "reward", "the name of a reward", self.reward)
 
     def examples(self, candidates: Seq[Candidate]) -> list[Example]:
         """What to learn from, in a fixed order. ConfigError, with the setting to change, where there is nothing."""

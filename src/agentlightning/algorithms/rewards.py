@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from agentlightning.errors import RewardError
+from agentlightning.tracing.air import PREFIX as AIR
 from agentlightning.types import Trajectory
 
 MissingReward = Literal["drop", "fill", "fail"]
@@ -35,7 +36,7 @@ class RewardPolicy:
 
     weights: Mapping[str, float] = field(default_factory=dict)
     """By name of a reward: the reward is their weighted sum, for final and for step rewards. Empty: the settled
-    reward."""
+    reward. Rewards of AIR (``air.RULE``), which have weights already, count once where none is given here."""
     missing: MissingReward = "drop"
     """A final reward that is not known drops its rollout, is filled with `fill`, or fails the step. A call without a step
     reward earned none; one that is no finite number is treated as a final one."""
@@ -68,7 +69,7 @@ class RewardPolicy:
         return Settled(groups=kept, dropped=dropped, filled=filled)
 
     def _unknown(self, trajectory: Trajectory) -> list[str]:
-        finals = {name: trajectory.rewards.get(name, math.nan) for name in self.weights}
+        finals = {name: trajectory.rewards.get(name, math.nan) for name in self._finals}
         if trajectory.failed or not self.weights:  # a failed rollout has the reward that the run gives for it
             finals = {"reward": trajectory.reward}
         steps = {
@@ -85,7 +86,7 @@ class RewardPolicy:
         ]
         reward = self._finite(trajectory.reward)
         if self.weights and not trajectory.failed:
-            reward = self._sum({name: trajectory.rewards.get(name, math.nan) for name in self.weights})
+            reward = self._sum({name: trajectory.rewards.get(name, math.nan) for name in self._finals})
         if reward == trajectory.reward and all(
             one.reward == other.reward for one, other in zip(transitions, trajectory.transitions, strict=True)
         ):
@@ -95,7 +96,11 @@ class RewardPolicy:
     def _steps(self, total: float, named: Mapping[str, float]) -> dict[str, float]:
         if not self.weights:
             return {"reward": total}
-        return {name: value for name, value in named.items() if name in self.weights}
+        return {name: value for name, value in named.items() if name in self.weights or name.startswith(AIR)}
+
+    @property
+    def _finals(self) -> list[str]:
+        return [name for name in self.weights if not name.startswith(AIR)]  # those are never final
 
     def _sum(self, named: Mapping[str, float]) -> float:
         return math.fsum(self.weights.get(name, 1.0) * self._finite(value) for name, value in named.items())
@@ -105,3 +110,18 @@ class RewardPolicy:
             return value
         assert self.fill is not None  # settings are checked: only `fill` comes here
         return self.fill
+
+
+def without_air(groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
+    """The groups as they would be had AIR recorded nothing."""
+    return [[_without_air(trajectory) for trajectory in group] for group in groups]
+
+
+def _without_air(trajectory: Trajectory) -> Trajectory:
+    if not any(name.startswith(AIR) for transition in trajectory.transitions for name in transition.rewards):
+        return trajectory
+    transitions = []
+    for transition in trajectory.transitions:
+        rest = {name: value for name, value in transition.rewards.items() if not name.startswith(AIR)}
+        transitions.append(replace(transition, reward=sum(rest.values()), rewards=rest))
+    return replace(trajectory, transitions=transitions)

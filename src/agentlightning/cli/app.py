@@ -10,7 +10,20 @@ import sys
 
 import typer
 
-from agentlightning.cli import check, demo, evaluate, export, record, rollouts, runs, serve, store, train, worker
+from agentlightning.cli import (
+    check,
+    demo,
+    evaluate,
+    export,
+    record,
+    rewards,
+    rollouts,
+    runs,
+    serve,
+    store,
+    train,
+    worker,
+)
 from agentlightning.errors import AgentLightningError
 
 EXIT_INTERRUPTED = 130
@@ -33,6 +46,7 @@ app.command("serve")(serve.serve)
 app.command("worker")(worker.worker)
 app.add_typer(runs.app, name="runs")
 app.add_typer(rollouts.app, name="rollouts")
+app.add_typer(rewards.app, name="rewards")
 app.add_typer(store.app, name="store")
 
 

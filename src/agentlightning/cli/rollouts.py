@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli import drift
+from agentlightning.cli import drift, export_rows, traces
 from agentlightning.cli.options import Store, open_store, store_url
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ LONGEST_REASON = 240
 
 app = typer.Typer(help="List and show rollouts.", no_args_is_help=True, rich_markup_mode=None)
 app.command("drift")(drift.show_drift)
+app.command("export-rows")(export_rows.export_rows)
+app.command("export-traces")(traces.export_traces)
 
 
 @app.command("list")
@@ -68,6 +70,9 @@ def list_rollouts(
 def show_rollout(
     rollout: Annotated[str, typer.Argument(help="Id of the rollout.")],
     tokens: Annotated[bool, typer.Option("--tokens", help="Also print token ids and logprobs, one a line.")] = False,
+    spans: Annotated[
+        bool, typer.Option("--spans", help="Also print what the agent did outside its model calls, as a tree.")
+    ] = False,
     store: Store = None,
 ) -> None:
     """Show a rollout: the conversation, its tokens with logprobs, and its rewards."""
@@ -85,7 +90,10 @@ def show_rollout(
             calls = await opened.calls([rollout])
             rewards = await opened.rewards([rollout])
             attempts = await opened.attempts([rollout])
+            recorded = await opened.spans([rollout]) if spans else []
         print_rollout(screen(), found[0], attempts, calls, rewards, tokens)
+        if spans:
+            traces.print_spans(screen(), [span for span in recorded if span.attempt == found[0].attempt], calls)
 
     asyncio.run(work())
 

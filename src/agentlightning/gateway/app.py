@@ -21,6 +21,7 @@ from agentlightning.gateway.auth import Attempts
 from agentlightning.gateway.calls import DEADLINE_S, GRACE_S, PolicyCalls
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.news import News
+from agentlightning.gateway.otlp import Traces
 from agentlightning.gateway.outside import OutsideModels
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.reply import Incoming, Receive, Reply, Scope, Send
@@ -88,7 +89,10 @@ class App:
         self._policy_calls = PolicyCalls(
             store, self._attempts, self._upstreams, self._metrics, grace_s=grace_s, deadline_s=deadline_s
         )
-        self._proxy = Proxy(store, self._attempts, self._upstreams, self._outside, self._policy_calls, self._metrics)
+        traces = Traces(store, self._attempts, self._metrics, server_key)
+        self._proxy = Proxy(
+            store, self._attempts, self._upstreams, self._outside, self._policy_calls, self._metrics, traces
+        )
         self._api = create_api(
             store,
             server_key,

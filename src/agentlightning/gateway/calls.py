@@ -65,6 +65,7 @@ class Job:
     lives: list[LiveAnswer] = field(default_factory=list)
     agent: str | None = None
     """The name that the sub-agent gives itself."""
+    span_id: str | None = None
     gone: bool = False
     """The agent has disconnected."""
     sampled: bool = False
@@ -119,6 +120,7 @@ class PolicyCalls:
                 return
         job = _job(wire, attempt, request, policy, conversation, sampling, asked, started_ns)
         job.agent = incoming.agent
+        job.span_id = incoming.span_id(attempt.rollout.id, attempt.number)
         reply.request_id = job.id
         pending = self._retries.begin(attempt, policy.alias, request_hash, incoming.idempotency_key)
         self._metrics.in_flight.inc()
@@ -474,6 +476,7 @@ def _calls(job: Job, messages: list[JSON], finish_reasons: list[str]) -> list[Ca
             finish_reason=finish_reason,
             started_ns=job.started_ns,
             finished_ns=finished_ns,
+            span_id=job.span_id,
         )
         for index, (live, message, finish_reason) in enumerate(zip(job.lives, messages, finish_reasons, strict=True))
     ]

@@ -7,6 +7,7 @@ microseconds: the children of every label are bound once. What changes seldom is
     call(protocol, result)       one that was not: replayed | joined | refused | failed
     outside(upstream, result)    a call to an outside model: recorded | refused | failed
     first_token(seconds)         from a request to the first token sent on, or to the whole answer
+    spans(recorded, broken)      spans that programs sent
     in_flight, held              gauges with inc() and dec(): calls being answered; those waiting for an engine
     watch_engines(read)          read() -> [(url, state, calls in flight), …] at every look; state: up | down | paused
 """
@@ -14,7 +15,7 @@ microseconds: the children of every label are bound once. What changes seldom is
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -69,6 +70,13 @@ class GatewayMetrics:
         )
         self.in_flight = Gauge("agl_calls_in_flight", "Model calls being answered", registry=registry)
         self.held = Gauge("agl_calls_held", "Model calls waiting for an engine", registry=registry)
+        self._spans = Counter("agl_spans", "Spans that were recorded", registry=registry)
+        self._broken_spans = Counter(
+            "agl_broken_spans",
+            "Spans that were mended, or of which nothing is left, by cause",
+            ["cause"],
+            registry=registry,
+        )
         self._by_result: dict[tuple[str, str], Counter] = {}
         self._last_versions: OrderedDict[tuple[str, str], int] = OrderedDict()
 
@@ -103,6 +111,12 @@ class GatewayMetrics:
     def first_token(self, seconds: float) -> None:
         """Count a first token."""
         self._first_token.observe(seconds)
+
+    def spans(self, recorded: int, broken: Mapping[str, int]) -> None:
+        """Count spans that programs sent; `broken` by cause."""
+        self._spans.inc(recorded)
+        for cause, count in broken.items():
+            self._broken_spans.labels(cause).inc(count)
 
     def watch_engines(self, read: Engines) -> None:
         """Show these engines; `read` is called at every look and must not block."""

@@ -47,6 +47,7 @@ class _Job:
     started_ns: int
     agent: str | None
     """The name that the sub-agent gives itself."""
+    span_id: str | None
     gone: bool = False
     """The agent has disconnected."""
     recorded: bool = False
@@ -114,6 +115,7 @@ class OutsideModels:
             plan=plan,
             started_ns=started_ns,
             agent=incoming.agent,
+            span_id=incoming.span_id(attempt.rollout.id, attempt.number),
         )
         reply.request_id = job.id
         reply.failed = lambda refusal: _failed(job, refusal)
@@ -299,4 +301,5 @@ def _call(job: _Job, answer: JSON, used: JSON, finish_reason: str) -> Call:
         finish_reason=finish_reason,
         started_ns=job.started_ns,
         finished_ns=time.time_ns(),
+        span_id=job.span_id,
     )

@@ -1,8 +1,8 @@
-"""The proxy: what agents call, by route: model calls in every protocol, models, stored responses, rewards.
+"""The proxy: what agents call, by route: model calls in every protocol, models, stored responses, rewards, traces.
 
 Driven by the ASGI app for paths under ``/r/{rollout}/{attempt}/v1`` and, with a key, under ``/v1``. It finds who calls and
 which model is meant, and puts whatever goes wrong into the shape of the protocol in use. A call of the policy goes to
-calls.py, one of a configured outside model to outside.py.
+calls.py, one of a configured outside model to outside.py, traces to otlp.py, which answers in OTLP's own terms.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from agentlightning.errors import AgentLightningError, EngineError, InputError
 from agentlightning.gateway.auth import Attempt, Attempts
 from agentlightning.gateway.calls import PolicyCalls
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.otlp import Traces
 from agentlightning.gateway.outside import OutsideModels
 from agentlightning.gateway.reply import Incoming, Reply
 from agentlightning.gateway.retries import recorded_answer
@@ -45,6 +46,7 @@ class Proxy:
         outside: OutsideModels,
         calls: PolicyCalls,
         metrics: GatewayMetrics,
+        traces: Traces,
     ) -> None:
         self._store = store
         self._attempts = attempts
@@ -52,6 +54,7 @@ class Proxy:
         self._outside = outside
         self._calls = calls
         self._metrics = metrics
+        self._traces = traces
         self._wires: dict[str, WireFormat] = {
             "chat/completions": chat,
             "completions": completions,
@@ -64,7 +67,10 @@ class Proxy:
         """Answer one request; whatever goes wrong becomes an error in the protocol's shape."""
         wire = self._wire(incoming)
         try:
-            await self._answer(wire, incoming, reply)
+            if incoming.route == "traces" and incoming.method == "POST":
+                await self._traces.answer(incoming, reply)
+            else:
+                await self._answer(wire, incoming, reply)
         except Refusal as refusal:
             await self._refuse(wire, reply, refusal)
         except RenderError as cause:
@@ -202,7 +208,7 @@ class Proxy:
         raise Refusal(
             f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, "
             "once), that of an Anthropic client ends before /v1; routes under /v1 are chat/completions, completions, "
-            "responses, messages, messages/count_tokens, embeddings, models and reward",
+            "responses, messages, messages/count_tokens, embeddings, models, reward and traces",
             status=404,
             code="unknown_route",
         )

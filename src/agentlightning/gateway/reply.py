@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from agentlightning.gateway.trace_context import LONGEST_AGENT, baggage_agent, parent_span
 from agentlightning.protocols.neutral import Refusal
 
 LARGEST_BODY = 64 * 1024 * 1024
@@ -18,8 +19,6 @@ BODY_S = 60.0
 
 AGENT_HEADER = b"x-agl-agent"
 """Names the sub-agent that makes a call: what `algorithm.agents` selects by."""
-
-LONGEST_AGENT = 200
 
 Scope = Any
 Receive = Any
@@ -31,7 +30,7 @@ class Incoming:
 
     __slots__ = (
         "_host", "_length", "_receive", "_scheme", "agent", "client", "headers", "idempotency_key", "is_retry", "key",
-        "method", "named", "path", "route",
+        "method", "named", "path", "route", "traceparent",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -48,7 +47,9 @@ class Incoming:
         self.idempotency_key: str | None = None
         self.is_retry = False
         self.agent: str | None = None
-        """The name that the sub-agent behind the request gives itself."""
+        """The name that the sub-agent behind the request gives itself, or that its trace's baggage gives it."""
+        self.traceparent = b""
+        baggage = b""
         for name, value in self.headers:
             if name == b"authorization":
                 scheme, _, credentials = value.decode("latin-1").partition(" ")
@@ -62,10 +63,16 @@ class Incoming:
                 self.idempotency_key = value.decode("latin-1")
             elif name == AGENT_HEADER:
                 self.agent = value[:LONGEST_AGENT].decode("latin-1").strip() or None
+            elif name == b"traceparent":
+                self.traceparent = value
+            elif name == b"baggage":
+                baggage = value if not baggage else baggage + b"," + value
             elif name == b"content-length":
                 self._length = int(value) if value.isdigit() else 0
             elif name == b"host":
                 self._host = value.decode("latin-1")
+        if baggage and self.agent is None:
+            self.agent = baggage_agent(baggage)
         self.named, self.route = _split(self.path)
         """The attempt that the path names, and what comes after /v1/ (None where the path is not of that form)."""
 
@@ -86,6 +93,10 @@ class Incoming:
         """Returns when the client disconnects; only after `body`."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+    def span_id(self, rollout_id: str, attempt: int) -> str | None:
+        """Id of the span within which the agent, which is of this attempt, made the request."""
+        return parent_span(self.traceparent, rollout_id, attempt)
 
     def base_url(self, identity: tuple[str, int] | None) -> str:
         """The base URL that this caller should use."""

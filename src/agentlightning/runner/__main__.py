@@ -18,14 +18,21 @@ import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from agentlightning.children import end_with_parent
-from agentlightning.errors import AgentLightningError
+from agentlightning.config import AgentConfig, parse_settings
+from agentlightning.errors import AgentLightningError, StoreError
 from agentlightning.runner.command import MARK, CommandRunner, without_proxy
+from agentlightning.runner.connections import Connections
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import FunctionRunner, Runner
+from agentlightning.runner.judge import attempts_judge
+from agentlightning.runner.judging import judging_of
+from agentlightning.runner.observation import observe
+from agentlightning.runner.outbox import Outbox
 from agentlightning.runner.processes import kill_marked
+from agentlightning.runner.scoring import Scorer, load_scorer
 from agentlightning.runner.user_code import load
 from agentlightning.runner.worker import BEAT_S, Worker
 from agentlightning.store.base import LEASE_S
@@ -41,15 +48,17 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.pop("AGL_STORE", None)  # its URL may hold a password, and workers reach the store by their server
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = without_proxy(os.environ, options.server)
     mark = os.environ[MARK] = secrets.token_hex(8)
+    connections = Connections()
     with ThreadPoolExecutor(options.concurrency, thread_name_prefix="agent") as threads:
         try:
-            reward = load(options.reward, ("task", "result"), "reward function") if options.reward else None
+            judge = attempts_judge(options.server, options.model, connections)
+            reward = load_scorer(options.reward, threads, judge) if options.reward else None
             runner = _runner(options, threads, mark, scored=reward is not None)
         except AgentLightningError as error:
             sys.stderr.write(f"worker: {error}\n")
             return 2
         with asyncio.Runner(loop_factory=_loop_factory()) as loop:
-            return loop.run(_work(options, server_key, runner, reward, threads))
+            return loop.run(_work(options, server_key, runner, reward, threads, connections))
 
 
 def _runner(options: argparse.Namespace, threads: Executor, mark: str, scored: bool) -> Runner:
@@ -62,19 +71,28 @@ async def _work(
     options: argparse.Namespace,
     server_key: str,
     runner: Runner,
-    reward: Callable[..., Any] | None,
+    reward: Scorer | None,
     threads: Executor,
+    connections: Connections,
 ) -> int:
     store = LightningStoreClient(options.server, server_key)
     async with store:
+        try:
+            judging = await judging_of(options.run, store, threads)
+            traced = not options.command and await _observe(options, store)
+        except AgentLightningError as error:
+            sys.stderr.write(f"worker: {error}\n")
+            return error.exit_code if isinstance(error, StoreError) else 2
         execution = Execution(
             store=store,
             server_url=options.server,
             model=options.model,
             runner=runner,
             reward=reward,
-            threads=threads,
+            connections=connections,
             abandon_s=options.abandon_s,
+            judging=judging,
+            outbox=Outbox(store, options.lease_s) if traced else None,
         )
         worker = Worker(
             store,
@@ -99,6 +117,17 @@ async def _work(
             sys.stderr.write(f"worker: {error}\n")
             code = error.exit_code
     _end_now(code)
+
+
+async def _observe(options: argparse.Namespace, store: LightningStoreClient) -> bool:
+    """Whether the run's agents are traced, as its configuration in the store says: workers anywhere do alike."""
+    found = await store.runs([options.run])
+    table = found[0].config.get("agent") if found else None
+    told = {name: table[name] for name in ("trace", "instrument") if name in table} if isinstance(table, dict) else {}
+    agent = parse_settings(AgentConfig, told, "agent")
+    if agent.trace:
+        observe(agent, options.server)
+    return agent.trace
 
 
 def kill_what_agents_left() -> None:
@@ -129,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     agent = parser.add_mutually_exclusive_group(required=True)
     agent.add_argument("--agent", help="file.py:name, package.module:name or a file.pkl")
     agent.add_argument("--command", help="any program, with its arguments")
-    parser.add_argument("--reward", help="reward function (task, result) -> number, named like an agent")
+    parser.add_argument("--reward", help="reward function, named like an agent, or the table as JSON")
     parser.add_argument("--model", default="policy", help="model name given to agents")
     parser.add_argument("--concurrency", type=_places, default=8, help="attempts at a time")
     parser.add_argument("--worker-id", default=f"{socket.gethostname()}-{os.getpid()}")

@@ -1,8 +1,8 @@
-"""What an agent is written against: `LLM`, `emit_reward`, `rollout`, `PromptTemplate`, and `Result` for reward functions.
+"""What an agent is written against: `LLM`, `emit_reward`, `rollout`, `PromptTemplate`.
 
-An agent is any callable ``solve(task: dict, llm: LLM) -> float | int | bool | None``, synchronous or not; a number is the
-rollout's final reward, None leaves it to the reward function or to rewards that were emitted or posted. A reward function is
-``score(task: dict, result: Result) -> float``. Loads nothing but the standard library and our types.
+An agent is any callable ``solve(task: dict, llm: LLM) -> float | int | bool | None``, synchronous or not; a number is
+the rollout's final reward, None leaves it to the reward function (`result.py`) or to rewards that were emitted or
+posted. Loads nothing but the standard library and our types.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentlightning.protocols import neutral
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.connections import Connections
 from agentlightning.store.base import reward_number
-from agentlightning.types import Call, Claim, Sampling
+from agentlightning.types import Claim, Sampling
 
 Agent = TypeVar("Agent", bound=Callable[..., Any])
 
@@ -59,29 +59,6 @@ def llm_for(claim: Claim, server_url: str, model: str, connections: Connections)
         sampling=claim.rollout.sampling,
         connections=connections,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What a reward function judges."""
-
-    output: object
-    """What the agent returned, or the tail of what a program printed on its standard output."""
-    calls: list[Call]
-    """The recorded calls of the attempt, in the order they finished."""
-
-    @property
-    def answer(self) -> str:
-        """The text of the last call's answer; without a call, the output as text ('' for None)."""
-        if self.calls:
-            return _text(self.calls[-1].answer.get("content"))
-        return "" if self.output is None else str(self.output)
-
-
-def _text(content: object) -> str:
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return "" if content is None else str(content)
 
 
 @dataclass(frozen=True, slots=True)

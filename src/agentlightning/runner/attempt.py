@@ -17,6 +17,7 @@ from typing import Any, Literal
 import uuid_utils
 
 from agentlightning.errors import AgentError
+from agentlightning.tracing.buffer import SpanBuffer
 from agentlightning.types import Claim, Finish, Lease, Reward, RewardSource
 
 CURRENT: ContextVar[RunningAttempt] = ContextVar("agentlightning_attempt")
@@ -47,6 +48,8 @@ class RunningAttempt:
     """Identity of the thread that a synchronous agent runs in, while it does."""
     work: asyncio.Task[Finish] | None = None
     """The task that runs the agent."""
+    spans: SpanBuffer | None = None
+    """What its agent's code recorded and the store does not have yet; None where this worker does not trace."""
     hung: bool = False
     """The agent could not be interrupted: its thread or task still runs."""
 

@@ -35,6 +35,8 @@ RECORDED_BYTES = 8 * 1024
 MARK = "AGL_WORKER_MARK"
 """Variable that every process which agents of one worker start inherits, to find those that they leave behind."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+OWN_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+"""Variables of a user who sends traces to a collector of his own."""
 
 
 class CommandRunner:
@@ -179,7 +181,26 @@ def command_environment(inherited: Mapping[str, str], claim: Claim, llm: LLM, ta
         "AGL_ROLLOUT_ID": claim.rollout.id,
         "AGL_ATTEMPT": str(claim.lease.attempt),
     }
+    environment |= tracing_environment(inherited, claim, llm)
     environment["NO_PROXY"] = environment["no_proxy"] = without_proxy(inherited, llm.base_url)
+    return environment
+
+
+def tracing_environment(inherited: Mapping[str, str], claim: Claim, llm: LLM) -> dict[str, str]:
+    """What makes an instrumented program send its spans to the attempt; one that has an endpoint of its own keeps it.
+
+    Variables of traces alone: metrics and logs have no place here. The resource names the attempt whichever way its spans
+    take, so that a collector of the user's can send them on.
+    """
+    names = {"agl.rollout_id": claim.rollout.id, "agl.attempt": str(claim.lease.attempt)}
+    pairs = [inherited.get("OTEL_RESOURCE_ATTRIBUTES", ""), *(f"{name}={value}" for name, value in names.items())]
+    environment = {"OTEL_RESOURCE_ATTRIBUTES": ",".join(filter(None, pairs))}
+    if not any(name in inherited for name in OWN_ENDPOINTS):
+        environment |= {
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{llm.base_url}/traces",
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+            "OTEL_EXPORTER_OTLP_TRACES_HEADERS": f"authorization=Bearer%20{llm.api_key}",
+        }
     return environment
 
 

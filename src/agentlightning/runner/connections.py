@@ -22,9 +22,13 @@ KEEPALIVE_S = 60.0
 
 
 class Connections:
-    """Shared HTTP clients. They ignore proxy variables and set no cap on connections: the worker bounds concurrency."""
+    """Shared HTTP clients. They set no cap on connections: the worker bounds concurrency.
 
-    def __init__(self) -> None:
+    proxies: follow the environment's proxy variables. The gateway is never behind one.
+    """
+
+    def __init__(self, *, proxies: bool = False) -> None:
+        self._proxies = proxies
         self._asynchronous: dict[asyncio.AbstractEventLoop, tuple[Any, AsyncGenerator[None, None]]] = {}
         self._synchronous: Any = None
         self._tls: ssl.SSLContext | None = None
@@ -73,7 +77,7 @@ class Connections:
         return {
             "limits": library.Limits(max_connections=cap, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S),
             "timeout": library.Timeout(TIMEOUT_S, connect=CONNECT_S),
-            "trust_env": False,
+            "trust_env": self._proxies,
             "verify": self._tls,
             "follow_redirects": True,
         }

@@ -10,18 +10,20 @@ import asyncio
 import dataclasses
 import os
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor
-from typing import Any
 
-from agentlightning.errors import RewardError, boundary
-from agentlightning.runner.agent import Result, llm_for
+from agentlightning.errors import RewardError
+from agentlightning.runner.agent import llm_for
 from agentlightning.runner.attempt import CURRENT, RunningAttempt
 from agentlightning.runner.command import CommandFailed
 from agentlightning.runner.connections import Connections
 from agentlightning.runner.failure import bounded, describe, interrupted_at, proxy_diagnosis, stack
-from agentlightning.runner.function import Run, Runner, invoke
+from agentlightning.runner.function import Run, Runner
+from agentlightning.runner.judging import Judging
+from agentlightning.runner.outbox import Outbox
+from agentlightning.runner.result import result_of
+from agentlightning.runner.scoring import Scorer
 from agentlightning.store.base import LightningStore, reward_number
+from agentlightning.tracing.buffer import SpanBuffer
 from agentlightning.types import AttemptEnd, Finish, Reward
 
 
@@ -33,16 +35,22 @@ class Execution:
     server_url: str
     model: str
     runner: Runner
-    reward: Callable[..., Any] | None
-    """Reward function ``(task, result) -> number``; called in `threads` where it is synchronous."""
-    threads: Executor
+    reward: Scorer | None
+    """The reward function."""
     abandon_s: float
     """What an interrupted agent gets before it counts as hung."""
     connections: Connections = dataclasses.field(default_factory=Connections)
+    outbox: Outbox | None = None
+    """Takes the spans that agents of this process make; None where they are not traced."""
+    judging: Judging | None = None
+    """AIR, over the record of each attempt; None where the run has no rules."""
 
     async def execute(self, attempt: RunningAttempt) -> Finish:
         """Run the attempt to its end; marks it as hung where its agent cannot be interrupted."""
         CURRENT.set(attempt)
+        if self.outbox is not None:
+            rollout = attempt.claim.rollout
+            attempt.spans = SpanBuffer(rollout.run_id, rollout.id, attempt.lease.attempt)
         attempt.work = work = asyncio.create_task(self._work(attempt))
         await asyncio.wait({work}, timeout=max(0.0, attempt.deadline - time.monotonic()))
         if not work.done():
@@ -56,7 +64,18 @@ class Execution:
             finish = ended(attempt, "failed", "")
         else:
             finish = work.result()
-        return _interrupted(attempt, finish) if attempt.interruption is not None else finish
+        finish = _interrupted(attempt, finish) if attempt.interruption is not None else finish
+        if attempt.spans is not None:
+            attempt.spans.close()
+            await self.deliver(attempt)
+        return finish if self.judging is None or attempt.hung else await self.judging.judge(finish)
+
+    async def deliver(self, attempt: RunningAttempt) -> None:
+        """Bring the attempt's spans so far to the store; what cannot be brought there is counted as lost."""
+        if self.outbox is not None and attempt.spans is not None:
+            lost = await self.outbox.deliver(attempt.spans.take())
+            if lost:
+                attempt.spans.count_lost(lost)
 
     async def _work(self, attempt: RunningAttempt) -> Finish:
         llm = llm_for(attempt.claim, self.server_url, self.model, self.connections)
@@ -92,7 +111,7 @@ class Execution:
                     "give the reward in one way only"
                 )
         if self.reward is not None:
-            final.append(attempt.reward(await self._judge(self.reward, attempt, run), "function"))
+            final += await self._scored(self.reward, attempt, run)
         rewards = (*attempt.rewards, *final)
         if all(reward.call_id is not None for reward in rewards) and not await self._was_posted(attempt):
             raise RewardError(
@@ -101,12 +120,21 @@ class Execution:
             )
         return rewards
 
-    async def _judge(self, score: Callable[..., Any], attempt: RunningAttempt, run: Run) -> float:
-        calls = await self.store.calls([attempt.lease.rollout_id], attempt.lease.attempt)
-        with boundary("the reward function"):
-            result = Result(output=run.output, calls=calls)
-            value = await invoke(score, self.threads, attempt.claim.rollout.task, result)
-        return reward_number(value, "the reward function's value")
+    async def _scored(self, scorer: Scorer, attempt: RunningAttempt, run: Run) -> list[Reward]:
+        """What the reward function gives; the final reward is the last."""
+        await self.deliver(attempt)
+        ids, number = [attempt.lease.rollout_id], attempt.lease.attempt
+        calls, spans, told = await asyncio.gather(
+            self.store.calls(ids, number), self.store.spans(ids), self.store.rewards(ids)
+        )
+        result = result_of(calls, spans, [*told, *attempt.rewards], number, run.output)
+        score = await scorer.score(attempt.claim.rollout.task, result)
+        steps = [
+            attempt.reward(value, "function", name, call)
+            for call, named in score.steps.items()
+            for name, value in named.items()
+        ]
+        return [*steps, *(attempt.reward(value, "function", name) for name, value in score.finals.items())]
 
     async def _was_posted(self, attempt: RunningAttempt) -> bool:
         recorded = await self.store.rewards([attempt.lease.rollout_id])

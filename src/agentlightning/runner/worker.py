@@ -18,6 +18,7 @@ from agentlightning.errors import AgentLightningError, ConflictError, InputError
 from agentlightning.runner.attempt import RunningAttempt, attributed_task
 from agentlightning.runner.execution import Execution, ended
 from agentlightning.runner.heartbeat import EXIT_REPLACE, Heartbeat
+from agentlightning.runner.outbox import DELIVER_S
 from agentlightning.store.base import LEASE_S, LightningStore
 from agentlightning.types import Claim, Finish, Lease
 
@@ -110,19 +111,21 @@ class Worker:
         self._heartbeat.start()
         self._claiming = claiming = asyncio.create_task(self._claim_for_ever())
         reporting = asyncio.create_task(self._report_for_ever())
+        delivering = asyncio.create_task(self._deliver_for_ever())
+        working: tuple[asyncio.Task[None], ...] = (claiming, reporting, delivering)
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait({claiming, reporting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (claiming, reporting):
+            await asyncio.wait({*working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            for task in working:
                 if task.done() and not task.cancelled():
                     await task  # raises what ended it
             claiming.cancel()  # one that the server granted just now is not seen any more; its lease runs out
             await self._drain()
         finally:
-            claiming.cancel()
-            reporting.cancel()
             stopping.cancel()
-            await asyncio.wait({claiming, reporting, stopping})
+            for task in working:
+                task.cancel()
+            await asyncio.wait({*working, stopping})
             self._heartbeat.stop()
             self._execution.connections.close()
         return EXIT_REPLACE if self._hung else 0
@@ -229,6 +232,12 @@ class Worker:
         for lease in leases:
             self._held.pop(lease, None)
         self._freed.set()
+
+    async def _deliver_for_ever(self) -> None:
+        """What running agents record is soon in the store: a worker that is killed loses little of it."""
+        while True:
+            await asyncio.sleep(DELIVER_S)
+            await asyncio.gather(*(self._execution.deliver(attempt) for attempt in self._held.values()))
 
     # --- stopping -------------------------------------------------------------------------------------------------
 

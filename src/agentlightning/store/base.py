@@ -52,6 +52,9 @@ LEASE_S = 30.0
 MOST_FINISHED = 1000
 """Most rollouts that `wait` returns at a time, so that nobody holds a whole run in memory."""
 
+NEVER_FINAL: frozenset[str] = frozenset({"air", "rescored"})
+"""Sources of rewards that never settle a rollout: what AIR saw, and what a reward function said of it afterwards."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutQuery:
@@ -326,8 +329,9 @@ def final_reward(rewards: Sequence[Reward], source: str | None = None) -> float 
     The agent's return value counts before the reward function's, that before what was printed, posted or emitted without
     a call, of which the last one counts. Where two sources that are meant as final (return value, reward function,
     output) are both present, or one of them and a posted one, RewardError names them, unless `source` says which to take.
+    What AIR saw of a rollout, or what it was rescored with afterwards, is never its final reward.
     """
-    finals = [reward for reward in rewards if reward.call_id is None]
+    finals = [reward for reward in rewards if reward.call_id is None and reward.source not in NEVER_FINAL]
     if source is not None:
         finals = [reward for reward in finals if reward.source == source]
     deliberate = {reward.source for reward in finals if reward.source != "emitted"}
@@ -351,6 +355,23 @@ def reward_number(value: Any, name: str = "reward") -> float:
     if not math.isfinite(number):
         raise RewardError(f"{name}: expected a finite number, got {number}")
     return number
+
+
+BROKEN_SPANS: Literal["gateway.broken_spans"] = "gateway.broken_spans"
+"""Name of the span that says what was wrong with others: its attributes are counts by cause."""
+
+BROKEN: Literal["broken spans"] = "broken spans"
+"""How the warning about them begins."""
+
+
+def broken_warning(counts: Mapping[str, int]) -> str:
+    """What the warning of a rollout says.
+
+    >>> broken_warning({"cycle": 2, "too_large": 1})
+    'broken spans, of which only what was broken is lost or mended: cycle 2, too_large 1'
+    """
+    causes = ", ".join(f"{cause} {count}" for cause, count in sorted(counts.items()))
+    return f"{BROKEN}, of which only what was broken is lost or mended: {causes}"
 
 
 NO_CALLS: Literal["no model call was recorded"] = "no model call was recorded"

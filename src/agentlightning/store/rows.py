@@ -137,6 +137,7 @@ def call_row(call: Call) -> tuple[Any, ...]:
         call.finish_reason,
         call.started_ns,
         call.finished_ns,
+        call.span_id,
     )
 
 
@@ -167,12 +168,18 @@ def span_row(span: Span) -> tuple[Any, ...]:
         dump(span.attributes, "attributes"),
         span.started_ns,
         span.finished_ns,
+        span.trace_id,
+        span.kind,
+        span.status,
+        text(span.status_message),
+        dump(span.events, "events") if span.events else "[]",
     )
 
 
 def read_span(row: AnyRow) -> Span:
     fields = dict(row._mapping)
-    fields["attributes"] = orjson.loads(fields["attributes"])
+    for name in ("attributes", "events"):
+        fields[name] = orjson.loads(fields[name])
     return Span(**fields)
 
 

@@ -16,6 +16,7 @@ from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import Collector
 from agentlightning.trainer.ending import recorded_ending
 from agentlightning.trainer.evaluate import TEMPERATURES, evaluate
+from agentlightning.trainer.export import TraceExport
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
@@ -102,7 +103,8 @@ async def served(
         await publish(store, processes.engine, folder.run_id, processes.policies, step=0, parent=None)
         await put_upstreams(config, folder.run_id, store)
         processes.start_workers(progress.note)
-        yield Collector(store, folder.run_id)
+        async with TraceExport(config.tracing.export, folder, store, progress.note):
+            yield Collector(store, folder.run_id)
         await store.update_run(folder.run_id, state="finished")
 
 

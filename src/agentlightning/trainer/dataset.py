@@ -12,21 +12,23 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from agentlightning.adapters.preferences import answer_rows
-from agentlightning.adapters.trajectories import trajectories
+from agentlightning.adapters.trajectories import named_rewards, trajectories
 from agentlightning.algorithms.recorded import Candidate, Example, Recorded
 from agentlightning.algorithms.selection import selection
 from agentlightning.algorithms.supervised import Distill
 from agentlightning.engines.local.models import context_length
 from agentlightning.errors import ConfigError, DataError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.tracing.naming import named_calls
 from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.imported import IMPORTED
 from agentlightning.types import Call, Rollout, Trajectory
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class Dataset:
     """Most tokens of a row."""
     note: Callable[[str], None]
     _renderer: Renderer | None = None
+    _imported: dict[str, bool] = field(default_factory=dict)
 
     async def examples(self) -> list[Example]:
         """The run's examples: those that were chosen before, else chosen now. Raises the errors of `choose`."""
@@ -121,14 +124,19 @@ class Dataset:
     async def _trajectories(self, rollouts: Seq[Rollout]) -> tuple[list[Trajectory], dict[str, str]]:
         """Those that can be learned from, and the reason of each that cannot."""
         ids = [rollout.id for rollout in rollouts]
-        calls = await self.store.calls(ids)
+        calls = await named_calls(self.store, await self.store.calls(ids))
+        rewards = await self.store.rewards(ids)
+        if self.algorithm.reward is not None:
+            named = named_rewards(rewards, self.algorithm.reward)
+            rollouts = [replace(one, reward=named.get((one.id, one.attempt))) for one in rollouts]
         chosen = {policy: selection(policy, self.algorithm.agents) for policy in {call.policy for call in calls}}
         selected = {call.id for call in calls if chosen[call.policy](call)}
-        if isinstance(self.algorithm, Distill):
-            found, reasons = self._rendered(self.algorithm, rollouts, calls, selected)
-        else:
-            found, reasons = trajectories(rollouts, calls, await self.store.rewards(ids), keep_unrewarded=True)
-            found = self._own(found, selected, reasons)
+        as_text = [one for one in rollouts if self.algorithm.renders or await self._is_imported(one.run_id)]
+        found, reasons = self._rendered(as_text, calls, selected)
+        as_tokens = [one for one in rollouts if one not in as_text]
+        if as_tokens:
+            sampled, more = trajectories(as_tokens, calls, rewards, keep_unrewarded=True)
+            found, reasons = [*found, *self._own(sampled, selected, more)], reasons | more
         kept = []
         for one in found:
             longest = max(len(row.tokens) for row in answer_rows(one, merged=self.algorithm.merge))
@@ -150,26 +158,36 @@ class Dataset:
         return kept
 
     def _rendered(
-        self, algorithm: Distill, rollouts: Seq[Rollout], calls: Seq[Call], selected: set[str]
+        self, rollouts: Seq[Rollout], calls: Seq[Call], selected: set[str]
     ) -> tuple[list[Trajectory], dict[str, str]]:
         from agentlightning.adapters.rendered import rendered
         from agentlightning.rendering.renderer import Renderer
 
-        if self._renderer is None:
+        if self._renderer is None and rollouts:
             self._renderer = Renderer(self.tokenizer)
+        algorithm = self.algorithm
 
         def taught(call: Call) -> bool:
-            return call.id in selected and algorithm.teaches(call.policy, call.model)
+            teaches = not isinstance(algorithm, Distill) or algorithm.teaches(call.policy, call.model)
+            return call.id in selected and teaches
 
         kept, reasons = [], {}
         for rollout in rollouts:
             own = [call for call in calls if call.rollout_id == rollout.id]
+            assert self._renderer is not None
             found = rendered(rollout, own, self._renderer, taught)
             if isinstance(found, str):
                 reasons[rollout.id] = found
             else:
                 kept.append(found)
         return kept, reasons
+
+    async def _is_imported(self, run_id: str) -> bool:
+        """Whether the run was made of traces: its calls have text and no tokens, and every algorithm renders them."""
+        if run_id not in self._imported:
+            runs = await self.store.runs(ids=[run_id])
+            self._imported[run_id] = bool(runs) and IMPORTED in runs[0].config
+        return self._imported[run_id]
 
     async def _check_tokenizer(self, run_id: str) -> None:
         """Recorded ids mean nothing to a model with another tokenizer."""

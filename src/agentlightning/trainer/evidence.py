@@ -6,26 +6,23 @@ judge's replies in the run's folder, so that a step that is executed again gathe
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.credit import Evidence, find_rule
-from agentlightning.algorithms.credit.judge import JudgeReply, judge_groups
+from agentlightning.algorithms.credit.judge import judge_groups
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.errors import ConfigError, EngineError
+from agentlightning.errors import ConfigError
+from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import JSON, Call, Reward, Rollout, Trajectory
+from agentlightning.types import Call, Reward, Rollout, Trajectory
 
-TRIES = 5
-"""Requests for one reply of the judge, with 1, 2, 4 and 8 seconds between them."""
 TIMEOUT_S = 300.0
 READ_BATCH = 512
 
@@ -51,7 +48,7 @@ class Witness:
         async with httpx.AsyncClient(timeout=TIMEOUT_S, transport=self.transport) as client:
             judged = await judge_groups(
                 groups,
-                _Judge(client, settings["url"], settings["key_env"]),
+                ChatEndpoint(client, settings["url"], bearer(settings["key_env"])),
                 _Replies(self.folder),
                 model=settings["model"],
                 instructions=settings["instructions"],
@@ -98,50 +95,6 @@ def check_evidence(algorithm: LightningRL) -> None:
         )
     if settings["key_env"] is not None and not os.environ.get(settings["key_env"]):
         raise ConfigError(f"algorithm.credit_settings.key_env: the variable {settings['key_env']} is not set")
-
-
-@dataclass(frozen=True)
-class _Judge:
-    client: httpx.AsyncClient
-    url: str
-    key_env: str | None
-
-    async def __call__(self, request: JSON) -> JudgeReply:
-        headers = {} if self.key_env is None else {"Authorization": f"Bearer {os.environ[self.key_env]}"}
-        problem = ""
-        for attempt in range(TRIES):
-            if attempt:
-                await asyncio.sleep(2 ** (attempt - 1))
-            try:
-                answer = await self.client.post(
-                    f"{self.url.rstrip('/')}/chat/completions", json=request, headers=headers
-                )
-            except httpx.TransportError as error:
-                problem = f"{type(error).__name__}: {error}"
-                continue
-            if answer.status_code == 429 or answer.status_code >= 500:
-                problem = f"status {answer.status_code}"
-                continue
-            if answer.status_code != 200:
-                raise EngineError(
-                    f"the judge at {self.url} refused the request: {answer.status_code} {answer.text:.200}"
-                )
-            return _reply(self.url, answer)
-        raise EngineError(f"the judge at {self.url} did not answer {TRIES} times, at last: {problem}")
-
-
-def _reply(url: str, answer: httpx.Response) -> JudgeReply:
-    try:
-        body: Any = answer.json()
-        text = body["choices"][0]["message"]["content"] or ""
-        usage = body.get("usage") or {}
-        return JudgeReply(
-            text=str(text),
-            prompt_tokens=int(usage.get("prompt_tokens") or 0),
-            sampled_tokens=int(usage.get("completion_tokens") or 0),
-        )
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as cause:
-        raise EngineError(f"the judge at {url} answered with no chat completion: {answer.text:.200}") from cause
 
 
 @dataclass(frozen=True)

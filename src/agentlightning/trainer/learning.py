@@ -15,12 +15,14 @@ from typing import Any
 from agentlightning.adapters.sequences import by_call, merge, unmerged
 from agentlightning.algorithms.critic import Values
 from agentlightning.algorithms.lightning_rl import LightningRL, Plan
+from agentlightning.algorithms.rewards import without_air
 from agentlightning.algorithms.selection import own_groups
 from agentlightning.config import Config
 from agentlightning.engines.base import DEFAULT_POLICY, Engine, Metrics
 from agentlightning.engines.support import check_loss
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import LightningStore
+from agentlightning.trainer.air import air_effect
 from agentlightning.trainer.evidence import Witness
 from agentlightning.trainer.processes import engine_support
 from agentlightning.trainer.progress import Progress
@@ -42,11 +44,14 @@ class Learning:
 
     async def plan(self, step: int, groups: Seq[Seq[Trajectory]]) -> tuple[Plan, Metrics]:
         """What to do with these groups, and what finding it out has cost."""
+        air = air_effect(self.algorithm, groups) if self.config.air.rules else {}
+        if not self.config.air.counted:
+            groups = without_air(groups)
         witness = Witness(algorithm=self.algorithm, store=self.store, run_id=self.run_id, folder=self.folder / "judge")
         evidence, cost = await witness.gather(step, groups)
         values = await self.values(own_groups(groups))
         seed = self.config.trainer.seed * 1_000_003 + step
-        return self.algorithm.plan(groups, seed=seed, evidence=evidence, values=values), cost
+        return self.algorithm.plan(groups, seed=seed, evidence=evidence, values=values), cost | air
 
     async def update(self, plan: Plan, learning_rate: float) -> Metrics:
         """Execute the plan; means over its updates."""

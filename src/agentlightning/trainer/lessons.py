@@ -61,7 +61,7 @@ class Lessons:
         """
         one = next(iter(self.learnings.values()))
         on_failure = one.config.agent.on_failure
-        record = await read_record(one.store, rollouts, self.selections, on_failure, one.progress)
+        record = await read_record(one.store, rollouts, self.selections, on_failure, one.progress, one.config.air.rules)
         self._refuse_idle(record)
         groups, metrics = record.groups, record.metrics
         stale: list[str] = []

@@ -67,6 +67,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "forked_share": "forked_calls / calls",
         "failed": "rollouts whose attempts all failed",
         "invalid": "rollouts without a reward or a call of the policy",
+        "broken_spans": "spans of these rollouts that were mended or lost; broken_spans_CAUSE has them by cause",
         "unrewarded": "rollouts dropped because a reward is missing or not finite",
         "filled": "rollouts whose reward was filled in",
         "incomplete_groups": "groups with fewer than group_size usable rollouts",
@@ -81,6 +82,11 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "judge_unusable": "groups for which it gave no usable answer",
         "judge_prompt_tokens": "tokens that it read",
         "judge_sampled_tokens": "tokens that it wrote",
+    },
+    "air": {
+        "air_agreement": "correlation of AIR's rewards with the final reward, within groups",
+        "air_turned": "share of calls whose advantage has another sign with AIR's rewards than without",
+        "air_moved": "how far they move advantages, over the advantages' size",
     },
     "tokens": {
         "tokens_sampled": "sampled tokens of the usable rollouts",
@@ -104,7 +110,9 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "seconds_heldout_sampled": "wall time of the evaluation at temperature 1",
     },
 }
-"""Names by group, with their meanings; a number of another name belongs to the group "other"."""
+"""Names by group, with their meanings; air_RULE and air_RULE_share belong to "air", any other name to "other"."""
+
+AIR = "air_"
 
 NOT_NUMBERS = frozenset({"step", "kind", "time"})
 """Fields of a row of metrics.jsonl that are no metrics."""
@@ -144,13 +152,19 @@ def policy_of(name: str) -> str:
 def group_of(name: str) -> str:
     """The group of a number, whatever policy it is about."""
     plain = name.rpartition("/")[2]
-    return next((group for group, names in GROUPS.items() if plain in names), "other")
+    found = next((group for group, names in GROUPS.items() if plain in names), "other")
+    return "air" if found == "other" and plain.startswith(AIR) else found
 
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Names by group, as in GROUPS; within "other" and for the same number of several policies by name."""
     places = {name: place for place, name in enumerate(known for names in GROUPS.values() for known in names)}
-    return sorted(names, key=lambda name: (places.get(name.rpartition("/")[2], len(places)), name))
+
+    def place(name: str) -> int:
+        plain = name.rpartition("/")[2]
+        return places.get(plain, places["air_moved"] if plain.startswith(AIR) else len(places))
+
+    return sorted(names, key=lambda name: (place(name), name))
 
 
 def numbers(row: JSON) -> dict[str, float]:

@@ -26,6 +26,7 @@ from agentlightning.engines.support import Support
 from agentlightning.errors import ConfigError, MissingExtraError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.tracing.instrumentations import find as find_instrumentations
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
 from agentlightning.trainer.policies import policy_configs
 from agentlightning.trainer.supervisor import Supervisor
@@ -128,8 +129,8 @@ class Processes:
         arguments = ["--server", str(self._server), "--run", self._folder.run_id]
         arguments += ["--agent", agent.run] if agent.run is not None else ["--command", str(agent.command)]
         arguments += ["--concurrency", str(agent.concurrency), "--model", self.policy["model"]]
-        if agent.reward is not None:
-            arguments += ["--reward", agent.reward]
+        if agent.reward_spec is not None:
+            arguments += ["--reward", agent.reward_spec]
         self._supervisor.start_workers(agent.workers, arguments)
 
     def pids(self) -> dict[str, int]:
@@ -155,7 +156,7 @@ class Processes:
     def _worker_line(self) -> str:
         agent = self._config.agent
         words = ["agl", "worker", agent.run or str(agent.command)]
-        words += ["--reward", agent.reward] if agent.reward is not None else []
+        words += ["--reward", agent.reward_spec] if agent.reward_spec is not None else []
         words += ["--server", str(self._server), "--run", self._folder.run_id]
         return f"AGL_SERVER_KEY=… {shlex.join(words)}"
 
@@ -184,6 +185,8 @@ class Processes:
         ):
             if asked and importlib.util.find_spec(package) is None:
                 raise MissingExtraError(package, extra)
+        if self._config.agent.instrument and self._config.agent.workers:
+            find_instrumentations(self._config.agent.instrument)
         if self._server is None:
             check_keys(self._config)
         if self._config.agent.workers == 0 and self._server is None and not os.environ.get("AGL_SERVER_KEY"):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,6 +16,9 @@ from agentlightning.algorithms.selection import Selection
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import AgentError
 from agentlightning.store.base import LightningStore
+from agentlightning.tracing.naming import named_calls
+from agentlightning.trainer.air import AirTally
+from agentlightning.trainer.broken import broken_spans
 from agentlightning.trainer.collect import refuse_silence
 from agentlightning.trainer.progress import Progress
 from agentlightning.types import Call, Rollout, Trajectory
@@ -35,7 +38,7 @@ class Recorded:
     names: set[str]
     """By which calls of policies could be selected: agents' names and the models that were asked for."""
     metrics: Metrics
-    """rollouts, calls, forked_calls, failed and invalid: counts."""
+    """rollouts, calls, forked_calls, failed and invalid: counts; what AIR's rules said; and what was broken in spans."""
 
 
 async def read_record(
@@ -44,8 +47,12 @@ async def read_record(
     selections: Mapping[str, Selection],
     on_failure: Literal["drop", "zero"],
     progress: Progress,
+    air_rules: Iterable[str] = (),
 ) -> Recorded:
-    """The trajectories of rollouts. AgentError where all of them failed, NoCallsError where none has a call."""
+    """The trajectories of rollouts, with all step rewards, AIR's among them.
+
+    AgentError where all rollouts failed, NoCallsError where none has a call.
+    """
     silence = refuse_silence(rollouts)
     if silence is not None:
         progress.note(silence)
@@ -58,11 +65,14 @@ async def read_record(
     selected: dict[str, set[str]] = {policy: set() for policy in selections}
     names: set[str] = set()
     calls = forked = invalid = 0
+    air = AirTally(air_rules)
     for start in range(0, len(rollouts), RECORD_BATCH):  # calls hold all text, too: never those of a whole step
         part = rollouts[start : start + RECORD_BATCH]
         ids = [rollout.id for rollout in part]
-        found = await store.calls(ids)
-        kept, left_out = trajectories(part, found, await store.rewards(ids), keep_unrewarded=True)
+        found = await named_calls(store, await store.calls(ids))
+        rewards = await store.rewards(ids)
+        air.add(part, found, rewards)
+        kept, left_out = trajectories(part, found, rewards, keep_unrewarded=True)
         for trajectory in kept:
             groups[trajectory.group_id].append(trajectory)
         for policy, selection in selections.items():
@@ -71,12 +81,15 @@ async def read_record(
         calls += len(found)
         forked += sum(call.fork_cause is not None for call in found)
         invalid += len(left_out)
+    broken = await broken_spans(store, rollouts)
     counts = {"rollouts": len(rollouts), "calls": calls, "forked_calls": forked, "failed": len(failed)}
     return Recorded(
         groups=list(groups.values()),
         selected=selected,
         names=names,
-        metrics={name: float(count) for name, count in counts.items()} | {"invalid": float(invalid)},
+        metrics={name: float(count) for name, count in (counts | {"invalid": invalid}).items()}
+        | air.metrics()
+        | broken,
     )
 
 

@@ -89,6 +89,8 @@ def _check_ignored(config: Config) -> None:
         for name in names:
             if getattr(getattr(config, table), name) != getattr(getattr(plain, table), name):
                 raise ConfigError(f"{table}.{name}: has no effect with data.from_run: nothing is sampled to learn from")
+    if config.air.rules:
+        raise ConfigError("air: has no effect with data.from_run: what learns from the record compares whole rollouts")
     if config.agent.on_failure != "drop":
         raise ConfigError("agent.on_failure: has no effect with data.from_run: only what succeeded is learned from")
     if config.agent.given != (config.data.val is not None):

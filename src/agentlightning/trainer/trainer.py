@@ -28,12 +28,14 @@ from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.errors import AgentLightningError, ConfigError, NotFoundError
 from agentlightning.runner.user_code import agent_spec
 from agentlightning.store.base import LightningStore
+from agentlightning.trainer.air import check_air
 from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders, last_checkpoint
 from agentlightning.trainer.collect import Collector
 from agentlightning.trainer.curve import draw_curve
 from agentlightning.trainer.dataset import Dataset, context_of
 from agentlightning.trainer.ending import recorded_ending
 from agentlightning.trainer.evidence import check_evidence
+from agentlightning.trainer.export import TraceExport
 from agentlightning.trainer.learning import check_fit
 from agentlightning.trainer.offline import OfflineLoop
 from agentlightning.trainer.policies import Trained, check_groups, of_policy, policy_configs
@@ -132,7 +134,7 @@ class Trainer:
         agent: Callable[..., Any] | str | None = None,
         train: Source | None = None,
         val: Source | None = None,
-        reward: Callable[..., float] | str | None = None,
+        reward: Callable[..., Any] | str | None = None,
         *,
         from_run: str | Sequence[str] | None = None,
     ) -> Result:
@@ -142,7 +144,8 @@ class Trainer:
             agent: a callable ``(task, llm) -> reward``, sync or async, or ``file.py:name``.
             train: task rows, or a source as in `load_tasks`.
             val: held-out task rows, never trained on.
-            reward: ``(task, result) -> reward``; None: the agent's return value.
+            reward: ``(task, result) -> float | dict``, as docs/rewards.md says; None: the agent's return value. A program or
+                a judge: ``settings={"agent": {"reward": {"command": …}}}``.
             from_run: ids of runs in the same store whose rollouts are learned from, in place of `train`; the agent is then
                 needed for `val` alone.
 
@@ -179,7 +182,7 @@ class Trainer:
         agent: Callable[..., Any] | str | None = None,
         train: Source | None = None,
         val: Source | None = None,
-        reward: Callable[..., float] | str | None = None,
+        reward: Callable[..., Any] | str | None = None,
         *,
         from_run: str | Sequence[str] | None = None,
     ) -> Result:
@@ -196,7 +199,7 @@ class Trainer:
         agent: Callable[..., Any] | str | None,
         train: Source | None,
         val: Source | None,
-        reward: Callable[..., float] | str | None,
+        reward: Callable[..., Any] | str | None,
         from_run: str | Sequence[str] | None,
     ) -> Training:
         folder = RunFolder(self._runs, new_run_id())
@@ -340,7 +343,8 @@ class Training:
                     loop.watch.on_row = trackers.poke
                     if config.agent.given:
                         processes.start_workers(self._progress.note)
-                    step = await processes.beside(loop.run(resume))
+                    async with TraceExport(config.tracing.export, folder, processes.store, self._progress.note):
+                        step = await processes.beside(loop.run(resume))
                     result = await self._leave(processes.store, step)
                     trackers.state = "finished" if result.finished else "interrupted"
                     return result
@@ -405,6 +409,7 @@ def algorithms_of(config: Config) -> dict[str, LightningRL]:
             algorithms[alias] = algorithm_of(own)
             check_fit(algorithms[alias], own)
     check_groups(algorithms)
+    check_air(config, algorithms)
     return algorithms
 
 

@@ -23,7 +23,7 @@ Joint = dict[Hashable, tuple[Hashable, ...]]
 """What each agent of a rollout did: the actions of its calls, in order."""
 
 
-@credit_rule("counterfactual", each="group")
+@credit_rule("counterfactual", each="group", reads_steps=False)
 def counterfactual(group: Sequence[Trajectory], *, key: str | None = None) -> list[Credit]:
     """mean R(same action of a) - mean R(any action of a), over the rollouts in which the others did what they did here.
 

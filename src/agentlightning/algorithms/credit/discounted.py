@@ -16,7 +16,7 @@ from agentlightning.algorithms.credit.rule import Credit, credit_rule
 from agentlightning.types import Trajectory
 
 
-@credit_rule("discounted")
+@credit_rule("discounted", reads_steps=False)
 def discounted(
     trajectory: Trajectory, group: Sequence[Trajectory], *, gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
 ) -> Credit:

@@ -24,6 +24,7 @@ from pydantic import Field
 
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.errors import ConfigError
+from agentlightning.runner.chat_endpoint import JudgeReply
 from agentlightning.types import JSON, Trajectory
 
 INSTRUCTIONS = (
@@ -33,15 +34,6 @@ INSTRUCTIONS = (
 )
 MOST_AT_ONCE = 8
 """Groups that are judged at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeReply:
-    """What the judge answered, and what that used."""
-
-    text: str
-    prompt_tokens: int = 0
-    sampled_tokens: int = 0
 
 
 class Ask(Protocol):
@@ -66,7 +58,7 @@ class Judged:
     """judge_requests, judge_cached, judge_unusable (answers), judge_prompt_tokens, judge_sampled_tokens."""
 
 
-@credit_rule("judge", each="step", needs=("scores",))
+@credit_rule("judge", each="step", needs=("scores",), reads_steps=False)
 def judge(
     groups: Sequence[Sequence[Trajectory]],
     evidence: Evidence,

@@ -12,7 +12,7 @@ from agentlightning.algorithms.credit.rule import Credit, credit_rule
 from agentlightning.types import Trajectory
 
 
-@credit_rule("last")
+@credit_rule("last", reads_steps=False)
 def last(trajectory: Trajectory, group: Sequence[Trajectory]) -> Credit:
     """R for the last transition: a rollout of three calls with reward 0.5 gives [0, 0, 0.5]."""
     earlier = [0.0] * (len(trajectory.transitions) - 1)

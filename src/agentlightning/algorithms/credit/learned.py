@@ -40,7 +40,7 @@ Part = tuple[bytes, Sequence[int], float]
 """A name, ids, and the value that each of them has as a feature of that name."""
 
 
-@credit_rule("learned", each="step", needs=("history",))
+@credit_rule("learned", each="step", needs=("history",), reads_steps=False)
 def learned(
     groups: Sequence[Sequence[Trajectory]],
     evidence: Evidence,

@@ -63,6 +63,8 @@ class Rule:
     each: Each = "trajectory"
     needs: tuple[str, ...] = ()
     """What the evidence must hold: "scores" of every rollout, "history" (the setting of that name says how many steps)."""
+    reads_steps: bool = True
+    """Whether step rewards make a difference to it."""
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         return self.function(*args, **settings)
@@ -129,7 +131,9 @@ class Rule:
             )
 
 
-def credit_rule(name: str, each: Each = "trajectory", needs: tuple[str, ...] = ()) -> Callable[[CreditRule], Rule]:
+def credit_rule(
+    name: str, each: Each = "trajectory", needs: tuple[str, ...] = (), *, reads_steps: bool = True
+) -> Callable[[CreditRule], Rule]:
     """Make a function a credit rule; its keyword-only arguments become settings, checked by their annotations.
 
     >>> @credit_rule("first")
@@ -138,7 +142,7 @@ def credit_rule(name: str, each: Each = "trajectory", needs: tuple[str, ...] = (
     """
 
     def make(function: CreditRule) -> Rule:
-        return Rule(name, function, each, needs)
+        return Rule(name, function, each, needs, reads_steps)
 
     return make
 

@@ -12,7 +12,7 @@ from agentlightning.algorithms.credit.rule import credit_rule
 from agentlightning.types import Trajectory
 
 
-@credit_rule("uniform")
+@credit_rule("uniform", reads_steps=False)
 def uniform(trajectory: Trajectory, group: Sequence[Trajectory]) -> list[float]:
     """R for each transition: a rollout of three calls with reward 0.5 gives [0.5, 0.5, 0.5]."""
     return [trajectory.reward] * len(trajectory.transitions)

@@ -17,7 +17,7 @@ import orjson
 
 from agentlightning.errors import InputError, RewardError
 from agentlightning.store import rows
-from agentlightning.store.base import IGNORED_BASE_URL, NO_CALLS, reward_number
+from agentlightning.store.base import BROKEN_SPANS, IGNORED_BASE_URL, NO_CALLS, reward_number
 from agentlightning.types import (
     Attempt,
     Call,
@@ -251,14 +251,19 @@ def span_row(span: Span) -> tuple[list[Any], bytes]:
         path = span.attributes.get("path")
         asked = f"{NO_CALLS}: the agent asked for {path}, which is no route; its base URL must end as it was given"
         warning = rows.text(asked) or ""
-    place = [span.run_id, span.rollout_id, span.attempt, span.id, warning, whole(span.started_ns)]
+    broken = {}
+    if span.name == BROKEN_SPANS:
+        broken = {cause: int(count) for cause, count in span.attributes.items() if isinstance(count, int)}
+    place = [span.run_id, span.rollout_id, span.attempt, span.id, warning, whole(span.started_ns), broken]
     return place, _packed((row[1], *row[4:]))
 
 
 def read_span(rollout_id: str, attempt: int, span_id: bytes, packed: bytes) -> Span:
     run_id, *values = msgspec.msgpack.decode(packed)
-    known = dict(zip(_SPAN, values, strict=True))
-    known["attributes"] = orjson.loads(known["attributes"])
+    known = dict(zip(_SPAN, values, strict=False))  # as calls
+    for name in ("attributes", "events"):
+        if name in known:
+            known[name] = orjson.loads(known[name])
     return Span(id=span_id.decode(), run_id=run_id, rollout_id=rollout_id, attempt=attempt, **known)
 
 

@@ -17,7 +17,14 @@ from sqlalchemy import Connection, func, insert, select
 
 from agentlightning.errors import NotFoundError, RewardError
 from agentlightning.store import rows
-from agentlightning.store.base import IGNORED_BASE_URL, NO_CALLS, RolloutQuery, final_reward, reward_number
+from agentlightning.store.base import (
+    IGNORED_BASE_URL,
+    NO_CALLS,
+    RolloutQuery,
+    broken_warning,
+    final_reward,
+    reward_number,
+)
 from agentlightning.store.sql import statements
 from agentlightning.store.sql.tables import (
     attempts,
@@ -124,6 +131,7 @@ def finish(transaction: Transaction, batches: Sequence[Sequence[Finish]]) -> lis
     _record_last_rewards(transaction, ended)
     _settle_rewards(transaction.connection, ended)
     _look_at_calls(transaction.connection, ended)
+    _look_at_spans(transaction.connection, ended)
     _end(transaction, ended)
     in_order = iter(answers)
     return [[next(in_order) for _ in batch] for batch in batches]
@@ -385,6 +393,18 @@ def _look_at_calls(connection: Connection, ended: Sequence[_End]) -> None:
                 ].warning = (
                     f"{NO_CALLS}: the agent asked for {path}, which is no route; its base URL must end as it was given"
                 )
+
+
+def _look_at_spans(connection: Connection, ended: Sequence[_End]) -> None:
+    """Say what was wrong with spans, by cause."""
+    broken: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    for part in rows.chunks([end.row.id for end in ended]):
+        for rollout_id, attempt, attributes in connection.execute(statements.BROKEN_SPANS, {"ids": part}):
+            broken[rollout_id, attempt].update(orjson.loads(attributes))
+    for end in ended:
+        if counts := broken.get(end.key):
+            said = broken_warning(counts)
+            end.warning = said if end.warning is None else f"{end.warning}; {said}"
 
 
 def _end(transaction: Transaction, ended: Sequence[_End], *, cancelled: bool = False) -> None:

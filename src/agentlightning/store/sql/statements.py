@@ -96,6 +96,9 @@ UNKNOWN_ROUTES = (
     .where(spans.c.name == "gateway.unknown_route", among(spans.c.rollout_id))
     .order_by(spans.c.started_ns.desc())
 )
+BROKEN_SPANS = select(spans.c.rollout_id, spans.c.attempt, spans.c.attributes).where(
+    tables.BROKEN, among(spans.c.rollout_id)
+)
 REWARDS = (
     select(*[column for column in rewards.c if column.name != "seq"])
     .where(among(rewards.c.rollout_id))

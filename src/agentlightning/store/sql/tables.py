@@ -32,7 +32,7 @@ from sqlalchemy import (
     literal_column,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -202,6 +202,7 @@ calls = Table(
     Column("finish_reason", _Text, nullable=False),
     Column("started_ns", BigInteger, nullable=False),
     Column("finished_ns", BigInteger, nullable=False),
+    Column("span_id", _Text),
     CheckConstraint("length(logprobs) = length(sampled_ids)", name="one_logprob_a_sampled_token"),
 )
 Index("calls_by_attempt", calls.c.rollout_id, calls.c.attempt)
@@ -218,8 +219,15 @@ spans = Table(
     Column("attributes", _Text, nullable=False),
     Column("started_ns", BigInteger, nullable=False),
     Column("finished_ns", BigInteger, nullable=False),
+    Column("trace_id", _Text),
+    Column("kind", _Text, nullable=False, server_default="internal"),
+    Column("status", _Text, nullable=False, server_default="unset"),
+    Column("status_message", _Text, nullable=False, server_default=""),
+    Column("events", _Text, nullable=False, server_default="[]"),
 )
 Index("spans_by_rollout", spans.c.rollout_id, spans.c.started_ns)
+BROKEN: ColumnElement[bool] = spans.c.name == literal_column("'gateway.broken_spans'")
+Index("spans_broken", spans.c.rollout_id, sqlite_where=BROKEN, postgresql_where=BROKEN)
 
 rewards = Table(
     "rewards",
@@ -232,7 +240,7 @@ rewards = Table(
     Column("call_id", _Text, ForeignKey("calls.id")),
     Column("source", _Text, nullable=False),
     Column("created_ns", BigInteger, nullable=False),
-    _one_of("source", "return", "function", "output", "emitted", "posted"),
+    _one_of("source", "return", "function", "output", "emitted", "posted", "air", "rescored"),
 )
 Index("rewards_by_rollout", rewards.c.rollout_id, rewards.c.attempt)
 _OF_CALL = rewards.c.call_id.is_not(None)

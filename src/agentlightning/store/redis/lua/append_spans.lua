@@ -1,10 +1,18 @@
--- append_spans: request {{run_id, rollout_id, attempt, id, warning, started_ns}, ...}, one blob each. Ids that exist are
--- ignored. `warning` is what an attempt without a call is then told, empty for most; the earliest counts.
+-- append_spans: request {{run_id, rollout_id, attempt, id, warning, started_ns, broken}, ...}, one blob each. Ids that
+-- exist are ignored. `warning` is what an attempt without a call is then told, empty for most; the earliest counts.
+-- `broken`: counts by cause of what was wrong with spans, empty for most; they are summed.
 
 local function warn(row)
   local key = store .. 'a:' .. row[2] .. ':' .. row[3]
   local known = call('HGET', key, 'misled_ns')
   if not known or before(row[6], known) then call('HSET', key, 'misled', row[5], 'misled_ns', row[6]) end
+end
+
+local function count_broken(row)
+  local key = store .. 'a:' .. row[2] .. ':' .. row[3]
+  for cause, count in pairs(row[7]) do
+    call('HINCRBY', key, 'broken:' .. cause, count)
+  end
 end
 
 return answer_each(function(request)
@@ -15,7 +23,8 @@ return answer_each(function(request)
   local refusal = refuse_missing('spans', request)
   if refusal then return refusal end
   for position, row in ipairs(request) do
-    call('HSETNX', store .. 'sp:' .. row[2] .. ':' .. row[3], row[4], blobs[position])
+    local new = call('HSETNX', store .. 'sp:' .. row[2] .. ':' .. row[3], row[4], blobs[position])
+    if new == 1 and next(row[7]) then count_broken(row) end
     if row[5] ~= '' then warn(row) end
   end
   return 0

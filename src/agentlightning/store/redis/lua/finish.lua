@@ -34,7 +34,7 @@ local function settle_reward(rollout, ending)
   local sources, known, last, last_meant = {}, {}, nil, nil
   for _, reward in ipairs(rewards_in_order(rollout)) do
     local value, call_id, source = reward[3], reward[5], reward[6]
-    if call_id == '' then
+    if call_id == '' and source ~= 'air' and source ~= 'rescored' then
       last = value
       if source ~= 'emitted' then
         last_meant = value
@@ -60,6 +60,19 @@ local function look_at_calls(rollout, ending, silence)
   end
 end
 
+-- See `broken_warning` in base.py.
+local function look_at_spans(rollout, ending)
+  local known, causes = call('HGETALL', attempt_key(rollout)), {}
+  for position = 1, #known, 2 do
+    local cause = string.match(known[position], '^broken:(.*)$')
+    if cause then causes[#causes + 1] = cause .. ' ' .. known[position + 1] end
+  end
+  if #causes == 0 then return end
+  table.sort(causes)
+  local said = 'broken spans, of which only what was broken is lost or mended: ' .. table.concat(causes, ', ')
+  ending.warning = ending.warning and ending.warning .. '; ' .. said or said
+end
+
 return answer_each(function(request)
   local answers = {}
   for position, finish in ipairs(request) do
@@ -70,6 +83,7 @@ return answer_each(function(request)
       record_rewards(rollout, ending, finish.rewards)
       if ending.state == 'succeeded' then settle_reward(rollout, ending) end
       look_at_calls(rollout, ending, finish.silence)
+      look_at_spans(rollout, ending)
       end_rollout(rollout, ending)
     end
   end

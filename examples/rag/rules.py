@@ -1,0 +1,147 @@
+"""What simple rules reach on the retrieval slice, without any model; and a demonstrator that sees the gold paragraphs.
+
+    python examples/rag/rules.py        # a table: rows are rules, columns are held-out sets
+
+A rule is a function of what an agent has seen to its next query; None ends. `demonstrate` is what the warm start shows.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+from agent import MOST_CALLS, Desk
+from data import SETS, dev
+from names import Names
+from retriever import Session, retriever
+from scoring import retrieval_reward
+
+QUESTION = "the whole question"
+"""A query that rules have and the tiny model has not: it can only search for names."""
+
+Seen = list[str]
+"""The question, then each reply of the tool, as the model is shown them."""
+Rule = Callable[[Seen], str | None]
+
+
+def question_again(seen: Seen) -> str | None:
+    """The whole question in every search: each shows the next best paragraph."""
+    return QUESTION
+
+
+def each_name(seen: Seen) -> str | None:
+    """Each name of the question once."""
+    names = _names(seen[0])
+    return names[len(seen) - 1] if len(seen) <= len(names) else None
+
+
+def fixed_plan(seen: Seen) -> str | None:
+    """The first name, then the second in every search, whatever was found."""
+    names = _names(seen[0])
+    return names[min(len(seen) - 1, 1, len(names) - 1)] if names else None
+
+
+def names_then_by(seen: Seen) -> str | None:
+    """Two names of the question, then whoever the paragraphs say that they are "by", then the whole question."""
+    plan = _names(seen[0])[:2]
+    for reply in seen[1 : 1 + len(plan)]:
+        words = reply.split()
+        by = [after for word, after in pairwise(words) if word == "by" and _is_name(after)]
+        plan += by[:1]
+    plan = list(dict.fromkeys(plan))
+    return plan[len(seen) - 1] if len(seen) <= len(plan) else None
+
+
+def names_by_question(seen: Seen) -> str | None:
+    """The same, and the whole question in the searches that are left."""
+    return names_then_by(seen) or QUESTION
+
+
+def at_random(rng: random.Random) -> Rule:
+    """Any name that was shown; ends before each search with a probability of a fifth."""
+
+    def rule(seen: Seen) -> str | None:
+        names = _names(" ".join(seen))
+        return rng.choice(names) if names and rng.random() >= 0.2 else None
+
+    return rule
+
+
+RULES: dict[str, Rule] = {
+    "random": at_random(random.Random(0)),
+    "question four times": question_again,
+    "each name of the question": each_name,
+    "the first name, then the second again and again": fixed_plan,
+    "two names, then who they are by": names_then_by,
+    "the same, then the question": names_by_question,
+}
+
+
+def follow(rule: Rule, task: dict[str, Any]) -> float:
+    """The reward of a rule on one question. A rule always ends by itself."""
+    names = Names(task["question"], task["draw"], task["blanked"])
+    desk = Desk(Session(retriever()), names)
+    seen = [names.question()]
+    while len(seen) < MOST_CALLS and (query := rule(seen)) is not None:
+        if query == QUESTION:
+            paragraph = desk.session.search(task["question"])
+            seen.append(names.paragraph(paragraph.title, paragraph.text) if paragraph else "none")
+        else:
+            seen.append(desk.search(query))
+    return retrieval_reward(desk.session.found, task["supporting"], ended=True)
+
+
+def demonstrate(task: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(query, reply) of a greedy searcher that sees the gold paragraphs: any name that brings one, until none does."""
+    names = Names(task["question"], task["draw"], task["blanked"])
+    desk = Desk(Session(retriever()), names)
+    gold = set(task["supporting"])
+    names.question()
+    for _ in range(MOST_CALLS - 1):
+        query = next((name for name in names.shown if _first(desk, name) in gold), None)
+        if query is None:
+            return
+        yield query, desk.search(query)
+
+
+def _first(desk: Desk, query: str) -> str | None:
+    """The id of the paragraph that a search would show."""
+    assert desk.names is not None
+    words = desk.names.query(query) or ""
+    paragraph = Session(desk.session.retriever, list(desk.session.shown)).search(words)
+    return paragraph.id if paragraph else None
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(word for word in text.split() if _is_name(word)))
+
+
+def _is_name(word: str) -> bool:
+    return word[0] == "E" and word[1:].isdigit()
+
+
+def main() -> None:
+    try:
+        sets = {name: dev(name) for name in SETS}
+    except FileNotFoundError as cause:
+        raise SystemExit(str(cause)) from cause
+    lines = [["", *(f"{name} ({len(rows)})" for name, rows in sets.items())]]
+    for name, rule in RULES.items():
+        means = [statistics.fmean(follow(rule, row) for row in rows) for rows in sets.values()]
+        lines.append([name, *(f"{mean:.3f}" for mean in means)])
+    seeing = [statistics.fmean(_demonstrated(row) for row in rows) for rows in sets.values()]
+    lines.append(["one that sees the gold paragraphs", *(f"{mean:.3f}" for mean in seeing)])
+    sys.stdout.writelines("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _demonstrated(task: dict[str, Any]) -> float:
+    steps = iter([query for query, _ in demonstrate(task)])
+    return follow(lambda _: next(steps, None), task)
+
+
+if __name__ == "__main__":
+    main()

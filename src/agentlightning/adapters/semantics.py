@@ -1,0 +1,312 @@
+"""What a span says it is, in the words of whoever wrote it: a model call, a tool, an agent, or none of these.
+
+Read are the GenAI semantic conventions of OpenTelemetry (and any-agent's, which came before them), OpenInference,
+OpenLLMetry (traceloop), the Vercel AI SDK, pydantic-ai, LangSmith, and our own names. Adapters, rules of AIR and
+whoever names the agent of a call drive it. A span is somebody else's data: an attribute that has another type than
+its convention says counts as absent, and nothing here raises. Pure; knows nothing of messages (`span_messages.py`) or
+of a span's relations (`span_tree.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import orjson
+
+from agentlightning.types import JSON, Span
+
+SpanRole = Literal["model", "tool", "agent", "chain", "other"]
+"""chain: a step of a framework's own, such as a node, a task or a retriever; other: nothing that a convention names."""
+
+AGENT = "agl.agent"
+"""Ours: the name of the agent, on any span; everything within the span is that agent's."""
+
+OPERATIONS: Mapping[str, SpanRole] = MappingProxyType(
+    {
+        "chat": "model",
+        "text_completion": "model",
+        "generate_content": "model",
+        "call_llm": "model",
+        "execute_tool": "tool",
+        "invoke_agent": "agent",
+        "invoke_workflow": "chain",
+    }
+)
+"""By gen_ai.operation.name; call_llm is any-agent's. create_agent and embeddings are other."""
+
+OPENINFERENCE: Mapping[str, SpanRole] = MappingProxyType(
+    {"LLM": "model", "TOOL": "tool", "AGENT": "agent", "CHAIN": "chain", "RETRIEVER": "chain"}
+)
+"""By openinference.span.kind; EMBEDDING, RERANKER, GUARDRAIL and EVALUATOR are other."""
+
+TRACELOOP: Mapping[str, SpanRole] = MappingProxyType(
+    {"workflow": "chain", "task": "chain", "agent": "agent", "tool": "tool", "llm": "model", "chain": "chain"}
+)
+"""By traceloop.span.kind, and by langsmith.span.kind, which says llm and chain."""
+
+AGENT_NAMES = (AGENT, "gen_ai.agent.name", "agent.name", "agent_name", "ai.telemetry.functionId")
+"""Attributes that name the agent on any span, the surest first."""
+
+TOOL_ARGUMENTS = (
+    "gen_ai.tool.call.arguments",
+    "gen_ai.tool.args",
+    "tool_arguments",
+    "ai.toolCall.args",
+    "traceloop.entity.input",
+    "input.value",
+)
+TOOL_RESULTS = (
+    "gen_ai.tool.call.result",
+    "gen_ai.output",
+    "genai.output",
+    "tool_response",
+    "ai.toolCall.result",
+    "traceloop.entity.output",
+    "output.value",
+)
+TOOL_CALL_IDS = ("gen_ai.tool.call.id", "tool_call.id", "tool.id", "ai.toolCall.id")
+TOOL_NAMES = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")
+
+PREBUILT_NODES = frozenset({"agent", "model", "call_model", "tools"})
+"""Nodes within LangGraph's prebuilt agents."""
+
+RUN_OF = (".run", "._execute_core", ".kickoff", ".run_stream")
+"""How OpenInference ends the name of an agent's span, after the agent's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """One execution of a tool."""
+
+    span_id: str
+    name: str
+    arguments: str | None
+    """As the framework wrote them, JSON where it did; None where it did not."""
+    result: str | None
+    """What the tool gave, as text; None where the span does not say."""
+    call_id: str | None
+    """The id that the model's answer gave the tool call."""
+    error: str | None
+    """Why it failed; None where it did not."""
+    started_ns: int
+    finished_ns: int
+
+
+def role_of(span: Span) -> SpanRole:
+    """What the span is.
+
+    >>> role_of(Span(id="1", run_id="", rollout_id="", attempt=1, name="x", attributes={"gen_ai.operation.name":
+    "chat"})) 'model'
+    """
+    own = span.attributes
+    for key, roles in (
+        ("gen_ai.operation.name", OPERATIONS),
+        ("openinference.span.kind", OPENINFERENCE),
+        ("traceloop.span.kind", TRACELOOP),
+        ("langsmith.span.kind", TRACELOOP),
+    ):
+        said = text_of(own, key)
+        if said is not None:
+            return roles.get(said.upper() if roles is OPENINFERENCE else said.lower(), "other")
+    operation = text_of(own, "ai.operationId")
+    if operation is not None:
+        return _vercel_role(operation)
+    if text_of(own, "llm.request.type") in ("chat", "completion"):
+        return "model"
+    if any(text_of(own, key) is not None for key in TOOL_NAMES):
+        return "tool"
+    return "other"
+
+
+def agent_of(span: Span) -> str | None:
+    """The agent that the span itself names; None where it names none. What is around it: see `span_tree`."""
+    own = span.attributes
+    for key in AGENT_NAMES:
+        name = text_of(own, key)
+        if name:
+            return name
+    node = langgraph_node(span)
+    if node is not None:
+        return node
+    if role_of(span) != "agent":
+        return None
+    name = text_of(own, "graph.node.id") or text_of(own, "traceloop.entity.name") or span.name
+    for ending in RUN_OF:
+        name = name.removesuffix(ending)
+    return name.removeprefix("invoke_agent ").strip() or None
+
+
+def langgraph_node(span: Span) -> str | None:
+    """The node of a LangGraph graph that a LangChain span ran in; see `graph_node`."""
+    table = json_of(span.attributes, "metadata")
+    found = table if isinstance(table, dict) else {}
+    path = found.get("langgraph_checkpoint_ns") or text_of(
+        span.attributes, "traceloop.association.properties.langgraph_checkpoint_ns"
+    )
+    node = found.get("langgraph_node") or text_of(span.attributes, "traceloop.association.properties.langgraph_node")
+    return graph_node(path, node)
+
+
+def graph_node(path: object, node: object) -> str | None:
+    """The node that a checkpoint's path ``team:5f…|writer:09…|agent:3e…``, from the outermost to the innermost, is about.
+
+    The innermost that is not a prebuilt agent's own: those have the same names in all of them.
+
+    >>> graph_node("team:5f|writer:09|agent:3e", "agent"), graph_node("agent:3e", "agent")
+    ('writer', 'agent')
+    """
+    for part in reversed(path.split("|") if isinstance(path, str) else []):
+        name = part.partition(":")[0]
+        if name and name not in PREBUILT_NODES:
+            return name
+    return node if isinstance(node, str) and node else None
+
+
+def tool_use(span: Span) -> ToolUse | None:
+    """What a tool's span says; None for any other span."""
+    if role_of(span) != "tool":
+        return None
+    own = span.attributes
+    name = next((found for key in TOOL_NAMES if (found := text_of(own, key))), None)
+    name = name or text_of(own, "traceloop.entity.name") or span.name.removeprefix("execute_tool ")
+    return ToolUse(
+        span_id=span.id,
+        name=name,
+        arguments=next((found for key in TOOL_ARGUMENTS if (found := written(own, key)) is not None), None),
+        result=_result(own),
+        call_id=next((found for key in TOOL_CALL_IDS if (found := text_of(own, key))), None),
+        error=error_of(span),
+        started_ns=span.started_ns,
+        finished_ns=span.finished_ns,
+    )
+
+
+def error_of(span: Span) -> str | None:
+    """Why the span failed, in one text; None where it did not.
+
+    Its status says whether; an exception that somebody recorded and caught is no failure of the span.
+    """
+    if span.status != "error":
+        return None
+    for event in reversed(span.events):
+        table = event.get("attributes")
+        if event.get("name") == "exception" and isinstance(table, dict):
+            parts = [text_of(table, "exception.type"), text_of(table, "exception.message")]
+            told = ": ".join(part for part in parts if part)
+            if told:
+                return told
+    return span.status_message or text_of(span.attributes, "error.type") or "error"
+
+
+def model_of(span: Span) -> str:
+    """The model that a model call asked for, else the one that answered; '' where neither is named."""
+    keys = ("gen_ai.request.model", "llm.model_name", "ai.model.id", "gen_ai.response.model", "llm.request.model")
+    return next((found for key in keys if (found := text_of(span.attributes, key))), "")
+
+
+def usage_of(span: Span) -> JSON:
+    """prompt_tokens and sampled_tokens of a model call, those that are known."""
+    names = {
+        "prompt_tokens": (
+            "gen_ai.usage.input_tokens",
+            "gen_ai.usage.prompt_tokens",
+            "llm.token_count.prompt",
+            "ai.usage.promptTokens",
+            "ai.usage.inputTokens",
+        ),
+        "sampled_tokens": (
+            "gen_ai.usage.output_tokens",
+            "gen_ai.usage.completion_tokens",
+            "llm.token_count.completion",
+            "ai.usage.completionTokens",
+            "ai.usage.outputTokens",
+        ),
+    }
+    usage: JSON = {}
+    for name, keys in names.items():
+        for key in keys:
+            value = span.attributes.get(key)
+            if isinstance(value, int | float) and not isinstance(value, bool) and value == value and 0 <= value < 1e9:
+                usage[name] = int(value)
+                break
+    return usage
+
+
+def text_of(table: Mapping[str, Any], key: str) -> str | None:
+    """The text under `key`; None where there is none, or something else."""
+    value = table.get(key)
+    return value if isinstance(value, str) else None
+
+
+def json_of(table: Mapping[str, Any], key: str) -> Any:
+    """The value under `key`, read where it is JSON in a text; None where there is none, or a text that is no JSON."""
+    value = table.get(key)
+    return read_json(value) if isinstance(value, str) else value
+
+
+def read_json(text: str) -> Any:
+    """The JSON value in a text; None where it is none."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def written(table: Mapping[str, Any], key: str) -> str | None:
+    """The value under `key` as text: a text as it stands, anything else as JSON. None where there is none."""
+    value = table.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        return None
+
+
+def plain_result(value: Any) -> str | None:
+    """What a tool gave, without the wrappers that frameworks put around it.
+
+    >>> plain_result({"type": "text", "text": "42"}), plain_result({"content": "42", "tool_name": "add"}),
+    plain_result([1]) ('42', '42', '[1]')
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        inner = value.get("text") if value.get("type") == "text" else None
+        if inner is None and {"content", "tool_name"} <= value.keys():
+            inner = value["content"]
+        if isinstance(inner, str):
+            return inner
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        return None
+
+
+def _result(own: Mapping[str, Any]) -> str | None:
+    for key in TOOL_RESULTS:
+        value = own.get(key)
+        if value is None:
+            continue
+        read = read_json(value) if isinstance(value, str) else value
+        # a text that is no JSON is the result itself; so are texts such as 42 or "a", which are JSON by accident
+        if isinstance(value, str) and not isinstance(read, dict | str):
+            return value
+        return plain_result(read)
+    return None
+
+
+def _vercel_role(operation: str) -> SpanRole:
+    """Of the Vercel AI SDK: ai.generateText runs the loop, of which each ai.generateText.doGenerate is a model call."""
+    if operation.endswith((".doGenerate", ".doStream")):
+        return "model"
+    if operation == "ai.toolCall":
+        return "tool"
+    return (
+        "agent"
+        if operation in ("ai.generateText", "ai.streamText", "ai.generateObject", "ai.streamObject")
+        else "other"
+    )

@@ -1,0 +1,133 @@
+"""``agl rewards``: what rollouts earned, and what another reward function says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentlightning.cli import air
+from agentlightning.cli.options import Store, open_store, store_url
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from rich.console import Console
+
+    from agentlightning.runner.scoring import Scorer
+    from agentlightning.trainer.rescore import Comparison, Rescored
+
+SHOWN = 10
+THREADS = 8
+OWN = "reward"
+
+app = typer.Typer(help="Score stored rollouts again.", no_args_is_help=True, rich_markup_mode=None)
+
+
+app.command("air")(air.show_air)
+
+
+@app.callback()
+def rewards() -> None:
+    """Score stored rollouts again."""
+
+
+@app.command("rescore")
+def rescore(
+    run: Annotated[str, typer.Argument(help="Id of the run.")],
+    function: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            help="Reward function file.py:name, or a TOML file whose [agent] has a reward: a program or a judge, too.",
+        ),
+    ],
+    write: Annotated[bool, typer.Option("--write", help="Keep the new rewards, under --name.")] = False,
+    name: Annotated[str, typer.Option("--name", help="Name of the rewards that are kept.")] = "rescored",
+    mode: Annotated[str | None, typer.Option("--mode", help="train or eval; both by default.")] = None,
+    step: Annotated[int | None, typer.Option("--step", help="Only rollouts enqueued for this training step.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most rollouts to score, the first ones.")] = None,
+    store: Store = None,
+) -> None:
+    """Score the finished rollouts of a run with another reward function, and compare old and new."""
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+    from dataclasses import asdict
+    from typing import get_args
+
+    import orjson
+
+    from agentlightning.cli.display import screen
+    from agentlightning.errors import ConfigError
+    from agentlightning.trainer.rescore import Rescoring, compare
+    from agentlightning.types import Mode
+
+    if mode is not None and mode not in get_args(Mode):
+        raise ConfigError(f"--mode: expected train or eval, got {mode!r}")
+    if not name or name == OWN:
+        raise ConfigError(f"--name: {name!r} is the name of the rollouts' own rewards; choose another")
+
+    async def work(scorer: Scorer) -> tuple[list[Rescored], int | None]:
+        async with open_store(store_url(store)) as opened:
+            rescoring = Rescoring(
+                store=opened,
+                run_id=run,
+                scorer=scorer,
+                mode=mode,  # type: ignore[arg-type]  # checked above
+                step=step,
+                limit=limit,
+            )
+            await rescoring.score()
+            return rescoring.found, await rescoring.write(name) if write else None
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        found, written = asyncio.run(work(_scorer(function, threads)))
+    comparison = compare(found)
+    _print(screen(), found, comparison, name, written)
+    kept = {} if written is None else {"written": written, "name": name}
+    typer.echo(orjson.dumps({"run_id": run, **asdict(comparison), **kept}).decode())
+
+
+def _scorer(function: str, threads: Executor) -> Scorer:
+    from agentlightning.config_file import load_config
+    from agentlightning.errors import ConfigError
+    from agentlightning.runner.judge import own_judge
+    from agentlightning.runner.scoring import load_scorer
+
+    spec = load_config(Path(function)).agent.reward_spec if function.endswith(".toml") else function
+    if spec is None:
+        raise ConfigError(f"{function}: its [agent] has no reward function")
+    return load_scorer(spec, threads, own_judge)
+
+
+def _print(console: Console, found: list[Rescored], comparison: Comparison, name: str, written: int | None) -> None:
+    rows = [("", "old", "new"), ("mean", _number(comparison.old_mean), _number(comparison.new_mean))]
+    changed = sorted((one for one in found if one.change), key=lambda one: -abs(one.change or 0.0))
+    rows += [(one.rollout_id, _number(one.old), _number(one.new)) for one in changed[:SHOWN]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        console.print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)), soft_wrap=True)
+    if len(changed) > SHOWN:
+        console.print(f"… and {len(changed) - SHOWN} more that changed")
+    console.print(
+        f"{comparison.rollouts} rollouts, {comparison.changed} changed, correlation {_number(comparison.correlation)}, "
+        f"order within groups kept {_number(comparison.order_kept)}",
+        soft_wrap=True,
+    )
+    failures = [one for one in found if one.problem]
+    if failures:
+        first = failures[0]
+        console.print(
+            f"the function failed on {len(failures)} rollouts, first on {first.rollout_id}: {first.problem}",
+            soft_wrap=True,
+            style="yellow",
+        )
+    if written is not None:
+        before = comparison.scored - written
+        had = f"; {before} had one of that name, which stays" if before else ""
+        console.print(f"{written} rewards written as {name!r}{had}", soft_wrap=True)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

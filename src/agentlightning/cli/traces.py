@@ -1,0 +1,88 @@
+"""Spans on the command line: ``agl rollouts export-traces`` for viewers, and the tree of ``agl rollouts show --spans``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentlightning.cli.options import Store, open_store, store_url
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from agentlightning.types import Call, Span
+
+DEEPEST_SHOWN = 40
+
+
+def export_traces(
+    run: Annotated[str, typer.Argument(help="Id of the run.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", help="URL of an OTLP/HTTP endpoint (http://localhost:4318/v1/traces), or a new .jsonl file."
+        ),
+    ],
+    store: Store = None,
+) -> None:
+    """Send the finished rollouts of a run, each as one trace; headers are those of OTEL_EXPORTER_OTLP_HEADERS."""
+    import asyncio
+    import os
+
+    from agentlightning.errors import NotFoundError
+    from agentlightning.tracing.export import Collector, TraceFile, finished_rollouts, headers_of, send_rollouts
+    from agentlightning.tracing.outgoing import resource_of
+
+    remote = to.startswith(("http://", "https://"))
+    sink = Collector(to, headers_of(os.environ), patience_s=30.0) if remote else TraceFile(Path(to))
+
+    async def work() -> None:
+        sent = spans = 0
+        async with open_store(store_url(store)) as opened:
+            if not await opened.runs(ids=[run]):
+                raise NotFoundError(f"{run}: no such run; see: agl runs list")
+            async with sink:
+                async for rollouts in finished_rollouts(opened, run):
+                    spans += await send_rollouts(opened, rollouts, sink, resource_of(run))
+                    sent += len(rollouts)
+        typer.echo(f"{sent} rollouts, {spans} spans: {to}")
+
+    asyncio.run(work())
+
+
+def print_spans(console: Console, spans: list[Span], calls: list[Call]) -> None:
+    """A line for each span of an attempt, with its time since the first, its duration and what went wrong; below a span
+    the spans and the model calls that were made in it."""
+    from agentlightning.adapters.semantics import error_of
+    from agentlightning.adapters.span_tree import SpanTree
+    from agentlightning.types import Call
+
+    if not spans:
+        console.print("no span was recorded")
+        return
+    tree = SpanTree(spans)
+    children: dict[str | None, list[Span | Call]] = {}
+    for span in tree.spans:
+        parent = tree.parent(span)
+        children.setdefault(None if parent is None else parent.id, []).append(span)
+    for call in calls:
+        if call.span_id is not None and tree.get(call.span_id) is not None:
+            children.setdefault(call.span_id, []).append(call)
+    first_ns = tree.spans[0].started_ns
+    waiting = [(0, each) for each in reversed(children.get(None, []))]
+    while waiting:
+        depth, each = waiting.pop()
+        what, wrong = "", None
+        if isinstance(each, Call):
+            what = f"model call {each.id}"
+        else:
+            what, wrong = each.name, error_of(each)
+            below = sorted(children.get(each.id, []), key=lambda child: (child.started_ns, child.id), reverse=True)
+            waiting += [(depth + 1, child) for child in below]
+        at, took = (each.started_ns - first_ns) / 1e9, (each.finished_ns - each.started_ns) / 1e9
+        indent = "  " * min(depth, DEEPEST_SHOWN)
+        console.print(f"{at:9.3f} s  {took:8.3f} s  {indent}{what}", soft_wrap=True, highlight=False, markup=False)
+        if wrong:
+            console.print(f"{'':24}{indent}{wrong}", soft_wrap=True, style="yellow", markup=False)

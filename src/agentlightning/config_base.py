@@ -1,0 +1,60 @@
+"""What every table of settings has in common: unknown names are errors, and an error is a sentence with the setting's name.
+
+The files of settings beside this one use it, and whoever checks settings of a function. It knows no setting.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agentlightning.errors import ConfigError
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class Table(BaseModel):
+    """A table of settings: unknown names are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def parse_settings(kind: type[T], table: dict[str, Any], where: str) -> T:
+    """`table` as a `kind`; every problem in one ConfigError, a line each, with the dotted name of the setting."""
+    try:
+        return kind.model_validate(table)
+    except ValidationError as cause:
+        raise ConfigError("\n".join(f"{where}: {_sentence(kind, error)}" for error in cause.errors())) from cause
+
+
+def _sentence(kind: type[BaseModel], error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = _settings_at(kind, error["loc"][:-1])
+        close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+        return f"{name}: no such setting; {hint}"
+    if error["type"] == "missing":
+        return f"{name}: is required"
+    message = error["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(error["input"], dict) else f", got {error['input']!r}"
+    return f"{name}: {message}{given}" if name else message
+
+
+def _settings_at(kind: type[BaseModel], path: Sequence[Any]) -> list[str]:
+    parts = iter(path)
+    for part in parts:
+        annotation = kind.model_fields[str(part)].annotation
+        if get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+            next(parts, None)  # the name that the user chose
+        elif get_origin(annotation) is UnionType:
+            annotation = get_args(annotation)[0]  # a table or None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        kind = annotation
+    return list(kind.model_fields)

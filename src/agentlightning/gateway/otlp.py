@@ -1,0 +1,326 @@
+"""Traces in: OTLP/HTTP requests of agents' programs (protobuf and JSON, gzip) to spans in the store.
+
+Driven by the proxy for POST …/v1/traces. Whose spans they are: what the attributes ``agl.rollout_id`` and ``agl.attempt``
+(else the latest) of the span or its resource name, else the attempt of the path or of the key. The server key may name any
+attempt, an attempt's key those of its run. Answers in OTLP's own terms: a request that cannot be read is refused whole, one
+of which something was broken is a partial success that says what; only what may pass is to be sent again.
+
+Spans often come when the attempt is over, exporters send in batches: they are taken for a while after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import orjson
+
+from agentlightning.errors import AgentLightningError, InputError
+from agentlightning.gateway.auth import Attempts
+from agentlightning.gateway.guard import foreign_page, is_loopback, presents_key
+from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.reply import Incoming, Reply
+from agentlightning.protocols.neutral import Refusal
+from agentlightning.store import keys
+from agentlightning.store.base import BROKEN_SPANS, LightningStore, RolloutQuery
+from agentlightning.tracing.intake import Intake, Place, Taken
+from agentlightning.tracing.otlp import read_json
+from agentlightning.tracing.received import Received, ReceivedResource, ReceivedSpan
+from agentlightning.types import JSON, Rollout, Span
+
+LARGEST_REQUEST = 32 * 1024 * 1024
+"""Bytes of a request, uncompressed."""
+LATE_NS = 10 * 60 * 10**9
+"""How long after its end an attempt's spans are taken."""
+MOST_INTAKES = 256
+"""Attempts whose spans' ids are kept in memory; those of others are read again from the store when needed."""
+MOST_NAMED = 256
+TOO_MANY_NAMED = f"of more than {MOST_NAMED} attempts in one request"
+SPANS_A_WRITE = 500
+SMALL = 256 * 1024
+"""Bytes that are read at once; what is more is read in a thread, so that model calls need not wait for it."""
+ASSUMED_SPAN = 1024
+"""Bytes of a span, to tell how long some will take."""
+
+R = TypeVar("R")
+
+Encoding = Literal["json", "protobuf"]
+CONTENT_TYPES: dict[Encoding, bytes] = {"json": b"application/json", "protobuf": b"application/x-protobuf"}
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """An attempt's intake; None before it is read from the store, and after a write that failed."""
+
+    intake: Intake | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """What is known of an attempt's spans is read and written in turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    own: Rollout | None
+    """The rollout of the path or key; None under the server key."""
+    number: int
+
+
+@dataclass(slots=True)
+class _Sorted:
+    """A request's spans by the attempt they belong to."""
+
+    by_attempt: dict[tuple[str, int], tuple[Place, list[ReceivedResource]]] = field(default_factory=dict)
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class Traces:
+    """Takes spans in."""
+
+    def __init__(
+        self, store: LightningStore, attempts: Attempts, metrics: GatewayMetrics, server_key: str | None
+    ) -> None:
+        self._store = store
+        self._attempts = attempts
+        self._metrics = metrics
+        self._server_key = server_key
+        self._held: OrderedDict[tuple[str, int], _Held] = OrderedDict()
+
+    async def answer(self, incoming: Incoming, reply: Reply) -> None:
+        """Answer one request, whatever goes wrong, in the encoding that it came in."""
+        encoding: Encoding = "json"
+        try:
+            encoding = _encoding(incoming)
+            caller = await self._caller(incoming)
+            body = _unpacked(incoming, await incoming.body())
+            received = await _aside(len(body), lambda: _read(encoding, body))
+            taken, refused = await self._take(caller, received)
+        except Refusal as refusal:
+            await _refuse(reply, encoding, refusal.status, str(refusal))
+        except InputError as cause:
+            await _refuse(reply, encoding, 400, str(cause))
+        except AgentLightningError as cause:
+            await _refuse(reply, encoding, cause.http_status, str(cause))
+        else:
+            self._metrics.spans(len(taken.spans), taken.broken)
+            await _succeed(reply, encoding, taken, refused)
+
+    # --- whose spans --------------------------------------------------------------------------------------------------
+
+    async def _caller(self, incoming: Incoming) -> _Caller:
+        """Who sends them. Raises Refusal."""
+        if incoming.named is None:
+            if self._server_key is not None and presents_key(incoming.headers, self._server_key):
+                return _Caller(None, 0)
+            keyless = incoming.key is None or not incoming.key.startswith(keys.PREFIX)
+            if keyless and self._server_key is None and incoming.client is not None and is_loopback(incoming.client):
+                _refuse_pages(incoming)
+                return _Caller(None, 0)
+        rollout_id, number = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
+        try:
+            return _Caller((await self._attempts.running((rollout_id, number))).rollout, number)
+        except Refusal as refusal:
+            if refusal.code != "attempt_over":
+                raise
+        rollout = await self._rollout(rollout_id)
+        if rollout is None:  # never without one: that is what the server key has
+            raise Refusal(f"no rollout {rollout_id}", status=404, code="unknown_attempt")
+        return _Caller(rollout, number)
+
+    async def _rollout(self, rollout_id: str) -> Rollout | None:
+        found = await self._store.rollouts(RolloutQuery(ids=[rollout_id]))
+        return found[0] if found else None
+
+    async def _sort(self, caller: _Caller, received: Received) -> _Sorted:
+        known: dict[tuple[str | None, int | None], tuple[Rollout, int] | str] = {}
+        found = _Sorted()
+        for resource in received.resources:
+            parts: dict[tuple[str, int], ReceivedResource] = {}
+            for span in resource.spans:
+                named = _named(span, resource.attributes)
+                if named not in known:
+                    over = len(known) >= MOST_NAMED
+                    known[named] = TOO_MANY_NAMED if over else await self._meant(caller, *named)
+                meant = known[named]
+                if isinstance(meant, str):
+                    found.refused[meant] += 1
+                    continue
+                rollout, number = meant
+                identity = (rollout.id, number)
+                if identity not in parts:
+                    place = Place(
+                        run_id=rollout.run_id,
+                        rollout_id=rollout.id,
+                        attempt=number,
+                        began_ns=rollout.started_ns or rollout.created_ns,
+                    )
+                    part = parts[identity] = ReceivedResource(attributes=resource.attributes)
+                    found.by_attempt.setdefault(identity, (place, []))[1].append(part)
+                parts[identity].spans.append(span)
+        return found
+
+    async def _meant(self, caller: _Caller, rollout_id: str | None, number: int | None) -> tuple[Rollout, int] | str:
+        """The attempt, or why its spans are not taken."""
+        if rollout_id is None:
+            if caller.own is None:
+                return "no attempt named (path, key, or the attributes agl.rollout_id and agl.attempt)"
+            rollout, number = caller.own, caller.number
+        else:
+            found = (
+                caller.own
+                if caller.own is not None and rollout_id == caller.own.id
+                else await self._rollout(rollout_id)
+            )
+            if found is None or (caller.own is not None and found.run_id != caller.own.run_id):
+                return "of a rollout that this key does not open, or that does not exist"
+            rollout = found
+            number = rollout.attempt if number is None else number
+        if not 1 <= number <= rollout.attempt:
+            return "of an attempt that does not exist"
+        if rollout.finished_ns is not None and time.time_ns() - rollout.finished_ns > LATE_NS:
+            return "of an attempt that has long been over"
+        return rollout, number
+
+    # --- taking -------------------------------------------------------------------------------------------------------
+
+    async def _take(self, caller: _Caller, received: Received) -> tuple[Taken, Counter[str]]:
+        """Record them; all that was taken, and what was refused, by cause."""
+        together = Taken()
+        found = await self._sort(caller, received)
+        if received.lost and caller.own is not None and not found.by_attempt:
+            place = Place(run_id=caller.own.run_id, rollout_id=caller.own.id, attempt=caller.number)
+            found.by_attempt[caller.own.id, caller.number] = (place, [])
+        lost = received.lost
+        for identity, (place, resources) in found.by_attempt.items():
+            held = self._held.setdefault(identity, _Held())
+            self._held.move_to_end(identity)
+            async with held.lock:
+                taken = await self._take_of(held, place, resources, lost)
+            together.spans += taken.spans
+            together.broken += taken.broken
+            lost = 0  # nobody knows whose they were: the first attempt's
+        if lost:
+            together.broken["undecodable"] += lost
+        for identity in list(self._held)[: max(0, len(self._held) - MOST_INTAKES)]:
+            if not self._held[identity].lock.locked():
+                del self._held[identity]
+        return together, found.refused
+
+    async def _take_of(self, held: _Held, place: Place, resources: list[ReceivedResource], lost: int) -> Taken:
+        intake, held.intake = held.intake, None  # where a write fails, it is read anew
+        if intake is None:
+            spans = await self._store.spans([place.rollout_id])
+            intake = Intake(place, [span for span in spans if span.attempt == place.attempt])
+        size = sum(len(resource.spans) for resource in resources) * ASSUMED_SPAN
+        taken = await _aside(size, lambda: intake.take(resources, time.time_ns()))
+        if lost:
+            taken.broken["undecodable"] += lost
+        told = [_broken(place, taken)] if taken.broken else []
+        records = [*told, *taken.spans]
+        for start in range(0, len(records), SPANS_A_WRITE):
+            await self._store.append_spans(records[start : start + SPANS_A_WRITE])
+        held.intake = intake
+        return taken
+
+
+def _broken(place: Place, taken: Taken) -> Span:
+    """Says what was wrong; under an id that follows from the spans, so that what is sent again is not counted again."""
+    now_ns = time.time_ns()
+    which = zlib.crc32(orjson.dumps([[span.id for span in taken.spans], taken.lost]))
+    return Span(
+        id=f"{place.rollout_id}.{place.attempt}.broken.{which:08x}",
+        run_id=place.run_id,
+        rollout_id=place.rollout_id,
+        attempt=place.attempt,
+        name=BROKEN_SPANS,
+        attributes=dict(taken.broken),
+        started_ns=now_ns,
+        finished_ns=now_ns,
+    )
+
+
+def _named(span: ReceivedSpan, resource: JSON) -> tuple[str | None, int | None]:
+    for attributes in (span.attributes, resource):
+        rollout_id = attributes.get("agl.rollout_id")
+        if isinstance(rollout_id, str) and rollout_id:
+            number = attributes.get("agl.attempt")
+            if isinstance(number, str) and number.isascii() and number.isdigit() and len(number) < 6:
+                number = int(number)
+            return rollout_id, number if isinstance(number, int) else None
+    return None, None
+
+
+def _refuse_pages(incoming: Incoming) -> None:
+    headers = [(name, value) for name, value in incoming.headers if name != b"content-type"]
+    why = foreign_page("POST", [*headers, (b"content-type", b"application/json")])
+    if why is not None:
+        raise Refusal(why, status=403, type="permission_error", code="foreign_page")
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def _encoding(incoming: Incoming) -> Encoding:
+    given = next((value for name, value in incoming.headers if name == b"content-type"), b"")
+    kind = given.partition(b";")[0].strip().lower()
+    for encoding, content_type in CONTENT_TYPES.items():
+        if kind == content_type:
+            return encoding
+    expected = " or ".join(name.decode() for name in CONTENT_TYPES.values())
+    raise Refusal(f"Content-Type: expected {expected}, got {kind[:80].decode('latin-1')!r}", status=415)
+
+
+def _unpacked(incoming: Incoming, body: bytes) -> bytes:
+    given = next((value for name, value in incoming.headers if name == b"content-encoding"), b"").strip().lower()
+    if given in (b"gzip", b"deflate"):
+        unpacker = zlib.decompressobj(wbits=31 if given == b"gzip" else 15)
+        try:
+            body = unpacker.decompress(body, LARGEST_REQUEST + 1)
+        except zlib.error as cause:
+            raise Refusal(f"the body is not what Content-Encoding says: {cause}") from None
+        if not unpacker.eof and len(body) <= LARGEST_REQUEST:
+            raise Refusal("the body ends in the middle of its compressed data")
+    elif given not in (b"", b"identity"):
+        raise Refusal(f"Content-Encoding: expected gzip, got {given[:80].decode('latin-1')!r}", status=415)
+    if len(body) > LARGEST_REQUEST:
+        raise Refusal(f"the body is larger than {LARGEST_REQUEST} bytes", status=413)
+    return body
+
+
+async def _aside(size: int, work: Callable[[], R]) -> R:
+    """The result of some work, in a thread where there is much of it."""
+    return work() if size <= SMALL else await asyncio.to_thread(work)
+
+
+def _read(encoding: Encoding, body: bytes) -> Received:
+    if encoding == "json":
+        return read_json(body)
+    from agentlightning.tracing.protobuf import read_protobuf  # its schema costs 0.1 s, which most servers never need
+
+    return read_protobuf(body)
+
+
+async def _succeed(reply: Reply, encoding: Encoding, taken: Taken, refused: Counter[str]) -> None:
+    rejected = taken.lost + refused.total()
+    causes = [f"{count} {cause}" for cause, count in sorted((*taken.broken.items(), *refused.items()))]
+    message = "; ".join(causes)
+    if encoding == "json":
+        partial = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": message}} if causes else {}
+        await reply.whole(200, orjson.dumps(partial))
+        return
+    from agentlightning.tracing.protobuf import write_response
+
+    await reply.whole(200, write_response(rejected, message), CONTENT_TYPES["protobuf"])
+
+
+async def _refuse(reply: Reply, encoding: Encoding, status: int, message: str) -> None:
+    again = ((b"retry-after", b"1"),) if status == 503 else ()
+    if encoding == "json":
+        await reply.whole(status, orjson.dumps({"message": message}), headers=again)
+        return
+    from agentlightning.tracing.protobuf import write_status
+
+    await reply.whole(status, write_status(message), CONTENT_TYPES["protobuf"], again)

@@ -1,0 +1,90 @@
+"""One OpenAI-compatible chat endpoint, asked for short answers: of judges.
+
+Driven by reward functions and by the credit rule that ranks a group. A refusal is an error at once; what may pass (no
+connection, 429, 5xx) is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agentlightning.errors import EngineError
+from agentlightning.types import JSON
+
+if TYPE_CHECKING:
+    import httpx
+
+TRIES = 5
+"""Requests for one answer, with 1, 2, 4 and 8 seconds between them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeReply:
+    """What a judge answered, and what that used."""
+
+    text: str
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ChatEndpoint:
+    """Asks `url`, which ends in /v1."""
+
+    client: httpx.AsyncClient
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    async def __call__(self, request: JSON) -> JudgeReply:
+        """The first choice's text. EngineError where the endpoint refuses, or does not answer."""
+        problem = ""
+        for attempt in range(TRIES):
+            if attempt:
+                await self.pause(2 ** (attempt - 1))
+            try:
+                answer = await self.client.post(
+                    f"{self.url.rstrip('/')}/chat/completions", json=request, headers=dict(self.headers)
+                )
+            except _transport_errors() as error:
+                problem = f"{type(error).__name__}: {error}"
+                continue
+            if answer.status_code == 429 or answer.status_code >= 500:
+                problem = f"status {answer.status_code}"
+                continue
+            if answer.status_code != 200:
+                raise EngineError(
+                    f"the judge at {self.url} refused the request: {answer.status_code} {answer.text:.200}"
+                )
+            return _reply(self.url, answer)
+        raise EngineError(f"the judge at {self.url} did not answer {TRIES} times, at last: {problem}")
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """Of whichever HTTP library the client is made with; both know the same errors by the same names."""
+    loaded = (sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules)
+    return tuple(library.TransportError for library in loaded)
+
+
+def bearer(key_env: str | None) -> dict[str, str]:
+    """The header with the key in this variable of the environment; none where no variable is named."""
+    return {} if key_env is None else {"Authorization": f"Bearer {os.environ[key_env]}"}
+
+
+def _reply(url: str, answer: httpx.Response) -> JudgeReply:
+    try:
+        body: Any = answer.json()
+        text = body["choices"][0]["message"]["content"] or ""
+        usage = body.get("usage") or {}
+        return JudgeReply(
+            text=str(text),
+            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            sampled_tokens=int(usage.get("completion_tokens") or 0),
+        )
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as cause:
+        raise EngineError(f"the judge at {url} answered with no chat completion: {answer.text:.200}") from cause

@@ -1,0 +1,120 @@
+"""What a reward function judges: one finished rollout, whatever framework and language its agent is written in.
+
+``reward(task: dict, result: Result) -> float | dict``. Built by the worker as an attempt ends, and again from the
+store where rollouts are rescored: it holds nothing that is not recorded, so that a function which looks at nothing
+else gives the same reward both times.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agentlightning.adapters.model_records import conversations, full_messages
+from agentlightning.adapters.trajectories import JUDGE
+from agentlightning.tracing.steps import Step, Use, content_text, steps
+from agentlightning.types import JSON, Call, Reward, Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A finished rollout. Lists are in the order of time."""
+
+    output: object = None
+    """What the agent returned, or the tail of what a program printed on its standard output. Of a rollout that is
+    read from
+    the store: what its program printed, else None, for what a function returned is not kept."""
+    calls: list[Call]
+    """The recorded model calls of the attempt, in the order they finished."""
+    spans: list[Span] = field(default_factory=list)
+    """The recorded spans of the attempt."""
+    rewards: list[Reward] = field(default_factory=list)
+    """What the agent emitted or posted."""
+
+    @property
+    def answer(self) -> str:
+        """The text of the last call's answer; without a call, the output as text ('' for None)."""
+        if self.calls:
+            return content_text(self.calls[-1].answer.get("content"))
+        return "" if self.output is None else str(self.output)
+
+    @property
+    def messages(self) -> list[JSON]:
+        """The last call's conversation from its first message to its answer, in the form of Chat Completions."""
+        return [*full_messages(self.calls)[-1][0], self.calls[-1].answer] if self.calls else []
+
+    @property
+    def conversations(self) -> list[list[JSON]]:
+        """Every conversation of the attempt as far as it went: sub-agents and parallel calls have their own."""
+        return [row["messages"] for row in conversations(self.calls)]
+
+    @property
+    def steps(self) -> list[Step]:
+        """Each call with what came of it: the tools it asked for, what they gave, whether they failed. What a later
+        prompt
+        and a span both tell is told once."""
+        return steps(self.calls, self.spans)
+
+    @property
+    def tool_calls(self) -> list[Use]:
+        """The tools of all steps: ``use.name``, ``use.arguments``, ``use.result`` and ``use.failed`` (None: not
+        known)."""
+        return [use for step in self.steps for use in step.uses]
+
+    @property
+    def step_rewards(self) -> dict[str, dict[str, float]]:
+        """Rewards on calls, by call and name; several of one name are summed."""
+        found: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        for reward in self.rewards:
+            if reward.call_id is not None:
+                found[reward.call_id][reward.name] += reward.value
+        return {call: dict(named) for call, named in found.items()}
+
+
+def result_of(
+    calls: Sequence[Call], spans: Sequence[Span], rewards: Sequence[Reward], attempt: int, output: object = None
+) -> Result:
+    """The result of one attempt, from records of its rollout. What a judge asked of it is not the agent's."""
+    return Result(
+        output=output,
+        calls=[call for call in calls if call.attempt == attempt and call.agent != JUDGE],
+        spans=[span for span in spans if span.attempt == attempt],
+        rewards=[one for one in rewards if one.attempt == attempt and one.source in ("emitted", "posted")],
+    )
+
+
+def as_json(task: JSON, result: Result) -> JSON:
+    """Task and result for a program in any language: what ``reward.command`` reads from its standard input."""
+    prompts = full_messages(result.calls)
+    return {
+        "task": task,
+        "output": result.output if isinstance(result.output, str | int | float | bool) else None,
+        "answer": result.answer,
+        "messages": result.messages,
+        "conversations": result.conversations,
+        "calls": [
+            {
+                "id": call.id,
+                "agent": call.agent,
+                "model": call.model,
+                "messages": messages,
+                "answer": call.answer,
+                "finish_reason": call.finish_reason,
+                "rewards": result.step_rewards.get(call.id, {}),
+            }
+            for call, (messages, _) in zip(result.calls, prompts, strict=True)
+        ],
+        "tool_calls": [
+            {
+                "call_id": step.call.id,
+                "name": use.name,
+                "arguments": use.arguments,
+                "result": use.result,
+                "failed": use.failed,
+            }
+            for step in result.steps
+            for use in step.uses
+        ],
+        "rewards": [{"name": one.name, "value": one.value, "call_id": one.call_id} for one in result.rewards],
+    }

@@ -1,0 +1,203 @@
+"""Scoring: what a reward function says of a finished rollout, be it a Python function, a program or a model that
+judges.
+
+Driven by the worker as an attempt ends, and by `agl rewards rescore` over what is stored. A scorer says; what it said
+becomes rewards of the record elsewhere. Whatever is wrong with it is a RewardError that names what was expected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from tempfile import TemporaryFile
+from typing import IO, Any, Protocol
+
+import orjson
+
+from agentlightning.config import RewardConfig, parse_settings
+from agentlightning.errors import ConfigError, RewardError, boundary
+from agentlightning.runner.function import invoke
+from agentlightning.runner.processes import kill_group
+from agentlightning.runner.result import Result, as_json
+from agentlightning.runner.user_code import load
+from agentlightning.store.base import reward_number
+from agentlightning.types import JSON, Call
+
+FINAL = "reward"
+STEPS = "steps"
+KEPT_BYTES = 1024 * 1024
+"""Of a program's output, from its end, that is read."""
+SHOWN = 2000
+"""Characters of a program's output that an error shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """What a reward function said of one rollout."""
+
+    finals: dict[str, float]
+    """By name; 'reward', which is the rollout's own, is always there and last."""
+    steps: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By call and name."""
+
+
+class Scorer(Protocol):
+    """Any kind of reward function."""
+
+    async def score(self, task: JSON, result: Result) -> Score:
+        """Raises RewardError where it gives no reward; of user code, what it raises."""
+        ...
+
+
+def read_score(said: Any, calls: Sequence[Call]) -> Score:
+    """What a reward function returned: a number, or numbers by name, with those of single calls under ``steps``.
+
+    Without a "reward" among the names, their sum is the rollout's reward. ``steps`` has an entry for each of `calls`,
+    or for some by the call's id: a number, numbers by name, or None. Of two calls a and b:
+
+        0.5                                          reward 0.5
+        {"answer": 1, "format": 0.1}                 answer 1, format 0.1, reward 1.1
+        {"reward": 1, "steps": [None, 0.5]}          reward 1; call b: reward 0.5
+        {"reward": 1, "steps": {"a": {"sql": -1}}}   reward 1; call a: sql -1
+    """
+    if not isinstance(said, Mapping):
+        return Score(finals={FINAL: reward_number(said, "the reward function's value")})
+    finals = {}
+    for name, value in said.items():
+        if not isinstance(name, str) or not name:
+            raise RewardError(f"the reward function's value: expected names of rewards, got {name!r}")
+        if name != STEPS:
+            finals[name] = reward_number(value, f"the reward function's {name!r}")
+    if not finals:
+        raise RewardError('the reward function\'s value: expected {"reward": number} or numbers by name, got none')
+    final = finals.pop(FINAL, None)
+    finals[FINAL] = math.fsum(finals.values()) if final is None else final
+    return Score(finals=finals, steps=_steps(said.get(STEPS), calls))
+
+
+def _steps(said: Any, calls: Sequence[Call]) -> dict[str, dict[str, float]]:
+    if said is None:
+        return {}
+    known = [call.id for call in calls]
+    if isinstance(said, Mapping):
+        entries = list(said.items())
+        if unknown := [name for name, _ in entries if name not in known]:
+            raise RewardError(f"the reward function's 'steps': {unknown[0]!r} is no call of this rollout")
+    elif isinstance(said, list | tuple):
+        if len(said) != len(known):
+            raise RewardError(
+                f"the reward function's 'steps': expected one for each of {len(known)} calls, got {len(said)}"
+            )
+        entries = list(zip(known, said, strict=True))
+    else:
+        raise RewardError(f"the reward function's 'steps': expected a list or a table, got {type(said).__name__}")
+    found: dict[str, dict[str, float]] = {}
+    for call_id, value in entries:
+        named = value if isinstance(value, Mapping) else {FINAL: value}
+        numbers = {
+            str(name): reward_number(number, f"the reward function's step {name!r}")
+            for name, number in named.items()
+            if number is not None
+        }
+        if numbers:
+            found[call_id] = numbers
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionScorer:
+    """A callable ``(task, result)``, called in `threads` where it is synchronous."""
+
+    function: Callable[..., Any]
+    threads: Executor
+
+    async def score(self, task: JSON, result: Result) -> Score:
+        with boundary("the reward function"):
+            said = await invoke(self.function, self.threads, task, result)
+        return read_score(said, result.calls)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandScorer:
+    """A program in any language: task and result come as JSON on its standard input (`result.as_json`), and the last
+    line
+    that it prints is the score as JSON, as in `read_score`."""
+
+    arguments: Sequence[str]
+    timeout_s: float
+
+    async def score(self, task: JSON, result: Result) -> Score:
+        given = orjson.dumps(as_json(task, result), default=str)
+        # Files, not pipes: waiting for the program must not wait for what it leaves running with its output open.
+        with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
+            stdin.write(given)
+            stdin.seek(0)
+            code = await self._run(stdin, stdout, stderr)
+            printed, errors = _end_of(stdout), _end_of(stderr)
+        if code != 0:
+            raise RewardError(f"the reward command ended with exit code {code}: {errors.strip()[-SHOWN:]}")
+        lines = [line for line in printed.splitlines() if line.strip()]
+        try:
+            said = json.loads(lines[-1]) if lines else None
+        except ValueError:
+            raise RewardError(
+                f"the reward command: expected a number or an object as its last line, got {lines[-1][:80]!r}"
+            ) from None
+        return read_score(said, result.calls)
+
+    async def _run(self, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]) -> int:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.arguments,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env={key: value for key, value in os.environ.items() if key != "AGL_SERVER_KEY"},
+                start_new_session=True,
+            )
+        except OSError as cause:
+            raise RewardError(f"the reward command: {self.arguments[0]!r} cannot be started: {cause}") from cause
+        try:
+            return await asyncio.wait_for(process.wait(), self.timeout_s)
+        except TimeoutError:
+            raise RewardError(f"the reward command took longer than its {self.timeout_s:g} s") from None
+        finally:
+            kill_group(process.pid)  # with what it started
+            await process.wait()
+
+
+def _end_of(file: IO[bytes]) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - KEPT_BYTES))
+    return file.read().decode(errors="replace")
+
+
+def load_scorer(spec: str, threads: Executor, judge: Callable[[RewardConfig], Scorer]) -> Scorer:
+    """What `spec` means: ``file.py:name``, ``package.module:name``, or a RewardConfig as JSON.
+
+    judge: makes the scorer that asks a model. ConfigError where it cannot be loaded.
+    """
+    if not spec.startswith("{"):
+        return FunctionScorer(load(spec, ("task", "result"), "reward function"), threads)
+    try:
+        table = json.loads(spec)
+    except ValueError:
+        raise ConfigError(f"reward: {spec!r} is neither file.py:name nor a table as JSON") from None
+    config = parse_settings(RewardConfig, table, "reward")
+    if config.run is not None:
+        return load_scorer(config.run, threads, judge)
+    if config.command is None:
+        return judge(config)
+    try:
+        arguments = shlex.split(config.command)
+    except ValueError as cause:
+        raise ConfigError(f"reward.command: {config.command!r} cannot be split into words: {cause}") from cause
+    if not arguments or shutil.which(arguments[0]) is None:
+        raise ConfigError(f"reward.command: the program of {config.command!r} is not found on PATH")
+    return CommandScorer(arguments=arguments, timeout_s=config.timeout_s)

@@ -1,0 +1,179 @@
+"""Frameworks: which agent of a system is at work, asked of the framework that runs it.
+
+Frameworks keep the agent, node or role whose code runs in context variables of their own. Reading them at the moment of a
+model call costs about a microsecond, where an instrumentation builds spans for every step. Driven by `http_clients.py`, for
+each request to the gateway. Imports no framework: one that is not loaded runs no agent.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
+
+from agentlightning.adapters.semantics import graph_node
+
+_NAMED: ContextVar[str] = ContextVar("agentlightning_agent")
+
+NAME_ATTRIBUTES = ("gen_ai.agent.name", "agent.name", "graph.node.name", "agl.agent")
+"""Where spans say which agent they belong to: GenAI conventions, OpenInference (agents, nodes of graphs), ours."""
+
+
+@contextmanager
+def acting_as(agent: str) -> Iterator[None]:
+    """Model calls within are this agent's, whatever a framework would say."""
+    token = _NAMED.set(agent)
+    try:
+        yield
+    finally:
+        _NAMED.reset(token)
+
+
+def acting_agent() -> str | None:
+    """The agent at work in this context; None where nobody says."""
+    named = _NAMED.get(None)
+    if named is not None:
+        return named
+    for framework in FRAMEWORKS:
+        module = sys.modules.get(framework.module)
+        if module is not None and (name := framework.acting(module)):
+            return name
+    return None
+
+
+def acting_span() -> Any:
+    """The OpenTelemetry span that a call made in this context belongs to; None where there is none."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    for framework in FRAMEWORKS:
+        module = sys.modules.get(framework.module)
+        if module is not None and (span := framework.span(module)) is not None:
+            return span
+    return trace.get_current_span()
+
+
+class Framework(ABC):
+    """One way to find out who is at work."""
+
+    module: str
+    """Must be loaded for it to run an agent at all."""
+
+    @abstractmethod
+    def acting(self, module: ModuleType) -> str | None:
+        """The agent at work in this context; `module` is the loaded one. Never raises, whatever release is loaded."""
+
+    def span(self, module: ModuleType) -> Any:
+        """The OpenTelemetry span that it keeps for this context beside OpenTelemetry's own; None where there is none."""
+        return None
+
+
+class OpenAIAgents(Framework):
+    """The agent of the OpenAI Agents SDK whose turn it is, whether its tracing is on or not."""
+
+    module = "agents.tracing.scope"
+
+    def acting(self, module: ModuleType) -> str | None:
+        scope = getattr(module, "Scope", None)
+        span = scope.get_current_span() if scope is not None else None
+        while span is not None:
+            data = getattr(span, "span_data", None)
+            if getattr(data, "type", None) == "agent":
+                return _text(getattr(data, "name", None))
+            # The SDK tells a span's parent by its id alone; what was current before it is what its token would restore.
+            span = getattr(getattr(span, "_prev_span_token", None), "old_value", None)
+        return None
+
+
+class LangChain(Framework):
+    """The node of a LangGraph graph, or the name of a LangChain agent.
+
+    Within the graph of a prebuilt agent the node that calls the model has the same name in all of them; there the node
+    that the agent stands in is meant.
+    """
+
+    module = "langchain_core.runnables.config"
+
+    def acting(self, module: ModuleType) -> str | None:
+        metadata = self._config(module).get("metadata")
+        if not isinstance(metadata, Mapping):
+            return None
+        name = _text(metadata.get("lc_agent_name"))
+        if name is not None:
+            return name
+        return graph_node(metadata.get("langgraph_checkpoint_ns"), metadata.get("langgraph_node"))
+
+    def span(self, module: ModuleType) -> Any:
+        """Instrumentations are callback handlers here, which never make their span OpenTelemetry's current one."""
+        callbacks = self._config(module).get("callbacks")
+        run_id = getattr(callbacks, "parent_run_id", None)
+        if run_id is None:
+            return None
+        for handler in getattr(callbacks, "handlers", ()):
+            if type(handler).__module__.startswith("openinference."):
+                return handler.get_span(run_id)
+        return None
+
+    def _config(self, module: ModuleType) -> Mapping[str, Any]:
+        variable = getattr(module, "var_child_runnable_config", None)
+        config = variable.get(None) if variable is not None else None
+        return config if isinstance(config, Mapping) else {}
+
+
+class AutoGen(Framework):
+    """The agent that handles a message of AutoGen's runtime: a member of a team, an agent of autogen-core.
+
+    An agent that runs alone has no runtime; AutoGen opens a span for it, which `SpanConventions` reads.
+    """
+
+    module = "autogen_core._message_handler_context"
+
+    def acting(self, module: ModuleType) -> str | None:
+        context = getattr(module, "MessageHandlerContext", None)
+        variable = getattr(context, "_MESSAGE_HANDLER_CONTEXT", None)
+        agent = variable.get(None) if variable is not None else None
+        if agent is None:
+            return None
+        name = _text(agent.type)
+        # Members of a team are registered as {name}_{team id}, and so are their topics: {name}_{team id}/{team id}.
+        return name.removesuffix(f"_{agent.key}") if name is not None else None
+
+
+class SpanConventions(Framework):
+    """The agent that the current OpenTelemetry span, or one around it, was opened for."""
+
+    module = "opentelemetry.trace"
+
+    def acting(self, module: ModuleType) -> str | None:
+        span = module.get_current_span()
+        attributes = getattr(span, "attributes", None)
+        return (agent_named_by(attributes) if attributes else None) or inherited(span)
+
+
+FRAMEWORKS: tuple[Framework, ...] = (OpenAIAgents(), AutoGen(), LangChain(), SpanConventions())
+"""In the order in which they are asked. Where one framework's agent runs within another's, the first that knows wins."""
+
+
+def agent_named_by(attributes: Mapping[str, Any]) -> str | None:
+    """The agent that a span's own attributes name."""
+    for name in NAME_ATTRIBUTES:
+        if (found := _text(attributes.get(name))) is not None:
+            return found
+    return None
+
+
+INHERITED = "_agl_agent"
+"""Attribute of a live span: the agent of the spans around it. The tracer sets it when the span starts."""
+
+
+def inherited(span: object) -> str | None:
+    """The agent of the spans around a live span, where the tracer knows them."""
+    return getattr(span, INHERITED, None)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,319 @@
+"""OTLP/JSON: an ExportTraceServiceRequest to spans and back. Pure; lenient in what it reads, exact in what it writes.
+
+Driven by the gateway (what programs send), by the exporter, and by whoever reads a file of traces. What a field should be
+and is not costs that field, never the span; what is no span at all is counted as lost. https://opentelemetry.io/docs/specs/otlp
+says how JSON differs from protobuf's usual mapping: ids are hex digits, numbers of 64 bits are text, enums are numbers.
+
+    {"resourceSpans": [{"resource": {"attributes": […]}, "scopeSpans": [{"scope": {"name": …}, "spans": [
+        {"traceId": "5b8e…", "spanId": "eee1…", "name": "chat", "startTimeUnixNano": "1544712660000000000", …}]}]}]}
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from agentlightning.errors import InputError
+from agentlightning.tracing.received import KINDS, STATUSES, Received, ReceivedResource, ReceivedSpan, identifier
+from agentlightning.types import JSON, Span
+
+DEEPEST = 32
+"""Levels of nesting that an attribute may have: what reads it is recursive."""
+
+
+def read_json(body: bytes) -> Received:
+    """The spans of a request's body. InputError where it is no JSON object."""
+    return from_object(_loaded(body))
+
+
+def from_object(request: Any) -> Received:
+    """The spans of a decoded ExportTraceServiceRequest, or of one of its ``resourceSpans``."""
+    if not isinstance(request, dict):
+        raise InputError("traces: expected a JSON object with resourceSpans")
+    if "resourceSpans" not in request and "scopeSpans" in request:
+        request = {"resourceSpans": [request]}
+    received = Received()
+    for group in _dicts(request.get("resourceSpans")):
+        resource = group.get("resource")
+        attributes, _ = _attributes(resource.get("attributes") if isinstance(resource, dict) else None)
+        found = ReceivedResource(attributes=attributes)
+        for scope_spans in _dicts(group.get("scopeSpans") or group.get("instrumentationLibrarySpans")):
+            scope = _scope(scope_spans.get("scope"))
+            spans = scope_spans.get("spans")
+            for span in spans if isinstance(spans, list) else ():
+                if isinstance(span, dict):
+                    found.spans.append(_read(span, scope))
+                else:
+                    received.lost += 1
+        received.resources.append(found)
+    return received
+
+
+def write_json(spans: Iterable[Span], resource: Mapping[str, Any]) -> bytes:
+    """The body of a request that sends these spans as those of one resource, each under its scope."""
+    by_scope: dict[str, list[JSON]] = {}
+    for span in spans:
+        scope = span.attributes.get("scope.name")
+        by_scope.setdefault(scope if isinstance(scope, str) else "agentlightning", []).append(_written(span))
+    scopes = [{"scope": {"name": name}, "spans": found} for name, found in by_scope.items()]
+    return orjson.dumps({"resourceSpans": [{"resource": {"attributes": _pairs(resource)}, "scopeSpans": scopes}]})
+
+
+def hex_of(span_id: str) -> str:
+    """The 16 hex digits of a `Span.id` of ours; nothing where it is of another form.
+
+    >>> hex_of("0189.1.00f067aa0ba902b7"), hex_of("0189")
+    ('00f067aa0ba902b7', '')
+    """
+    found = span_id.rpartition(".")[2]
+    try:
+        return identifier(bytes.fromhex(found), 8)
+    except ValueError:
+        return ""
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _loaded(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        pass
+    try:  # halves of characters and NaN are JSON to many programs
+        return json.loads(body.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        raise InputError("traces: expected JSON, as the content type says") from None
+
+
+def _read(given: JSON, scope: JSON) -> ReceivedSpan:
+    span = ReceivedSpan()
+    span.trace_id = _identifier(given, "traceId", 16, span.wrong)
+    span.span_id = _identifier(given, "spanId", 8, span.wrong)
+    span.parent_id = _identifier(given, "parentSpanId", 8, span.wrong)
+    span.name = _text(given, "name", span.wrong)
+    span.started_ns = _time(given, "startTimeUnixNano", span.wrong)
+    span.finished_ns = _time(given, "endTimeUnixNano", span.wrong)
+    span.kind = _known(given.get("kind"), KINDS, "SPAN_KIND_", span.wrong)
+    attributes, fine = _attributes(given.get("attributes"))
+    span.attributes = attributes | scope if scope else attributes
+    status = given.get("status")
+    if isinstance(status, dict):
+        span.status = _known(status.get("code"), STATUSES, "STATUS_CODE_", span.wrong)
+        span.status_message = _text(status, "message", span.wrong)
+    elif status is not None:
+        fine = False
+    events = given.get("events")
+    for event in events if isinstance(events, list) else ():
+        if isinstance(event, dict):
+            attributes, sound = _attributes(event.get("attributes"))
+            time_ns = _time(event, "timeUnixNano", span.wrong)
+            span.events.append({"name": _text(event, "name", span.wrong), "time_ns": time_ns, "attributes": attributes})
+            fine = fine and sound
+        else:
+            fine = False
+    if not fine or (events is not None and not isinstance(events, list)):
+        span.wrong.append("wrong_type")
+    return span
+
+
+def _scope(given: Any) -> JSON:
+    if not isinstance(given, dict):
+        return {}
+    found = {f"scope.{name}": given[name] for name in ("name", "version") if isinstance(given.get(name), str)}
+    attributes, _ = _attributes(given.get("attributes"))
+    return found | {f"scope.{name}": value for name, value in attributes.items()}
+
+
+def _dicts(given: Any) -> Iterator[JSON]:
+    return (each for each in given if isinstance(each, dict)) if isinstance(given, list) else iter(())
+
+
+def _identifier(given: JSON, name: str, size: int, wrong: list[str]) -> str:
+    """Hex digits; numbers, and base64 as protobuf's usual mapping has it, are understood too."""
+    value = given.get(name)
+    if value is None or value == "":
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << (8 * size):
+        wrong.append("wrong_type")
+        return identifier(value.to_bytes(size, "big"), size)
+    if not isinstance(value, str):
+        wrong.append("wrong_type")
+        return ""
+    try:
+        raw = bytes.fromhex(value.removeprefix("0x"))
+    except ValueError:
+        raw = b""
+    if len(raw) == size:
+        return identifier(raw, size)
+    wrong.append("wrong_type")
+    try:
+        return identifier(base64.b64decode(value, validate=True), size)
+    except (ValueError, binascii.Error):
+        return ""
+
+
+def _text(given: JSON, name: str, wrong: list[str]) -> str:
+    value = given.get(name)
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return clean(value)
+    wrong.append("wrong_type")
+    return clean(str(value)) if isinstance(value, int | float) else ""
+
+
+def _time(given: JSON, name: str, wrong: list[str]) -> int:
+    value = given.get(name)
+    if value is None:
+        return 0
+    try:
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return int(value)
+    except (ValueError, OverflowError):
+        pass
+    wrong.append("wrong_type")
+    return 0
+
+
+def _known(given: Any, values: tuple[Any, ...], prefix: str, wrong: list[str]) -> Any:
+    """An enum by its number, or by its name as protobuf's usual mapping has it."""
+    if given is None:
+        return values[0]
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(values):
+        return values[given]
+    name = given.removeprefix(prefix).lower() if isinstance(given, str) else ""
+    if name in values or name == "unspecified":
+        return name if name in values else values[0]
+    wrong.append("wrong_type")
+    return values[0]
+
+
+def _attributes(given: Any) -> tuple[JSON, bool]:
+    """Attributes by name, and whether all of them were as they should be."""
+    if given is None:
+        return {}, True
+    if isinstance(given, dict):  # not OTLP's list of pairs, and still no riddle
+        return {clean(str(name)): _plain(value, 0) for name, value in given.items()}, False
+    if not isinstance(given, list):
+        return {}, False
+    found: JSON = {}
+    fine = True
+    for pair in given:
+        if isinstance(pair, dict) and isinstance(pair.get("key"), str):
+            value, sound = _value(pair.get("value"), 0)
+            found[clean(pair["key"])] = value
+            fine = fine and sound
+        else:
+            fine = False
+    return found, fine
+
+
+def _value(given: Any, depth: int) -> tuple[Any, bool]:
+    """What an AnyValue holds."""
+    if given is None or given == {}:
+        return None, True
+    if not isinstance(given, dict) or depth > DEEPEST:
+        return _plain(given, depth), False
+    for name, value in given.items():
+        match name:
+            case "stringValue" | "bytesValue" if isinstance(value, str):
+                return clean(value), True
+            case "boolValue" if isinstance(value, bool):
+                return value, True
+            case "intValue" | "doubleValue" if isinstance(value, str | int | float):
+                return number(value, whole=name == "intValue")
+            case "arrayValue" if isinstance(value, dict):
+                items = value.get("values")
+                read = [_value(item, depth + 1) for item in items] if isinstance(items, list) else []
+                return [item for item, _ in read], all(sound for _, sound in read)
+            case "kvlistValue" if isinstance(value, dict):
+                pairs = [pair for pair in _dicts(value.get("values")) if isinstance(pair.get("key"), str)]
+                named = {clean(pair["key"]): _value(pair.get("value"), depth + 1) for pair in pairs}
+                return {key: item for key, (item, _) in named.items()}, all(sound for _, sound in named.values())
+    return _plain(given, depth), False
+
+
+def number(value: str | float, *, whole: bool) -> tuple[int | float | str, bool]:
+    """A number that JSON and every database take; text where it is none."""
+    try:
+        found = int(value) if whole else float(value)
+    except (ValueError, OverflowError):
+        return clean(str(value)), False
+    if not math.isfinite(found):
+        return str(found), True
+    return found if isinstance(found, float) or -(2**63) <= found < 2**63 else str(found), True
+
+
+def _plain(value: Any, depth: int) -> Any:
+    """Any JSON as an attribute's value."""
+    if isinstance(value, str):
+        return clean(value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return number(value, whole=isinstance(value, int))[0]
+    if depth > DEEPEST:
+        return None
+    if isinstance(value, dict):
+        return {clean(str(name)): _plain(item, depth + 1) for name, item in value.items()}
+    return [_plain(item, depth + 1) for item in value] if isinstance(value, list) else None
+
+
+def clean(value: str) -> str:
+    """Text that can be written as UTF-8: halves of characters are replaced."""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _written(span: Span) -> JSON:
+    written: JSON = {
+        "traceId": span.trace_id or "",
+        "spanId": hex_of(span.id),
+        "name": span.name,
+        "kind": KINDS.index(span.kind, 1),
+        "startTimeUnixNano": str(span.started_ns),
+        "endTimeUnixNano": str(span.finished_ns),
+        "attributes": _pairs(span.attributes),
+        "status": {"code": STATUSES.index(span.status)},
+    }
+    if span.status_message:
+        written["status"]["message"] = span.status_message
+    if span.parent_id and hex_of(span.parent_id):
+        written["parentSpanId"] = hex_of(span.parent_id)
+    if span.events:
+        written["events"] = [
+            {"name": event["name"], "timeUnixNano": str(event["time_ns"]), "attributes": _pairs(event["attributes"])}
+            for event in span.events
+        ]
+    return written
+
+
+def _pairs(attributes: Mapping[str, Any]) -> list[JSON]:
+    return [{"key": name, "value": _any_value(value)} for name, value in attributes.items()]
+
+
+def _any_value(value: Any) -> JSON:
+    match value:
+        case bool():
+            return {"boolValue": value}
+        case int():
+            return {"intValue": str(value)}
+        case float():
+            return {"doubleValue": value}
+        case str():
+            return {"stringValue": value}
+        case list() | tuple():
+            return {"arrayValue": {"values": [_any_value(item) for item in value]}}
+        case dict():
+            return {"kvlistValue": {"values": _pairs(value)}}
+        case _:
+            return {}

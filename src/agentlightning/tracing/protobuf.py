@@ -1,0 +1,243 @@
+"""OTLP/protobuf: an ExportTraceServiceRequest to spans and back, and what answers one. Pure.
+
+Driven by the gateway and the exporter, which import it when the first request comes (the schema costs 0.1 s). A request
+that protobuf refuses as a whole, for one text that is no UTF-8 or one span that is cut, is taken apart by hand: only that
+span is lost.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from agentlightning.errors import InputError, MissingExtraError
+from agentlightning.tracing.otlp import hex_of, number
+from agentlightning.tracing.received import KINDS, STATUSES, Received, ReceivedResource, ReceivedSpan, identifier
+from agentlightning.types import JSON, Span
+
+try:
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+        ExportTraceServiceRequest,
+        ExportTraceServiceResponse,
+    )
+    from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+    from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+    from opentelemetry.proto.trace.v1 import trace_pb2
+except ModuleNotFoundError as cause:
+    raise MissingExtraError("opentelemetry-proto", "server") from cause
+
+
+def read_protobuf(body: bytes) -> Received:
+    """The spans of a request's body. InputError where it is no such message."""
+    request = ExportTraceServiceRequest()
+    try:
+        request.ParseFromString(body)
+    except DecodeError:
+        return _salvaged(body)
+    received = Received()
+    for group in request.resource_spans:
+        found = ReceivedResource(attributes=_attributes(group.resource.attributes))
+        for scope_spans in group.scope_spans:
+            scope = _scope(scope_spans.scope)
+            found.spans += [_read(span, scope) for span in scope_spans.spans]
+        received.resources.append(found)
+    return received
+
+
+def write_protobuf(spans: Iterable[Span], resource: Mapping[str, Any]) -> bytes:
+    """The body of a request that sends these spans as those of one resource, each under its scope."""
+    request = ExportTraceServiceRequest()
+    group = request.resource_spans.add()
+    _fill(group.resource.attributes, resource)
+    by_scope: dict[str, Any] = {}
+    for span in spans:
+        scope = str(span.attributes.get("scope.name") or "agentlightning")
+        if scope not in by_scope:
+            by_scope[scope] = group.scope_spans.add()
+            by_scope[scope].scope.name = scope
+        _write(span, by_scope[scope].spans.add())
+    return bytes(request.SerializeToString())
+
+
+def write_response(rejected: int, message: str) -> bytes:
+    """What answers a request of which not everything was fine (OTLP's partial success); empty where all was."""
+    response = ExportTraceServiceResponse()
+    if rejected or message:
+        response.partial_success.rejected_spans = rejected
+        response.partial_success.error_message = message
+    return bytes(response.SerializeToString())
+
+
+def write_status(message: str) -> bytes:
+    """A google.rpc.Status, which is how OTLP refuses: field 2 is its message."""
+    text = message.encode()
+    return b"\x12" + _varint(len(text)) + text
+
+
+def _write(span: Span, made: Any) -> None:
+    made.trace_id = bytes.fromhex(span.trace_id or "")
+    made.span_id = bytes.fromhex(hex_of(span.id))
+    made.parent_span_id = bytes.fromhex(hex_of(span.parent_id or ""))
+    made.name, made.kind = span.name, KINDS.index(span.kind, 1)
+    made.start_time_unix_nano, made.end_time_unix_nano = span.started_ns, span.finished_ns
+    made.status.code, made.status.message = STATUSES.index(span.status), span.status_message
+    _fill(made.attributes, span.attributes)
+    for event in span.events:
+        _fill(made.events.add(name=event["name"], time_unix_nano=event["time_ns"]).attributes, event["attributes"])
+
+
+def _fill(pairs: Any, attributes: Mapping[str, Any]) -> None:
+    for name, value in attributes.items():
+        _set(pairs.add(key=name).value, value)
+
+
+def _set(made: Any, value: Any) -> None:
+    match value:
+        case bool():
+            made.bool_value = value
+        case int():
+            made.int_value = value
+        case float():
+            made.double_value = value
+        case str():
+            made.string_value = value
+        case list() | tuple():
+            made.array_value.SetInParent()
+            for item in value:
+                _set(made.array_value.values.add(), item)
+        case dict():
+            made.kvlist_value.SetInParent()
+            _fill(made.kvlist_value.values, value)
+
+
+def _read(span: Any, scope: JSON) -> ReceivedSpan:
+    attributes = _attributes(span.attributes)
+    wrong = []
+    if not 0 <= span.kind < len(KINDS) or not 0 <= span.status.code < len(STATUSES):
+        wrong.append("wrong_type")
+    for raw, size in ((span.trace_id, 16), (span.span_id, 8), (span.parent_span_id, 8)):
+        if raw and len(raw) != size:
+            wrong.append("wrong_type")
+    return ReceivedSpan(
+        trace_id=identifier(span.trace_id, 16),
+        span_id=identifier(span.span_id, 8),
+        parent_id=identifier(span.parent_span_id, 8),
+        name=span.name,
+        kind=KINDS[span.kind] if 0 <= span.kind < len(KINDS) else "internal",
+        started_ns=span.start_time_unix_nano,
+        finished_ns=span.end_time_unix_nano,
+        attributes=attributes | scope if scope else attributes,
+        status=STATUSES[span.status.code] if 0 <= span.status.code < len(STATUSES) else "unset",
+        status_message=span.status.message,
+        events=[
+            {"name": event.name, "time_ns": event.time_unix_nano, "attributes": _attributes(event.attributes)}
+            for event in span.events
+        ],
+        wrong=wrong,
+    )
+
+
+def _scope(scope: Any) -> JSON:
+    found = {f"scope.{name}": getattr(scope, name) for name in ("name", "version") if getattr(scope, name)}
+    return found | {f"scope.{name}": value for name, value in _attributes(scope.attributes).items()}
+
+
+def _attributes(pairs: Iterable[Any]) -> JSON:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_value(item) for item in value.array_value.values]
+    if kind == "kvlist_value":
+        return _attributes(value.kvlist_value.values)
+    if kind is None:
+        return None
+    plain = getattr(value, kind)
+    if isinstance(plain, bytes):
+        return base64.b64encode(plain).decode()
+    return number(plain, whole=False)[0] if isinstance(plain, float) else plain
+
+
+# --- a request that protobuf refuses ----------------------------------------------------------------------------------
+
+
+def _salvaged(body: bytes) -> Received:
+    received = Received()
+    sound = False
+    for group in _parts(body, 1):
+        found = ReceivedResource()
+        for raw in _parts(group, 1):
+            found.attributes |= _attributes(_parsed(Resource, raw).attributes)
+        for scope_spans in _parts(group, 2):
+            scope: JSON = {}
+            for raw in _parts(scope_spans, 1):
+                scope = _scope(_parsed(InstrumentationScope, raw))
+            for raw in _parts(scope_spans, 2):
+                sound = True
+                span = trace_pb2.Span()
+                try:
+                    span.ParseFromString(raw)
+                except DecodeError:
+                    received.lost += 1
+                else:
+                    found.spans.append(_read(span, scope))
+        received.resources.append(found)
+    if not sound:
+        raise InputError("traces: expected an ExportTraceServiceRequest in protobuf, as the content type says")
+    return received
+
+
+def _parsed(kind: Callable[[], Any], raw: bytes) -> Any:
+    message = kind()
+    try:
+        message.ParseFromString(raw)
+    except DecodeError:
+        return kind()
+    return message
+
+
+def _parts(data: bytes, number: int) -> Iterator[bytes]:
+    """The values of a field of nested messages or text, as far as the data can be followed."""
+    place = 0
+    while place < len(data):
+        key, place = _read_varint(data, place)
+        match key & 7:
+            case 0:
+                _, place = _read_varint(data, place)
+            case 1:
+                place += 8
+            case 5:
+                place += 4
+            case 2:
+                size, place = _read_varint(data, place)
+                if key >> 3 == number and place < len(data):
+                    yield data[place : place + size]
+                place += size
+            case _:
+                return
+
+
+def _read_varint(data: bytes, place: int) -> tuple[int, int]:
+    """A number and the place after it; past the end where it is cut."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if place >= len(data):
+            return 0, len(data)
+        value |= (data[place] & 127) << shift
+        place += 1
+        if not data[place - 1] & 128:
+            return value, place
+    return 0, len(data)
+
+
+def _varint(value: int) -> bytes:
+    written = b""
+    while value > 127:
+        written += bytes([value & 127 | 128])
+        value >>= 7
+    return written + bytes([value])

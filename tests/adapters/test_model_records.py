@@ -1,0 +1,116 @@
+"""Text calls as records, and records as rows for other trainers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.adapters.episodes import conversation
+from agentlightning.adapters.model_records import call_records, conversations, full_messages, preference_row
+from agentlightning.adapters.spans import ModelCall
+from agentlightning.types import JSON, Call, RetryPolicy, Rollout, Sampling
+
+ROLLOUT = Rollout(
+    id="r",
+    run_id="run",
+    task={},
+    group_id="g",
+    replica=0,
+    mode="train",
+    step=0,
+    sampling=Sampling(),
+    retry=RetryPolicy(),
+    priority=0,
+    state="running",
+    attempt=1,
+    lost=0,
+    created_ns=0,
+)
+
+
+def user(text: str) -> JSON:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> JSON:
+    return {"role": "assistant", "content": text}
+
+
+def records(calls: list[ModelCall]) -> list[Call]:
+    return call_records(calls, ROLLOUT, 1, lambda place: f"call-{place:04}")
+
+
+def talk(*messages: JSON, **fields: Any) -> list[Call]:
+    return records(conversation(messages, **fields))
+
+
+def test_a_call_that_continues_another_holds_only_what_is_new() -> None:
+    first, second = talk(user("a"), said("b"), user("c"), said("d"))
+    assert (first.parent_id, first.messages, first.answer) == (None, [user("a")], said("b"))
+    assert (second.parent_id, second.messages, second.answer) == (first.id, [user("c")], said("d"))
+
+
+def test_calls_with_other_tools_do_not_continue_each_other() -> None:
+    tools: list[JSON] = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    one = conversation([user("a"), said("b")], tools)
+    two = conversation([user("a"), said("b"), user("c"), said("d")])[1:]
+    assert [call.parent_id for call in records([*one, *two])] == [None, None]
+    assert [call.tools for call in records([*one, *two])] == [tools, None]
+
+
+def test_an_answer_may_be_repeated_without_its_reasoning() -> None:
+    thought = ModelCall(span_id="", messages=[user("a")], answer={**said("b"), "reasoning_content": "hm"})
+    later = ModelCall(span_id="", messages=[user("a"), said("b"), user("c")], answer=said("d"))
+    assert records([thought, later])[1].parent_id == "call-0000"
+
+
+def test_what_cannot_be_learned_from_is_no_record() -> None:
+    blank = ModelCall(span_id="", messages=None, answer=said("b"))
+    whole = ModelCall(span_id="7", messages=[user("a")], answer=said("b"), agent="writer", model="gpt")
+    [record] = records([blank, whole])
+    assert (record.agent, record.model, record.span_id, record.policy) == ("writer", "gpt", "7", "")
+
+
+def test_branches_are_rows_of_their_own_and_beginnings_are_not() -> None:
+    calls = [*conversation([user("a"), said("b"), user("c"), said("d")])]
+    calls += conversation([user("a"), said("b"), user("e"), said("f")])[1:]
+    rows = [[one["content"] for one in row["messages"]] for row in conversations(records(calls))]
+    assert rows == [["a", "b", "c", "d"], ["a", "b", "e", "f"]]
+
+
+def test_a_preference_row_begins_where_the_two_part() -> None:
+    better = talk(user("a"), said("b"), user("c"), said("good"))
+    worse = talk(user("a"), said("b"), user("c"), said("bad"))
+    assert preference_row(better, worse) == {
+        "prompt": [user("a"), said("b"), user("c")],
+        "chosen": [said("good")],
+        "rejected": [said("bad")],
+    }
+
+
+def test_no_preference_is_made_of_other_questions_equal_answers_or_several_conversations() -> None:
+    good = talk(user("a"), said("good"))
+    assert preference_row(good, talk(user("z"), said("bad"))) is None
+    assert preference_row(good, good) is None
+    assert preference_row(good, talk(user("a"), said("good"), user("more"), said("x"))) is None
+    # the environment said something else: not a choice of the model's
+    assert (
+        preference_row(
+            talk(user("a"), said("b"), user("1"), said("c")), talk(user("a"), said("b"), user("2"), said("d"))
+        )
+        is None
+    )
+    both = records([*conversation([user("a"), said("b")]), *conversation([user("z"), said("y")])])
+    assert preference_row(good, both) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from("us"), st.sampled_from("xy")), max_size=8), st.integers(0, 8))
+def test_full_prompts_are_those_that_were_recorded(drawn: list[tuple[str, str]], fork: int) -> None:
+    messages = [user("start"), *(user(text) if role == "u" else said(text) for role, text in drawn)]
+    branch = [*messages[: fork + 1], user("branch"), said("end")]
+    calls = [*conversation(messages), *conversation(branch)]
+    stored = records(calls)
+    assert [prompt for prompt, _ in full_messages(stored)] == [call.messages for call in calls]
+    assert sum(len(one.messages) for one in stored) <= sum(len(call.messages or ()) for call in calls)

@@ -1,0 +1,99 @@
+"""`agl record --traces`, `agl rewards rescore` and `agl rollouts export-rows`, as a person types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from agentlightning.cli.app import app
+from agentlightning.errors import ConfigError, NotFoundError
+
+ASK = {"role": "user", "content": "1+1?"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AGL_STORE", "sqlite:///agl.db")
+    rows = [
+        {"messages": [ASK, {"role": "assistant", "content": text}], "reward": reward, "gold": "2"}
+        for text, reward in (("It is 2", 1.0), ("It is 3", 0.0), ("2", 0.0))
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "score.py").write_text("def exact(task, result):\n    return float(result.answer == task['gold'])\n")
+    return tmp_path
+
+
+def agl(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def figures(done: Result) -> dict[str, Any]:
+    assert done.exception is None, done.output
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def recorded() -> str:
+    return str(figures(agl("record", "--traces", "rows.jsonl", "--task-fields", "gold"))["run_id"])
+
+
+def test_a_file_is_recorded_scored_again_and_written_as_rows() -> None:
+    run = recorded()
+    told = figures(agl("rewards", "rescore", run, "--with", "score.py:exact"))
+    assert (told["rollouts"], told["changed"], told["new_mean"]) == (3, 2, pytest.approx(1 / 3))
+    assert "written" not in told
+    kept = figures(agl("rewards", "rescore", run, "--with", "score.py:exact", "--write", "--name", "exact"))
+    assert kept["written"] == 3
+    agl("rollouts", "export-rows", run, "--to", "good.jsonl", "--reward", "exact", "--threshold", "1")
+    [row] = map(json.loads, Path("good.jsonl").read_text().splitlines())
+    assert row["messages"][-1]["content"] == "2"
+    done = agl("rollouts", "export-rows", run, "--to", "pairs.jsonl", "--as", "preferences")
+    assert "1 rows" in done.stdout
+    [pair] = map(json.loads, Path("pairs.jsonl").read_text().splitlines())
+    assert (pair["prompt"], pair["chosen"][0]["content"]) == ([ASK], "It is 2")
+
+
+def test_the_function_may_be_that_of_a_configuration() -> None:
+    run = recorded()
+    Path("train.toml").write_text(
+        '[model]\npath = "./nowhere"\n[agent]\nrun = "agent.py:solve"\nreward = "score.py:exact"\n'
+        '[data]\ntrain = "rows.jsonl"\n'
+    )
+    assert figures(agl("rewards", "rescore", run, "--with", "train.toml"))["new_mean"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("record",), "give either a configuration, whose agent is run, or --traces FILE"),
+        (("record", "train.toml", "--traces", "rows.jsonl"), "give either a configuration"),
+        (("record", "--traces", "rows.jsonl", "--tasks", "3"), "--tasks: has no effect with --traces"),
+        (("record", "--traces", "rows.jsonl", "--rollouts", "4"), "--rollouts: has no effect with --traces"),
+        (("record", "train.toml", "--task-fields", "gold"), "--task-fields: has no effect without --traces"),
+        (("rewards", "rescore", "RUN", "--with", "score.py:exact", "--name", "reward"), "--name: 'reward' is the name"),
+        (("rewards", "rescore", "RUN", "--with", "score.py:none"), "there is no 'none'"),
+        (("rollouts", "export-rows", "RUN", "--to", "rows.jsonl"), "--to: rows.jsonl exists already"),
+        (("rollouts", "export-rows", "RUN", "--to", "x", "--as", "csv"), "--as: expected messages or preferences"),
+        (
+            ("rollouts", "export-rows", "RUN", "--to", "x", "--margin", "1"),
+            "--margin: has no effect with --as messages",
+        ),
+    ],
+)
+def test_what_would_be_ignored_or_is_wrong_is_an_error(words: tuple[str, ...], sentence: str) -> None:
+    error = agl(*words).exception
+    assert isinstance(error, ConfigError)
+    assert sentence in str(error)
+
+
+def test_a_run_that_is_not_there_is_named() -> None:
+    recorded()
+    for words in (
+        ("rewards", "rescore", "X", "--with", "score.py:exact"),
+        ("rollouts", "export-rows", "X", "--to", "x"),
+    ):
+        assert isinstance(agl(*words).exception, NotFoundError)

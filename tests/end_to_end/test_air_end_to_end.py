@@ -1,0 +1,201 @@
+"""AIR over whole attempts: agents of every protocol and any language, real processes, and what the command line says.
+
+Everything is real but the model, which asks for the weather in Paris until a tool has told it, and then says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from command_line import Folder
+from house import KEY, House, open_house
+
+from agentlightning.types import JSON, NewRollout
+
+ASKS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+RULES: JSON = {
+    "tool_error": -0.5,
+    "tool_success": 0.25,
+    "valid_arguments": 0.125,
+    "retry": {"weight": -0.0625},
+    "calls": {"weight": -1.0, "budget": 2},
+}
+EXPECTED = {
+    ("air.tool_error", 0): -0.5,
+    ("air.valid_arguments", 0): 0.125,
+    ("air.tool_success", 1): 0.25,
+    ("air.valid_arguments", 1): 0.125,
+    ("air.retry", 1): -0.0625,
+    ("air.calls", 2): -1.0,
+}
+"""By rule and call: the tool fails, the same is asked for again and succeeds, and the third call answers."""
+
+PARAMETERS = """
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+RESULTS = ["Error: the station is down", "sunny"]
+"""
+
+AGENTS = {
+    "chat": """
+from openai import AsyncOpenAI
+
+async def solve(task, llm):
+    client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
+    messages = [{"role": "user", "content": "what is the weather in Paris?"}]
+    for result in [*RESULTS, None]:
+        reply = await client.chat.completions.create(model=llm.model, messages=messages, tools=tools)
+        message = reply.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        for call in message.tool_calls or []:
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return 1.0
+""",
+    "responses": """
+from openai import AsyncOpenAI
+
+async def solve(task, llm):
+    client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
+    tools = [{"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": False}]
+    items = [{"role": "user", "content": "what is the weather in Paris?"}]
+    for result in [*RESULTS, None]:
+        reply = await client.responses.create(model=llm.model, input=items, tools=tools)
+        items += [item.model_dump(exclude_none=True) for item in reply.output]
+        for item in reply.output:
+            if item.type == "function_call":
+                items.append({"type": "function_call_output", "call_id": item.call_id, "output": result})
+    return 1.0
+""",
+    "messages": """
+from anthropic import AsyncAnthropic
+
+async def solve(task, llm):
+    client = AsyncAnthropic(base_url=llm.anthropic_base_url, api_key=llm.api_key)
+    tools = [{"name": "weather", "input_schema": PARAMETERS}]
+    messages = [{"role": "user", "content": "what is the weather in Paris?"}]
+    for result in [*RESULTS, None]:
+        reply = await client.messages.create(model=llm.model, messages=messages, tools=tools, max_tokens=99)
+        messages.append({"role": "assistant", "content": [part.model_dump() for part in reply.content]})
+        answers = [
+            {"type": "tool_result", "tool_use_id": part.id, "content": "down" if "Error" in result else result,
+             "is_error": "Error" in result}
+            for part in reply.content if part.type == "tool_use"
+        ]
+        messages.append({"role": "user", "content": answers})
+    return 1.0
+""",
+}
+
+PROGRAM = """
+import json, os, urllib.request
+
+def ask(messages):
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        data=json.dumps({"model": "m", "messages": messages, "tools": tools}).encode(),
+        headers={"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    return json.loads(urllib.request.urlopen(request).read())["choices"][0]["message"]
+
+messages = [{"role": "user", "content": "what is the weather in Paris?"}]
+for result in [*RESULTS, None]:
+    messages.append(ask(messages))
+    for call in messages[-1].get("tool_calls") or []:
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+print(json.dumps({"reward": 1.0}))
+"""
+
+WAITS = """
+import time
+
+def solve(task, llm):
+    import json, pathlib, urllib.request
+    request = urllib.request.Request(
+        llm.base_url + "/chat/completions",
+        data=json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode(),
+        headers={"content-type": "application/json", "authorization": "Bearer " + llm.api_key},
+    )
+    urllib.request.urlopen(request).read()
+    while not pathlib.Path(task["go"]).exists():
+        time.sleep(0.01)
+    return 1.0
+"""
+
+
+def says(prompt: str) -> str:
+    """The model: it goes on asking until it has heard of the sun."""
+    return "It is sunny." if "sunny" in prompt.rpartition("weather in")[2] else ASKS
+
+
+@pytest.fixture
+async def weather(folder: Folder) -> AsyncIterator[House]:
+    async with open_house(folder, {"air": {"rules": RULES}}, says) as opened:
+        yield opened
+
+
+async def earned(house: House, rollout_id: str) -> dict[tuple[str, int], float]:
+    """What AIR gave, by rule and call."""
+    places = {call.id: place for place, call in enumerate(await house.store.calls([rollout_id]))}
+    rewards = [reward for reward in await house.store.rewards([rollout_id]) if reward.source == "air"]
+    return {(reward.name, places[reward.call_id or ""]): reward.value for reward in rewards}
+
+
+@pytest.mark.parametrize("protocol", AGENTS)
+async def test_the_rules_see_what_tools_gave_whatever_protocol_the_agent_speaks(weather: House, protocol: str) -> None:
+    weather.folder.write("agent.py", PARAMETERS + AGENTS[protocol])
+    [rollout] = await weather.rollouts("agent.py:solve", {"n": 1})
+    assert (rollout.error, rollout.reward) == (None, 1.0)
+    assert await earned(weather, rollout.id) == EXPECTED
+
+
+async def test_a_program_that_knows_nothing_of_us_is_judged_alike_and_judging_again_says_the_same(
+    weather: House,
+) -> None:
+    weather.folder.write("agent.py", PARAMETERS + PROGRAM)
+    [rollout] = await weather.rollouts(f"{sys.executable} agent.py", {"n": 1})
+    assert (rollout.error, rollout.reward) == (None, 1.0)
+    assert await earned(weather, rollout.id) == EXPECTED
+    report = json.loads((await weather.agl("rewards", "air", weather.run_id)).splitlines()[-1])
+    assert (report["rollouts"], report["calls"], report["recorded"], report["unlike_record"]) == (1, 3, 6, 0)
+    assert {one["rule"]: round(one["a_rollout"], 4) for one in report["rules"]}["retry"] == -0.0625
+    weather.folder.write("other.toml", "[air.rules]\ntool_error = -1.0\n")
+    said = await weather.agl("rewards", "air", weather.run_id, "--rules", "other.toml")
+    assert "tool_error  33.3%  -0.333  -1.000" in said
+    assert json.loads(said.splitlines()[-1])["unlike_record"] == 2  # the record has -0.5
+
+
+@pytest.mark.slow  # a lease lasts half a minute
+async def test_a_worker_killed_before_the_end_gives_nothing_and_the_next_attempt_gives_what_it_earned(
+    folder: Folder,
+) -> None:
+    async with open_house(
+        folder, {"air": {"rules": {"truncated": -1.0, "seen": {"weight": 0.5, "run": "rules.py:seen"}}}}
+    ) as house:
+        folder.write("rules.py", "def seen(step, earlier):\n    return 1.0\n")
+        folder.write("agent.py", WAITS)
+        go = folder.path / "go"
+        task = {"go": str(go)}
+        [queued] = await house.store.enqueue([NewRollout(run_id=house.run_id, task=task, group_id="g")])
+        arguments = ("worker", "agent.py:solve", "--server", house.server, "--run", house.run_id)
+        first = folder.start(*arguments, env={"AGL_SERVER_KEY": KEY})
+        while not await house.store.calls([queued.id]):
+            assert first.poll() is None
+            await asyncio.sleep(0.02)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        assert await house.store.rewards([queued.id]) == []
+        [attempt] = await house.store.attempts([queued.id])
+        assert attempt.state == "running"  # nobody knows yet; its lease has to run out
+        go.touch()
+        second = folder.start(*arguments, env={"AGL_SERVER_KEY": KEY})
+        [rollout] = await house.store.wait(house.run_id, at_least=1, timeout_s=45.0)
+        second.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(second.wait, 30) == 0
+        rewards = [reward for reward in await house.store.rewards([rollout.id]) if reward.source == "air"]
+        assert [(reward.attempt, reward.name, reward.value) for reward in rewards] == [(2, "air.seen", 0.5)]

@@ -1,0 +1,428 @@
+"""The retrieval example's own parts, without a trainer: names, search, rewards, rules, data, tokenizer, agent."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import importlib
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai import DefaultAsyncHttpxClient
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "rag"
+MODULES = ("agent", "data", "names", "retriever", "rules", "scoring", "warm_start")
+PARAGRAPHS = [
+    ("song", "Blue Moon", "Blue Moon is a song by Ann Lee , released in 1934."),
+    ("ann", "Ann Lee", "Ann Lee (born 3 May 1901) was an American singer from Ohio."),
+    ("film", "Red Sun", "Red Sun is a film directed by Bo Ek."),
+    ("bo", "Bo Ek", "Bo Ek was a Swedish director who died in Rome."),
+    ("rome", "Rome", "Rome is the capital of Italy."),
+]
+QUESTION = "Who is the singer of the song Blue Moon and where was she born?"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _example_on_the_path() -> Iterator[None]:
+    """The example's files are scripts, not a package: they are importable for these tests only."""
+    forget()
+    sys.path.insert(0, str(EXAMPLE))
+    yield
+    sys.path.remove(str(EXAMPLE))
+    forget()
+
+
+def forget() -> None:
+    """Examples have files of the same names."""
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def module() -> Callable[[str], ModuleType]:
+    return importlib.import_module
+
+
+@pytest.fixture
+def data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Callable[[str], ModuleType]) -> Iterator[Path]:
+    folder = tmp_path / "multihop"
+    write(folder / "corpus.jsonl.gz", [{"id": i, "title": title, "text": text} for i, title, text in PARAGRAPHS])
+    row = {"answer": "Ohio", "aliases": ["the state of Ohio"], "supporting": ["song", "ann"]}
+    for name in ("2wiki", "hotpotqa", "musique"):
+        write(folder / name / "train.jsonl.gz", [{"question": QUESTION, **row}, {"question": QUESTION, **row}])
+        write(folder / name / "dev.jsonl.gz", [{"question": f"{QUESTION} ({name})", **row}])
+    monkeypatch.setenv("AGL_DATA", str(tmp_path))
+    clear_caches()
+    yield tmp_path
+    clear_caches()
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def clear_caches() -> None:
+    data, retriever = importlib.import_module("data"), importlib.import_module("retriever")
+    for function in (data.load, data.corpus, retriever.retriever):
+        function.cache_clear()
+
+
+def task(**other: Any) -> dict[str, Any]:
+    row = {"question": QUESTION, "answer": "Ohio", "aliases": ["the state of Ohio"], "supporting": ["song", "ann"]}
+    return {**row, "draw": 0, "blanked": 0.0, **other}
+
+
+def test_names_dates_and_numbers_are_found_by_spelling(module: Callable[[str], ModuleType]) -> None:
+    pieces = module("names").pieces("In May 1934 Ann Lee of St. Louis sold 1,200 copies. She left.", "paragraph")
+    assert pieces[:2] == (("word", "in"), ("date", "May 1934"))
+    assert ("name", "Ann Lee of St. Louis") in pieces
+    assert ("number", "1,200") in pieces
+    assert pieces[-3:] == (("word", "she"), ("word", "left"), ("word", "."))
+
+
+@pytest.mark.parametrize(
+    ("question", "names"),
+    [
+        ("Who directed Madam Satan (1930 film)?", ["Madam Satan (1930 film)"]),
+        ("Which film came out first, Annie Hall or Big?", ["Annie Hall", "Big"]),
+        ("The Beatles were from where?", ["The Beatles"]),
+        ("Where was the director of Who Is It? born?", ["Who Is It"]),
+        ("who was he?", []),
+    ],
+)
+def test_titles_in_questions_are_names(module: Callable[[str], ModuleType], question: str, names: list[str]) -> None:
+    found = [content for piece, content in module("names").pieces(question, "question") if piece == "name"]
+    assert found == names
+
+
+def test_a_name_keeps_its_number_and_a_query_means_the_name(module: Callable[[str], ModuleType]) -> None:
+    names = module("names").Names(QUESTION, draw=3)
+    question = names.question()
+    (song,) = names.shown
+    paragraph = names.paragraph("Blue Moon", "blue moon is a song by Ann Lee. Blue Moon is blue.")
+    singer = names.shown[1]
+    assert question == f"who is the singer of the song {song} and where was she born ?"
+    assert paragraph == f"{song} : blue moon is a song by {singer} . {song} is blue ."
+    assert names.query(singer) == "Ann Lee"
+    assert names.query(f"{song} {singer}") == "Blue Moon Ann Lee"
+    assert names.query("E9") is None
+    assert names.query("") == ""
+
+
+def test_a_name_that_was_cut_off_cannot_be_searched_for(module: Callable[[str], ModuleType]) -> None:
+    names = module("names").Names("Who sang Blue Moon?", words=3)
+    assert names.paragraph("Blue Moon", "Blue Moon of Ann Lee , by Bo Ek and Cy Od").count("E") == 2
+    assert len(names.shown) == 2
+
+
+def test_names_are_numbered_as_they_appear_and_words_are_hidden_by_the_draw(
+    module: Callable[[str], ModuleType],
+) -> None:
+    names = module("names")
+    shown = {names.Names(QUESTION, draw, 0.5).question() for draw in range(20)}
+    assert len(shown) > 15
+    assert names.Names(QUESTION, 4, 0.5).question() == names.Names(QUESTION, 4, 0.5).question()
+    assert all("E0" in text for text in shown), "a name is never hidden"
+
+
+@settings(deadline=None)
+@given(st.text(max_size=200), st.sampled_from(["question", "paragraph"]))
+def test_any_text_becomes_words_names_dates_and_numbers(text: str, kind: str) -> None:
+    pieces = importlib.import_module("names").pieces(text, kind)
+    assert all(piece in ("word", "name", "date", "number") and content for piece, content in pieces)
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(alphabet="ABCDE ab.", min_size=1, max_size=30), min_size=1, max_size=90))
+def test_there_are_never_more_names_than_the_model_has_tokens_for(texts: list[str]) -> None:
+    names = importlib.import_module("names")
+    shown = names.Names("Who is Ann Lee?")
+    for text in texts:
+        shown.paragraph(text, text)
+    assert len(set(shown.shown)) == len(shown.shown) <= names.MOST_NAMES
+
+
+def test_a_search_shows_the_best_paragraph_that_was_not_shown(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    retriever = module("retriever")
+    session = retriever.Session(retriever.retriever())
+    shown = [session.search(query) for query in ("Ann Lee", "Ann Lee", "Ann Lee", "xyzzy", "")]
+    assert [paragraph and paragraph.id for paragraph in shown] == ["ann", "song", None, None, None]
+    assert session.found == {"ann", "song"}
+
+
+def test_a_title_counts_more_than_the_text(module: Callable[[str], ModuleType], data_root: Path) -> None:
+    retriever = module("retriever")
+    assert retriever.Session(retriever.retriever()).search("Rome").id == "rome"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "f1"),
+    [
+        ("The Ohio.", "ohio", 1.0),
+        ("Ohio state", "Ohio", 2 / 3),
+        ("Iowa", "Ohio", 0.0),
+        ("a", "the", 1.0),
+        ("ohio ohio", "ohio", 2 / 3),
+    ],
+)
+def test_word_f1_is_that_of_squad(module: Callable[[str], ModuleType], answer: str, gold: str, f1: float) -> None:
+    assert module("scoring").word_f1(answer, gold) == pytest.approx(f1)
+
+
+def test_the_best_alias_counts_and_a_missing_answer_earns_nothing(module: Callable[[str], ModuleType]) -> None:
+    scoring = module("scoring")
+    golds = ["Ohio", "the state of Ohio"]
+    assert scoring.answer_reward(scoring.answered("I think.\nAnswer: state of Ohio"), golds) == pytest.approx(1.0)
+    assert scoring.answer_reward(scoring.answered("Answer: Iowa"), golds) == pytest.approx(0.1)
+    assert scoring.answer_reward(scoring.answered("It is Ohio."), golds) == 0.0
+    assert scoring.answered("Answer: ") is None
+
+
+def test_recall_counts_gold_paragraphs_only(module: Callable[[str], ModuleType]) -> None:
+    reward = module("scoring").retrieval_reward
+    assert reward({"ann", "rome"}, ["ann", "song"], ended=True) == pytest.approx(0.55)
+    assert reward({"ann", "song"}, ["ann", "song"], ended=False) == pytest.approx(0.9)
+    assert reward(set(), ["ann"], ended=True) == pytest.approx(0.1)
+
+
+def test_rules_earn_what_they_find(module: Callable[[str], ModuleType], data_root: Path) -> None:
+    rules = module("rules")
+    earned = {name: rules.follow(rule, task()) for name, rule in rules.RULES.items() if name != "random"}
+    for only_names in ("each name of the question", "the first name, then the second again and again"):
+        assert earned.pop(only_names) == pytest.approx(0.55)
+    assert len(earned) == 3
+    assert all(reward == pytest.approx(1.0) for reward in earned.values())
+    assert rules.follow(lambda _: None, task()) == pytest.approx(0.1)
+
+
+def test_the_demonstrator_searches_what_brings_gold_paragraphs_and_stops(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    rules, names = module("rules"), module("names").Names(QUESTION, 0)
+    names.question()
+    shown = [query for query, _ in rules.demonstrate(task())]
+    assert shown[0] == names.shown[0]
+    assert len(shown) == 2
+    assert list(rules.demonstrate(task(supporting=["elsewhere"]))) == []
+
+
+def test_training_rows_are_every_question_once_an_epoch_with_other_words_hidden(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    data = module("data")
+    rows = data.train(seed=1, epochs=3)
+    assert [row["question"] for row in rows] == [QUESTION] * 3, "a question that occurs twice is one"
+    assert len({row["draw"] for row in rows}) == 3
+    assert rows == data.train(seed=1, epochs=3) != data.train(seed=2, epochs=3)
+    assert data.train_all()[0]["blanked"] == 0.0
+
+
+def test_held_out_rows_are_the_same_at_every_call_and_show_every_word(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    data = module("data")
+    assert data.dev_musique() == data.dev_musique()
+    assert [row["question"] for row in data.dev_hotpotqa()] == [f"{QUESTION} (hotpotqa)"]
+    assert {row["blanked"] for row in [*data.dev_2wiki(), *data.dev_musique()]} == {0.0}
+
+
+def test_rows_of_the_hubs_own_formats_are_read(module: Callable[[str], ModuleType]) -> None:
+    data = module("data")
+    hotpotqa = {
+        "question": "Who?",
+        "answer": "Ann",
+        "supporting_facts": {"title": ["Ann", "Ann"], "sent_id": [0, 1]},
+        "context": {"title": ["Bo", "Ann"], "sentences": [["Bo is."], ["Ann is.", " Ann was."]]},
+    }
+    musique = {
+        "question": "Who?",
+        "answer": "Ann",
+        "answer_aliases": ["Annie"],
+        "paragraphs": [
+            {"title": "Bo", "paragraph_text": "Bo is.", "is_supporting": False},
+            {"title": "Ann", "paragraph_text": "Ann is. Ann was.", "is_supporting": True},
+        ],
+    }
+    rows = [data.read_hotpotqa(hotpotqa), data.read_musique(musique)]
+    assert [row["aliases"] for row in rows] == [[], ["Annie"]]
+    for row in rows:
+        (gold,) = row["supporting"]
+        assert {p.id: p.text for p in row["paragraphs"]}[gold] == "Ann is. Ann was."
+    assert rows[0]["supporting"] == rows[1]["supporting"], "the same paragraph has the same id in every set"
+
+
+def test_data_that_is_nowhere_is_one_clear_sentence(
+    module: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("datasets") is not None:
+        pytest.skip("datasets is installed: the hub would be asked")
+    monkeypatch.setenv("AGL_DATA", str(tmp_path))
+    clear_caches()
+    with pytest.raises(FileNotFoundError, match=r"/multihop does not exist, and reading framolfese/2Wiki"):
+        module("data").load("2wiki", "train")
+
+
+@pytest.fixture
+def tokenizer(module: Callable[[str], ModuleType], tmp_path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    warm_start = module("warm_start")
+    warm_start.make_tokenizer(["who is the singer of"] * warm_start.WORDS_SEEN).save_pretrained(tmp_path)
+    return AutoTokenizer.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "message"),
+    [
+        ("done <|end|>", {"role": "assistant", "content": "done"}),
+        (
+            "<search> E3 <|end|>",
+            {
+                "role": "assistant",
+                "tool_calls": [{"type": "function", "function": {"name": "search", "arguments": {"query": "E3"}}}],
+            },
+        ),
+    ],
+)
+def test_sampled_tokens_are_parsed_and_rendered_back_to_the_same_tokens(
+    tokenizer: Any, sampled: str, message: dict[str, Any]
+) -> None:
+    question = [{"role": "user", "content": "who is E3 ?"}]
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False)
+    ids = tokenizer.encode(sampled, add_special_tokens=False)
+    assert tokenizer.parse_response(ids, prefix=prompt) == message
+    assert tokenizer.apply_chat_template([*question, message], return_dict=False) == prompt + ids
+
+
+def test_a_demonstration_trains_what_the_model_writes_and_nothing_else(
+    module: Callable[[str], ModuleType], tokenizer: Any, data_root: Path
+) -> None:
+    warm_start, questions = module("warm_start"), module("data").load("2wiki", "train")
+    lengths = set()
+    for seed in range(40):
+        tokens, mask = warm_start.demonstration(questions, questions, tokenizer, random.Random(seed))
+        own = tokenizer.decode([token for token, mine in zip(tokens, mask, strict=True) if mine])
+        *searches, end = own.split("<|end|>")[:-1]
+        assert end.strip() == "done"
+        assert all(search.split()[0] == "<search>" for search in searches)
+        lengths.add(len(searches))
+    assert len(lengths) > 2  # most search at random
+
+
+class Server:
+    """An OpenAI-compatible server in the test's own loop: it answers from a list and keeps the requests."""
+
+    def __init__(self, answers: list[dict[str, Any]]) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self._answers = answers
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line[15:]) for line in head.decode().lower().split("\r\n") if "content-length" in line)
+        self.requests.append(json.loads(await reader.readexactly(length)))
+        message = self._answers[len(self.requests) - 1]
+        for call in message.get("tool_calls", []):
+            call["id"] = f"c{len(self.requests)}"  # the SDK refuses an id that occurred before
+        reason = "tool_calls" if "tool_calls" in message else "stop"
+        choice = {"index": 0, "message": {"role": "assistant", "content": None} | message, "finish_reason": reason}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "policy", "usage": usage}
+        body = json.dumps(answer | {"choices": [choice]}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n")
+        writer.write(f"content-length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+
+def search(query: str) -> dict[str, Any]:
+    function = {"name": "search", "arguments": json.dumps({"query": query})}
+    return {"tool_calls": [{"type": "function", "function": function}]}
+
+
+async def run_agent(
+    solve: Callable[..., Any], answers: list[dict[str, Any]], row: dict[str, Any]
+) -> tuple[float, list[dict[str, Any]]]:
+    """The reward of one rollout against scripted answers, and the requests that the agent sent."""
+    server = Server(answers)
+    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with listener, DefaultAsyncHttpxClient(trust_env=False) as http_client:
+        llm = SimpleNamespace(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="key", model="policy", http_client=http_client
+        )
+        return await solve(row, llm), server.requests
+
+
+@pytest.mark.parametrize(
+    ("queries", "last", "reward"),
+    [
+        ([0, 1], "done", 1.0),
+        ([0], "done", 0.55),
+        ([], "done", 0.1),
+        ([0, 1], "E1", 0.9),
+        ([0, 1, 0, 0, 0], None, 0.9),
+    ],
+)
+async def test_the_searcher_finds_names_until_it_ends(
+    module: Callable[[str], ModuleType], data_root: Path, queries: list[int], last: str | None, reward: float
+) -> None:
+    names = module("names").Names(QUESTION, 0)
+    question = names.question()
+    first = names.paragraph("Blue Moon", PARAGRAPHS[0][2])
+    answers = [search(names.shown[query]) for query in queries] + ([{"content": last}] if last else [])
+    found, requests = await run_agent(module("agent").solve, answers, task())
+    assert found == pytest.approx(reward)
+    assert len(requests) == len(answers)
+    assert requests[0]["messages"] == [{"role": "user", "content": question}]
+    assert requests[0]["tools"][0]["function"]["name"] == "search"
+    if queries:
+        assert requests[-1]["messages"][1]["role"] == "assistant"
+    if len(queries) > 1:
+        assert requests[1]["messages"][2]["content"] == first
+
+
+async def test_the_search_after_the_last_call_shows_nothing(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    """The SDK runs the tool of the last call: five searches would be worth more than four and an end."""
+    most = module("agent").MOST_CALLS
+    desk = module("agent").Desk(module("retriever").Session(module("retriever").retriever()), None)
+    shown = [desk.search("is a") for _ in range(most)]
+    assert "none" not in shown[: most - 1]
+    assert shown[-1] == "none"
+
+
+async def test_the_reader_of_a_real_model_sees_text_and_is_rewarded_for_its_answer(
+    module: Callable[[str], ModuleType], data_root: Path
+) -> None:
+    answers = [search("Blue Moon song"), search("Ann Lee"), {"content": "She is from there.\nAnswer: Ohio"}]
+    found, requests = await run_agent(module("agent").solve_text, answers, task())
+    assert found == pytest.approx(1.0)
+    assert requests[0]["messages"][0]["role"] == "system"
+    assert requests[0]["messages"][1] == {"role": "user", "content": QUESTION}
+    assert requests[2]["messages"][-1]["content"] == f"{PARAGRAPHS[1][1]}: {PARAGRAPHS[1][2]}"
+
+
+def test_the_control_and_a_number_of_epochs_exclude_each_other() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE / "warm_start.py"), "--to", "x", "--control", "--epochs", "2"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert "not allowed with argument" in done.stderr

@@ -1,0 +1,71 @@
+"""The pages of frameworks that stand in environments of their own: their programs, as printed, on a real gateway."""
+
+from __future__ import annotations
+
+import pytest
+from apart import stand_apart
+from command_line import Folder
+from pages import page
+from stage import Played, Speaker, open_stage, tool_call
+from test_installed_frameworks import check_population, speaker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+LOOK_UP = 'Thought: I look it up.\n<code>\ncount = population("Oslo")\nprint(count)\n</code>'
+FIX = tool_call("bash", command="sed -i 's|/ 3|/ len(ages)|' ages.py && cat ages.py")
+SUBMIT = tool_call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+
+
+async def play(folder: Folder, name: str, speaker: Speaker, changed: dict[str, str] | None = None) -> Played:
+    """The page's program, or what is changed of it, with a model that speaks like this."""
+    stand_apart(folder.path, name)
+    async with open_stage(folder, speaker) as stage:
+        return await stage.play(page(name), changed)
+
+
+@pytest.mark.parametrize("name", ["pydantic-ai", "llamaindex", "crewai"])
+async def test_the_program_of_the_page_is_recorded_and_rewarded(folder: Folder, name: str) -> None:
+    check_population(await play(folder, name, speaker))
+
+
+async def test_a_crew_whose_model_says_nothing_gets_a_reward_of_zero(folder: Folder) -> None:
+    played = await play(folder, "crewai", lambda role, text: "")
+    assert (played.rollout.state, played.rollout.reward) == ("succeeded", 0.0)
+
+
+def coder(role: str, text: str) -> str:
+    """Forgets the code once, then looks the city up, then says what it read."""
+    if "717710" in text:
+        return "Thought: I know.\n<code>\nfinal_answer(count)\n</code>"
+    return LOOK_UP if "Error" in text else "Thought: I wonder."
+
+
+async def test_smolagents_continues_exactly_also_after_a_step_without_code(folder: Folder) -> None:
+    played = await play(folder, "smolagents", coder)
+    played.check("first_turn", "continued", "continued")
+    assert "717710" in str(played.messages[-1]), "the tool was called"
+
+
+async def test_smolagents_forks_without_the_additions_of_its_page(folder: Folder) -> None:
+    printed = page("smolagents").files["agent.py"]
+    plain = printed.replace(", stop=REMOVE_PARAMETER", "").replace(", step_callbacks={ActionStep: keep_as_said}", "")
+    assert "REMOVE_PARAMETER)" not in plain
+    assert "step_callbacks" not in plain
+    played = await play(folder, "smolagents", coder, {"agent.py": plain})
+    played.check("first_turn", "assistant_message_edited", "assistant_message_edited")
+
+
+async def test_mini_swe_agent_mends_its_repository(folder: Folder) -> None:
+    played = await play(folder, "mini-swe-agent", lambda role, text: FIX if role == "user" else SUBMIT)
+    played.check("first_turn", "continued")
+    assert "return sum(ages) / len(ages)" in str(played.messages[-1]), "what the command printed was read"
+
+
+async def test_mini_swe_agent_leaves_out_an_answer_without_a_tool_call(folder: Folder) -> None:
+    def speaker(role: str, text: str) -> str:
+        if role == "tool":
+            return SUBMIT
+        return FIX if "Tool call error" in text else "I think about it."
+
+    played = await play(folder, "mini-swe-agent", speaker)
+    played.check("first_turn", "history_cut", "continued")

@@ -1,0 +1,87 @@
+"""The pages of frameworks that stand beside the package: their code, as printed, on a real gateway."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from command_line import Folder
+from pages import FOLDER, Page, page
+from stage import Played, open_stage, tool_call
+
+NODE = Path(__file__).parents[1] / "sdk" / "node" / "node_modules"
+AGENTS = {
+    "openai-sdk": None,
+    "anthropic-sdk": None,
+    "langgraph": "think",
+    "openai-agents": "assistant",
+    "autogen": "assistant",
+}
+"""The name of the agent that the calls of a page are recorded with: its framework's."""
+
+
+def speaker(role: str, text: str) -> str:
+    """Looks the city up, then says what it read."""
+    if role == "tool":
+        return f"{text} people live there."
+    return tool_call("population", city="Oslo")
+
+
+def check_population(played: Played) -> None:
+    """Two calls, the second of which read the tool's result and continues the first."""
+    played.check("first_turn", "continued")
+    assert [call.finish_reason for call in played.calls] == ["tool_calls", "stop"]
+    assert [message["content"] for message in played.messages if message["role"] == "tool"] == ["717710"]
+
+
+@pytest.mark.parametrize("name", AGENTS)
+async def test_the_agent_of_the_page_is_recorded_and_rewarded(folder: Folder, name: str) -> None:
+    async with open_stage(folder, speaker) as stage:
+        played = await stage.play(page(name))
+    check_population(played)
+    assert {call.agent for call in played.calls} == {AGENTS[name]}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.md")), ids=lambda path: path.stem)
+def test_what_a_page_says_to_change_stands_in_its_files(path: Path) -> None:
+    shown = {line.strip() for body in Page(path).files.values() for line in body.splitlines()}
+    assert Page(path).changed
+    assert [line for line in Page(path).changed if not any(each.startswith(line) for each in shown)] == []
+
+
+def test_the_index_links_to_every_page() -> None:
+    index = FOLDER.with_suffix(".md").read_text(encoding="utf-8")
+    assert [path.name for path in FOLDER.glob("*.md") if f"(agents/{path.name})" not in index] == []
+
+
+def need_node(folder: Path) -> None:
+    """The packages that the page's reader installs, where the program looks for them; without them the test is left out."""
+    if shutil.which("node") is None or not NODE.is_dir():
+        pytest.skip("needs Node and its packages: `make node-packages` installs them where npm is there")
+    (folder / "node_modules").symlink_to(NODE)
+
+
+async def test_the_node_program_of_the_page_is_recorded_and_rewarded(folder: Folder) -> None:
+    need_node(folder.path)
+    async with open_stage(folder, speaker) as stage:
+        check_population(await stage.play(page("node")))
+
+
+async def test_openai_agents_leave_the_same_record_through_the_responses_api(folder: Folder) -> None:
+    printed = page("openai-agents").files["agent.py"]
+    async with open_stage(folder, speaker) as stage:
+        changed = printed.replace("OpenAIChatCompletionsModel", "OpenAIResponsesModel")
+        played = await stage.play(page("openai-agents"), {"agent.py": changed})
+    check_population(played)
+    assert {call.protocol for call in played.calls} == {"responses"}
+
+
+async def test_reflection_of_autogen_is_a_fork_as_its_page_says(folder: Folder) -> None:
+    printed = page("autogen").files["agent.py"]
+    reflecting = printed.replace(
+        "reflect_on_tool_use=False,\n        max_tool_iterations=4", "reflect_on_tool_use=True"
+    )
+    async with open_stage(folder, speaker) as stage:
+        played = await stage.play(page("autogen"), {"agent.py": reflecting})
+    played.check("first_turn", "system_or_tools_changed")

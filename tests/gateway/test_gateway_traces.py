@@ -1,0 +1,360 @@
+"""OTLP/HTTP in: whose spans they are, what is broken in them, and how requests that cannot be served are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import httpx
+import pytest
+from gateway_house import SERVER_KEY, House, path
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.trace import Status, StatusCode
+
+from agentlightning.errors import StoreError
+from agentlightning.gateway.app import create_app
+from agentlightning.gateway.otlp import LARGEST_REQUEST, MOST_NAMED
+from agentlightning.gateway.server import AgentLightningServer
+from agentlightning.store.base import BROKEN, BROKEN_SPANS, RolloutQuery
+from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.types import Claim, Finish, NewRollout, Worker
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+def a_span(number: int, **fields: Any) -> dict[str, Any]:
+    return {"traceId": TRACE, "spanId": f"{number:016x}", "name": f"span {number}", **fields}
+
+
+def a_request(*spans: Any, **attributes: Any) -> dict[str, Any]:
+    pairs = [
+        {
+            "key": name.replace("__", "."),
+            "value": {"stringValue": value} if isinstance(value, str) else {"intValue": value},
+        }
+        for name, value in attributes.items()
+    ]
+    return {"resourceSpans": [{"resource": {"attributes": pairs}, "scopeSpans": [{"spans": list(spans)}]}]}
+
+
+async def send(house: House, claim: Claim, request: dict[str, Any], **options: Any) -> httpx.Response:
+    return await house.http().post(f"{path(claim)}/v1/traces", json=request, **options)
+
+
+async def names(house: House, claim: Claim) -> list[str]:
+    return sorted(span.name for span in await house.store.spans([claim.rollout.id]))
+
+
+# --- a real program ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_program_instrumented_with_opentelemetry_lands_in_the_store() -> None:
+    with AgentLightningServer("memory://", server_key=SERVER_KEY) as server:
+        async with LightningStoreClient(server.url, SERVER_KEY) as store:
+            run = await store.create_run("traced", {})
+            await store.enqueue([NewRollout(run_id=run.id, task={}, group_id="g")])
+            worker = Worker(id="w", run_id=run.id, host="h", pid=1, running=0, seen_ns=0)
+            (claim,) = await store.claim(worker)
+            await asyncio.to_thread(trace_something, f"{server.url}/v1/traces", claim.key)
+            inner, outer = sorted(await store.spans([claim.rollout.id]), key=lambda span: span.name)
+    assert (outer.name, inner.name) == ("plan", "execute_tool search")
+    assert inner.parent_id == outer.id
+    assert inner.trace_id == outer.trace_id
+    assert outer.parent_id is None
+    assert (inner.status, inner.status_message) == ("error", "ValueError: no such table")
+    assert inner.attributes["gen_ai.tool.name"] == "search"
+    assert inner.attributes["list"] == [1, 2]
+    assert inner.attributes["resource.service.name"] == "my agent"
+    assert inner.attributes["scope.name"] == "agent"
+    [event] = inner.events
+    assert event["attributes"]["exception.type"] == "ValueError"
+    assert outer.started_ns <= inner.started_ns <= event["time_ns"] <= inner.finished_ns <= outer.finished_ns
+
+
+def trace_something(endpoint: str, key: str) -> None:
+    provider = TracerProvider(resource=Resource.create({"service.name": "my agent"}))
+    exporter = OTLPSpanExporter(endpoint, headers={"Authorization": f"Bearer {key}"})
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("agent")
+    with tracer.start_as_current_span("plan"), tracer.start_as_current_span("execute_tool search") as span:
+        span.set_attributes({"gen_ai.tool.name": "search", "list": [1, 2]})
+        error = ValueError("no such table")
+        span.record_exception(error)
+        span.set_status(Status(StatusCode.ERROR, f"ValueError: {error}"))
+    provider.shutdown()
+
+
+# --- what a call says of its trace -------------------------------------------------------------------------------------
+
+
+async def test_a_call_names_the_span_that_it_was_made_in_and_baggage_its_agent(house: House) -> None:
+    claim = await house.claim()
+    body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+    told = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01", "baggage": "user=1,agl.agent=SQL%20writer;x=y"}
+    for headers in (
+        told,
+        told | {"x-agl-agent": "checker"},
+        {"baggage": "gen_ai.agent.name=planner", "traceparent": f"00-{TRACE}-0000000000000000-01"},
+        {"traceparent": "nonsense", "baggage": "=,;agl.agent"},
+    ):
+        answer = await house.http().post(f"{path(claim)}/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+    calls = sorted(await house.store.calls([claim.rollout.id]), key=lambda call: call.started_ns)
+    span_id = f"{claim.rollout.id}.1.00f067aa0ba902b7"
+    assert [(call.agent, call.span_id) for call in calls] == [
+        ("SQL writer", span_id),
+        ("checker", span_id),
+        ("planner", None),
+        (None, None),
+    ]
+
+
+# --- encodings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [False, True])
+async def test_protobuf_is_answered_in_protobuf_packed_or_not(house: House, packed: bool) -> None:
+    claim = await house.claim()
+    request = ExportTraceServiceRequest()
+    request.resource_spans.add().scope_spans.add().spans.add(span_id=b"12345678", name="x")
+    body = request.SerializeToString()
+    headers = {"content-type": "application/x-protobuf"} | ({"content-encoding": "gzip"} if packed else {})
+    answer = await house.http().post(
+        f"{path(claim)}/v1/traces", content=gzip.compress(body) if packed else body, headers=headers
+    )
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-protobuf")
+    said = ExportTraceServiceResponse.FromString(answer.content).partial_success
+    assert (said.rejected_spans, said.error_message) == (0, "1 wrong_time")  # it has none
+    assert await names(house, claim) == [BROKEN_SPANS, "x"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "status"),
+    [
+        ({"content-type": "text/plain"}, b"{}", 415),
+        ({"content-type": "application/json", "content-encoding": "br"}, b"{}", 415),
+        ({"content-type": "application/json", "content-encoding": "gzip"}, b"{}", 400),
+        ({"content-type": "application/json", "content-encoding": "gzip"}, gzip.compress(b"{}")[:-9], 400),
+        ({"content-type": "application/json"}, b"[1]", 400),
+        ({"content-type": "application/x-protobuf"}, b"\xff\xff", 400),
+        (
+            {"content-type": "application/json", "content-encoding": "gzip"},
+            gzip.compress(bytes(LARGEST_REQUEST + 1)),
+            413,
+        ),
+    ],
+)
+async def test_a_body_that_cannot_be_read_is_refused_and_not_to_be_sent_again(
+    house: House, headers: dict[str, str], content: bytes, status: int
+) -> None:
+    claim = await house.claim()
+    answer = await house.http().post(f"{path(claim)}/v1/traces", content=content, headers=headers)
+    assert answer.status_code == status
+    assert "retry-after" not in answer.headers
+    assert await names(house, claim) == []
+
+
+# --- whose ------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_attempts_key_says_whose_spans_they_are(house: House) -> None:
+    claim = await house.claim()
+    answer = await house.http(address="10.0.0.9").post(
+        "/v1/traces", json=a_request(a_span(1)), headers={"authorization": f"Bearer {claim.key}"}
+    )
+    assert answer.status_code == 200
+    assert "span 1" in await names(house, claim)
+
+
+async def test_attributes_name_another_attempt_of_the_same_run(house: House) -> None:
+    one, other = await house.claim("a"), await house.claim("b")
+    by_span = a_span(3, attributes=[{"key": "agl.rollout_id", "value": {"stringValue": other.rollout.id}}])
+    await send(house, one, a_request(a_span(1), by_span))
+    await send(house, one, a_request(a_span(2), agl__rollout_id=other.rollout.id, agl__attempt="1"))
+    assert "span 1" in await names(house, one)
+    assert {"span 2", "span 3"} <= set(await names(house, other))
+
+
+async def test_the_server_key_names_any_attempt_and_none_is_rejected(house: House) -> None:
+    claim = await house.claim()
+    headers = {"authorization": f"Bearer {SERVER_KEY}"}
+    request = a_request(a_span(1), agl__rollout_id=claim.rollout.id)
+    request["resourceSpans"] += a_request(a_span(2))["resourceSpans"]
+    answer = await house.http(address="10.0.0.9").post("/v1/traces", json=request, headers=headers)
+    assert answer.json()["partialSuccess"]["rejectedSpans"] == "1"
+    assert "no attempt named" in answer.json()["partialSuccess"]["errorMessage"]
+    assert "span 1" in await names(house, claim)
+
+
+async def test_a_server_key_that_looks_like_an_attempts_is_one_all_the_same(house: House) -> None:
+    claim = await house.claim()
+    app = create_app(house.store, "sk-agl-server-secret")
+    for key, status in (("sk-agl-server-secret", 200), ("sk-agl-server-guess", 401)):
+        answer = await house.http(app, "10.0.0.9").post(
+            "/v1/traces",
+            json=a_request(a_span(1), agl__rollout_id=claim.rollout.id),
+            headers={"authorization": f"Bearer {key}"},
+        )
+        assert answer.status_code == status
+    await app.close()
+    assert "span 1" in await names(house, claim)
+
+
+async def test_a_request_that_names_very_many_attempts_is_looked_up_for_some(house: House) -> None:
+    claim = await house.claim()
+    request = a_request()
+    for number in range(MOST_NAMED + 5):
+        request["resourceSpans"] += a_request(a_span(1), agl__rollout_id=f"r{number}")["resourceSpans"]
+    answer = await send(house, claim, request)
+    assert answer.json()["partialSuccess"]["rejectedSpans"] == str(MOST_NAMED + 5)
+    assert f"5 of more than {MOST_NAMED} attempts" in answer.json()["partialSuccess"]["errorMessage"]
+
+
+async def test_a_key_opens_no_other_run(house: House) -> None:
+    mine = await house.claim()
+    other = (await house.store.create_run("other", {})).id
+    [theirs] = await house.store.enqueue([NewRollout(run_id=other, task={}, group_id="g")])
+    worker = Worker(id="w", run_id=other, host="h", pid=1, running=0, seen_ns=0)
+    await house.store.claim(worker)
+    answer = await send(house, mine, a_request(a_span(1), agl__rollout_id=theirs.id, agl__attempt=1))
+    assert answer.json()["partialSuccess"]["rejectedSpans"] == "1"
+    assert await house.store.spans([theirs.id]) == []
+
+
+async def test_an_attempt_that_does_not_exist_takes_nothing(house: House) -> None:
+    claim = await house.claim()
+    answer = await send(house, claim, a_request(a_span(1), agl__rollout_id=claim.rollout.id, agl__attempt=7))
+    assert "does not exist" in answer.json()["partialSuccess"]["errorMessage"]
+
+
+@pytest.mark.parametrize("key", [None, "wrong", "sk-agl-AAAA"])
+async def test_without_a_key_nobody_sends_spans_from_elsewhere(house: House, key: str | None) -> None:
+    claim = await house.claim()
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    for url in ("/v1/traces", f"{path(claim)}/v1/traces"):
+        answer = await house.http(address="10.0.0.9").post(url, json=a_request(a_span(1)), headers=headers)
+        assert answer.status_code == 401
+    assert await names(house, claim) == []
+
+
+async def test_spans_that_come_when_the_attempt_is_over_are_taken_for_a_while(house: House) -> None:
+    claim = await house.claim()
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
+    assert (await send(house, claim, a_request(a_span(1)))).status_code == 200
+    assert "span 1" in await names(house, claim)
+
+
+# --- broken -----------------------------------------------------------------------------------------------------------
+
+
+async def test_only_what_is_broken_is_lost_and_the_rollout_says_what(house: House) -> None:
+    claim = await house.claim()
+    now = claim.rollout.started_ns or 0
+    times = {"startTimeUnixNano": str(now), "endTimeUnixNano": str(now + 10**6)}
+    request = a_request(
+        a_span(1, parentSpanId=f"{2:016x}", **times),
+        a_span(2, parentSpanId=f"{1:016x}", **times),
+        a_span(3, parentSpanId=f"{99:016x}", **times),
+        a_span(0, name="without id", **times),
+        a_span(4, name=5, **times),
+        "no span",
+        a_span(5, **{**times, "endTimeUnixNano": "1"}),
+    )
+    answer = await send(house, claim, request)
+    expected = {"cycle": 1, "absent_id": 1, "wrong_type": 1, "undecodable": 1, "wrong_time": 1}
+    assert answer.json()["partialSuccess"] == {
+        "rejectedSpans": "1",
+        "errorMessage": "; ".join(f"{count} {cause}" for cause, count in sorted(expected.items())),
+    }
+    await send(house, claim, request)  # exporters do
+    assert await names(house, claim) == sorted(
+        [BROKEN_SPANS, "span 1", "span 2", "span 3", "without id", "5", "span 5"]
+    )
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
+    [rollout] = await house.store.rollouts(RolloutQuery(ids=[claim.rollout.id]))
+    assert (rollout.warning or "").endswith(
+        f"{BROKEN}, of which only what was broken is lost or mended: "
+        "absent_id 1, cycle 1, undecodable 1, wrong_time 1, wrong_type 1"
+    )
+    shown = (await house.http().get("/metrics")).text
+    assert 'agl_broken_spans_total{cause="cycle"} 1.0' in shown
+
+
+async def test_thousands_of_spans_in_one_request_are_all_recorded(house: House) -> None:
+    claim = await house.claim()
+    now = claim.rollout.started_ns or 0
+    times = {"startTimeUnixNano": str(now), "endTimeUnixNano": str(now + 10**6)}
+    answer = await send(house, claim, a_request(*[a_span(number, **times) for number in range(1, 3001)]))
+    assert answer.json() == {}
+    assert len(await house.store.spans([claim.rollout.id])) == 3000
+
+
+class Failing(InMemoryLightningStore):
+    """A store that is away when spans are to be written, as often as it is told."""
+
+    failures = 0
+
+    async def append_spans(self, spans: Any) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreError("the store is away")
+        await super().append_spans(spans)
+
+
+async def test_what_a_store_that_is_away_did_not_take_is_sent_again(make_house: Any) -> None:
+    async with Failing() as store:
+        house = await make_house(store)
+        claim = await house.claim()
+        await send(house, claim, a_request(a_span(2)))
+        store.failures = 1
+        request = a_request(a_span(1, parentSpanId=f"{1:016x}"))
+        answer = await send(house, claim, request)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert (await send(house, claim, request)).status_code == 200
+        spans = {span.id: span for span in await store.spans([claim.rollout.id])}
+        assert spans[f"{claim.rollout.id}.1.{1:016x}"].parent_id is None
+        causes = [span.attributes for span in spans.values() if span.name == BROKEN_SPANS]
+        assert {"cycle": 1, "wrong_time": 1} in causes
+        await house.close()
+
+
+# --- fuzz -------------------------------------------------------------------------------------------------------------
+
+KEYS = ("key", "value", "stringValue", "intValue", "kvlistValue", "arrayValue", "values", "code", "name")
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(TRACE),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=20,
+)
+FIELDS = ("traceId", "spanId", "parentSpanId", "name", "kind", "startTimeUnixNano", "attributes", "status", "events")
+SPANS = st.dictionaries(st.sampled_from(FIELDS), VALUES)
+
+
+@settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(SPANS | VALUES, max_size=4), VALUES)
+async def test_nothing_that_anybody_sends_as_a_span_is_a_500(house: House, spans: list[Any], resource: Any) -> None:
+    claim = await house.claim(group=f"g{len(house._clients)}")
+    request = {"resourceSpans": [{"resource": {"attributes": resource}, "scopeSpans": [{"spans": spans}]}]}
+    answer = await house.http().post(
+        f"{path(claim)}/v1/traces",
+        content=json.dumps(request).encode(),
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 200, answer.text
+    recorded = [span for span in await house.store.spans([claim.rollout.id]) if span.name != BROKEN_SPANS]
+    sendable = sum(isinstance(span, dict) for span in spans)
+    assert len(recorded) <= sendable
+    lost = int(answer.json().get("partialSuccess", {}).get("rejectedSpans", 0))
+    assert lost == len(spans) - sendable

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from attempts import Conversation, tool, tool_span, user
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentlightning.config_air import AirConfig
+from agentlightning.config_base import parse_settings
+from agentlightning.errors import AgentError, ConfigError
+from agentlightning.tracing.air import Air, OwnRule, air_of
+from agentlightning.types import Reward
+
+OSLO = '{"city": "Oslo"}'
+
+
+def air(rules: dict[str, Any], own: OwnRule | None = None, **table: Any) -> Air:
+    def load(spec: str) -> OwnRule:
+        assert own is not None, spec
+        return own
+
+    made = air_of(parse_settings(AirConfig, {"rules": rules, **table}, "air"), load)
+    assert made is not None
+    return made
+
+
+def values(rewards: list[Reward]) -> dict[str, float]:
+    """By rule and call."""
+    return {f"{reward.name} {reward.call_id}": reward.value for reward in rewards}
+
+
+def loop(errors: int) -> Conversation:
+    """As many calls whose tool fails, and one that ends it."""
+    attempt = Conversation()
+    news = user("?")
+    for at in range(errors):
+        attempt.call(news, asks=[(str(at), "weather", OSLO)])
+        news = tool(str(at), "Error: no")
+    attempt.call(news, text="I give up.")
+    return attempt
+
+
+def test_a_rule_gives_each_call_its_weight_times_its_score() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), asks=[("a", "weather", OSLO), ("b", "weather", "{}")])
+    attempt.call(tool("a", "sunny"), tool("b", "Error: no city"), text="Sunny.")
+    rules = {"tool_error": -0.2, "tool_success": {"weight": 0.1}, "invalid_arguments": -1}
+    assert values(air(rules).rewards(attempt.calls)) == {
+        "air.tool_error call-0": -0.1,
+        "air.tool_success call-0": 0.05,
+        "air.invalid_arguments call-0": -0.5,
+    }
+
+
+def test_rewards_are_step_rewards_of_the_attempt_from_air() -> None:
+    [reward] = air({"tool_error": -0.2}).rewards(loop(1).calls)
+    assert (reward.source, reward.call_id, reward.attempt, reward.rollout_id) == ("air", "call-0", 1, "rollout")
+
+
+def test_the_same_record_gives_the_same_rewards_with_the_same_ids() -> None:
+    attempt, judge = loop(3), air({"tool_error": -0.2, "retry": -0.1})
+    assert judge.rewards(attempt.calls) == judge.rewards(attempt.calls)
+    assert len({reward.id for reward in judge.rewards(attempt.calls)}) == 5
+
+
+def test_a_rules_sum_over_a_rollout_stays_within_its_bound() -> None:
+    rewards = air({"tool_error": {"weight": -0.25, "most": 0.6}}).rewards(loop(5).calls)
+    assert [reward.value for reward in rewards] == pytest.approx([-0.25, -0.25, -0.1])
+
+
+def test_a_rule_may_be_for_some_agents_alone() -> None:
+    attempt = loop(2)
+    attempt.calls[0] = replace(attempt.calls[0], agent="writer")
+    rewards = air({"tool_error": {"weight": -0.2, "agents": ["writer"]}}).rewards(attempt.calls)
+    assert [reward.call_id for reward in rewards] == ["call-0"]
+
+
+def test_an_agent_may_be_known_by_the_span_around_its_call_and_a_judge_is_no_agent() -> None:
+    attempt = loop(2)
+    attempt.calls[0] = replace(attempt.calls[0], span_id="rollout.1.0000000000000007")
+    attempt.call(user("?"), asks=[("x", "weather", OSLO)], parent=None, agent="agl.judge")
+    attempt.call(tool("x", "Error: no"), text="It is bad.", agent="agl.judge")
+    node = replace(tool_span("node", 0, number=7), attributes={"gen_ai.agent.name": "writer"})
+    own = air({"tool_error": {"weight": -0.2, "agents": ["writer"]}}).rewards(attempt.calls, [node])
+    assert [reward.call_id for reward in own] == ["call-0"]
+    assert [reward.call_id for reward in air({"tool_error": -0.2}).rewards(attempt.calls)] == ["call-0", "call-1"]
+
+
+def test_a_rule_of_ones_own_sees_the_step_and_those_before_it() -> None:
+    def more_than_before(step: Any, earlier: Any) -> float | None:
+        return float(len(step.uses) + 10 * len(earlier)) if step.uses else None
+
+    rewards = air({"mine": {"run": "file.py:x", "weight": 0.1, "most": 9}}, more_than_before).rewards(loop(2).calls)
+    assert [reward.value for reward in rewards] == pytest.approx([0.1, 1.1])
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        (lambda step, earlier: 1 / 0, r"air\.rules\.mine failed: ZeroDivisionError"),
+        (lambda step, earlier: "much", r"air\.rules\.mine: expected a finite number or None, got 'much'"),
+        (lambda step, earlier: math.nan, r"air\.rules\.mine: expected a finite number or None, got nan"),
+    ],
+)
+def test_a_rule_of_ones_own_that_fails_is_named(own: OwnRule, sentence: str) -> None:
+    with pytest.raises(AgentError, match=sentence):
+        air({"mine": {"run": "file.py:x", "weight": 0.1}}, own).rewards(loop(1).calls)
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"rules": {"tool_eror": -1}}, "air.rules.tool_eror: no such rule; expected one of tool_error"),
+        ({"rules": {"tool_error": 0}}, "air.rules.tool_error.weight: expected a number other than 0"),
+        ({"rules": {"tool_error": 0.2}}, "air.rules.tool_error.weight: expected a number below 0"),
+        ({"rules": {"tool_success": -0.2}}, "air.rules.tool_success.weight: expected a number above 0"),
+        ({"rules": {"tool_error": {"weight": -1, "budget": 3}}}, "budget: has no effect on tool_error"),
+        ({"rules": {"latency": -1}}, "air.rules.latency.budget: is required; expected a number of seconds"),
+        ({"rules": {"tool_error": {"weight": -1, "run": "a.py:b"}}}, "is a rule of the system's"),
+        ({"rules": {"mine": {"weight": -1, "run": "a.py:b", "budget": 1}}}, "has no effect on a rule of your own"),
+        ({"rules": {"a/b": -1}}, "rules.a/b: expected a name of small letters"),
+        ({"rules": {"tool_error": {"weight": -1, "most": 0}}}, "most"),
+        ({"rules": {"tool_error": {"wieght": -1}}}, "did you mean 'weight'"),
+        ({"counted": False}, "counted: has no effect without rules"),
+        ({"error_pattern": "("}, "error_pattern: expected a regular expression"),
+    ],
+)
+def test_a_setting_that_is_wrong_or_ignored_is_an_error(table: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        air_of(parse_settings(AirConfig, table, "air"), lambda spec: lambda step, earlier: 0.0)
+    assert sentence in str(raised.value)
+
+
+def test_no_rules_are_no_air() -> None:
+    assert air_of(AirConfig(), lambda spec: lambda step, earlier: 0.0) is None
+
+
+# --- properties -----------------------------------------------------------------------------------------------------------
+
+RULES: dict[str, Any] = {
+    "tool_error": {"weight": -0.3, "most": 0.5},
+    "tool_success": {"weight": 0.2, "most": 0.7},
+    "invalid_arguments": -0.4,
+    "retry": -0.25,
+    "repeated_state": -0.5,
+    "calls": {"weight": -0.1, "budget": 2},
+    "latency": {"weight": -0.1, "budget": 0.5},
+}
+TEXTS = st.sampled_from(["sunny", "Error: no", '{"error": "x"}', ""])
+ASKS = st.lists(
+    st.tuples(st.sampled_from(["weather", "nope"]), st.sampled_from([OSLO, "{", '{"city": 1}'])), max_size=3
+)
+
+
+@st.composite
+def attempts(draw: st.DrawFn) -> tuple[Conversation, list[Any]]:
+    """A conversation, and a span for each tool that ran, which tells the same as the messages."""
+    attempt, news = Conversation(), [user("?")]
+    spans: list[Any] = []
+    for at in range(draw(st.integers(1, 5))):
+        asks = [(f"{at}.{place}", name, arguments) for place, (name, arguments) in enumerate(draw(ASKS))]
+        attempt.call(*news, asks=asks, text=draw(st.sampled_from(["a", "b"])))
+        news = [user("go on")]
+        for ident, name, arguments in asks:
+            text = draw(TEXTS)
+            news.append(tool(ident, text))
+            spans.append(
+                tool_span(
+                    name,
+                    3 * at + 2.1,
+                    number=len(spans) + 1,
+                    call_id=ident,
+                    call_arguments=arguments,
+                    call_result=text,
+                )
+            )
+    attempt.call(*news, text="done")
+    return attempt, spans
+
+
+@given(attempts())
+@settings(max_examples=40, deadline=None)
+def test_a_rules_sum_is_never_beyond_its_bound(drawn: tuple[Conversation, list[Any]]) -> None:
+    judge = air(RULES)
+    rewards = judge.rewards(drawn[0].calls, drawn[1])
+    for name, rule in judge.config.rules.items():
+        assert abs(math.fsum(one.value for one in rewards if one.name == f"air.{name}")) <= rule.most + 1e-9
+
+
+@given(attempts())
+@settings(max_examples=40, deadline=None)
+def test_what_messages_and_spans_both_tell_counts_once(drawn: tuple[Conversation, list[Any]]) -> None:
+    attempt, spans = drawn
+    judge = air(RULES)
+    assert judge.rewards(attempt.calls, spans) == judge.rewards(attempt.calls)
+
+
+@given(attempts(), st.randoms())
+@settings(max_examples=40, deadline=None)
+def test_the_order_in_which_spans_came_means_nothing(drawn: tuple[Conversation, list[Any]], rng: Any) -> None:
+    attempt, spans = drawn
+    shuffled = rng.sample(spans, len(spans))
+    assert air(RULES).rewards(attempt.calls, shuffled) == air(RULES).rewards(attempt.calls, spans)
+
+
+ANYTHING = st.none() | st.integers(-5, 5) | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+KEYS = st.sampled_from(
+    [
+        "gen_ai.operation.name",
+        "gen_ai.tool.name",
+        "gen_ai.tool.call.id",
+        "gen_ai.tool.call.arguments",
+        "input.value",
+        "x",
+    ]
+)
+
+
+@given(
+    attempts(),
+    st.lists(
+        st.tuples(
+            st.dictionaries(KEYS, ANYTHING | st.sampled_from(["execute_tool", "0.0"])),
+            st.integers(-(10**18), 10**18),
+            st.integers(-(10**18), 10**18),
+            st.integers(0, 4),
+            st.none() | st.integers(0, 4),
+        ),
+        max_size=5,
+    ),
+)
+@settings(max_examples=40, deadline=None)
+def test_broken_spans_raise_nothing_and_leave_what_messages_tell(
+    drawn: tuple[Conversation, list[Any]], broken: list[tuple[Any, int, int, int, int | None]]
+) -> None:
+    attempt, _ = drawn
+    spans = [
+        replace(
+            tool_span("odd", 0, number=ident),
+            attributes=attributes,
+            started_ns=started,
+            finished_ns=finished,
+            parent_id=None if parent is None else f"rollout.1.{parent:016x}",
+        )
+        for attributes, started, finished, ident, parent in broken
+    ]
+    told = {"invalid_arguments": -0.4, "repeated_state": -0.5}
+    assert air(told).rewards(attempt.calls, spans) == air(told).rewards(attempt.calls)
+    air(RULES).rewards(attempt.calls, spans)

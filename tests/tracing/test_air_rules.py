@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from attempts import SECOND, Conversation, tool, tool_span, user
+
+from agentlightning.tracing.rules import BUILT_IN
+from agentlightning.tracing.steps import steps
+
+OSLO = '{"city": "Oslo"}'
+
+
+def scores(rule: str, attempt: Conversation, *spans: Any, budget: float = 0.0, **settings: Any) -> list[float | None]:
+    return BUILT_IN[rule].score(steps(attempt.calls, spans, **settings), budget)
+
+
+def answered(*results: str) -> Conversation:
+    """One call that asks for as many tools as there are results, and one that reads them."""
+    attempt = Conversation()
+    attempt.call(user("?"), asks=[(str(at), "weather", OSLO) for at in range(len(results))])
+    attempt.call(*(tool(str(at), text) for at, text in enumerate(results)), text="Done.")
+    return attempt
+
+
+def test_errors_and_successes_are_shares_of_the_tools_whose_end_is_known() -> None:
+    attempt = answered("sunny", "Error: no", "rain", "Error: no")
+    assert scores("tool_error", attempt) == [0.5, None]
+    assert scores("tool_success", attempt) == [0.5, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "share"),
+    [
+        ("weather", OSLO, 1.0),
+        ("weather", '{"city": 3}', 0.0),
+        ("weather", '{"city": "Oslo", "days": 0}', 0.0),
+        ("weather", '{"city": "Os', 0.0),
+        ("weather", '"Oslo"', 0.0),
+        ("weather", "", 0.0),
+        ("forecast", OSLO, 0.0),
+    ],
+)
+def test_arguments_are_checked_against_the_tool_of_the_prompt(name: str, arguments: str, share: float) -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), asks=[("a", name, arguments)])
+    assert scores("valid_arguments", attempt) == [share]
+    assert scores("invalid_arguments", attempt) == [1.0 - share]
+
+
+def test_the_tools_of_a_later_call_are_those_that_its_conversation_began_with() -> None:
+    attempt = answered("sunny")
+    attempt.call(user("more"), asks=[("x", "weather", '{"town": "Oslo"}')])
+    assert scores("valid_arguments", attempt) == [1.0, None, 0.0]
+
+
+def test_asking_again_for_what_failed_is_a_retry_and_asking_for_something_else_is_none() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), asks=[("a", "weather", '{"city": "Atlantis"}')])
+    attempt.call(tool("a", "Error: no"), asks=[("b", "weather", '{"city":"Atlantis"}'), ("c", "weather", OSLO)])
+    attempt.call(tool("b", "Error: no"), tool("c", "sunny"), asks=[("d", "weather", OSLO)])
+    assert scores("retry", attempt) == [0.0, 0.5, 0.0]
+
+
+def test_the_same_news_and_the_same_answer_are_a_repeated_state() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), asks=[("a", "weather", OSLO)])
+    attempt.call(tool("a", "busy"), asks=[("b", "weather", OSLO)])
+    attempt.call(tool("b", "busy"), asks=[("c", "weather", '{"city":"Oslo"}')])
+    attempt.call(tool("c", "sunny"), text="Sunny.")
+    assert scores("repeated_state", attempt) == [0.0, 0.0, 1.0, 0.0]
+
+
+def test_the_same_prompt_again_is_a_repeated_state_whatever_is_answered() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="one", request_hash="same")
+    attempt.call(user("?"), text="two", parent=None, request_hash="same")
+    assert scores("repeated_state", attempt) == [0.0, 1.0]
+
+
+def test_several_answers_to_one_prompt_repeat_nothing() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="one", id="call", request_hash="same")
+    attempt.call(user("?"), text="one", id="call.1", parent=None, request_hash="same")
+    assert scores("repeated_state", attempt) == [0.0, 0.0]
+
+
+def test_two_agents_that_say_the_same_repeat_nothing() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="one", agent="writer", request_hash="same")
+    attempt.call(user("?"), text="one", parent=None, agent="checker", request_hash="same")
+    assert scores("repeated_state", attempt) == [0.0, 0.0]
+
+
+def test_an_answer_that_was_cut_is_truncated() -> None:
+    attempt = answered("sunny")
+    attempt.calls[1] = replace(attempt.calls[1], finish_reason="length")
+    assert scores("truncated", attempt) == [0.0, 1.0]
+
+
+def test_latency_counts_the_share_of_its_budget_that_is_above_it() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="a")
+    attempt.call(user("more"), text="b", started_ns=5 * SECOND, finished_ns=6 * SECOND)  # 3 seconds after the answer
+    attempt.call(user("more"), text="c", started_ns=96 * SECOND, finished_ns=97 * SECOND)
+    assert scores("latency", attempt, budget=2.0) == [0.5, 1.0, None]
+
+
+def test_tokens_are_those_of_the_answer_or_what_an_outside_model_says() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="a", sampled_ids=[1] * 5)
+    attempt.call(user("?"), text="b", sampled_ids=[], logprobs=[], policy="", usage={"sampled_tokens": 6})
+    assert scores("tokens", attempt, budget=4) == [0.25, 0.5]
+
+
+def test_calls_beyond_the_budget_count() -> None:
+    attempt = answered("sunny")
+    attempt.call(user("more"), text="c")
+    assert scores("calls", attempt, budget=2) == [0.0, 0.0, 1.0]
+
+
+def test_an_error_pattern_takes_the_place_of_what_errors_look_like() -> None:
+    import re
+
+    attempt = answered("Error: no", "it was empty")
+    assert scores("tool_error", attempt, error_pattern=re.compile("^it .*empty$")) == [0.5, None]
+
+
+def test_tools_of_which_spans_tell_alone_count_for_the_rules() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="select 1")
+    attempt.call(user("?"), text="select 1")
+    spans = [tool_span("sql", at, number=at, failed=True, call_arguments="select 1") for at in (3, 6)]
+    assert scores("tool_error", attempt, *spans) == [1.0, 1.0]
+    assert scores("retry", attempt, *spans) == [0.0, 1.0]
+    assert scores("valid_arguments", attempt, *spans) == [None, None]

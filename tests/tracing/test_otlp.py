@@ -1,0 +1,315 @@
+"""OTLP's two encodings: what they are read into, leniently, and what is written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+
+from agentlightning.errors import InputError
+from agentlightning.tracing.otlp import from_object, hex_of, read_json, write_json
+from agentlightning.tracing.protobuf import read_protobuf, write_response, write_status
+from agentlightning.tracing.received import Received, ReceivedSpan
+from agentlightning.types import Span
+
+TRACE, SPAN, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "00f067aa0ba902b8"
+
+ATTRIBUTES = [
+    {"key": "text", "value": {"stringValue": "é"}},
+    {"key": "whole", "value": {"intValue": "9007199254740993"}},
+    {"key": "share", "value": {"doubleValue": 0.5}},
+    {"key": "yes", "value": {"boolValue": True}},
+    {"key": "list", "value": {"arrayValue": {"values": [{"stringValue": "a"}, {"intValue": "1"}]}}},
+    {"key": "map", "value": {"kvlistValue": {"values": [{"key": "deep", "value": {"boolValue": False}}]}}},
+    {"key": "none", "value": {}},
+]
+PLAIN = {
+    "text": "é",
+    "whole": 9007199254740993,
+    "share": 0.5,
+    "yes": True,
+    "list": ["a", 1],
+    "map": {"deep": False},
+    "none": None,
+}
+
+
+def a_span(**fields: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "traceId": TRACE,
+        "spanId": SPAN,
+        "parentSpanId": PARENT,
+        "name": "search",
+        "kind": 3,
+        "startTimeUnixNano": "1700000000000000001",
+        "endTimeUnixNano": "1700000000000000002",
+        "attributes": ATTRIBUTES,
+        "status": {"code": 2, "message": "no such table"},
+        "events": [{"name": "exception", "timeUnixNano": "1700000000000000001", "attributes": ATTRIBUTES[:1]}],
+    }
+    return {**given, **fields}
+
+
+def a_request(*spans: Any) -> dict[str, Any]:
+    scope = {"name": "lib", "version": "1.2", "attributes": [{"key": "x", "value": {"intValue": "1"}}]}
+    resource = {"attributes": [{"key": "service.name", "value": {"stringValue": "agent"}}]}
+    return {"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": scope, "spans": list(spans)}]}]}
+
+
+def message(request: dict[str, Any]) -> ExportTraceServiceRequest:
+    """The same request in protobuf."""
+    found = ExportTraceServiceRequest()
+    for group in request["resourceSpans"]:
+        resource_spans = found.resource_spans.add()
+        fill(resource_spans.resource.attributes, group["resource"]["attributes"])
+        for scope_spans in group["scopeSpans"]:
+            made = resource_spans.scope_spans.add()
+            made.scope.name, made.scope.version = scope_spans["scope"]["name"], scope_spans["scope"]["version"]
+            fill(made.scope.attributes, scope_spans["scope"]["attributes"])
+            for each in scope_spans["spans"]:
+                span = made.spans.add(
+                    trace_id=bytes.fromhex(each["traceId"]),
+                    span_id=bytes.fromhex(each["spanId"]),
+                    parent_span_id=bytes.fromhex(each["parentSpanId"]),
+                    name=each["name"],
+                    kind=each["kind"],
+                    start_time_unix_nano=int(each["startTimeUnixNano"]),
+                    end_time_unix_nano=int(each["endTimeUnixNano"]),
+                )
+                fill(span.attributes, each["attributes"])
+                span.status.code, span.status.message = each["status"]["code"], each["status"]["message"]
+                for event in each["events"]:
+                    other = span.events.add(name=event["name"], time_unix_nano=int(event["timeUnixNano"]))
+                    fill(other.attributes, event["attributes"])
+    return found
+
+
+def fill(pairs: Any, attributes: list[dict[str, Any]]) -> None:
+    for attribute in attributes:
+        set_value(pairs.add(key=attribute["key"]).value, attribute["value"])
+
+
+def set_value(value: Any, given: dict[str, Any]) -> None:
+    for kind, plain in given.items():
+        match kind:
+            case "arrayValue":
+                value.array_value.SetInParent()
+                for item in plain["values"]:
+                    set_value(value.array_value.values.add(), item)
+            case "kvlistValue":
+                value.kvlist_value.SetInParent()
+                fill(value.kvlist_value.values, plain["values"])
+            case "intValue":
+                value.int_value = int(plain)
+            case _:
+                setattr(value, kind.replace("Value", "_value"), plain)
+
+
+def only(received: Received) -> ReceivedSpan:
+    [resource] = received.resources
+    [span] = resource.spans
+    return span
+
+
+EXPECTED = ReceivedSpan(
+    trace_id=TRACE,
+    span_id=SPAN,
+    parent_id=PARENT,
+    name="search",
+    kind="client",
+    started_ns=1700000000000000001,
+    finished_ns=1700000000000000002,
+    attributes=PLAIN | {"scope.name": "lib", "scope.version": "1.2", "scope.x": 1},
+    status="error",
+    status_message="no such table",
+    events=[{"name": "exception", "time_ns": 1700000000000000001, "attributes": {"text": "é"}}],
+)
+
+
+def test_json_and_protobuf_are_read_into_the_same_span() -> None:
+    request = a_request(a_span())
+    received = read_json(json.dumps(request).encode())
+    assert only(received) == EXPECTED
+    assert received.resources[0].attributes == {"service.name": "agent"}
+    assert read_protobuf(message(request).SerializeToString()) == received
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (SPAN.upper(), SPAN),
+        (f"0x{SPAN}", SPAN),
+        (67667974448284343, SPAN),
+        ("APBnqgupArc=", SPAN),
+        ("0000000000000000", ""),
+        (0, ""),
+        (None, ""),
+        ("", ""),
+        ("xyz", ""),
+        (-1, ""),
+        (2**64, ""),
+        ({}, ""),
+        (True, ""),
+    ],
+)
+def test_ids_are_understood_in_the_forms_that_programs_send(given: object, read: str) -> None:
+    assert only(from_object(a_request(a_span(spanId=given)))).span_id == read
+
+
+def test_names_of_enums_are_understood() -> None:
+    span = only(from_object(a_request(a_span(kind="SPAN_KIND_SERVER", status={"code": "STATUS_CODE_OK"}))))
+    assert (span.kind, span.status, span.wrong) == ("server", "ok", [])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": 7},
+        {"name": ["x"]},
+        {"kind": 99},
+        {"kind": "odd"},
+        {"startTimeUnixNano": "soon"},
+        {"startTimeUnixNano": float("inf")},
+        {"attributes": {"plain": "map"}},
+        {"attributes": "text"},
+        {"attributes": [None, {"key": 5}, {"key": "x", "value": {"stringValue": 5}}]},
+        {"attributes": [{"key": "x", "value": {"intValue": "many"}}]},
+        {"status": "fine"},
+        {"events": {"name": "x"}},
+        {"events": [7]},
+        {"events": [{"name": 1, "attributes": 2, "timeUnixNano": []}]},
+        {"parentSpanId": [1]},
+    ],
+)
+def test_a_field_of_the_wrong_type_costs_that_field_and_not_the_span(fields: dict[str, Any]) -> None:
+    span = only(from_object(a_request(a_span(**fields))))
+    assert "wrong_type" in span.wrong
+    assert (span.span_id, span.finished_ns) == (SPAN, EXPECTED.finished_ns)
+
+
+def test_an_attribute_of_the_wrong_type_is_kept_as_what_it_could_be() -> None:
+    attributes = [
+        {"key": "x", "value": {"intValue": "many"}},
+        {"key": "y", "value": 5},
+        {"key": "z", "value": {"odd": 1}},
+    ]
+    assert (
+        only(from_object(a_request(a_span(attributes=attributes)))).attributes.items()
+        >= {
+            "x": "many",
+            "y": 5,
+        }.items()
+    )
+
+
+def test_numbers_that_no_database_takes_become_text() -> None:
+    attributes = [{"key": "a", "value": {"intValue": 2**63}}, {"key": "b", "value": {"doubleValue": "NaN"}}]
+    found = only(from_object(a_request(a_span(attributes=attributes)))).attributes
+    assert (found["a"], found["b"]) == (str(2**63), "nan")
+
+
+def test_what_is_no_span_is_counted_as_lost_and_others_are_read() -> None:
+    received = from_object(a_request("span", None, a_span(), 7))
+    assert received.lost == 3
+    assert only(received).span_id == SPAN
+
+
+def test_halves_of_characters_are_replaced() -> None:
+    body = json.dumps(a_request(a_span(name="x\ud800"))).encode()
+    assert only(read_json(body)).name == "x?"
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff\xfe", b'"spans"', b"[" * 100_000])
+def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InputError, match="expected"):
+        read_json(body)
+
+
+def test_one_span_that_protobuf_refuses_is_lost_alone() -> None:
+    good, bad = a_span(name="good"), a_span(name="badbadbad", spanId=PARENT)
+    body = message(a_request(good, bad)).SerializeToString().replace(b"badbadbad", b"bad\xffad\xfed")
+    received = read_protobuf(body)
+    assert received.lost == 1
+    assert only(received) == ReceivedSpan(**{**_fields(EXPECTED), "name": "good"})
+    assert received.resources[0].attributes == {"service.name": "agent"}
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"hello world", b"\x0a\xff\xff", b"{}"])
+def test_a_body_that_is_no_such_message_is_refused(body: bytes) -> None:
+    with pytest.raises(InputError, match="protobuf"):
+        read_protobuf(body)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300), st.integers(0, 2000), st.integers(0, 300))
+def test_no_cut_or_overwritten_message_is_anything_but_read_or_refused(noise: bytes, place: int, cut: int) -> None:
+    body = message(a_request(a_span(), a_span(spanId=PARENT))).SerializeToString()
+    broken = (body[: place % len(body)] + noise + body[place % len(body) + len(noise) :])[: len(body) - cut]
+    try:
+        received = read_protobuf(broken)
+    except InputError:
+        return
+    assert all(len(span.span_id) in (0, 16) for resource in received.resources for span in resource.spans)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=9,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from([*a_span(), "extra"]), JSON_VALUES, max_size=5))
+def test_no_field_of_any_type_is_anything_but_read(fields: dict[str, Any]) -> None:
+    span = only(from_object(a_request(a_span(**fields))))
+    assert isinstance(span.name, str)
+    json.dumps([span.attributes, span.events], allow_nan=False)
+
+
+def test_what_is_written_is_read_back() -> None:
+    span = Span(
+        id=f"0189.2.{SPAN}",
+        run_id="r",
+        rollout_id="0189",
+        attempt=2,
+        name="search",
+        parent_id=f"0189.2.{PARENT}",
+        attributes=PLAIN | {"scope.name": "lib"},
+        started_ns=1700000000000000001,
+        finished_ns=1700000000000000002,
+        trace_id=TRACE,
+        kind="client",
+        status="error",
+        status_message="no such table",
+        events=EXPECTED.events,
+    )
+    received = read_json(write_json([span], {"service.name": "agent"}))
+    assert only(received) == ReceivedSpan(**{**_fields(EXPECTED), "attributes": PLAIN | {"scope.name": "lib"}})
+    assert received.resources[0].attributes == {"service.name": "agent"}
+
+
+def test_hex_digits_of_other_ids_are_none() -> None:
+    assert [hex_of(name) for name in (f"a.1.{SPAN}", "0189-uuid", "a.1.0000000000000000")] == [SPAN, "", ""]
+
+
+def test_a_partial_success_says_how_many_were_rejected_and_why() -> None:
+    response = ExportTraceServiceResponse.FromString(write_response(2, "2 undecodable"))
+    assert response.partial_success.rejected_spans == 2
+    assert response.partial_success.error_message == "2 undecodable"
+    assert write_response(0, "") == b""
+
+
+def test_a_refusal_is_a_status_with_its_message() -> None:
+    assert write_status("é" * 100) == b"\x12\xc8\x01" + ("é" * 100).encode()
+
+
+def _fields(span: ReceivedSpan) -> dict[str, Any]:
+    return {name: getattr(span, name) for name in span.__slots__}

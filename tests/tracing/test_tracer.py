@@ -1,0 +1,149 @@
+"""Spans of a process find the buffer of their attempt, and what is kept of them is bounded."""
+
+from __future__ import annotations
+
+import threading
+from contextvars import ContextVar, copy_context
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import Tracer as OpenTelemetryTracer
+
+from agentlightning.store.base import BROKEN_SPANS
+from agentlightning.tracing.buffer import UNFINISHED, SpanBuffer
+from agentlightning.tracing.intake import LONGEST_TEXT
+from agentlightning.tracing.tracer import Tracer
+
+HERE: ContextVar[SpanBuffer | None] = ContextVar("here", default=None)
+
+
+@pytest.fixture
+def tracer() -> OpenTelemetryTracer:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Tracer(HERE.get))
+    return provider.get_tracer("agent")
+
+
+def buffer(rollout: str = "r", most: int = 100) -> SpanBuffer:
+    return SpanBuffer("run", rollout, 2, most)
+
+
+def test_spans_go_to_the_attempt_whose_context_they_start_in(tracer: OpenTelemetryTracer) -> None:
+    def attempt(name: str) -> list[str]:
+        own = buffer(name)
+        HERE.set(own)
+        with tracer.start_as_current_span(f"of {name}"):
+            pass
+        return [span.name for span in own.take()]
+
+    assert [copy_context().run(attempt, name) for name in ("a", "b")] == [["of a"], ["of b"]]
+
+
+def test_a_thread_that_was_only_given_the_span_is_the_attempts_too(tracer: OpenTelemetryTracer) -> None:
+    own = buffer()
+    copy_context().run(HERE.set, None)
+    token = HERE.set(own)
+    outer = tracer.start_span("outer")
+    HERE.reset(token)
+
+    def work() -> None:  # threads start with an empty context
+        with tracer.start_as_current_span("inner", context=trace.set_span_in_context(outer)):
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    outer.end()
+    inner, recorded = own.take()
+    assert (inner.name, inner.parent_id) == ("inner", recorded.id)
+    assert inner.id.startswith("r.2.")
+    assert len(inner.id) == len("r.2.") + 16
+
+
+def test_spans_outside_any_attempt_are_nobodys(tracer: OpenTelemetryTracer) -> None:
+    with tracer.start_as_current_span("import"):
+        own = buffer()
+        HERE.set(own)
+    assert own.take() == []
+
+
+def test_what_is_open_at_the_end_is_kept_as_unfinished_and_nothing_comes_after(tracer: OpenTelemetryTracer) -> None:
+    own = buffer()
+    HERE.set(own)
+    hung = tracer.start_span("hung", attributes={"n": 1})
+    own.close()
+    [span] = own.take()
+    assert (span.name, span.attributes["n"], span.attributes[UNFINISHED]) == ("hung", 1, True)
+    assert span.finished_ns >= span.started_ns
+    hung.end()
+    tracer.start_span("late").end()
+    own.close()
+    assert own.take() == []
+
+
+def test_an_endless_loop_of_spans_keeps_the_first_and_counts_the_rest(tracer: OpenTelemetryTracer) -> None:
+    own = buffer(most=3)
+    HERE.set(own)
+    for number in range(2):
+        tracer.start_span(f"{number}").end()
+    first = own.take()
+    for number in range(2, 8):
+        tracer.start_span(f"{number}").end()
+    *more, note = own.take()
+    assert [span.name for span in first + more] == ["0", "1", "2"]
+    assert (note.name, note.attributes) == (BROKEN_SPANS, {"too_many": 5})
+    assert own.take() == []
+
+
+def test_huge_texts_are_cut_and_counted_once_a_span(tracer: OpenTelemetryTracer) -> None:
+    own = buffer()
+    HERE.set(own)
+    tracer.start_span("huge", attributes={"a": "x" * (LONGEST_TEXT + 7), "b": "y" * (2 * LONGEST_TEXT), "c": "z"}).end()
+    span, note = own.take()
+    assert span.attributes["a"].endswith("… [7 more characters]")
+    assert span.attributes["c"] == "z"
+    assert note.attributes == {"too_large": 1}
+
+
+def test_what_could_not_be_delivered_is_counted(tracer: OpenTelemetryTracer) -> None:
+    own = buffer()
+    own.count_lost(4)
+    assert [span.attributes for span in own.take()] == [{"undelivered": 4}]
+
+
+def test_a_failed_span_keeps_its_exception(tracer: OpenTelemetryTracer) -> None:
+    own = buffer()
+    HERE.set(own)
+    with pytest.raises(KeyError), tracer.start_as_current_span("query", kind=trace.SpanKind.CLIENT):
+        raise KeyError("singer")
+    [span] = own.take()
+    assert (span.kind, span.status, span.status_message) == ("client", "error", "KeyError: 'singer'")
+    assert span.events[0]["name"] == "exception"
+    assert span.events[0]["attributes"]["exception.type"] == "KeyError"
+
+
+@settings(max_examples=50, deadline=None)
+@given(tree=st.recursive(st.none(), lambda inner: st.lists(inner, max_size=4), max_leaves=25))
+def test_any_tree_of_spans_is_recorded_as_that_tree(tree: object) -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Tracer(HERE.get))
+    tracer = provider.get_tracer("agent")
+    own = SpanBuffer("run", "r", 1)
+    expected: dict[str, str | None] = {}
+
+    def walk(node: object, parent: str | None) -> None:
+        with tracer.start_as_current_span("node") as span:
+            name = f"r.1.{span.get_span_context().span_id:016x}"
+            expected[name] = parent
+            for child in node if isinstance(node, list) else ():
+                walk(child, name)
+
+    def run() -> None:
+        HERE.set(own)
+        walk(tree, None)
+
+    copy_context().run(run)
+    assert {span.id: span.parent_id for span in own.take()} == expected
