@@ -1,10 +1,27 @@
-"""Spans as programs send them, made in a line."""
+"""Spans as programs send them, made in a line, and the rollout that they are made the record of."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from agentlightning.types import Span
+from agentlightning.types import RetryPolicy, Rollout, Sampling, Span
+
+ROLLOUT = Rollout(
+    id="r",
+    run_id="run",
+    task={},
+    group_id="g",
+    replica=0,
+    mode="train",
+    step=0,
+    sampling=Sampling(),
+    retry=RetryPolicy(),
+    priority=0,
+    state="running",
+    attempt=1,
+    lost=0,
+    created_ns=0,
+)
 
 
 def a_span(name: str, parent: str | None = None, at: int = 0, until: int | None = None, **fields: Any) -> Span:

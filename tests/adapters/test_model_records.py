@@ -6,28 +6,12 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from span_samples import ROLLOUT
 
 from agentlightning.adapters.episodes import conversation
 from agentlightning.adapters.model_records import call_records, conversations, full_messages, preference_row
 from agentlightning.adapters.spans import ModelCall
-from agentlightning.types import JSON, Call, RetryPolicy, Rollout, Sampling
-
-ROLLOUT = Rollout(
-    id="r",
-    run_id="run",
-    task={},
-    group_id="g",
-    replica=0,
-    mode="train",
-    step=0,
-    sampling=Sampling(),
-    retry=RetryPolicy(),
-    priority=0,
-    state="running",
-    attempt=1,
-    lost=0,
-    created_ns=0,
-)
+from agentlightning.types import JSON, Call
 
 
 def user(text: str) -> JSON:

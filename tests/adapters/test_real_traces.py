@@ -13,32 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from span_samples import ROLLOUT
 
 from agentlightning.adapters.episodes import Episode, episodes_of_row
 from agentlightning.adapters.model_records import call_records, conversations
 from agentlightning.adapters.semantics import role_of
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.adapters.spans import tool_uses
-from agentlightning.types import JSON, RetryPolicy, Rollout, Sampling
+from agentlightning.types import JSON
 
 FOLDER = Path(os.environ.get("AGL_DATA", "/nonexistent")) / "traces"
 real = pytest.mark.skipif(not FOLDER.is_dir(), reason="AGL_DATA is not set")
-ROLLOUT = Rollout(
-    id="r",
-    run_id="run",
-    task={},
-    group_id="g",
-    replica=0,
-    mode="train",
-    step=0,
-    sampling=Sampling(),
-    retry=RetryPolicy(),
-    priority=0,
-    state="running",
-    attempt=1,
-    lost=0,
-    created_ns=0,
-)
 
 
 def rows(name: str) -> list[Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from agentlightning.adapters.semantics import ToolUse, tool_use
+from agentlightning.adapters.trajectories import ABANDONED
 from agentlightning.types import JSON, Call, Span
 
 FAILED = re.compile(
@@ -26,9 +27,6 @@ FAILED = re.compile(
     re.IGNORECASE,
 )
 """How the texts begin that frameworks hand to the model in place of a tool's result."""
-
-ABANDONED = "abandoned"
-"""`finish_reason` of a call that nobody read: it led to nothing."""
 
 MOST_ANCESTORS = 256
 """Spans looked at on the way to the root: programs may send chains without end, or cycles."""
