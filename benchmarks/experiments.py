@@ -13,14 +13,15 @@ For each seed, with the example's own files and commands:
 one), the control's is that of ``agl eval``: the same agent on the same held-out rows, three times. Everything is kept in
 --work, and what is finished there is not done again, so a benchmark that was stopped goes on; an unfinished run is resumed.
 
-Last line: {"example", "framework", "slice", "before", "after", "more_sft_control", "rollouts", "wall_s"}: means over seeds,
-`rollouts` those of one seed's training, `wall_s` of all seeds together.
+Last line: {"example", "framework", "slice", "before", "after", "more_sft_control", "rollouts", "wall_s", "cpu_s"}: means
+over seeds, `rollouts` those of one seed's training, `wall_s` and `cpu_s` (of every process) of all seeds together.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import shutil
 import statistics
 import subprocess
@@ -84,6 +85,7 @@ class Seed:
     labelled: int
     held_out: int
     wall_s: float
+    cpu_s: float
     curve: list[tuple[int, float]]
     """(step, held-out success)."""
     training: list[tuple[int, float]]
@@ -137,6 +139,7 @@ def run_seed(plan: Plan, seed: int, work: Path, progress: Progress) -> Seed:
         labelled=made["labelled"],
         held_out=made["held_out"],
         wall_s=sum(float(file.read_text()) for file in work.glob("*.wall")),
+        cpu_s=sum(float(file.read_text()) for file in work.glob("*.cpu")),
         curve=sorted(greedy.items()),
         training=[(row["step"], row["reward_mean"]) for row in steps],
     )
@@ -186,8 +189,8 @@ def json_of(work: Path, name: str, command: Sequence[str], progress: Progress, s
 
 def execute(work: Path, name: str, command: Sequence[str], meanwhile: Callable[[], None]) -> str:
     """What the command printed; exits where it fails. The time it took is added to what tries before it took."""
-    began, out, log, wall = time.monotonic(), work / f"{name}.out", work / f"{name}.log", work / f"{name}.wall"
-    earlier = float(wall.read_text()) if wall.exists() else 0.0
+    began, used = time.monotonic(), cpu_of_children()
+    out, log = work / f"{name}.out", work / f"{name}.log"
     with out.open("w") as stdout, log.open("w") as stderr:
         child = subprocess.Popen(command, stdout=stdout, stderr=stderr, cwd=REPOSITORY)
         try:
@@ -198,10 +201,22 @@ def execute(work: Path, name: str, command: Sequence[str], meanwhile: Callable[[
             if child.poll() is None:
                 child.terminate()
                 child.wait()
-            write_whole(wall, f"{earlier + time.monotonic() - began:.1f}")
+            add(work / f"{name}.wall", time.monotonic() - began)
+            add(work / f"{name}.cpu", cpu_of_children() - used)
     if child.returncode:
         sys.exit(f"{(out.read_text() + log.read_text())[-TAIL:]}\n{' '.join(command)} failed; see {work}")
     return out.read_text()
+
+
+def cpu_of_children() -> float:
+    """Seconds of the CPU that ended children and theirs have used, as far as somebody waited for them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def add(path: Path, seconds: float) -> None:
+    earlier = float(path.read_text()) if path.exists() else 0.0
+    write_whole(path, f"{earlier + seconds:.1f}")
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -224,6 +239,7 @@ def table(seeds: Sequence[Seed]) -> str:
         ("after training on reward", [seed.after for seed in seeds], ".3f"),
         ("gain", [seed.after - seed.before for seed in seeds], "+.3f"),
         ("wall s", [seed.wall_s for seed in seeds], ".0f"),
+        ("CPU s", [seed.cpu_s for seed in seeds], ".0f"),
     ]
     names = [f"seed {seed}" for seed in range(len(seeds))]
     rows = [["held-out, greedy", *names, "mean ± sd"], ["---"] * (len(names) + 2)]
@@ -296,6 +312,7 @@ def main() -> None:
         "more_sft_control": round(statistics.mean(seed.control for seed in seeds), 4),
         "rollouts": round(statistics.mean(seed.rollouts for seed in seeds)),
         "wall_s": round(sum(seed.wall_s for seed in seeds), 1),
+        "cpu_s": round(sum(seed.cpu_s for seed in seeds), 1),
     }
     print(json.dumps(figures))
 

@@ -50,7 +50,7 @@ class Question:
 def train(
     seed: int = 0, epochs: int = 4, blanked: float = 0.1, sets: Iterable[str] = ("2wiki",)
 ) -> list[dict[str, Any]]:
-    """Training rows of some epochs, each with other words hidden, so that the model cannot learn questions by heart."""
+    """Training rows of some epochs, each with other numbers for its names and other words hidden."""
     questions = [question for name in sets for question in load(name, "train")]
     rng = random.Random(seed)
     return [
@@ -78,8 +78,8 @@ def dev_musique() -> list[dict[str, Any]]:
 
 
 def dev(name: str) -> list[dict[str, Any]]:
-    """Held-out rows, in a fixed order, as they are."""
-    return [question.row() for question in load(name, "dev")]
+    """Held-out rows, in a fixed order, with all their words."""
+    return [question.row(draw) for draw, question in enumerate(load(name, "dev"))]
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,9 @@
 """Questions and paragraphs without names: every name is shown as E0, E1, …, dates as D, numbers as N.
 
 A tiny model cannot learn the words of a million names, and need not: it is shown "who directed E3 ?", searches for "E3" and
-reads "E3 is a film by E7". Names are numbered in the order in which they appear. They are found by spelling alone: nothing
-of the answer or of the gold paragraphs is used.
+reads "E3 is a film by E7". Which name gets which number is drawn anew for each task: if they were numbered as they appear,
+a plan that never reads ("E0, then E1 three times") would do well. Names are found by spelling alone: nothing of the answer
+or of the gold paragraphs is used.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import random
 import re
 from functools import lru_cache
 
-MOST_NAMES = 32
+MOST_NAMES = 24
+"""Of a task; four searches show about twenty."""
 OTHER = "E"
 """A name beyond `MOST_NAMES`."""
 BLANK = "_"
@@ -53,9 +55,11 @@ class Names:
     """The names of one question and of the paragraphs that were read for it; the same name keeps its number."""
 
     def __init__(self, question: str, draw: int = 0, blanked: float = 0.0, words: int = 24) -> None:
-        """A share `blanked` of the words is hidden, those that `draw` decides; a paragraph is cut after `words` words."""
+        """`draw` decides the numbers of names, and which share `blanked` of the words is hidden. A paragraph is cut after
+        `words` words."""
         self._question, self._blanked, self._words = question, blanked, words
         self._rng = random.Random(draw)
+        self._free = self._rng.sample(range(MOST_NAMES), MOST_NAMES)
         self._number_of: dict[str, str] = {}
         self._name_of: dict[str, str] = {}
 
@@ -90,9 +94,9 @@ class Names:
     def _name(self, name: str) -> str:
         key = " ".join(re.findall(r"\w+", name.lower()))
         if key not in self._number_of:
-            if len(self._number_of) == MOST_NAMES:
+            if not self._free:
                 return OTHER
-            self._number_of[key] = f"E{len(self._number_of)}"
+            self._number_of[key] = f"E{self._free.pop()}"
             self._name_of[self._number_of[key]] = name
         return self._number_of[key]
 

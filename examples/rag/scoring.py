@@ -1,22 +1,50 @@
-"""Rewards: R = 0.9 × word F1 + 0.1 × format for a model that can read, R = 0.9 × recall + 0.1 × format for one that cannot.
+"""What a finished rollout is worth: reward functions over its record.
 
-Word F1 and its normalisation are SQuAD's (Rajpurkar et al. 2016), as in MuSiQue, HotpotQA and 2Wiki.
+For a model that can read, R = 0.9 × word F1 + 0.1 × format; for the tiny one R = 0.9 × recall + 0.1 × format, with what each
+search added to it as the reward of that step. Word F1 and its normalisation are SQuAD's (Rajpurkar et al. 2016), as in
+MuSiQue, HotpotQA and 2Wiki.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+from agent import Desk
+from names import Names
+from retriever import Session, retriever
 
 ANSWER = "Answer:"
 
 
-def answered(reply: str) -> str | None:
-    """What follows the last "Answer:" of a reply; None where there is none (a wrong format)."""
-    _, found, answer = reply.rpartition(ANSWER)
-    return answer.strip() if found and answer.strip() else None
+def retrieval(task: dict[str, Any], result: Any) -> dict[str, Any]:
+    """R, and as steps what each call added to it: the searches are done again, which costs a millisecond."""
+    names = Names(task["question"], task["draw"], task["blanked"])
+    names.question()
+    desk = Desk(Session(retriever()), names)
+    earned = [0.0]
+    for step in result.steps:
+        for use in step.uses:
+            desk.search(json.loads(use.arguments)["query"])
+        ended = not step.uses and step.call.answer.get("content") == "done"
+        earned.append(retrieval_reward(desk.session.found, task["supporting"], ended))
+    return {"reward": earned[-1], "steps": [after - before for before, after in pairwise(earned)]}
+
+
+def answer(task: dict[str, Any], result: Any) -> float:
+    """R of the last words; 0 where they have no answer."""
+    return answer_reward(answered(result.answer), [task["answer"], *task["aliases"]])
+
+
+def retrieval_reward(found: set[str], supporting: Iterable[str], ended: bool) -> float:
+    """0.9 × share of the gold paragraphs that were shown + 0.1 where the agent ended by itself, within its calls."""
+    gold = set(supporting)
+    return 0.9 * len(gold & found) / len(gold) + 0.1 * ended
 
 
 def answer_reward(answer: str | None, golds: Iterable[str]) -> float:
@@ -24,10 +52,10 @@ def answer_reward(answer: str | None, golds: Iterable[str]) -> float:
     return 0.0 if answer is None else 0.9 * max(word_f1(answer, gold) for gold in golds) + 0.1
 
 
-def retrieval_reward(found: set[str], supporting: Iterable[str], ended: bool) -> float:
-    """0.9 × share of the gold paragraphs that were shown + 0.1 where the agent ended by itself, within its calls."""
-    gold = set(supporting)
-    return 0.9 * len(gold & found) / len(gold) + 0.1 * ended
+def answered(reply: str) -> str | None:
+    """What follows the last "Answer:" of a reply; None where there is none (a wrong format)."""
+    _, found, answer = reply.rpartition(ANSWER)
+    return answer.strip() if found and answer.strip() else None
 
 
 def word_f1(answer: str, gold: str) -> float:

@@ -1,10 +1,10 @@
-"""Makes the model that the retrieval example trains: a tokenizer, a fresh Llama (0.4 million parameters), a warm start.
+"""Makes the model that the retrieval example trains: a tokenizer, a fresh Llama (0.2 million parameters), a warm start.
 
     python examples/rag/warm_start.py --seed 0 --to runs/rag-model
 
-The warm start teaches the protocol and nothing else: its demonstrations search for names at random. Reinforcement learning
-then sees rewards only. With --control it is the control: more of the same training, no reinforcement learning. With
---labelled N, one demonstration in ten is of N labelled questions, and finds their gold paragraphs.
+The warm start teaches the protocol and nothing else: its demonstrations search for names at random, so no question's gold
+paragraphs are used. Reinforcement learning then sees rewards only. With --control it is the control: more of the same
+training, no reinforcement learning.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from agent import MOST_CALLS, SEARCHER, Desk
 from data import Question, dev, load
 from names import BLANK, MOST_NAMES, OTHER, Names
 from retriever import Session, retriever
-from rules import demonstrate
 from scoring import retrieval_reward
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from agentlightning.demo.warm_start import encode, to_sequences
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.learner import Learner
-from agentlightning.types import Loss, Sequence
+from agentlightning.types import JSON, Loss
 
 UNKNOWN, PAD, END, SEARCH = "<unk>", "<|pad|>", "<|end|>", "<search>"
 ROLES = ["<|user|>", "<|assistant|>", "<|tool|>", "<|system|>"]
@@ -61,10 +61,9 @@ RESPONSE_TEMPLATE = {
 """How transformers reads a tool call out of sampled text: the other direction of the chat template."""
 
 BATCH = 32
-EPOCHS, CONTROL_EPOCHS = 8, 24
-RANDOM_SEARCHES = 0.9
-"""With labelled questions."""
+EPOCHS, CONTROL_EPOCHS = 50, 100
 ENDS_AT_RANDOM = 0.12
+"""Before each search of a demonstration."""
 WORDS_SEEN = 15
 """Times that a word must occur among the training questions and their paragraphs; the rest is unknown."""
 BLANKED = 0.1
@@ -76,7 +75,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make and warm-start the model of the retrieval example.")
     parser.add_argument("--to", type=Path, required=True, help="folder for the model")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--labelled", type=int, default=0, help="questions whose gold paragraphs it is shown")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=int, default=EPOCHS)
     length.add_argument(
@@ -91,16 +89,15 @@ def main() -> None:
         held_out = dev("2wiki")
     except FileNotFoundError as cause:
         raise SystemExit(str(cause)) from cause
-    labelled = rng.sample(questions, min(arguments.labelled, len(questions)))
     tokenizer = make_tokenizer(list(_texts(questions)))
     tokenizer.save_pretrained(arguments.to)
     make_model(tokenizer, arguments.seed).save_pretrained(arguments.to)
-    warm_start(arguments.to, tokenizer, questions, labelled, epochs, rng)
+    warm_start(arguments.to, tokenizer, questions, epochs, rng)
     report = {
         "model": str(arguments.to),
         "seed": arguments.seed,
         "epochs": epochs,
-        "labelled": len(labelled),
+        "labelled": 0,
         "held_out": len(held_out),
         "held_out_greedy": round(greedy_reward(arguments.to, tokenizer, held_out), 4),
     }
@@ -149,12 +146,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalL
 
 
 def warm_start(
-    folder: Path,
-    tokenizer: PreTrainedTokenizerFast,
-    questions: list[Question],
-    labelled: list[Question],
-    epochs: int,
-    rng: random.Random,
+    folder: Path, tokenizer: PreTrainedTokenizerFast, questions: list[Question], epochs: int, rng: random.Random
 ) -> None:
     """Supervised training on demonstrations, in place: warm-up over 20 updates, then linear decay to a twentieth."""
     learner = Learner(
@@ -163,53 +155,48 @@ def warm_start(
         optimizer="muon",
         muon_learning_rate_ratio=MUON_LEARNING_RATE / LEARNING_RATE,
         weight_decay=0.05,
-        dropout=0.1,
         seed=rng.randrange(2**31),
     )
     updates = epochs * len(questions) // BATCH
     for update in range(updates):
-        rows = [demonstration(questions, labelled, tokenizer, rng) for _ in range(BATCH)]
-        trained = sum(sum(mask) for _, mask in rows)
-        learner.forward_backward([_sequence(tokens, mask, 1 / trained) for tokens, mask in rows], Loss(name="sft"))
+        tasks = [rng.choice(questions).row(rng.randrange(2**31), BLANKED) for _ in range(BATCH)]
+        batch = to_sequences([encode(tokenizer, demonstration(task, rng)) for task in tasks])
+        learner.forward_backward(batch, Loss(name="sft"))
         rate = min(1, (update + 1) / 20) * max(0.05, 1 - update / updates)
         learner.optim_step(LEARNING_RATE * rate, 1.0)
     learner.export(folder)
 
 
-def demonstration(
-    questions: list[Question], labelled: list[Question], tokenizer: PreTrainedTokenizerFast, rng: random.Random
-) -> tuple[list[int], list[bool]]:
-    """A conversation: its tokens, and which the model should write."""
-    at_random = not labelled or rng.random() < RANDOM_SEARCHES
-    task = rng.choice(questions if at_random else labelled).row(rng.randrange(2**31), BLANKED)
-    question = Names(task["question"], task["draw"], task["blanked"]).question()
-    tokens = _prompt(question, tokenizer)
-    mask = [False] * len(tokens)
-    for text, own in _turns(_searches(task, rng) if at_random else demonstrate(task)):
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        tokens += ids
-        mask += [own] * len(ids)
-    return tokens, mask
+def demonstration(task: dict[str, Any], rng: random.Random) -> list[JSON]:
+    """A conversation that searches for names at random; how many is at random, too.
 
-
-def _searches(task: dict[str, Any], rng: random.Random) -> Iterator[tuple[str, str]]:
-    """(query, reply): any names that were shown; how many is at random, too."""
+    Each has habits of its own: how often it takes a name of the question, one of the last paragraph, any, or the last
+    again. So the model learns to tell them apart, and not which of them is worth anything.
+    """
     names = Names(task["question"], task["draw"], task["blanked"])
     desk = Desk(Session(retriever()), names)
-    names.question()
+    messages: list[JSON] = [{"role": "user", "content": names.question()}]
+    asked, last, searched = names.shown, names.shown, list[str]()
+    habits = [rng.expovariate(1) for _ in range(4)]
     for _ in range(MOST_CALLS - 1):
         if not names.shown or rng.random() < ENDS_AT_RANDOM:
-            return
-        query = rng.choice(names.shown)
-        yield query, desk.search(query)
+            break
+        places = [_without(asked, searched), _without(last, searched), names.shown, searched[-1:]]
+        possible = [(place, weight) for place, weight in zip(places, habits, strict=True) if place]
+        (place,) = rng.choices([place for place, _ in possible], [weight for _, weight in possible])
+        searched.append(rng.choice(place))
+        reply = desk.search(searched[-1])
+        last = [word for word in dict.fromkeys(reply.split()) if word in names.shown]
+        function = {"name": "search", "arguments": {"query": searched[-1]}}
+        messages += [
+            {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]},
+            {"role": "tool", "content": reply},
+        ]
+    return [*messages, {"role": "assistant", "content": "done"}]
 
 
-def _turns(searches: Iterator[tuple[str, str]]) -> Iterator[tuple[str, bool]]:
-    """What is written after the question, and whether the model writes it."""
-    for query, reply in searches:
-        yield f"{SEARCH} {query}{END}", True
-        yield f"<|tool|>{reply}{END}<|assistant|>", False
-    yield f"done{END}", True
+def _without(names: list[str], searched: list[str]) -> list[str]:
+    return [name for name in names if name not in searched]
 
 
 def greedy_reward(folder: Path, tokenizer: PreTrainedTokenizerFast, rows: list[dict[str, Any]]) -> float:
@@ -287,18 +274,6 @@ def _texts(questions: list[Question]) -> Iterator[str]:
         for _ in range(3):
             if (paragraph := session.search(question.question)) is not None:
                 yield names.paragraph(paragraph.title, paragraph.text)
-
-
-def _sequence(tokens: list[int], mask: list[bool], weight: float) -> Sequence:
-    return Sequence(
-        rollout_id="",
-        tokens=tokens,
-        mask=mask,
-        logprobs=[0.0] * len(tokens),
-        advantages=[1.0] * len(tokens),
-        weights=[weight * own for own in mask],
-        segments=[],
-    )
 
 
 if __name__ == "__main__":

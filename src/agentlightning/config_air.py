@@ -51,6 +51,9 @@ class AirConfig(Table):
     def _weights(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
+        for name, one in value.items():
+            if isinstance(one, bool) or not isinstance(one, int | float | dict | AirRuleConfig):
+                raise ValueError(f"{name}: expected a weight, or a table with weight, got {one!r}")
         return {name: {"weight": one} if isinstance(one, int | float) else one for name, one in value.items()}
 
     @model_validator(mode="after")

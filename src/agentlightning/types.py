@@ -8,7 +8,7 @@ rewards are UUIDv7 strings and sort by creation time; ids of runs are readable a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 JSON = dict[str, Any]
 
@@ -22,6 +22,10 @@ RewardSource = Literal["return", "function", "output", "emitted", "posted", "air
 SpanKind = Literal["internal", "server", "client", "producer", "consumer"]
 SpanStatus = Literal["unset", "ok", "error"]
 StepState = Literal["open", "closed", "abandoned"]
+
+ABANDONED: Final = "abandoned"
+"""The finish reason of a call whose agent went away: what was sampled until then was never read,
+and what the agent did next does not follow from it."""
 
 FINAL_STATES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -266,7 +270,7 @@ class Call:
     agent: str | None = None
     """Name of the sub-agent that made the call, where known."""
     finish_reason: str = "stop"
-    """stop, length, tool_calls; or abandoned: the agent went away, and what was sampled until then was never read."""
+    """stop, length, tool_calls; or ABANDONED."""
     started_ns: int = 0
     finished_ns: int = 0
     span_id: str | None = None

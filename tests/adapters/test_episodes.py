@@ -87,6 +87,12 @@ def test_turns_of_intercode_have_rewards_of_their_own() -> None:
         episodes_of_row({"query": "one?", "turn_history": {**history, "rewards": [1.0]}})
 
 
+def test_spans_are_read_wherever_a_row_has_them() -> None:
+    span = {"name": "chat", "context": {"span_id": 7, "trace_id": 8}, "attributes": {}}
+    for row in ({"spans": [span], "trace": {"id": 3}}, {"trace": [span]}, {"trace": {"spans": [span]}, "spans": None}):
+        assert [one.id for one in only(row).spans] == [f"{7:016x}"]
+
+
 def test_fields_that_belong_to_the_task_are_named() -> None:
     [episode] = episodes_of_row({"messages": [ASK, TWO], "gold": "2", "id": 7}, ["gold"]) or []
     assert episode.task == {"messages": [ASK], "gold": "2"}
@@ -102,6 +108,12 @@ def test_fields_that_belong_to_the_task_are_named() -> None:
         ({"messages": [ASK, TWO], "rewards": [1]}, "rewards: expected numbers by name"),
         ({"prompt": "x", "chosen": [ASK], "rejected": "y"}, "chosen: expected an answer of the assistant"),
         ({"request": {"model": "m", "messages": [ASK]}, "response": {}}, "response.choices: expected a list"),
+        ({"messages": [ASK, {"text": "?"}, {**TWO, "weight": 1}]}, "messages: expected a list of messages"),
+        ({"messages": [ASK, TWO], "reward": 10**400}, "reward: expected a finite number"),
+        (
+            {"query": "x", "turn_history": {"actions": ["a"], "observations": ["b"], "rewards": 5}},
+            "turn_history.rewards: expected a list of numbers, got int",
+        ),
         ({"request": {"model": "m"}, "response": {"choices": [1]}}, "response.choices: expected objects, got int"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -86,8 +87,25 @@ def test_no_preference_is_made_of_other_questions_equal_answers_or_several_conve
         )
         is None
     )
+    # the user said something else, or the tools were others
+    assert preference_row(talk(user("a"), said("b")), talk(user("a"), user("more"), said("c"))) is None
+    tools: list[JSON] = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    assert preference_row(good, talk(user("a"), said("bad"), tools=tools)) is None
     both = records([*conversation([user("a"), said("b")]), *conversation([user("z"), said("y")])])
     assert preference_row(good, both) is None
+
+
+def test_a_parent_may_stand_after_its_child_whatever_their_ids() -> None:
+    first, second, third = (
+        replace(call, id=name, parent_id=parent)
+        for call, name, parent in zip(
+            talk(user("a"), said("b"), user("c"), said("d"), user("e"), said("f")), "zyx", (None, "z", "y"), strict=True
+        )
+    )
+    whole = [user("a"), said("b"), user("c"), said("d"), user("e")]
+    for order in ([first, second, third], [third, second, first], [second, third, first]):
+        prompts = {call.id: prompt for call, (prompt, _) in zip(order, full_messages(order), strict=True)}
+        assert prompts == {"z": whole[:1], "y": whole[:3], "x": whole}
 
 
 @given(st.lists(st.tuples(st.sampled_from("us"), st.sampled_from("xy")), max_size=8), st.integers(0, 8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -27,6 +28,7 @@ def ran(
     own: dict[str, Any] = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": label}
     own |= {"gen_ai.tool.call.result": result} if result is not None else {}
     own |= {"gen_ai.tool.call.id": call_id} if call_id is not None else {}
+    own |= {"gen_ai.tool.call.arguments": fields.pop("arguments")} if "arguments" in fields else {}
     return tool(name, fields.pop("parent", "agent"), at, attributes=own, **fields)
 
 
@@ -88,6 +90,46 @@ def test_results_are_matched_by_the_id_of_the_tool_call_before_its_name() -> Non
         ("a", "for a"),
         ("b", "for b"),
     ]
+
+
+def test_of_two_tools_of_one_name_each_gets_the_result_of_its_own_arguments_in_whatever_order_they_ran() -> None:
+    answer = [{"name": "add", "arguments": '{"a": 1, "b": 2}'}, {"name": "add", "arguments": {"a": 3}}]
+    spans = [
+        agent("agent"),
+        asked("one", 1, answer, ASK),
+        ran("second", 3, "for 3", "add", arguments='{"a":3}'),
+        ran("first", 4, "for 1 and 2", "add", arguments='{"b":2,"a":1}'),
+        asked("two", 6, "done"),
+    ]
+    messages = model_calls(spans)[1].messages
+    assert messages is not None
+    assert [one["content"] for one in messages if one["role"] == "tool"] == ["for 1 and 2", "for 3"]
+
+
+def test_tools_that_nothing_tells_apart_gave_their_results_in_the_order_in_which_they_ran() -> None:
+    spans = [
+        agent("agent"),
+        asked("one", 1, wants("clock", "clock"), ASK),
+        ran("first", 3, "2025"),
+        ran("second", 4, "2026"),
+        asked("two", 6, wants("clock")),
+        ran("third", 7, "2027"),
+        asked("three", 9, "done"),
+    ]
+    tools = [{"name": "clock", "parameters": {"type": "object"}}]
+    spans[1].attributes["gen_ai.tool.definitions"] = json.dumps(tools)
+    _, second, third = model_calls(spans)
+    assert (second.messages, third.messages) != (None, None)
+    assert [one["content"] for one in second.messages or () if one["role"] == "tool"] == ["2025", "2026"]
+    assert [one["content"] for one in third.messages or () if one["role"] == "tool"] == ["2025", "2026", "2027"]
+    assert [call.tools for call in (second, third)] == [[{"type": "function", "function": tools[0]}]] * 2
+
+
+def test_a_tool_that_had_not_ended_when_the_next_call_began_was_not_read_by_it() -> None:
+    late = ran("tool", 3, "2025")
+    spans = [agent("agent"), asked("one", 1, wants("clock"), ASK), late, asked("two", 5, "It is 2025.")]
+    assert model_calls(spans)[1].mended
+    assert not model_calls([replace(span, finished_ns=6 * 10**9) if span is late else span for span in spans])[1].mended
 
 
 def test_a_failed_tool_gave_its_error() -> None:

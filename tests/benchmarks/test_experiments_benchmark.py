@@ -18,7 +18,7 @@ sys.path.append(str(REPOSITORY / "benchmarks"))
 from agentlightning.trainer.checkpoint import LEARNER_STATE  # noqa: E402
 from experiments import EXAMPLES, plan_of  # noqa: E402
 
-FIGURES = ["example", "framework", "slice", "before", "after", "more_sft_control", "rollouts", "wall_s"]
+FIGURES = ["example", "framework", "slice", "before", "after", "more_sft_control", "rollouts", "wall_s", "cpu_s"]
 
 
 def benchmark(*options: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
@@ -45,6 +45,7 @@ def finished_seed(work: Path, seed: int, heldout: list[tuple[int, float]], contr
     for name, value in kept.items():
         (folder / f"{name}.json").write_text(json.dumps(value))
         (folder / f"{name}.wall").write_text("10.0\n")
+        (folder / f"{name}.cpu").write_text("15.0\n")
 
 
 def test_figures_are_means_over_seeds_of_the_first_and_the_last_evaluation(tmp_path: Path) -> None:
@@ -64,6 +65,7 @@ def test_figures_are_means_over_seeds_of_the_first_and_the_last_evaluation(tmp_p
         "more_sft_control": 0.30,
         "rollouts": 384 * 120,
         "wall_s": 80.0,
+        "cpu_s": 120.0,
     }
     assert "| gain | +0.100 | +0.240 | +0.170 ± 0.099 |" in done.stdout
     assert curve.read_bytes().startswith(b"\x89PNG")

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
-from agentlightning.errors import ConfigError, NotFoundError
+from agentlightning.errors import ConfigError, NotFoundError, RewardError
 
 ASK = {"role": "user", "content": "1+1?"}
 
@@ -88,6 +88,27 @@ def test_what_would_be_ignored_or_is_wrong_is_an_error(words: tuple[str, ...], s
     error = agl(*words).exception
     assert isinstance(error, ConfigError)
     assert sentence in str(error)
+
+
+def test_a_function_that_scores_nothing_is_an_error_after_its_reason_is_told() -> None:
+    run = recorded()
+    Path("wrong.py").write_text("def score(task, result):\n    return task['missing']\n")
+    done = agl("rewards", "rescore", run, "--with", "wrong.py:score", "--write")
+    assert isinstance(done.exception, RewardError)
+    assert "it scored none of 3 rollouts" in str(done.exception)
+    assert "the function failed on 3 rollouts" in done.output
+    assert json.loads(done.stdout.splitlines()[-1])["written"] == 0
+
+
+def test_rows_by_a_reward_that_no_rollout_has_or_for_a_folder_that_is_not_there_are_an_error() -> None:
+    run = recorded()
+    unknown = agl("rollouts", "export-rows", run, "--to", "x.jsonl", "--reward", "exact").exception
+    assert isinstance(unknown, NotFoundError)
+    assert "no training rollout has a final reward named 'exact'" in str(unknown)
+    assert not Path("x.jsonl").exists()
+    nowhere = agl("rollouts", "export-rows", run, "--to", "no/where.jsonl").exception
+    assert isinstance(nowhere, ConfigError)
+    assert "--to: there is no folder no" in str(nowhere)
 
 
 def test_a_run_that_is_not_there_is_named() -> None:

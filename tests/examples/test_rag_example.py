@@ -19,6 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import DefaultAsyncHttpxClient
 
+from agentlightning.runner.result import Result
+from agentlightning.types import Call, Sampling
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rag"
 MODULES = ("agent", "data", "names", "retriever", "rules", "scoring", "warm_start")
 PARAGRAPHS = [
@@ -116,7 +119,7 @@ def test_a_name_keeps_its_number_and_a_query_means_the_name(module: Callable[[st
     assert paragraph == f"{song} : blue moon is a song by {singer} . {song} is blue ."
     assert names.query(singer) == "Ann Lee"
     assert names.query(f"{song} {singer}") == "Blue Moon Ann Lee"
-    assert names.query("E9") is None
+    assert names.query(module("names").OTHER) is None
     assert names.query("") == ""
 
 
@@ -126,14 +129,16 @@ def test_a_name_that_was_cut_off_cannot_be_searched_for(module: Callable[[str], 
     assert len(names.shown) == 2
 
 
-def test_names_are_numbered_as_they_appear_and_words_are_hidden_by_the_draw(
+def test_the_draw_decides_the_numbers_of_names_and_which_words_are_hidden(
     module: Callable[[str], ModuleType],
 ) -> None:
     names = module("names")
-    shown = {names.Names(QUESTION, draw, 0.5).question() for draw in range(20)}
-    assert len(shown) > 15
+    shown = {names.Names(QUESTION, draw, 0.5).question() for draw in range(40)}
+    assert len(shown) > 35
     assert names.Names(QUESTION, 4, 0.5).question() == names.Names(QUESTION, 4, 0.5).question()
-    assert all("E0" in text for text in shown), "a name is never hidden"
+    numbers = {word for text in shown for word in text.split() if word.startswith("E")}
+    assert len(numbers) > 10
+    assert all("E" in text for text in shown), "a name is never hidden"
 
 
 @settings(deadline=None)
@@ -196,6 +201,79 @@ def test_recall_counts_gold_paragraphs_only(module: Callable[[str], ModuleType])
     assert reward({"ann", "rome"}, ["ann", "song"], ended=True) == pytest.approx(0.55)
     assert reward({"ann", "song"}, ["ann", "song"], ended=False) == pytest.approx(0.9)
     assert reward(set(), ["ann"], ended=True) == pytest.approx(0.1)
+
+
+def searched(queries: list[str], last: str | None) -> Result:
+    """The record of a rollout that searched so and ended with `last`; None: it was still searching."""
+    answers = [search(query) for query in queries] + ([{"content": last}] if last is not None else [])
+    calls: list[Call] = []
+    for number, answer in enumerate(answers):
+        for tool_call in answer.get("tool_calls", []):
+            tool_call["id"] = f"t{number}"
+        calls.append(recorded(number, {"role": "assistant", "content": None, **answer}, calls))
+    return Result(calls=calls)
+
+
+def recorded(number: int, answer: dict[str, Any], before: list[Call]) -> Call:
+    replies = [
+        {"role": "tool", "tool_call_id": tool_call["id"], "content": "a paragraph"}
+        for tool_call in (before[-1].answer.get("tool_calls", []) if before else [])
+    ]
+    return Call(
+        id=f"call-{number}",
+        run_id="run",
+        rollout_id="r",
+        attempt=1,
+        parent_id=before[-1].id if before else None,
+        suffix_ids=[],
+        sampled_ids=[],
+        logprobs=[],
+        versions=[],
+        prompt_tokens=0,
+        policy="",
+        model="m",
+        protocol="chat",
+        sampling=Sampling(),
+        history_hash="",
+        request_hash="",
+        messages=replies or [{"role": "user", "content": QUESTION}],
+        answer=answer,
+        started_ns=2 * number,
+        finished_ns=2 * number + 1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("queries", "last", "steps"),
+    [
+        ([0, 1], "done", [0.45, 0.45, 0.1]),
+        ([0, 0, 1], "done", [0.45, 0.0, 0.45, 0.1]),  # the same again brings nothing new
+        ([0], "done", [0.45, 0.1]),
+        ([], "done", [0.1]),
+        ([0, 1], "E1", [0.45, 0.45, 0.0]),
+        ([0, 1, 0, 0, 0], None, [0.45, 0.45, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_each_search_is_rewarded_for_the_gold_paragraph_that_it_shows_first(
+    module: Callable[[str], ModuleType], data_root: Path, queries: list[int], last: str | None, steps: list[float]
+) -> None:
+    names = module("names").Names(QUESTION, 0)
+    names.question()
+    names.paragraph(*PARAGRAPHS[0][1:])
+    said = module("scoring").retrieval(task(), searched([names.shown[query] for query in queries], last))
+    assert said["steps"] == pytest.approx(steps)
+    assert said["reward"] == pytest.approx(sum(steps))
+
+
+def test_a_rollout_without_a_call_is_worth_nothing(module: Callable[[str], ModuleType], data_root: Path) -> None:
+    assert module("scoring").retrieval(task(), Result(calls=[])) == {"reward": 0.0, "steps": []}
+    assert module("scoring").answer(task(), Result(calls=[])) == 0.0
+
+
+def test_the_last_words_of_a_reader_are_scored(module: Callable[[str], ModuleType]) -> None:
+    answer = module("scoring").answer
+    assert answer(task(), searched(["Ann Lee"], "From there.\nAnswer: Ohio")) == pytest.approx(1.0)
+    assert answer(task(), searched(["Ann Lee"], None)) == 0.0
 
 
 def test_rules_earn_what_they_find(module: Callable[[str], ModuleType], data_root: Path) -> None:
@@ -307,19 +385,27 @@ def test_sampled_tokens_are_parsed_and_rendered_back_to_the_same_tokens(
     assert tokenizer.apply_chat_template([*question, message], return_dict=False) == prompt + ids
 
 
-def test_a_demonstration_trains_what_the_model_writes_and_nothing_else(
+def test_demonstrations_search_for_shown_names_and_end(
     module: Callable[[str], ModuleType], tokenizer: Any, data_root: Path
 ) -> None:
-    warm_start, questions = module("warm_start"), module("data").load("2wiki", "train")
+    warm_start, encode = module("warm_start"), module("agentlightning.demo.warm_start").encode
     lengths = set()
     for seed in range(40):
-        tokens, mask = warm_start.demonstration(questions, questions, tokenizer, random.Random(seed))
+        conversation = warm_start.demonstration(task(draw=seed), random.Random(seed))
+        tokens, mask = encode(tokenizer, conversation)
         own = tokenizer.decode([token for token, mine in zip(tokens, mask, strict=True) if mine])
         *searches, end = own.split("<|end|>")[:-1]
         assert end.strip() == "done"
-        assert all(search.split()[0] == "<search>" for search in searches)
+        shown = module("names").Names(QUESTION, seed)
+        shown.question()
+        desk = module("agent").Desk(module("retriever").Session(module("retriever").retriever()), shown)
+        for search_text in searches:
+            word, query = search_text.split()
+            assert word == "<search>"
+            assert query in shown.shown
+            desk.search(query)
         lengths.add(len(searches))
-    assert len(lengths) > 2  # most search at random
+    assert len(lengths) > 2
 
 
 class Server:
@@ -355,8 +441,8 @@ def search(query: str) -> dict[str, Any]:
 
 async def run_agent(
     solve: Callable[..., Any], answers: list[dict[str, Any]], row: dict[str, Any]
-) -> tuple[float, list[dict[str, Any]]]:
-    """The reward of one rollout against scripted answers, and the requests that the agent sent."""
+) -> tuple[str, list[dict[str, Any]]]:
+    """The last words of one rollout against scripted answers, and the requests that the agent sent."""
     server = Server(answers)
     listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
@@ -367,25 +453,16 @@ async def run_agent(
         return await solve(row, llm), server.requests
 
 
-@pytest.mark.parametrize(
-    ("queries", "last", "reward"),
-    [
-        ([0, 1], "done", 1.0),
-        ([0], "done", 0.55),
-        ([], "done", 0.1),
-        ([0, 1], "E1", 0.9),
-        ([0, 1, 0, 0, 0], None, 0.9),
-    ],
-)
+@pytest.mark.parametrize(("queries", "last"), [([0, 1], "done"), ([], "done"), ([0, 1], "E1"), ([0, 1, 0, 0, 0], None)])
 async def test_the_searcher_finds_names_until_it_ends(
-    module: Callable[[str], ModuleType], data_root: Path, queries: list[int], last: str | None, reward: float
+    module: Callable[[str], ModuleType], data_root: Path, queries: list[int], last: str | None
 ) -> None:
     names = module("names").Names(QUESTION, 0)
     question = names.question()
     first = names.paragraph("Blue Moon", PARAGRAPHS[0][2])
     answers = [search(names.shown[query]) for query in queries] + ([{"content": last}] if last else [])
-    found, requests = await run_agent(module("agent").solve, answers, task())
-    assert found == pytest.approx(reward)
+    words, requests = await run_agent(module("agent").solve, answers, task())
+    assert words == (last or "")
     assert len(requests) == len(answers)
     assert requests[0]["messages"] == [{"role": "user", "content": question}]
     assert requests[0]["tools"][0]["function"]["name"] == "search"
@@ -406,12 +483,10 @@ async def test_the_search_after_the_last_call_shows_nothing(
     assert shown[-1] == "none"
 
 
-async def test_the_reader_of_a_real_model_sees_text_and_is_rewarded_for_its_answer(
-    module: Callable[[str], ModuleType], data_root: Path
-) -> None:
+async def test_the_reader_of_a_real_model_sees_text(module: Callable[[str], ModuleType], data_root: Path) -> None:
     answers = [search("Blue Moon song"), search("Ann Lee"), {"content": "She is from there.\nAnswer: Ohio"}]
-    found, requests = await run_agent(module("agent").solve_text, answers, task())
-    assert found == pytest.approx(1.0)
+    words, requests = await run_agent(module("agent").solve_text, answers, task())
+    assert words == "She is from there.\nAnswer: Ohio"
     assert requests[0]["messages"][0]["role"] == "system"
     assert requests[0]["messages"][1] == {"role": "user", "content": QUESTION}
     assert requests[2]["messages"][-1]["content"] == f"{PARAGRAPHS[1][1]}: {PARAGRAPHS[1][2]}"

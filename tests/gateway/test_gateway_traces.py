@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -24,12 +25,12 @@ from opentelemetry.trace import Status, StatusCode
 
 from agentlightning.errors import StoreError
 from agentlightning.gateway.app import create_app
-from agentlightning.gateway.otlp import LARGEST_REQUEST, MOST_NAMED
+from agentlightning.gateway.otlp import LARGEST_REQUEST, MOST_NAMED, MOST_SPANS_A_REQUEST, MOST_TOLD
 from agentlightning.gateway.server import AgentLightningServer
-from agentlightning.store.base import BROKEN, BROKEN_SPANS, RolloutQuery
+from agentlightning.store.base import BROKEN, BROKEN_SPANS, IGNORED_BASE_URL, UNKNOWN_ROUTE, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import Claim, Finish, NewRollout, Worker
+from agentlightning.types import Claim, Finish, NewRollout, Span, Worker
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -108,6 +109,7 @@ async def test_a_call_names_the_span_that_it_was_made_in_and_baggage_its_agent(h
         told | {"x-agl-agent": "checker"},
         {"baggage": "gen_ai.agent.name=planner", "traceparent": f"00-{TRACE}-0000000000000000-01"},
         {"traceparent": "nonsense", "baggage": "=,;agl.agent"},
+        {"baggage": "agl.agent=no%00database%0Atakes%20this"},
     ):
         answer = await house.http().post(f"{path(claim)}/v1/chat/completions", json=body, headers=headers)
         assert answer.status_code == 200, answer.text
@@ -118,6 +120,7 @@ async def test_a_call_names_the_span_that_it_was_made_in_and_baggage_its_agent(h
         ("checker", span_id),
         ("planner", None),
         (None, None),
+        ("nodatabasetakes this", None),
     ]
 
 
@@ -147,6 +150,12 @@ async def test_protobuf_is_answered_in_protobuf_packed_or_not(house: House, pack
         ({"content-type": "application/json", "content-encoding": "br"}, b"{}", 415),
         ({"content-type": "application/json", "content-encoding": "gzip"}, b"{}", 400),
         ({"content-type": "application/json", "content-encoding": "gzip"}, gzip.compress(b"{}")[:-9], 400),
+        ({"content-type": "application/json", "content-encoding": "gzip"}, 2 * gzip.compress(b"{}"), 400),
+        (
+            {"content-type": "application/json"},
+            b'{"scopeSpans": [{"spans": [%s{}]}]}' % (b"{}," * MOST_SPANS_A_REQUEST),
+            400,
+        ),
         ({"content-type": "application/json"}, b"[1]", 400),
         ({"content-type": "application/x-protobuf"}, b"\xff\xff", 400),
         (
@@ -292,6 +301,55 @@ async def test_only_what_is_broken_is_lost_and_the_rollout_says_what(house: Hous
     assert 'agl_broken_spans_total{cause="cycle"} 1.0' in shown
 
 
+async def counts(house: House, claim: Claim) -> Counter[str]:
+    """What the record says was broken."""
+    spans = await house.store.spans([claim.rollout.id])
+    return sum((Counter(span.attributes) for span in spans if span.name == BROKEN_SPANS), Counter())
+
+
+async def test_each_request_is_counted_that_lost_as_much_as_another_and_one_that_is_sent_again_is_not(
+    house: House,
+) -> None:
+    claim = await house.claim()
+    for what in ("no span", "no span either", "no span"):
+        await send(house, claim, a_request(what))
+    assert await counts(house, claim) == {"undecodable": 2}
+
+
+async def test_a_clock_is_set_right_also_where_nothing_could_be_read_of_the_first_request(house: House) -> None:
+    claim = await house.claim()
+    await send(house, claim, a_request("no span"))
+    long_ago = (claim.rollout.started_ns or 0) - 3600 * 10**9
+    times = {"startTimeUnixNano": str(long_ago), "endTimeUnixNano": str(long_ago + 10**6)}
+    await send(house, claim, a_request(a_span(1, **times)))
+    assert await counts(house, claim) == {"undecodable": 1, "clock_skew": 1}
+
+
+async def test_a_program_that_sends_nothing_but_broken_spans_does_not_fill_the_store(house: House) -> None:
+    claim = await house.claim()
+    place = {"run_id": claim.rollout.run_id, "rollout_id": claim.rollout.id, "attempt": 1}
+    told = [Span(id=f"t{n}", name=BROKEN_SPANS, attributes={"cycle": 1}, **place) for n in range(MOST_TOLD - 1)]
+    await house.store.append_spans(told)
+    for what in ("no span", "nor this", "nor that"):
+        await send(house, claim, a_request(what))
+    assert await counts(house, claim) == {"cycle": MOST_TOLD - 1, "undecodable": 1}
+    assert 'cause="undecodable"} 3.0' in (await house.http().get("/metrics")).text
+
+
+async def test_a_program_cannot_say_what_the_gateway_says_of_it(house: House) -> None:
+    claim = await house.claim()
+    now = claim.rollout.started_ns or 0
+    times = {"startTimeUnixNano": str(now), "endTimeUnixNano": str(now + 10**6)}
+    names_ = (BROKEN_SPANS, BROKEN_SPANS, UNKNOWN_ROUTE)
+    spans = [a_span(place, name=name, **times) for place, name in enumerate(names_, 1)]
+    await send(house, claim, a_request(*spans, service__name="agent"))
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
+    [rollout] = await house.store.rollouts(RolloutQuery(ids=[claim.rollout.id]))
+    assert rollout.state == "succeeded"
+    assert (rollout.warning or "").endswith("reserved_name 3")
+    assert IGNORED_BASE_URL in (rollout.warning or "")
+
+
 async def test_thousands_of_spans_in_one_request_are_all_recorded(house: House) -> None:
     claim = await house.claim()
     now = claim.rollout.started_ns or 0
@@ -333,8 +391,9 @@ async def test_what_a_store_that_is_away_did_not_take_is_sent_again(make_house: 
 # --- fuzz -------------------------------------------------------------------------------------------------------------
 
 KEYS = ("key", "value", "stringValue", "intValue", "kvlistValue", "arrayValue", "values", "code", "name")
+TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)  # halves of characters too
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(TRACE),
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS | st.just(TRACE),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
     max_leaves=20,
 )
@@ -343,10 +402,13 @@ SPANS = st.dictionaries(st.sampled_from(FIELDS), VALUES)
 
 
 @settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(SPANS | VALUES, max_size=4), VALUES)
-async def test_nothing_that_anybody_sends_as_a_span_is_a_500(house: House, spans: list[Any], resource: Any) -> None:
+@given(st.lists(SPANS | VALUES, max_size=4), VALUES, st.dictionaries(st.sampled_from(["name", "attributes"]), VALUES))
+async def test_nothing_that_anybody_sends_as_a_span_is_a_500(
+    house: House, spans: list[Any], resource: Any, scope: Any
+) -> None:
     claim = await house.claim(group=f"g{len(house._clients)}")
-    request = {"resourceSpans": [{"resource": {"attributes": resource}, "scopeSpans": [{"spans": spans}]}]}
+    groups = [{"scope": scope, "spans": spans}]
+    request = {"resourceSpans": [{"resource": {"attributes": resource}, "scopeSpans": groups}]}
     answer = await house.http().post(
         f"{path(claim)}/v1/traces",
         content=json.dumps(request).encode(),

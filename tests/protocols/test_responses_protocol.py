@@ -268,6 +268,11 @@ def test_a_request_to_an_outside_model_keeps_what_only_that_model_reads() -> Non
     )
 
 
+def test_the_functions_of_a_request_to_an_outside_model_are_recorded_as_those_of_the_policy_are() -> None:
+    data = {"model": "o", "input": "?", "tools": [TOOL]}
+    assert responses.parse(data, trained=False).tools == responses.parse(data).tools
+
+
 NAMES = ("type", "role", "content", "text", "summary", "encrypted_content", "call_id", "name", "arguments", "id")
 TYPES = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
 item = st.fixed_dictionaries(

@@ -90,6 +90,8 @@ def test_a_program_with_a_collector_of_its_own_keeps_it_and_its_spans_name_the_a
         assert tracing_environment({name: "http://mine:4318"}, claim, an_llm(claim)) == {
             "OTEL_RESOURCE_ATTRIBUTES": named
         }
+    nothing = {"OTEL_EXPORTER_OTLP_ENDPOINT": ""}  # as OpenTelemetry reads it
+    assert "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" in tracing_environment(nothing, claim, an_llm(claim))
     given = tracing_environment({"OTEL_RESOURCE_ATTRIBUTES": "service.name=mine"}, claim, an_llm(claim))
     assert given["OTEL_RESOURCE_ATTRIBUTES"] == f"service.name=mine,{named}"
     assert given["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == "http://127.0.0.1:9/r/r1/1/v1/traces"

@@ -121,6 +121,17 @@ async def test_a_rule_of_ones_own_that_raises_fails_the_attempt_by_name(bench: B
     assert rollout.error == "air.rules.mine failed: ZeroDivisionError: division by zero"
 
 
+async def test_a_rule_of_ones_own_that_gives_no_number_fails_the_attempt_and_the_worker_goes_on(bench: Bench) -> None:
+    async def solve(task: JSON, llm: LLM) -> float:
+        await agent(bench, llm)
+        return 1.0
+
+    async with bench.worker(solve, air=air(lambda step, earlier: 10**400)):
+        for rollout in await bench.settled(await bench.enqueue({"n": 1}, {"n": 2})):
+            assert rollout.state == "failed"
+            assert str(rollout.error).startswith("air.rules.mine: expected a finite number or None, got 10000")
+
+
 async def test_a_slow_rule_of_ones_own_does_not_hold_up_other_attempts(bench: Bench) -> None:
     quick = asyncio.Event()
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
 
 from agentlightning.errors import InputError, StoreError
-from agentlightning.runner.outbox import MOST_SPANS_A_REQUEST, Outbox
+from agentlightning.runner.outbox import MOST_BYTES_A_REQUEST, MOST_REFUSALS, MOST_SPANS_A_REQUEST, Outbox
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.types import Span
 
@@ -22,13 +25,17 @@ class Store(InMemoryLightningStore):
         super().__init__()
         self.requests: list[list[str]] = []
         self.away = away
+        self.asked = 0
         self.busy = asyncio.Event()
         self.go_on = asyncio.Event()
         self.go_on.set()
 
     async def append_spans(self, spans: Sequence[Span]) -> None:
+        self.asked += 1
         self.busy.set()
         await self.go_on.wait()
+        if any(span.name == "fault" for span in spans):
+            raise KeyError("fault")
         if self.away:
             self.away -= 1
             raise StoreError("away")
@@ -66,6 +73,53 @@ async def test_a_store_that_comes_back_in_time_gets_them() -> None:
 
 async def test_a_store_that_stays_away_costs_the_spans_alone() -> None:
     assert await Outbox(Store(away=10**9), give_up_s=0).deliver([a_span("1"), a_span("2")]) == 2
+
+
+async def test_a_store_that_stays_away_is_asked_once_however_many_attempts_wait() -> None:
+    store = Store(away=10**9)
+    store.go_on.clear()
+    outbox = Outbox(store, give_up_s=0)
+    first = asyncio.create_task(outbox.deliver([a_span("1")]))
+    await store.busy.wait()
+    others = [asyncio.create_task(outbox.deliver([a_span(name)] * MOST_SPANS_A_REQUEST)) for name in ("2", "3", "4")]
+    await asyncio.sleep(0)
+    store.go_on.set()
+    assert await asyncio.gather(first, *others) == [1, *[MOST_SPANS_A_REQUEST] * 3]
+    assert 10**9 - store.away == 2
+
+
+async def test_of_refused_spans_only_those_at_fault_are_lost() -> None:
+    store = Store()
+    names = [str(number) for number in range(8)]
+    names[5] = "bad"
+    assert await Outbox(store, give_up_s=1).deliver([a_span(name) for name in names]) == 1
+    assert [name for request in store.requests for name in request] == ["0", "1", "2", "3", "4", "6", "7"]
+
+
+async def test_a_store_that_refuses_everything_is_not_asked_for_each_span() -> None:
+    store = Store()
+    assert await Outbox(store, give_up_s=1).deliver([a_span("bad")] * 1000) == 1000
+    assert store.asked <= 2 * MOST_REFUSALS
+
+
+async def test_spans_of_many_bytes_go_in_parts() -> None:
+    store = Store()
+    large = [replace(a_span(name), attributes={"text": "x" * (MOST_BYTES_A_REQUEST // 2)}) for name in ("1", "2", "3")]
+    assert await Outbox(store, give_up_s=1).deliver(large) == 0
+    assert store.requests == [["1"], ["2"], ["3"]]
+
+
+async def test_a_fault_of_our_own_ends_no_delivery_but_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    store = Store()
+    store.go_on.clear()
+    outbox = Outbox(store, give_up_s=1)
+    first = asyncio.create_task(outbox.deliver([a_span("fault")]))
+    await store.busy.wait()
+    second = asyncio.create_task(outbox.deliver([a_span("2")]))
+    await asyncio.sleep(0)
+    store.go_on.set()
+    assert await asyncio.gather(first, second) == [1, 0]
+    assert "could not be delivered" in caplog.text
 
 
 async def test_one_attempts_refused_spans_do_not_take_others_along() -> None:

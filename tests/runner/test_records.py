@@ -19,13 +19,13 @@ class SlowStore:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
         self.gate = asyncio.Event()
-        self.fails = False
+        self.fails: Exception | None = None
 
     async def calls(self, ids: Sequence[str]) -> list[Call]:
         self.asked.append(list(ids))
         await self.gate.wait()
         if self.fails:
-            raise StoreError("full disk")
+            raise self.fails
         return [cast(Any, _Of(one)) for one in ids]
 
     async def spans(self, ids: Sequence[str]) -> list[Span]:
@@ -58,11 +58,20 @@ async def test_what_is_asked_for_while_a_request_is_under_way_goes_into_the_next
 async def test_a_failure_is_told_to_everyone_and_the_next_one_is_read_again() -> None:
     store = SlowStore()
     records = Records(cast(Any, store))
-    store.fails = True
+    store.fails = StoreError("full disk")
     store.gate.set()
     for one in await asking(records, 2):
         with pytest.raises(StoreError, match="full disk"):
             await one
-    store.fails = False
+    store.fails = None
     [[calls, _]] = await asyncio.gather(*await asking(records, 1))
     assert [call.rollout_id for call in calls] == ["r0"]
+
+
+async def test_a_fault_of_our_own_is_told_too_since_attempts_wait_for_the_answer() -> None:
+    store = SlowStore()
+    store.fails = KeyError("what")
+    store.gate.set()
+    for one in await asking(Records(cast(Any, store)), 2):
+        with pytest.raises(StoreError, match="KeyError: 'what'"):
+            await one

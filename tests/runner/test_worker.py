@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +11,12 @@ import openai
 import pytest
 from runner_bench import KEY, Bench, a_call
 
+from agentlightning.config_air import AirConfig
 from agentlightning.runner.agent import LLM, emit_reward
 from agentlightning.runner.client import AgentLightningClient
 from agentlightning.runner.result import Result
-from agentlightning.types import JSON
+from agentlightning.tracing.air import Air
+from agentlightning.types import JSON, Call, Reward, Span
 
 
 async def one(bench: Bench, agent: Any, task: JSON | None = None, **options: Any) -> Any:
@@ -104,6 +107,24 @@ async def test_a_failure_of_one_agent_leaves_its_siblings_alone(bench: Bench) ->
     assert len(errors[0]) < 8500
     assert "SystemExit(4)" in errors[1]
     assert "cancelled its own attempt" in errors[2]
+
+
+async def test_an_error_of_the_worker_itself_ends_the_attempt_and_not_the_worker(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Air):
+        def rewards(self, calls: Sequence[Call], spans: Iterable[Span] = ()) -> list[Reward]:
+            raise RuntimeError("no such thing")
+
+    async def solve(task: JSON, llm: LLM) -> float:
+        return 1.0
+
+    queued = await bench.enqueue({}, {})
+    async with bench.worker(solve, air=Broken(AirConfig(), {})):
+        done = await bench.settled(queued)
+    assert [rollout.state for rollout in done] == ["failed", "failed"]
+    assert all("the worker failed, not the agent: " in (rollout.error or "") for rollout in done)
+    assert "no such thing" in caplog.text
 
 
 async def test_an_attempt_is_retried_as_its_policy_says(bench: Bench) -> None:

@@ -411,6 +411,15 @@ async def test_a_failed_attempt_without_a_call_is_named_too_but_not_a_lost_one(s
     assert (await one(store, lost.rollout.id)).warning is None
 
 
+async def test_a_span_that_only_looks_like_one_about_broken_spans_ends_nothing(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.append_calls([a_call(claim)])
+    for attributes in ({"resource.service.name": "agent"}, {"resource.service.name": "agent", "cycle": 1}):
+        await store.append_spans([a_span(claim, BROKEN_SPANS, attributes=attributes)])
+    await store.finish([ending(claim)])
+    assert (await one(store, claim.rollout.id)).warning == broken_warning({"cycle": 1})
+
+
 async def test_what_was_wrong_with_spans_is_summed_by_cause_into_the_warning(store: LightningStore) -> None:
     told, silent, other = await claimed(store, 3)
     await store.append_calls([a_call(told), a_call(other)])

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from attempts import Conversation, tool, tool_span, user
 from hypothesis import given, settings
@@ -72,6 +74,64 @@ def test_a_rules_sum_over_a_rollout_stays_within_its_bound() -> None:
     assert [reward.value for reward in rewards] == pytest.approx([-0.25, -0.25, -0.1])
 
 
+def test_a_bound_of_one_is_the_usual_one_and_holds_for_praise_too() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), asks=[("a", "weather", OSLO)])
+    for at in "abc":
+        attempt.call(tool(at, "sunny"), asks=[(chr(ord(at) + 1), "weather", OSLO)])
+    rewards = air({"tool_success": 0.75}).rewards(attempt.calls)
+    assert [(reward.call_id, reward.value) for reward in rewards] == [("call-0", 0.75), ("call-1", 0.25)]
+
+
+def test_a_sum_may_come_back_from_its_bound() -> None:
+    def up_then_down(step: Any, earlier: Any) -> float:
+        return 3.0 if len(earlier) == 0 else -1.0
+
+    rewards = air({"mine": {"run": "file.py:x", "weight": 0.5}}, up_then_down).rewards(loop(2).calls)
+    assert [reward.value for reward in rewards] == [1.0, -0.5, -0.5]
+
+
+def test_the_settings_of_a_table_reach_the_rules() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="select 1", sampled_ids=[1] * 6)
+    attempt.call(user("it failed"), text="select 2", sampled_ids=[1] * 3)
+    tokens = air({"tokens": {"weight": -0.5, "budget": 4}})
+    assert values(tokens.rewards(attempt.calls)) == {"air.tokens call-0": -0.25}
+    assert air({"tool_error": -1}, error_pattern="failed").rewards(attempt.calls) == []
+    told = air({"tool_error": -1}, error_pattern="failed", user_replies=True)
+    assert values(told.rewards(attempt.calls)) == {"air.tool_error call-0": -1.0}
+    assert air({"tool_error": -1}, user_replies=True).rewards(attempt.calls) == []
+
+
+def test_a_reward_is_of_its_calls_attempt_and_as_old_as_the_call() -> None:
+    attempt = loop(1)
+    attempt.calls = [replace(call, attempt=3) for call in attempt.calls]
+    [reward] = air({"tool_error": -1}).rewards(attempt.calls)
+    assert (reward.attempt, reward.created_ns) == (3, attempt.calls[0].finished_ns)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sign", "budget"),
+    [
+        ("tool_error", -1, False),
+        ("tool_success", 1, False),
+        ("valid_arguments", 1, False),
+        ("invalid_arguments", -1, False),
+        ("retry", -1, False),
+        ("repeated_state", -1, False),
+        ("truncated", -1, False),
+        ("latency", -1, True),
+        ("tokens", -1, True),
+        ("calls", -1, True),
+    ],
+)
+def test_each_rule_takes_weights_of_one_sign(rule: str, sign: int, budget: bool) -> None:
+    more = {"budget": 1.0} if budget else {}
+    air({rule: {"weight": 0.5 * sign, **more}})
+    with pytest.raises(ConfigError, match=f"{rule}.weight: expected a number {'above' if sign > 0 else 'below'} 0"):
+        air({rule: {"weight": -0.5 * sign, **more}})
+
+
 def test_a_rule_may_be_for_some_agents_alone() -> None:
     attempt = loop(2)
     attempt.calls[0] = replace(attempt.calls[0], agent="writer")
@@ -98,12 +158,24 @@ def test_a_rule_of_ones_own_sees_the_step_and_those_before_it() -> None:
     assert [reward.value for reward in rewards] == pytest.approx([0.1, 1.1])
 
 
+def test_what_a_rule_of_ones_own_does_to_its_steps_no_other_rule_sees() -> None:
+    def spoils(step: Any, earlier: Any) -> float:
+        step.uses.clear()
+        return 0.0
+
+    rules = {"mine": {"run": "file.py:x", "weight": 1.0}, "tool_error": -0.2}
+    assert values(air(rules, spoils).rewards(loop(1).calls)) == {"air.tool_error call-0": -0.2}
+
+
 @pytest.mark.parametrize(
     ("own", "sentence"),
     [
         (lambda step, earlier: 1 / 0, r"air\.rules\.mine failed: ZeroDivisionError"),
         (lambda step, earlier: "much", r"air\.rules\.mine: expected a finite number or None, got 'much'"),
         (lambda step, earlier: math.nan, r"air\.rules\.mine: expected a finite number or None, got nan"),
+        (lambda step, earlier: 10**400, r"air\.rules\.mine: expected a finite number or None, got 1000"),
+        (lambda step, earlier: np.array([1, 2]), r"air\.rules\.mine: expected a finite number or None, got array"),
+        (lambda step, earlier: sys.exit(3), r"air\.rules\.mine ended its process: SystemExit\(3\)"),
     ],
 )
 def test_a_rule_of_ones_own_that_fails_is_named(own: OwnRule, sentence: str) -> None:
@@ -122,6 +194,8 @@ def test_a_rule_of_ones_own_that_fails_is_named(own: OwnRule, sentence: str) -> 
         ({"rules": {"latency": -1}}, "air.rules.latency.budget: is required; expected a number of seconds"),
         ({"rules": {"tool_error": {"weight": -1, "run": "a.py:b"}}}, "is a rule of the system's"),
         ({"rules": {"mine": {"weight": -1, "run": "a.py:b", "budget": 1}}}, "has no effect on a rule of your own"),
+        ({"rules": {"tool_success": True}}, "tool_success: expected a weight, or a table with weight, got True"),
+        ({"rules": {"tool_error": "-1"}}, "tool_error: expected a weight, or a table with weight, got '-1'"),
         ({"rules": {"a/b": -1}}, "rules.a/b: expected a name of small letters"),
         ({"rules": {"tool_error": {"weight": -1, "most": 0}}}, "most"),
         ({"rules": {"tool_error": {"wieght": -1}}}, "did you mean 'weight'"),

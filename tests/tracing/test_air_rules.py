@@ -30,6 +30,24 @@ def test_errors_and_successes_are_shares_of_the_tools_whose_end_is_known() -> No
     assert scores("tool_success", attempt) == [0.5, None]
 
 
+def test_a_tool_of_which_nothing_is_heard_is_in_no_share() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), asks=[("a", "weather", OSLO), ("b", "weather", OSLO), ("c", "weather", OSLO)])
+    attempt.call(tool("a", "Error: no"), tool("b", "sunny"), text="Hm.")
+    assert scores("tool_error", attempt) == [0.5, None]
+    assert scores("tool_success", attempt) == [0.5, None]
+
+
+def test_a_tool_without_parameters_may_be_called_with_nothing() -> None:
+    attempt = Conversation()
+    tools: list[Any] = [
+        {"type": "function", "function": {"name": "now"}},
+        {"type": "function", "function": {"name": "here", "parameters": {"type": "object", "properties": {}}}},
+    ]
+    attempt.call(user("?"), asks=[("a", "now", ""), ("b", "here", ""), ("c", "here", "{}")], tools=tools)
+    assert scores("valid_arguments", attempt) == [1.0]
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "share"),
     [
@@ -49,6 +67,14 @@ def test_arguments_are_checked_against_the_tool_of_the_prompt(name: str, argumen
     assert scores("invalid_arguments", attempt) == [1.0 - share]
 
 
+def test_arguments_for_tools_that_are_not_recorded_can_only_be_no_object() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), asks=[("a", "weather", OSLO)], tools=None)
+    attempt.call(user("?"), asks=[("b", "weather", OSLO), ("c", "weather", "{")], parent=None, tools=[])
+    assert scores("valid_arguments", attempt) == [None, 0.0]
+    assert scores("invalid_arguments", attempt) == [None, 1.0]
+
+
 def test_the_tools_of_a_later_call_are_those_that_its_conversation_began_with() -> None:
     attempt = answered("sunny")
     attempt.call(user("more"), asks=[("x", "weather", '{"town": "Oslo"}')])
@@ -61,6 +87,45 @@ def test_asking_again_for_what_failed_is_a_retry_and_asking_for_something_else_i
     attempt.call(tool("a", "Error: no"), asks=[("b", "weather", '{"city":"Atlantis"}'), ("c", "weather", OSLO)])
     attempt.call(tool("b", "Error: no"), tool("c", "sunny"), asks=[("d", "weather", OSLO)])
     assert scores("retry", attempt) == [0.0, 0.5, 0.0]
+
+
+def test_a_failure_is_remembered_for_the_whole_attempt() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), asks=[("a", "weather", OSLO)])
+    attempt.call(tool("a", "Error: no"), asks=[("b", "weather", '{"city": "Bergen"}')])
+    attempt.call(tool("b", "sunny"), asks=[("c", "weather", OSLO)])
+    assert scores("retry", attempt) == [0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"news": tool("a", "busy"), "asks": [("b", "weather", "{}")]},
+        {"news": tool("a", "busy"), "asks": [("b", "weather", OSLO)], "text": "Once more."},
+        {"news": tool("a", "Busy"), "asks": [("b", "weather", OSLO)]},
+        {"news": user("busy"), "asks": [("b", "weather", OSLO)]},
+    ],
+)
+def test_other_news_another_text_or_another_question_repeats_nothing(other: dict[str, Any]) -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="Hm.", request_hash="")  # hashes that are not known are not equal
+    attempt.call(tool("a", "busy"), asks=[("a", "weather", OSLO)], request_hash="")
+    attempt.call(other.pop("news"), **other, request_hash="")
+    assert scores("repeated_state", attempt) == [0.0, 0.0, 0.0]
+
+
+def test_another_model_at_the_same_prompt_repeats_nothing() -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="one", request_hash="same", policy="red")
+    attempt.call(user("?"), text="two", parent=None, request_hash="same", policy="blue")
+    assert scores("repeated_state", attempt) == [0.0, 0.0]
+
+
+def test_all_answers_to_a_prompt_that_was_there_before_repeat_it() -> None:
+    attempt = Conversation()
+    for name in ("first", "second", "second.1"):
+        attempt.call(user("?"), text=name, id=name, parent=None, request_hash="same")
+    assert scores("repeated_state", attempt) == [0.0, 1.0, 1.0]
 
 
 def test_the_same_news_and_the_same_answer_are_a_repeated_state() -> None:
@@ -95,6 +160,7 @@ def test_two_agents_that_say_the_same_repeat_nothing() -> None:
 
 def test_an_answer_that_was_cut_is_truncated() -> None:
     attempt = answered("sunny")
+    attempt.calls[0] = replace(attempt.calls[0], finish_reason="tool_calls")
     attempt.calls[1] = replace(attempt.calls[1], finish_reason="length")
     assert scores("truncated", attempt) == [0.0, 1.0]
 
@@ -114,10 +180,22 @@ def test_tokens_are_those_of_the_answer_or_what_an_outside_model_says() -> None:
     assert scores("tokens", attempt, budget=4) == [0.25, 0.5]
 
 
+@pytest.mark.parametrize(("tokens", "score"), [(0, 0.0), (3, 0.0), (4, 0.0), (5, 0.25), (8, 1.0), (9, 1.0)])
+def test_a_budget_costs_nothing_up_to_and_with_its_last_token_and_all_at_twice_of_it(tokens: int, score: float) -> None:
+    attempt = Conversation()
+    attempt.call(user("?"), text="a", sampled_ids=[1] * tokens, logprobs=[-1.0] * tokens)
+    assert scores("tokens", attempt, budget=4) == [score]
+    waited = Conversation()
+    waited.call(user("?"), text="a")  # ends at 2 s
+    waited.call(user("more"), text="b", started_ns=(2 + tokens) * SECOND, finished_ns=20 * SECOND)
+    assert scores("latency", waited, budget=4) == [score, None]
+
+
 def test_calls_beyond_the_budget_count() -> None:
     attempt = answered("sunny")
     attempt.call(user("more"), text="c")
     assert scores("calls", attempt, budget=2) == [0.0, 0.0, 1.0]
+    assert scores("calls", attempt, budget=3) == [0.0, 0.0, 0.0]
 
 
 def test_an_error_pattern_takes_the_place_of_what_errors_look_like() -> None:

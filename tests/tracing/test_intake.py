@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentlightning.store.base import BROKEN_SPANS
 from agentlightning.tracing.intake import (
     LARGEST_SPAN,
     LONGEST_TEXT,
@@ -19,6 +20,7 @@ from agentlightning.tracing.intake import (
     spans_of,
 )
 from agentlightning.tracing.received import Received, ReceivedResource, ReceivedSpan
+from agentlightning.types import Span
 
 NOW = 1_700_000_000 * 10**9
 PLACE = Place(run_id="run", rollout_id="rollout", attempt=1, began_ns=NOW - 100 * 10**9)
@@ -84,6 +86,13 @@ def test_a_circle_is_cut_against_what_the_store_has_too() -> None:
     assert take(a_span(2, parent_id=parent(1)), intake=Intake(PLACE, known)).broken == {"cycle": 1}
 
 
+def test_a_circle_that_two_servers_recorded_a_part_of_each_is_not_cut_here_and_spans_below_it_are_taken() -> None:
+    one, other = take(a_span(1, parent_id=parent(2))).spans, take(a_span(2, parent_id=parent(1))).spans
+    taken = take(a_span(3, parent_id=parent(1)), intake=Intake(PLACE, [*one, *other]))
+    assert [span.parent_id for span in taken.spans] == [name(1)]
+    assert not taken.broken
+
+
 def test_a_parent_that_never_came_is_no_fault() -> None:
     taken = take(a_span(1, parent_id=parent(77)))
     assert taken.spans[0].parent_id == name(77)
@@ -123,10 +132,38 @@ def test_text_that_is_too_long_is_cut_and_the_rest_of_the_span_stays() -> None:
     assert span.attributes["short"] == "y"
 
 
+def test_a_text_that_is_larger_than_a_span_may_be_leaves_room_for_the_rest_of_its_span() -> None:
+    [span] = take(a_span(1, attributes={"blob": "x" * (3 * LARGEST_SPAN), "gen_ai.tool.name": "search"})).spans
+    assert span.attributes["gen_ai.tool.name"] == "search"
+    assert len(span.attributes["blob"]) < 2 * LONGEST_TEXT
+
+
+def test_spans_beyond_the_bytes_of_an_attempt_are_lost_and_smaller_ones_are_not() -> None:
+    intake = Intake(PLACE, most_bytes=2000)
+    large = a_span(2, attributes={"text": "x" * 1500})
+    taken = take(a_span(1), large, a_span(3, attributes={"text": "y" * 1500}), a_span(4), intake=intake)
+    assert [span.id for span in taken.spans] == [name(1), name(2), name(4)]
+    assert taken.broken == {"too_many": 1}
+    assert take(a_span(3, attributes={"text": "y" * 1500}), intake=Intake(PLACE, taken.spans, most_bytes=2000)).lost
+
+
+def test_a_span_may_not_say_what_only_the_gateway_says() -> None:
+    taken = take(a_span(1, name=BROKEN_SPANS, attributes={"cycle": 7}))
+    assert (taken.spans[0].name, taken.broken) == (f"span {BROKEN_SPANS}", {"reserved_name": 1})
+
+
+def test_what_the_gateway_said_itself_takes_no_place_of_an_attempts_spans() -> None:
+    told = Span(id="rollout.1.broken.1", run_id="run", rollout_id="rollout", attempt=1, name=BROKEN_SPANS)
+    intake = Intake(PLACE, [told], most=1)
+    assert (intake.told, intake.count) == (1, 0)
+    assert len(take(a_span(1), intake=intake).spans) == 1
+
+
 def test_a_span_of_many_large_attributes_keeps_what_fits() -> None:
     taken = take(a_span(1, attributes={f"a{number}": "x" * LONGEST_TEXT for number in range(100)}))
     size = sum(len(value) for value in taken.spans[0].attributes.values())
     assert LARGEST_SPAN / 2 < size < LARGEST_SPAN * 1.1
+    assert set(taken.spans[0].attributes) <= {f"a{number}" for number in range(100)}
     assert taken.broken == {"too_large": 1}
 
 

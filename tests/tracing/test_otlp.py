@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from agentlightning.errors import InputError
 from agentlightning.tracing.otlp import from_object, hex_of, read_json, write_json
-from agentlightning.tracing.protobuf import read_protobuf, write_response, write_status
+from agentlightning.tracing.protobuf import read_protobuf, read_response, write_protobuf, write_response, write_status
 from agentlightning.tracing.received import Received, ReceivedSpan
 from agentlightning.types import Span
 
@@ -313,3 +313,66 @@ def test_a_refusal_is_a_status_with_its_message() -> None:
 
 def _fields(span: ReceivedSpan) -> dict[str, Any]:
     return {name: getattr(span, name) for name in span.__slots__}
+
+
+# --- what is around spans ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "lost"),
+    [
+        ({"resourceSpans": {"scopeSpans": []}}, 1),
+        ({"resourceSpans": [5, {"scopeSpans": [7, {"spans": {"name": "x"}}]}]}, 3),
+        ({"resourceSpans": [{"scopeSpans": "x"}]}, 1),
+        ({"resourceSpans": [{}]}, 0),
+        ({}, 0),
+    ],
+)
+def test_what_is_no_group_of_spans_counts_as_lost(request_: dict[str, Any], lost: int) -> None:
+    received = from_object(request_)
+    assert (received.lost, [resource.spans for resource in received.resources if resource.spans]) == (lost, [])
+
+
+def test_a_scope_and_a_resource_that_are_broken_are_mended_and_counted() -> None:
+    span = {"name": "x", "spanId": SPAN}
+    scope = {"name": "\ud800", "version": 7, "attributes": "none"}
+    group = {"resource": {"attributes": {"a": 1}}, "scopeSpans": [{"scope": scope, "spans": [span]}]}
+    received = read_json(json.dumps({"resourceSpans": [group, {"resource": 5, "scopeSpans": []}]}).encode())
+    assert [resource.wrong for resource in received.resources] == [["wrong_type"], ["wrong_type"]]
+    assert received.resources[0].attributes == {"a": 1}
+    assert received.resources[0].spans[0].attributes == {"scope.name": "?", "scope.version": "7"}
+
+
+def test_a_resource_that_protobuf_refuses_is_counted() -> None:
+    request = message(a_request(a_span()))
+    body = request.SerializeToString().replace(b"agent", b"\xff" * 5)
+    [resource] = read_protobuf(body).resources
+    assert (resource.wrong, resource.attributes, len(resource.spans)) == (["wrong_type"], {}, 1)
+
+
+def test_a_pair_of_a_map_that_is_none_is_left_out_and_counted() -> None:
+    pairs = [{"key": "a", "value": {"intValue": 1}}, 5]
+    span = only(from_object(a_request(a_span(attributes=[{"key": "m", "value": {"kvlistValue": {"values": pairs}}}]))))
+    assert (span.attributes["m"], span.wrong) == ({"a": 1}, ["wrong_type"])
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_more_spans_than_a_request_may_have_are_refused_before_they_are_read(cut: bool) -> None:
+    request = a_request(*[a_span()] * 3)
+    body = message(request).SerializeToString()
+    body = body.replace(b"search", b"\xff" * 6, 1) if cut else body
+    assert len(read_protobuf(body, most=3).resources[0].spans) == 3 - cut
+    for read in (lambda: read_json(json.dumps(request).encode(), most=2), lambda: read_protobuf(body, most=2)):
+        with pytest.raises(InputError, match="at most 2 spans in one request"):
+            read()
+
+
+def test_a_number_that_protobuf_cannot_carry_is_written_as_text() -> None:
+    span = Span(id=f"r.1.{SPAN}", run_id="", rollout_id="", attempt=1, name="x", attributes={"n": 2**63})
+    assert only(read_protobuf(write_protobuf([span], {}))).attributes["n"] == str(2**63)
+
+
+def test_a_collectors_answer_says_what_it_rejects() -> None:
+    assert read_response(write_response(3, "too old")) == (3, "too old")
+    assert read_response(b"") == (0, "")
+    assert read_response(b"<html>") == (0, "")

@@ -15,6 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from agentlightning.errors import ConfigError
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.tracing.export import (
+    LARGEST_REQUEST,
     Collector,
     ExportRefused,
     TraceFile,
@@ -24,7 +25,7 @@ from agentlightning.tracing.export import (
 )
 from agentlightning.tracing.otlp import hex_of, read_json
 from agentlightning.tracing.outgoing import resource_of, trace_of
-from agentlightning.tracing.protobuf import read_protobuf, write_protobuf
+from agentlightning.tracing.protobuf import read_protobuf, write_protobuf, write_response
 from agentlightning.types import (
     Call,
     Finish,
@@ -187,13 +188,20 @@ class Receiver:
     statuses: list[int] = field(default_factory=list)
     taken: list[ExportTraceServiceRequest] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    said: dict[str, str] = field(default_factory=dict)
+    """Headers of its answers."""
+    body: bytes = b""
+    """Of its answers."""
 
     async def answer(self, request: web.Request) -> web.Response:
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if self.statuses:
-            return web.Response(status=self.statuses.pop(0), text="no such project")
+            return web.Response(status=self.statuses.pop(0), text="no such project", headers=self.said)
         self.taken.append(ExportTraceServiceRequest.FromString(await request.read()))  # aiohttp unpacks gzip
-        return web.Response()
+        return web.Response(body=self.body, content_type="application/x-protobuf")
+
+    async def login(self, _: web.Request) -> web.Response:
+        return web.Response(text="who are you?")
 
     def names(self) -> list[str]:
         return [
@@ -208,8 +216,9 @@ class Receiver:
 @pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
     receiver = Receiver()
-    app = web.Application()
+    app = web.Application(client_max_size=LARGEST_REQUEST)
     app.router.add_post("/v1/traces", receiver.answer)
+    app.router.add_get("/login", receiver.login)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -263,6 +272,39 @@ async def test_one_that_refuses_is_not_asked_again_and_its_reason_is_told(receiv
     async with Collector(receiver.url, {}) as sink:
         with pytest.raises(ExportRefused, match="HTTP 404: no such project"):
             await sink.send(trace_of(ROLLOUT, [], [], []), {})
+
+
+async def test_one_that_sends_to_a_page_of_its_own_has_taken_nothing(receiver: Receiver) -> None:
+    receiver.statuses = [302]
+    receiver.said = {"location": "/login"}
+    async with Collector(receiver.url, {}) as sink:
+        with pytest.raises(ExportRefused, match="HTTP 302: /login"):
+            await sink.send(trace_of(ROLLOUT, [], [], []), {})
+
+
+async def test_one_that_asks_for_more_time_than_there_is_is_given_up(receiver: Receiver) -> None:
+    receiver.statuses = [503]
+    receiver.said = {"retry-after": "3600"}
+    async with Collector(receiver.url, {}, pauses_s=(0.0,)) as sink:
+        with pytest.raises(ExportRefused, match="HTTP 503"):
+            await sink.send(trace_of(ROLLOUT, [], [], []), {})
+
+
+async def test_what_a_collector_takes_and_rejects_is_counted_with_its_reason(receiver: Receiver) -> None:
+    receiver.body = write_response(2, "too old")
+    async with Collector(receiver.url, {}) as sink:
+        await sink.send(trace_of(ROLLOUT, [], [], []), {})
+        receiver.body = b""
+        await sink.send(trace_of(ROLLOUT, [], [], []), {})
+        assert (sink.rejected, sink.reason) == (2, "too old")
+
+
+async def test_what_is_too_much_for_one_request_goes_in_several(receiver: Receiver) -> None:
+    spans = [a_span(f"{number:016x}", attributes={"text": "x" * (LARGEST_REQUEST // 3)}) for number in range(1, 6)]
+    async with Collector(receiver.url, {}) as sink:
+        await sink.send(spans, {})
+    assert len(receiver.taken) > 1
+    assert len(receiver.names()) == 5
 
 
 async def test_a_file_has_a_request_a_line(tmp_path: Path) -> None:

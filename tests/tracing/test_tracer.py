@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from contextvars import ContextVar, copy_context
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from opentelemetry.trace import Tracer as OpenTelemetryTracer
 
 from agentlightning.store.base import BROKEN_SPANS
 from agentlightning.tracing.buffer import UNFINISHED, SpanBuffer
-from agentlightning.tracing.intake import LONGEST_TEXT
+from agentlightning.tracing.intake import LARGEST_SPAN, LONGEST_TEXT
 from agentlightning.tracing.tracer import Tracer
 
 HERE: ContextVar[SpanBuffer | None] = ContextVar("here", default=None)
@@ -112,6 +114,86 @@ def test_what_could_not_be_delivered_is_counted(tracer: OpenTelemetryTracer) -> 
     own = buffer()
     own.count_lost(4)
     assert [span.attributes for span in own.take()] == [{"undelivered": 4}]
+
+
+def test_of_a_list_of_huge_texts_what_fits_is_kept(tracer: OpenTelemetryTracer) -> None:
+    own = buffer()
+    HERE.set(own)
+    tracer.start_span("huge", attributes={"a": ["x" * (2 * LARGEST_SPAN)] * 40, "b": "y"}).end()
+    span, note = own.take()
+    assert sum(map(len, span.attributes["a"])) < 1.1 * LARGEST_SPAN
+    assert note.attributes == {"too_large": 1}
+
+
+def test_an_attempt_of_many_huge_spans_keeps_the_first(tracer: OpenTelemetryTracer) -> None:
+    own = SpanBuffer("run", "r", 2, most_bytes=2500)
+    HERE.set(own)
+    for number in range(3):
+        tracer.start_span(f"{number}", attributes={"a": "x" * 900}).end()
+    *kept, note = own.take()
+    assert [span.name for span in kept] == ["0", "1"]
+    assert note.attributes == {"too_many": 1}
+
+
+def test_whatever_an_agent_puts_into_a_span_can_be_recorded_and_others_are(tracer: OpenTelemetryTracer) -> None:
+    own = buffer()
+    HERE.set(own)
+    tracer.start_span("sound").end()
+    tracer.start_span("whole", attributes={"n": 2**70}).end()
+    tracer.start_span("half", attributes={"n": "\ud800"}).end()
+    tracer.start_span(5, kind=None, start_time="today").end()  # type: ignore[arg-type]
+    tracer.start_span("seconds", start_time=1.5e9).end()  # type: ignore[arg-type]
+    tracer.start_span("said", attributes={"n": 1}).end()
+    tracer.start_span(BROKEN_SPANS, attributes={"cycle": "many"}).end()
+    shows_nothing = tracer.start_span("nothing")
+    shows_nothing.add_event("event", timestamp=Unreadable())  # type: ignore[arg-type]
+    shows_nothing.end()
+    *spans, note = orjson.loads(orjson.dumps(own.take()))
+    assert [span["name"] for span in spans] == [
+        "sound",
+        "whole",
+        "half",
+        "5",
+        "seconds",
+        "said",
+        f"span {BROKEN_SPANS}",
+    ]
+    assert [span["attributes"].get("n") for span in spans[:3]] == [None, str(2**70), "?"]
+    assert all(isinstance(span["started_ns"], int) for span in spans)
+    assert all(span["started_ns"] <= span["finished_ns"] for span in spans)
+    assert note["attributes"] == {"undecodable": 1, "wrong_type": 2, "wrong_time": 1, "reserved_name": 1}
+
+
+class Unreadable(float):
+    def __int__(self) -> int:
+        raise RuntimeError("no")
+
+
+def test_spans_that_never_end_leave_nothing_behind_once_their_attempt_is_gone() -> None:
+    own = buffer()
+    routes = Tracer(lambda: own)
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(routes)
+    for number in range(3):
+        provider.get_tracer("agent").start_span(f"{number}")
+    assert len(routes._buffers) == 3
+    own.close()
+    assert [span.attributes[UNFINISHED] for span in own.take()] == [True] * 3
+    own = buffer("next")
+    gc.collect()
+    assert len(routes._buffers) == 0
+
+
+def test_open_spans_beyond_the_most_of_an_attempt_are_counted(tracer: OpenTelemetryTracer) -> None:
+    own = buffer(most=2)
+    HERE.set(own)
+    tracer.start_span("ended").end()
+    hung = [tracer.start_span(f"hung {number}") for number in range(2)]
+    own.close()
+    *kept, note = own.take()
+    assert [span.name for span in kept] == ["ended", "hung 0"]
+    assert note.attributes == {"too_many": 1}
+    assert len(hung) == 2
 
 
 def test_a_failed_span_keeps_its_exception(tracer: OpenTelemetryTracer) -> None:

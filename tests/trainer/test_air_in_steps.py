@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from test_learning import TalkingEngine, config, trajectory
 
-from agentlightning.adapters.trajectories import trajectories
+from agentlightning.adapters.trajectories import JUDGE, trajectories
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.rewards import RewardPolicy, without_air
 from agentlightning.config import Config
@@ -19,7 +20,7 @@ from agentlightning.trainer.learning import Learning
 from agentlightning.trainer.metrics import group_of, in_order
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.trainer import algorithms_of
-from agentlightning.types import Call, Reward, Rollout, Sampling, Trajectory
+from agentlightning.types import Call, Consumed, Reward, Rollout, Sampling, Step, Trajectory
 
 RULES = {"tool_error": -0.5, "tool_success": 0.25}
 STEPS = LightningRL(credit="step_rewards", minibatches=1)
@@ -63,6 +64,39 @@ async def test_rewards_that_are_not_counted_change_nothing() -> None:
     assert off != await advantages({"rules": RULES}, GROUP)
 
 
+class OneStepBefore:
+    """A store with one closed step, whose one rollout has a reward of AIR on its call."""
+
+    async def steps(self, run_id: str) -> list[Step]:
+        return [Step(run_id=run_id, step=1, state="closed", consumed=[Consumed(rollout_id="one", outcome="trained")])]
+
+    async def rollouts(self, query: Any) -> list[Rollout]:
+        return [rollout("one", "g", 1.0)]
+
+    async def calls(self, ids: Any) -> list[Call]:
+        return [CALL]
+
+    async def rewards(self, ids: Any) -> list[Reward]:
+        return [said(rollout("one", "g", 1.0), -0.5)]
+
+
+async def test_a_credit_rule_that_looks_back_sees_no_rewards_that_are_not_counted(tmp_path: Path) -> None:
+    rule = tmp_path / "rule.py"
+    rule.write_text(
+        "from agentlightning.algorithms.credit import credit_rule\n\n"
+        "@credit_rule('back', each='step', needs=('history',))\n"
+        "def back(groups, evidence, *, history: int = 1):\n"
+        "    earlier = evidence.history[0][0].transitions[0].reward\n"
+        "    return [[[one.reward * earlier] * len(one.transitions) for one in group] for group in groups]\n"
+    )
+    algorithm = LightningRL(credit=f"{rule}:back", advantage="reinforce", minibatches=1)
+    for counted, advantage in ((True, -0.5), (False, 0.0)):
+        looking = learning({"rules": RULES, "counted": counted}, algorithm)
+        plan, _ = await replace(looking, store=OneStepBefore()).plan(2, [PLAIN])  # type: ignore[arg-type]
+        found = [row.advantages for ofone in plan.minibatches for row in ofone if row.rollout_id == "a0"]
+        assert [one for row in found for one in row if one] == [advantage] * 4 * bool(advantage)
+
+
 async def test_what_counting_changes_is_the_same_number_whether_they_count_or_not() -> None:
     measured = [(await learning({"rules": RULES, "counted": on}).plan(1, [GROUP]))[1] for on in (True, False)]
     assert measured[0] == measured[1]
@@ -77,6 +111,11 @@ def test_a_call_turns_where_its_advantage_gets_another_sign() -> None:
         0.5
     )  # the first calls change places; the last ones are compared as before
     assert air_effect(STEPS, [[one, other]]) == {"air_turned": 0.0, "air_moved": 0.0}
+    # An advantage that AIR gives where there was none has turned, too, and moved by all of its size; and nothing moves
+    # where no call has an advantage either way.
+    same = [trajectory("a0", 1.0), trajectory("a1", 1.0)]
+    assert air_effect(STEPS, [[marked(same[0], -3.0, 0), same[1]]]) == {"air_turned": 0.5, "air_moved": 1.0}
+    assert air_effect(STEPS, [same]) == {"air_turned": 0.0, "air_moved": 0.0}
 
 
 def test_an_advantage_that_takes_a_critic_is_not_compared() -> None:
@@ -175,6 +214,18 @@ def test_a_step_says_how_often_each_rule_spoke_and_what_it_gave_a_call() -> None
         "air_tool_error_share": 0.5,
         "air_tool_success": 0.0625,
         "air_tool_success_share": 0.25,
+        "air_agreement": pytest.approx(1.0),
+    }
+
+
+def test_rewards_of_others_calls_of_judges_and_rewards_that_are_no_number_are_not_airs() -> None:
+    good, bad, unknown = (rollout(name, "g", own) for name, own in (("a", 1.0), ("b", 0.0), ("c", math.nan)))
+    tally = AirTally({"tool_error": -1.0})
+    told = [said(bad, -0.25), said(unknown, -0.5), replace(said(good, -0.75), source="emitted")]
+    tally.add([good, bad, unknown], [CALL, CALL, CALL, replace(CALL, agent=JUDGE)], told)
+    assert tally.metrics() == {
+        "air_tool_error": -0.25,
+        "air_tool_error_share": pytest.approx(2 / 3),
         "air_agreement": pytest.approx(1.0),
     }
 

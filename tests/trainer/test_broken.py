@@ -17,7 +17,8 @@ async def test_causes_are_summed_over_the_rollouts_of_a_step() -> None:
             zip(claims, ({"cycle": 2}, {"cycle": 1, "absent_id": 1}), strict=False)
         ):
             place = {"run_id": run_id, "rollout_id": claim.rollout.id, "attempt": 1}
-            await store.append_spans([Span(id=f"s{number}", name=BROKEN_SPANS, attributes=causes, **place)])
+            said = causes | {"other": "text"}
+            await store.append_spans([Span(id=f"s{number}", name=BROKEN_SPANS, attributes=said, **place)])
         await store.finish([Finish(lease=claim.lease, state="succeeded") for claim in claims])
         rollouts = await store.rollouts(RolloutQuery(run_id=run_id))
         assert await broken_spans(store, rollouts) == {

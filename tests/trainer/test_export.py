@@ -17,6 +17,7 @@ from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.tracing.protobuf import write_response
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.export import TraceExport
 from agentlightning.types import Finish, NewRollout, Worker
@@ -28,6 +29,7 @@ class Receiver:
 
     url: str = ""
     status: int = 200
+    body: bytes = b""
     rollouts: list[str] = field(default_factory=list)
     came: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -36,7 +38,7 @@ class Receiver:
         for span in message.resource_spans[0].scope_spans[0].spans:
             self.rollouts += [pair.value.string_value for pair in span.attributes if pair.key == "agl.rollout_id"]
         self.came.set()
-        return web.Response(status=self.status)
+        return web.Response(status=self.status, body=self.body, content_type="application/x-protobuf")
 
 
 @pytest.fixture
@@ -111,6 +113,30 @@ async def test_a_collector_that_refuses_is_told_of_once_with_what_to_do_later(
         assert "refuses traces with HTTP 401" in note
         assert f"agl rollouts export-traces r --to {receiver.url}" in note
         assert len(receiver.rollouts) == 1
+
+
+async def test_spans_that_a_collector_takes_and_rejects_are_told_of_once(receiver: Receiver, tmp_path: Path) -> None:
+    receiver.body = write_response(1, "too old")
+    async with InMemoryLightningStore() as store:
+        run_id = (await store.create_run("traced", {}, "r")).id
+        notes: list[str] = []
+        async with TraceExport(receiver.url, a_folder(tmp_path), store, notes.append):
+            sent = await finish(store, run_id, "a", 17)
+        assert receiver.rollouts == sent
+        assert notes == [f"traces: {receiver.url} takes them and rejects some spans: too old"]
+
+
+async def test_an_export_that_cannot_note_how_far_it_came_is_told_of(receiver: Receiver, tmp_path: Path) -> None:
+    async with InMemoryLightningStore() as store:
+        run_id = (await store.create_run("traced", {}, "r")).id
+        folder = a_folder(tmp_path)
+        (folder.path / "traces_exported").mkdir()
+        notes: list[str] = []
+        async with TraceExport(receiver.url, folder, store, notes.append):
+            await finish(store, run_id, "a", 1)
+            await receiver.came.wait()
+        [note] = notes
+        assert "traces are not exported any more" in note
 
 
 async def test_without_an_endpoint_nothing_is_sent_or_written(tmp_path: Path) -> None:

@@ -89,11 +89,11 @@ async def test_a_file_becomes_a_finished_run_of_training_rollouts(store: Lightni
 
 
 async def test_a_final_reward_among_the_named_ones_is_the_rollouts(store: LightningStore, tmp_path: Path) -> None:
-    await imported(
+    done = await imported(
         store, lines(tmp_path / "a.jsonl", {"messages": [ASK, said("Oslo")], "rewards": {"reward": 1, "f1": 0.5}})
     )
     [rollout] = await store.rollouts(RolloutQuery(run_id="traces"))
-    assert rollout.reward == 1.0
+    assert (rollout.reward, done.rewarded) == (1.0, 1)
     assert [(one.name, one.value) for one in await store.rewards([rollout.id])] == [("f1", 0.5), ("reward", 1.0)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.imported import Import
 from agentlightning.trainer.rescore import Rescored, Rescoring, compare
+from agentlightning.types import Finish, NewRollout, Reward, Worker
 
 REWARDS = (0.0, 1.0, 1.0, 0.5)
 
@@ -109,6 +111,33 @@ async def test_writing_can_be_interrupted_and_repeated_and_never_changes_what_wa
     assert sorted(values) == [0.25, 0.25, 0.75, 0.75]
 
 
+async def test_two_that_write_at_the_same_time_write_once(store: LightningStore) -> None:
+    first, second = [
+        await rescored(store, lambda task, result, value=value: {"reward": value, "steps": [value]})
+        for value in (0.25, 0.75)
+    ]
+    await asyncio.gather(first.write("strict"), second.write("strict"))
+    told = [one for one in await records(store) if one.source == "rescored"]
+    assert sorted(one.call_id is None for one in told) == [False] * 4 + [True] * 4
+
+
+async def test_a_step_reward_of_the_same_name_is_not_taken_for_what_was_written(store: LightningStore) -> None:
+    [rollout, *_] = await store.rollouts(RolloutQuery(run_id="run"))
+    [call] = await store.calls([rollout.id])
+    own = Reward(
+        id="own",
+        run_id="run",
+        rollout_id=rollout.id,
+        attempt=1,
+        value=1.0,
+        name="strict",
+        call_id=call.id,
+        source="emitted",
+    )
+    await store.record_rewards([own])
+    assert await (await rescored(store, lambda task, result: 0.25)).write("strict") == 4
+
+
 async def test_the_rollouts_can_be_chosen(store: LightningStore) -> None:
     assert len((await rescored(store, lambda task, result: 0, limit=3)).found) == 3
     assert len((await rescored(store, lambda task, result: 0, mode="train", step=0)).found) == 4
@@ -117,6 +146,24 @@ async def test_the_rollouts_can_be_chosen(store: LightningStore) -> None:
     nobody = Rescoring(store=store, run_id="other", scorer=FunctionScorer(print, ThreadPoolExecutor(1)))
     with pytest.raises(NotFoundError, match="no such run"):
         await nobody.score()
+
+
+def test_pairs_that_the_new_rewards_do_not_tell_apart_count_half() -> None:
+    # Of one group (0, 1, 2) -> (0, 0, 1): the first pair is level, the others are in order; other groups are no pairs.
+    drawn = [("a", 0.0, 0.0), ("a", 1.0, 0.0), ("a", 2.0, 1.0), ("b", 9.0, -9.0)]
+    found = [
+        Rescored(rollout_id=str(at), group_id=group, attempt=1, old=old, score=Score(finals={"reward": new}))
+        for at, (group, old, new) in enumerate(drawn)
+    ]
+    assert compare(found).order_kept == pytest.approx(2.5 / 3)
+
+
+async def test_a_rollout_that_did_not_succeed_is_not_scored(store: LightningStore) -> None:
+    await store.enqueue([NewRollout(run_id="run", task={}, group_id="late", replica=0)])
+    [claim] = await store.claim(Worker(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0), limit=1)
+    await store.finish([Finish(lease=claim.lease, state="failed", error="no")])
+    assert (await store.rollouts(RolloutQuery(ids=[claim.rollout.id])))[0].state == "failed"
+    assert claim.rollout.id not in [one.rollout_id for one in (await rescored(store, lambda task, result: 0)).found]
 
 
 FEW = st.sampled_from([0.0, 0.25, 0.5, 1.0])

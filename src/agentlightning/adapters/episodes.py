@@ -101,9 +101,10 @@ def conversation(messages: Seq[JSON], tools: list[JSON] | None = None, model: st
 
 def _any_agent(row: JSON) -> list[Episode]:
     """``{"spans": […], "final_output"}``, alone or under "trace", or the list of spans there."""
-    trace = row.get("trace", row)
-    listed = trace if isinstance(trace, list) else trace.get("spans")
-    output = None if isinstance(trace, list) else trace.get("final_output")
+    inner: Any = row.get("trace")
+    trace: JSON = inner if isinstance(inner, dict) and isinstance(inner.get("spans"), list) else row
+    listed: list[Any] = trace["spans"] if isinstance(trace.get("spans"), list) else inner
+    output = trace.get("final_output")
     spans = [span for one in listed if isinstance(one, dict) and (span := sdk_span(one)) is not None]
     return [replace(episode_of_spans(spans, output), **_earned(row))]
 
@@ -165,10 +166,10 @@ def _intercode(row: JSON) -> list[Episode]:
         if place < len(observations):
             messages.append({"role": "user", "content": str(observations[place])})
     calls = conversation(messages, model=str(row.get("model") or ""))
-    steps = [
-        reward_number(value, f"turn_history.rewards[{place}]")
-        for place, value in enumerate(history.get("rewards") or [])
-    ]
+    told = history.get("rewards") or []
+    if not isinstance(told, list):
+        raise DataError(f"turn_history.rewards: expected a list of numbers, got {type(told).__name__}")
+    steps = [reward_number(value, f"turn_history.rewards[{place}]") for place, value in enumerate(told)]
     if steps and len(steps) != len(actions):
         raise DataError(f"turn_history.rewards: expected one for each of {len(actions)} actions, got {len(steps)}")
     earned = _earned(row)
@@ -258,11 +259,13 @@ def _conversation(value: Any, name: str) -> list[JSON]:
         return [{"role": "user", "content": value}]
     weights = [one.get("weight") if isinstance(one, dict) else None for one in value] if isinstance(value, list) else []
     if any(weight is not None for weight in weights):
+        read = [message_of(one) for one in value]
         found = [
             message if weight is None else {**message, "weight": weight}
-            for one, weight in zip(value, weights, strict=True)
-            for message in message_of(one)
+            for ofone, weight in zip(read, weights, strict=True)
+            for message in ofone
         ]
+        found = found if all(read) else []  # half of a conversation never counts as whole
     else:
         found = messages_of(value) or []
     if not found:

@@ -72,18 +72,21 @@ def call_records(
 
 def full_messages(calls: Seq[Call]) -> list[tuple[list[JSON], list[JSON] | None]]:
     """The whole prompt of each call, from its parents, and its tools. A parent that is not among them counts as
-    empty."""
+    empty; one may stand after its child, where it finished later."""
     prompts: dict[str, tuple[list[JSON], list[JSON] | None]] = {}
-    answers = {call.id: call.answer for call in calls}
-    found = []
-    for call in sorted(calls, key=lambda one: one.id):
-        before, tools = prompts.get(call.parent_id or "", ([], None))
-        if call.parent_id in prompts:
-            before = [*before, answers[call.parent_id]]
-        prompts[call.id] = [*before, *call.messages], call.tools if call.tools is not None else tools
+    by_id = {call.id: call for call in calls}
     for call in calls:
-        found.append(prompts[call.id])
-    return found
+        path = [call]
+        while path[-1].id not in prompts and path[-1].parent_id in by_id:
+            path.append(by_id[path[-1].parent_id])
+        for one in reversed(path):
+            if one.id in prompts:
+                continue
+            before, tools = prompts.get(one.parent_id or "", ([], None))
+            if one.parent_id in by_id:
+                before = [*before, by_id[one.parent_id].answer]
+            prompts[one.id] = [*before, *one.messages], one.tools if one.tools is not None else tools
+    return [prompts[call.id] for call in calls]
 
 
 def conversations(calls: Seq[Call]) -> list[JSON]:
@@ -104,7 +107,8 @@ def preference_row(better: Seq[Call], worse: Seq[Call]) -> JSON | None:
     """A row ``{"prompt", "chosen", "rejected", "tools"?}`` of messages, as preference trainers take them (TRL's
     DPOTrainer, conversational format): what both rollouts begin with, and how each went on.
 
-    None where a rollout is not one conversation, where they begin otherwise, or where they went the same way.
+    None where a rollout is not one conversation, where they begin otherwise or have other tools, or where they went the
+    same way.
     """
     rows = [conversations(better), conversations(worse)]
     if any(len(ofone) != 1 for ofone in rows):
@@ -113,8 +117,10 @@ def preference_row(better: Seq[Call], worse: Seq[Call]) -> JSON | None:
     shortest = min(len(first), len(second))
     shared = next((place for place in range(shortest) if first[place] != second[place]), shortest)
     # The first thing that the model said is where it may differ: an equal beginning of answers is prompt, too.
-    if not shared or shared == shortest or first[shared]["role"] != "assistant":
+    if not shared or shared == shortest or {first[shared]["role"], second[shared]["role"]} != {"assistant"}:
+        return None
+    tools = rows[0][0].get("tools")
+    if tools != rows[1][0].get("tools"):
         return None
     row: JSON = {"prompt": first[:shared], "chosen": first[shared:], "rejected": second[shared:]}
-    tools = rows[0][0].get("tools")
     return row | ({"tools": tools} if tools else {})

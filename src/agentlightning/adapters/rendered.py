@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from agentlightning.adapters.trajectories import ABANDONED, JUDGE
+from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.rendering.conversation import COMPLETIONS, Conversation
 from agentlightning.rendering.message import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
-from agentlightning.types import JSON, Call, Rollout, Trajectory, Transition
+from agentlightning.types import ABANDONED, JSON, Call, Rollout, Trajectory, Transition
 
 CUT = "length"
 """`finish_reason` of an answer that a limit cut: its end is not taught."""

@@ -1,8 +1,8 @@
 """The spans of one trace as a tree, whatever state they arrived in. Pure.
 
 Programs export what they like: spans whose parents never came, spans twice, parents that go round in a circle. Such a
-span stays, and only what is broken is lost: a parent that is not there is none, the later of two spans of one id is
-dropped, a circle is cut at its earliest span.
+span stays, and only what is broken is lost: a parent that is not there is none, of two spans of one id the one that
+ended later counts, a circle is cut at its earliest span.
 """
 
 from __future__ import annotations

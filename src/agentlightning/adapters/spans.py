@@ -14,7 +14,15 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TypeVar
 
-from agentlightning.adapters.semantics import ToolUse, error_of, model_of, role_of, tool_use, usage_of
+from agentlightning.adapters.semantics import (
+    ToolUse,
+    error_of,
+    model_of,
+    read_json,
+    role_of,
+    tool_use,
+    usage_of,
+)
 from agentlightning.adapters.span_messages import answer_of, finish_reason_of, prompt_of, tools_of
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.types import JSON, Span
@@ -85,8 +93,9 @@ def mended(calls: Seq[ModelCall], tree: SpanTree) -> list[ModelCall]:
 
     Some instrumentations record the messages of an agent's first call alone. The next call of the same agent then
     read these, the first answer and the results of its tool calls, which tools' spans tell: by the id of the tool
-    call, or where spans have none by the tool's name, in order. Where an answer called no tool, or a result is
-    missing, somebody said something that is not recorded, and the prompts from there on stay unknown.
+    call, or where spans have none by the tool's name, first those that ran with the same arguments, then in order.
+    Where an answer called no tool, or a result is missing, somebody said something that is not recorded, and the
+    prompts from there on stay unknown.
     """
     uses: defaultdict[str | None, list[ToolUse]] = defaultdict(list)
     for use in tool_uses(tree):
@@ -115,8 +124,7 @@ def mended(calls: Seq[ModelCall], tree: SpanTree) -> list[ModelCall]:
 
 def _replies(call: ModelCall, uses: Seq[ToolUse]) -> tuple[JSON, list[JSON]] | None:
     """The answer of a call with an id for each of its tool calls, and the messages with their results; None where one
-    of
-    these is unknown."""
+    of these is unknown."""
     assert call.answer is not None
     asked = call.answer.get("tool_calls") or []
     since = [use for use in uses if use.started_ns >= call.started_ns]
@@ -124,7 +132,9 @@ def _replies(call: ModelCall, uses: Seq[ToolUse]) -> tuple[JSON, list[JSON]] | N
     for place, one in enumerate(asked):
         name = one["function"]["name"]
         fits = [use for use in since if use.call_id and use.call_id == one["id"]]
-        fits = fits or [use for use in since if use.name == name and (use.call_id is None or not one["id"])]
+        if not fits:
+            fits = [use for use in since if use.name == name and (use.call_id is None or not one["id"])]
+            fits.sort(key=lambda use: not _same_arguments(use.arguments, one["function"]["arguments"]))
         if not fits or (fits[0].result is None and fits[0].error is None):
             return None
         since.remove(fits[0])
@@ -133,6 +143,10 @@ def _replies(call: ModelCall, uses: Seq[ToolUse]) -> tuple[JSON, list[JSON]] | N
         content = fits[0].result if fits[0].result is not None else f"Error: {fits[0].error}"
         replies.append({"role": "tool", "content": content, "tool_call_id": identity})
     return ({**call.answer, "tool_calls": named}, replies) if replies else None
+
+
+def _same_arguments(ran: str | None, asked: str) -> bool:
+    return ran is not None and (ran == asked or ((read := read_json(ran)) is not None and read == read_json(asked)))
 
 
 def _scope(tree: SpanTree, span: Span | None) -> str | None:

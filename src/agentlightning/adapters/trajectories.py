@@ -11,13 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from agentlightning.store.base import final_reward
-from agentlightning.types import JSON, Call, Reward, Rollout, Trajectory, Transition
+from agentlightning.types import ABANDONED, JSON, Call, Reward, Rollout, Trajectory, Transition
 
 JUDGE = "agl.judge"
 """`agent` of a call by which a reward function asked a model about the rollout: nothing learns from it."""
-
-ABANDONED = "abandoned"
-"""`finish_reason` of a call whose agent went away: what it did next does not follow from what was sampled."""
 
 
 def trajectories(

@@ -44,6 +44,8 @@ def export_rows(
             raise ConfigError(f"{option}: has no effect with --as {kind}")
     if to.exists():
         raise ConfigError(f"--to: {to} exists already")
+    if not to.parent.is_dir():
+        raise ConfigError(f"--to: there is no folder {to.parent}")
 
     async def work() -> tuple[int, Rows]:
         async with open_store(store_url(store)) as opened:

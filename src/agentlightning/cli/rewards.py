@@ -59,7 +59,7 @@ def rescore(
     import orjson
 
     from agentlightning.cli.display import screen
-    from agentlightning.errors import ConfigError
+    from agentlightning.errors import ConfigError, RewardError
     from agentlightning.trainer.rescore import Rescoring, compare
     from agentlightning.types import Mode
 
@@ -87,6 +87,8 @@ def rescore(
     _print(screen(), found, comparison, name, written)
     kept = {} if written is None else {"written": written, "name": name}
     typer.echo(orjson.dumps({"run_id": run, **asdict(comparison), **kept}).decode())
+    if not comparison.scored:
+        raise RewardError(f"--with {function}: it scored none of {comparison.rollouts} rollouts")
 
 
 def _scorer(function: str, threads: Executor) -> Scorer:
@@ -126,7 +128,7 @@ def _print(console: Console, found: list[Rescored], comparison: Comparison, name
     if written is not None:
         before = comparison.scored - written
         had = f"; {before} had one of that name, which stays" if before else ""
-        console.print(f"{written} rewards written as {name!r}{had}", soft_wrap=True)
+        console.print(f"rewards of {written} rollouts written as {name!r}{had}", soft_wrap=True)
 
 
 def _number(value: float | None) -> str:

@@ -47,7 +47,8 @@ def export_traces(
                 async for rollouts in finished_rollouts(opened, run):
                     spans += await send_rollouts(opened, rollouts, sink, resource_of(run))
                     sent += len(rollouts)
-        typer.echo(f"{sent} rollouts, {spans} spans: {to}")
+        rejected = f", of which {sink.rejected} are rejected: {sink.reason}" if sink.rejected else ""
+        typer.echo(f"{sent} rollouts, {spans} spans: {to}{rejected}")
 
     asyncio.run(work())
 

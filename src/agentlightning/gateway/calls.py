@@ -36,7 +36,7 @@ from agentlightning.protocols.neutral import (
 )
 from agentlightning.rendering.conversation import Conversation, Plan, path_messages
 from agentlightning.store.base import LightningStore
-from agentlightning.types import JSON, Call, Sampling
+from agentlightning.types import ABANDONED, JSON, Call, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class PolicyCalls:
         for live in job.lives:
             live.finish()
         messages = [assistant_message(live.choice()) for live in job.lives]
-        calls = _calls(job, messages, ["abandoned"] * len(messages))
+        calls = _calls(job, messages, [ABANDONED] * len(messages))
         await self._store.append_calls(calls)
         for call in calls:
             self._metrics.record(call)

@@ -23,7 +23,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from agentlightning.types import Call
+from agentlightning.types import ABANDONED, Call
 
 BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 FIRST_TOKEN_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
@@ -88,7 +88,7 @@ class GatewayMetrics:
         self._sampled_tokens.inc(len(call.sampled_ids))
         if "." in call.id:
             return
-        self.call(call.protocol, "abandoned" if call.finish_reason == "abandoned" else "recorded")
+        self.call(call.protocol, "abandoned" if call.finish_reason == ABANDONED else "recorded")
         self._seconds.observe((call.finished_ns - call.started_ns) / 1e9)
         self._prompt_tokens.inc(call.prompt_tokens)
         if call.fork_cause is not None:

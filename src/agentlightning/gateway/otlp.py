@@ -11,6 +11,7 @@ Spans often come when the attempt is over, exporters send in batches: they are t
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 import zlib
 from collections import Counter, OrderedDict
@@ -38,19 +39,25 @@ LARGEST_REQUEST = 32 * 1024 * 1024
 LATE_NS = 10 * 60 * 10**9
 """How long after its end an attempt's spans are taken."""
 MOST_INTAKES = 256
-"""Attempts whose spans' ids are kept in memory; those of others are read again from the store when needed."""
+MOST_KEPT = 200_000
+"""Attempts whose spans' ids are kept in memory, and such ids; those of others are read again from the store when needed."""
+MOST_SPANS_A_REQUEST = 50_000
+MOST_TOLD = 1000
+"""Requests of an attempt of which the store keeps what was broken: a program may send nothing else, without end."""
 MOST_NAMED = 256
 TOO_MANY_NAMED = f"of more than {MOST_NAMED} attempts in one request"
 SPANS_A_WRITE = 500
 SMALL = 256 * 1024
 """Bytes that are read at once; what is more is read in a thread, so that model calls need not wait for it."""
-ASSUMED_SPAN = 1024
-"""Bytes of a span, to tell how long some will take."""
+ASSUMED_RATIO = 16
+"""Of what a body is unpacked and packed, to tell how long it will take."""
 
 R = TypeVar("R")
 
 Encoding = Literal["json", "protobuf"]
 CONTENT_TYPES: dict[Encoding, bytes] = {"json": b"application/json", "protobuf": b"application/x-protobuf"}
+WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
+"""Of zlib, by Content-Encoding."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +67,19 @@ class _Held:
     intake: Intake | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """What is known of an attempt's spans is read and written in turns."""
+    users: int = 0
+    """Requests that have the lock or wait for it: another one must not be made beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a request holds."""
+
+    received: Received
+    size: int
+    """Bytes, unpacked."""
+    digest: str
+    """Of its bytes: it is known by it when it is sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +115,10 @@ class Traces:
         try:
             encoding = _encoding(incoming)
             caller = await self._caller(incoming)
-            body = _unpacked(incoming, await incoming.body())
-            received = await _aside(len(body), lambda: _read(encoding, body))
-            taken, refused = await self._take(caller, received)
+            body = await incoming.body()
+            packing = _packing(incoming)
+            size = len(body) * (ASSUMED_RATIO if packing else 1)
+            taken, refused = await self._take(caller, await _aside(size, lambda: _read(encoding, packing, body)))
         except Refusal as refusal:
             await _refuse(reply, encoding, refusal.status, str(refusal))
         except InputError as cause:
@@ -151,14 +172,8 @@ class Traces:
                 rollout, number = meant
                 identity = (rollout.id, number)
                 if identity not in parts:
-                    place = Place(
-                        run_id=rollout.run_id,
-                        rollout_id=rollout.id,
-                        attempt=number,
-                        began_ns=rollout.started_ns or rollout.created_ns,
-                    )
-                    part = parts[identity] = ReceivedResource(attributes=resource.attributes)
-                    found.by_attempt.setdefault(identity, (place, []))[1].append(part)
+                    part = parts[identity] = ReceivedResource(attributes=resource.attributes, wrong=resource.wrong)
+                    found.by_attempt.setdefault(identity, (_place(rollout, number), []))[1].append(part)
                 parts[identity].spans.append(span)
         return found
 
@@ -186,39 +201,51 @@ class Traces:
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
-    async def _take(self, caller: _Caller, received: Received) -> tuple[Taken, Counter[str]]:
-        """Record them; all that was taken, and what was refused, by cause."""
+    async def _take(self, caller: _Caller, request: _Read) -> tuple[Taken, Counter[str]]:
+        """Record its spans; all that was taken, and what was refused, by cause."""
         together = Taken()
-        found = await self._sort(caller, received)
-        if received.lost and caller.own is not None and not found.by_attempt:
-            place = Place(run_id=caller.own.run_id, rollout_id=caller.own.id, attempt=caller.number)
-            found.by_attempt[caller.own.id, caller.number] = (place, [])
-        lost = received.lost
+        found = await self._sort(caller, request.received)
+        lost = request.received.lost
+        if lost and caller.own is not None and not found.by_attempt:
+            found.by_attempt[caller.own.id, caller.number] = (_place(caller.own, caller.number), [])
         for identity, (place, resources) in found.by_attempt.items():
             held = self._held.setdefault(identity, _Held())
             self._held.move_to_end(identity)
-            async with held.lock:
-                taken = await self._take_of(held, place, resources, lost)
+            held.users += 1
+            try:
+                async with held.lock:
+                    taken = await self._take_of(held, place, resources, lost, request)
+            finally:
+                held.users -= 1
             together.spans += taken.spans
             together.broken += taken.broken
             lost = 0  # nobody knows whose they were: the first attempt's
         if lost:
             together.broken["undecodable"] += lost
-        for identity in list(self._held)[: max(0, len(self._held) - MOST_INTAKES)]:
-            if not self._held[identity].lock.locked():
-                del self._held[identity]
+        self._forget_some()
         return together, found.refused
 
-    async def _take_of(self, held: _Held, place: Place, resources: list[ReceivedResource], lost: int) -> Taken:
+    def _forget_some(self) -> None:
+        """Of the attempts that sent nothing for longest, those beyond the bounds."""
+        kept = 0
+        for number, identity in enumerate(reversed(list(self._held))):
+            held = self._held[identity]
+            kept += held.intake.count if held.intake is not None else 0
+            if (number >= MOST_INTAKES or kept > MOST_KEPT) and not held.users:
+                del self._held[identity]
+
+    async def _take_of(
+        self, held: _Held, place: Place, resources: list[ReceivedResource], lost: int, request: _Read
+    ) -> Taken:
         intake, held.intake = held.intake, None  # where a write fails, it is read anew
         if intake is None:
             spans = await self._store.spans([place.rollout_id])
             intake = Intake(place, [span for span in spans if span.attempt == place.attempt])
-        size = sum(len(resource.spans) for resource in resources) * ASSUMED_SPAN
-        taken = await _aside(size, lambda: intake.take(resources, time.time_ns()))
+        taken = await _aside(request.size, lambda: intake.take(resources, time.time_ns()))
         if lost:
             taken.broken["undecodable"] += lost
-        told = [_broken(place, taken)] if taken.broken else []
+        told = [_broken(place, taken, request.digest)] if taken.broken and intake.told < MOST_TOLD else []
+        intake.told += len(told)
         records = [*told, *taken.spans]
         for start in range(0, len(records), SPANS_A_WRITE):
             await self._store.append_spans(records[start : start + SPANS_A_WRITE])
@@ -226,12 +253,16 @@ class Traces:
         return taken
 
 
-def _broken(place: Place, taken: Taken) -> Span:
-    """Says what was wrong; under an id that follows from the spans, so that what is sent again is not counted again."""
+def _place(rollout: Rollout, number: int) -> Place:
+    began_ns = rollout.started_ns or rollout.created_ns
+    return Place(run_id=rollout.run_id, rollout_id=rollout.id, attempt=number, began_ns=began_ns)
+
+
+def _broken(place: Place, taken: Taken, digest: str) -> Span:
+    """Says what was wrong; under an id that follows from the request, so that what is sent again is not counted again."""
     now_ns = time.time_ns()
-    which = zlib.crc32(orjson.dumps([[span.id for span in taken.spans], taken.lost]))
     return Span(
-        id=f"{place.rollout_id}.{place.attempt}.broken.{which:08x}",
+        id=place.span_id(f"broken.{digest}"),
         run_id=place.run_id,
         rollout_id=place.rollout_id,
         attempt=place.attempt,
@@ -273,18 +304,27 @@ def _encoding(incoming: Incoming) -> Encoding:
     raise Refusal(f"Content-Type: expected {expected}, got {kind[:80].decode('latin-1')!r}", status=415)
 
 
-def _unpacked(incoming: Incoming, body: bytes) -> bytes:
+def _packing(incoming: Incoming) -> bytes:
+    """gzip, deflate, or nothing."""
     given = next((value for name, value in incoming.headers if name == b"content-encoding"), b"").strip().lower()
-    if given in (b"gzip", b"deflate"):
-        unpacker = zlib.decompressobj(wbits=31 if given == b"gzip" else 15)
+    if given in (b"", b"identity"):
+        return b""
+    if given in WINDOW_BITS:
+        return given
+    raise Refusal(f"Content-Encoding: expected gzip, got {given[:80].decode('latin-1')!r}", status=415)
+
+
+def _unpacked(packing: bytes, body: bytes) -> bytes:
+    if packing:
+        unpacker = zlib.decompressobj(wbits=WINDOW_BITS[packing])
         try:
             body = unpacker.decompress(body, LARGEST_REQUEST + 1)
         except zlib.error as cause:
             raise Refusal(f"the body is not what Content-Encoding says: {cause}") from None
         if not unpacker.eof and len(body) <= LARGEST_REQUEST:
             raise Refusal("the body ends in the middle of its compressed data")
-    elif given not in (b"", b"identity"):
-        raise Refusal(f"Content-Encoding: expected gzip, got {given[:80].decode('latin-1')!r}", status=415)
+        if unpacker.unused_data:
+            raise Refusal("the body goes on after the end of its compressed data")
     if len(body) > LARGEST_REQUEST:
         raise Refusal(f"the body is larger than {LARGEST_REQUEST} bytes", status=413)
     return body
@@ -295,12 +335,14 @@ async def _aside(size: int, work: Callable[[], R]) -> R:
     return work() if size <= SMALL else await asyncio.to_thread(work)
 
 
-def _read(encoding: Encoding, body: bytes) -> Received:
+def _read(encoding: Encoding, packing: bytes, body: bytes) -> _Read:
+    body = _unpacked(packing, body)
+    digest = hashlib.blake2b(body, digest_size=8).hexdigest()
     if encoding == "json":
-        return read_json(body)
+        return _Read(read_json(body, MOST_SPANS_A_REQUEST), len(body), digest)
     from agentlightning.tracing.protobuf import read_protobuf  # its schema costs 0.1 s, which most servers never need
 
-    return read_protobuf(body)
+    return _Read(read_protobuf(body, MOST_SPANS_A_REQUEST), len(body), digest)
 
 
 async def _succeed(reply: Reply, encoding: Encoding, taken: Taken, refused: Counter[str]) -> None:

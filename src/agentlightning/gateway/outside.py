@@ -25,7 +25,7 @@ from agentlightning.gateway.reply import Incoming, Reply
 from agentlightning.protocols.neutral import Refusal, Request, WireFormat
 from agentlightning.rendering.conversation import Conversation, Plan
 from agentlightning.store.base import LightningStore
-from agentlightning.types import JSON, Call, Sampling, Span
+from agentlightning.types import ABANDONED, JSON, Call, Sampling, Span
 
 FAILED = "gateway.outside_failed"
 """Name of the span that a call leaves which was not answered."""
@@ -160,7 +160,7 @@ class OutsideModels:
     async def _run(self, job: _Job, question: Question, incoming: Incoming) -> None:
         answered = await self._asked(job, question, incoming)
         if answered is None:
-            await self._record(job, question, "abandoned")
+            await self._record(job, question, ABANDONED)
         elif answered.failure is None:
             await self._record(job, question, question.reader.finish_reason)
             await _deliver(job.reply, answered)
@@ -212,7 +212,7 @@ class OutsideModels:
         call = _call(job, reader.message, used, finish_reason)
         await self._store.append_calls([call])
         self._metrics.record(call)
-        if finish_reason == "abandoned":
+        if finish_reason == ABANDONED:
             self._metrics.outside(job.outside.name, "abandoned")
             return
         self._metrics.outside(job.outside.name, "recorded")

@@ -26,13 +26,10 @@ from agentlightning.gateway.upstreams import Upstreams
 from agentlightning.protocols import chat, completions, embeddings, messages, responses
 from agentlightning.protocols.neutral import Refusal, Request, WireFormat, call_id, read_object
 from agentlightning.rendering.renderer import RenderError
-from agentlightning.store.base import LightningStore, reward_number
+from agentlightning.store.base import UNKNOWN_ROUTE, LightningStore, reward_number
 from agentlightning.types import Reward, Span
 
 log = logging.getLogger(__name__)
-
-UNKNOWN_ROUTE = "gateway.unknown_route"
-"""Name of the span that a request to a wrong path leaves, so that a rollout without calls can be explained."""
 
 
 class Proxy:

@@ -16,7 +16,7 @@ from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.message import Digest
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Call
+from agentlightning.types import ABANDONED, Call
 
 REMEMBERED = 4096
 """Undelivered answers and idempotency keys that are kept, the newest ones."""
@@ -127,7 +127,7 @@ def recorded_answer(calls: list[Call], call_id: str, renderer: Renderer | None =
     first = call_id.partition(".")[0]
     found = {call.id: call for call in calls if call.id.partition(".")[0] == first}
     call = found.get(first)
-    if call is None or call.finish_reason == "abandoned":
+    if call is None or call.finish_reason == ABANDONED:
         return None
     ordered = [call, *(found[f"{first}.{index}"] for index in range(1, len(found)))]
     return Answer(

@@ -33,7 +33,7 @@ def parent_span(traceparent: bytes, rollout_id: str, attempt: int) -> str | None
 
 
 def baggage_agent(baggage: bytes) -> str | None:
-    """The agent's name by the request's baggage.
+    """The agent's name by the request's baggage, without characters that cannot be shown: no database takes all of them.
 
     >>> baggage_agent(b"user=1, agl.agent=SQL%20writer;scope=run")
     'SQL writer'
@@ -42,5 +42,6 @@ def baggage_agent(baggage: bytes) -> str | None:
     for member in baggage[:LONGEST_BAGGAGE].decode("latin-1").split(","):
         key, given, rest = member.partition("=")
         if given and key.strip() in AGENT_NAMES:
-            found.setdefault(key.strip(), unquote(rest.partition(";")[0].strip())[:LONGEST_AGENT].strip())
+            name = "".join(filter(str.isprintable, unquote(rest.partition(";")[0].strip())))
+            found.setdefault(key.strip(), name[:LONGEST_AGENT].strip())
     return next((found[key] for key in AGENT_NAMES if found.get(key)), None)

@@ -64,7 +64,7 @@ def parse(data: JSON, trained: bool = True) -> Request:
         return Request(
             model=fields.text(data, "model"),
             messages=messages,
-            tools=[tool for tool in fields.items(data, "tools") if isinstance(tool, dict)] or None,
+            tools=[_tool(tool) for tool in fields.items(data, "tools") if isinstance(tool, dict)] or None,
             stream=fields.boolean(data, "stream"),
             previous_id=_previous(data),
         )
@@ -224,10 +224,16 @@ def _tools(data: JSON) -> list[JSON] | None:
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise expected('{"type": "function", "name": …}, the only kind the trained policy has', tool, where)
         fields.check_function(tool, where)
-        kept = ("name", "description", "parameters", "strict")
-        function = {name: tool[name] for name in kept if tool.get(name) is not None}
-        result.append({"type": "function", "function": function})
+        result.append(_tool(tool))
     return result or None
+
+
+def _tool(tool: JSON) -> JSON:
+    """A function in the form of Chat Completions; what only an outside model has stays as it is."""
+    if tool.get("type") != "function":
+        return tool
+    kept = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
 
 
 def _included(data: JSON) -> list[Any]:

@@ -29,7 +29,7 @@ from agentlightning.rendering.message import (
 )
 from agentlightning.rendering.prompts import Prompt, PromptNode, Prompts, Running, prompt_hash
 from agentlightning.rendering.renderer import PROBE, Renderer, RenderError
-from agentlightning.types import JSON, Call
+from agentlightning.types import ABANDONED, JSON, Call
 
 OUTSIDE = b"outside"
 """Keeps the hashes of calls to outside models apart: the same question to a judge is another call."""
@@ -264,7 +264,7 @@ class Conversation:
         for call in calls:
             parent = self._nodes.get(call.parent_id) if call.parent_id is not None else None
             missing = call.parent_id is not None and parent is None
-            if call.id in self._nodes or missing or call.finish_reason == "abandoned":
+            if call.id in self._nodes or missing or call.finish_reason == ABANDONED:
                 continue
             request_hash = bytes.fromhex(call.request_hash)
             self._count(request_hash, 1 if call.id == _first(call.id) else 0)

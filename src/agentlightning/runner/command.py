@@ -195,7 +195,7 @@ def tracing_environment(inherited: Mapping[str, str], claim: Claim, llm: LLM) ->
     names = {"agl.rollout_id": claim.rollout.id, "agl.attempt": str(claim.lease.attempt)}
     pairs = [inherited.get("OTEL_RESOURCE_ATTRIBUTES", ""), *(f"{name}={value}" for name, value in names.items())]
     environment = {"OTEL_RESOURCE_ATTRIBUTES": ",".join(filter(None, pairs))}
-    if not any(name in inherited for name in OWN_ENDPOINTS):
+    if not any(inherited.get(name) for name in OWN_ENDPOINTS):
         environment |= {
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{llm.base_url}/traces",
             "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",

@@ -121,13 +121,15 @@ class Operation(AbstractContextManager["Span"]):
         signature = inspect.signature(function)
         given, gave = _VALUES[self._kind == "tool"]
 
-        def called(arguments: Any, options: Any) -> Mapping[str, Any]:
+        def called(span: Span, arguments: Any, options: Any) -> None:
+            if not span.is_recording():
+                return
             try:
                 bound = signature.bind(*arguments, **options).arguments
             except TypeError:  # the call itself says it better
-                return self._attributes
+                return
             bound.pop("self", None)
-            return {**self._attributes, given: _json(bound)}
+            span.set_attribute(given, _json(bound))
 
         def note(span: Span, result: Any) -> None:
             if span.is_recording():
@@ -137,7 +139,8 @@ class Operation(AbstractContextManager["Span"]):
 
             @functools.wraps(function)
             async def asynchronous(*arguments: Any, **options: Any) -> Any:
-                with self._span(called(arguments, options)) as span:
+                with self._span(self._attributes) as span:
+                    called(span, arguments, options)
                     result = await function(*arguments, **options)
                     note(span, result)
                     return result
@@ -146,7 +149,8 @@ class Operation(AbstractContextManager["Span"]):
 
         @functools.wraps(function)
         def synchronous(*arguments: Any, **options: Any) -> Any:
-            with self._span(called(arguments, options)) as span:
+            with self._span(self._attributes) as span:
+                called(span, arguments, options)
                 result = function(*arguments, **options)
                 note(span, result)
                 return result
@@ -208,7 +212,14 @@ def _attributes(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _json(value: Any) -> str:
     try:
-        text = orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+        text = orjson.dumps(value, default=_shown, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # a number of more than 64 bits, keys of no known kind
-        text = repr(value)
+        text = _shown(value)
     return text[:LONGEST_VALUE]
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as cause:  # of the agent's own class: it must not fail for being looked at
+        return f"<{type(value).__name__}, whose repr raises {type(cause).__name__}>"

@@ -68,10 +68,13 @@ class Execution:
         if attempt.spans is not None:
             attempt.spans.close()
             await self.deliver(attempt)
+            if attempt.spans.pending:  # how many were lost on the way
+                await self.deliver(attempt)
         return finish if self.judging is None or attempt.hung else await self.judging.judge(finish)
 
     async def deliver(self, attempt: RunningAttempt) -> None:
-        """Bring the attempt's spans so far to the store; what cannot be brought there is counted as lost."""
+        """Bring the attempt's spans so far to the store; what cannot be brought there is counted as lost, which the next
+        delivery tells."""
         if self.outbox is not None and attempt.spans is not None:
             lost = await self.outbox.deliver(attempt.spans.take())
             if lost:

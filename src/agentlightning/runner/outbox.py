@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import orjson
 
 from agentlightning.errors import AgentLightningError, ConflictError, NotFoundError, StoreError
 from agentlightning.store.base import LightningStore
@@ -17,7 +22,15 @@ from agentlightning.types import Span
 DELIVER_S = 2.0
 """Between deliveries while an attempt runs: what a killed worker loses at most."""
 MOST_SPANS_A_REQUEST = 500
+MOST_BYTES_A_REQUEST = 4 * 1024 * 1024
+MOST_REFUSALS = 64
+"""Requests of a batch that the store may refuse while it is looked for the spans at fault; then what is refused is lost."""
 LONGEST_PAUSE_S = 2.0
+
+Numbered = tuple[int, Span]
+"""A span, and the place in its batch of the attempt that it is of."""
+
+log = logging.getLogger(__name__)
 
 
 class Outbox:
@@ -49,37 +62,59 @@ class Outbox:
             batch, self._waiting = self._waiting, []
             try:
                 await self._send_batch(batch)
+            except Exception:  # of our own making: the ends of attempts wait for this
+                log.exception("spans of %d attempts could not be delivered", len(batch))
             finally:
-                for spans, lost in batch:  # nobody waits for ever, whatever goes wrong here
+                for spans, lost in batch:
                     _tell(lost, len(spans))
 
     async def _send_batch(self, batch: Sequence[tuple[Sequence[Span], asyncio.Future[int]]]) -> None:
-        together = [span for spans, _ in batch for span in spans]
-        if len(together) <= MOST_SPANS_A_REQUEST and await self._send(together):
-            for _, lost in batch:
-                _tell(lost, 0)
-            return
-        for spans, lost in batch:  # one attempt's may be what the store refuses
-            count = 0
-            for start in range(0, len(spans), MOST_SPANS_A_REQUEST):
-                part = spans[start : start + MOST_SPANS_A_REQUEST]
-                count += 0 if await self._send(part) else len(part)
-            _tell(lost, count)
-
-    async def _send(self, spans: Sequence[Span]) -> bool:
-        """Whether the store has them; sending again is harmless, ids that exist are ignored."""
+        lost = [0] * len(batch)
+        waiting = deque(_portions([(number, span) for number, (spans, _) in enumerate(batch) for span in spans]))
         give_up = time.monotonic() + self._give_up_s
+        refusals = 0
+        away = False
+        while waiting:
+            portion = waiting.popleft()
+            end = "away" if away else await self._send([span for _, span in portion], give_up)
+            away = end == "away"
+            refusals += end == "refused"
+            if end == "refused" and len(portion) > 1 and refusals < MOST_REFUSALS:
+                waiting.extendleft((portion[len(portion) // 2 :], portion[: len(portion) // 2]))
+            elif end != "taken":
+                for number, _ in portion:
+                    lost[number] += 1
+        for count, (_, asked) in zip(lost, batch, strict=True):
+            _tell(asked, count)
+
+    async def _send(self, spans: Sequence[Span], give_up: float) -> Literal["taken", "refused", "away"]:
+        """What became of them; sending again is harmless, ids that exist are ignored."""
         pause = 0.1
         while True:
             try:
                 await self._store.append_spans(spans)
-                return True
+                return "taken"
             except AgentLightningError as error:
-                refused = not isinstance(error, StoreError) or isinstance(error, NotFoundError | ConflictError)
-                if refused or time.monotonic() + pause > give_up:
-                    return False
+                if not isinstance(error, StoreError) or isinstance(error, NotFoundError | ConflictError):
+                    return "refused"
+                if time.monotonic() + pause > give_up:
+                    return "away"
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def _portions(spans: Sequence[Numbered]) -> Iterator[list[Numbered]]:
+    portion: list[Numbered] = []
+    size = 0
+    for numbered in spans:
+        more = len(orjson.dumps(numbered[1]))
+        if portion and (len(portion) >= MOST_SPANS_A_REQUEST or size + more > MOST_BYTES_A_REQUEST):
+            yield portion
+            portion, size = [], 0
+        portion.append(numbered)
+        size += more
+    if portion:
+        yield portion
 
 
 def _tell(lost: asyncio.Future[int], count: int) -> None:

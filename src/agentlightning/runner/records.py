@@ -42,10 +42,11 @@ class Records:
             ids = [rollout_id for rollout_id, _ in part]
             try:
                 calls, spans = await asyncio.gather(self._store.calls(ids), self._store.spans(ids))
-            except StoreError as error:
+            except Exception as error:  # whatever it is, an attempt's end waits for the answer
+                why = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
                 for _, asked in part:
                     if not asked.done():
-                        asked.set_exception(StoreError(str(error)))
+                        asked.set_exception(StoreError(why))
                 continue
             calls_of, spans_of = defaultdict[str, list[Call]](list), defaultdict[str, list[Span]](list)
             for call in calls:

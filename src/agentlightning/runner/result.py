@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import orjson
+
 from agentlightning.adapters.model_records import conversations, full_messages
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.tracing.steps import Step, Use, content_text, steps
@@ -23,8 +25,7 @@ class Result:
 
     output: object = None
     """What the agent returned, or the tail of what a program printed on its standard output. Of a rollout that is
-    read from
-    the store: what its program printed, else None, for what a function returned is not kept."""
+    read from the store: what its program printed, else None, for what a function returned is not kept."""
     calls: list[Call]
     """The recorded model calls of the attempt, in the order they finished."""
     spans: list[Span] = field(default_factory=list)
@@ -52,8 +53,7 @@ class Result:
     @property
     def steps(self) -> list[Step]:
         """Each call with what came of it: the tools it asked for, what they gave, whether they failed. What a later
-        prompt
-        and a span both tell is told once."""
+        prompt and a span both tell is told once."""
         return steps(self.calls, self.spans)
 
     @property
@@ -89,7 +89,7 @@ def as_json(task: JSON, result: Result) -> JSON:
     prompts = full_messages(result.calls)
     return {
         "task": task,
-        "output": result.output if isinstance(result.output, str | int | float | bool) else None,
+        "output": _plain(result.output),
         "answer": result.answer,
         "messages": result.messages,
         "conversations": result.conversations,
@@ -118,3 +118,12 @@ def as_json(task: JSON, result: Result) -> JSON:
         ],
         "rewards": [{"name": one.name, "value": one.value, "call_id": one.call_id} for one in result.rewards],
     }
+
+
+def _plain(output: object) -> object:
+    """What JSON can hold of an agent's return value: the value itself, else its text."""
+    try:
+        orjson.dumps(output)
+    except orjson.JSONEncodeError:
+        return str(output)
+    return output

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import shlex
 import shutil
@@ -69,16 +68,17 @@ def read_score(said: Any, calls: Sequence[Call]) -> Score:
     """
     if not isinstance(said, Mapping):
         return Score(finals={FINAL: reward_number(said, "the reward function's value")})
-    finals = {}
-    for name, value in said.items():
-        if not isinstance(name, str) or not name:
-            raise RewardError(f"the reward function's value: expected names of rewards, got {name!r}")
-        if name != STEPS:
-            finals[name] = reward_number(value, f"the reward function's {name!r}")
+    finals = {
+        _named(name, "value"): reward_number(value, f"the reward function's {name!r}")
+        for name, value in said.items()
+        if name != STEPS
+    }
     if not finals:
         raise RewardError('the reward function\'s value: expected {"reward": number} or numbers by name, got none')
     final = finals.pop(FINAL, None)
-    finals[FINAL] = math.fsum(finals.values()) if final is None else final
+    if final is None:
+        final = reward_number(sum(finals.values()), "the sum of the reward function's values")
+    finals[FINAL] = final
     return Score(finals=finals, steps=_steps(said.get(STEPS), calls))
 
 
@@ -102,13 +102,19 @@ def _steps(said: Any, calls: Sequence[Call]) -> dict[str, dict[str, float]]:
     for call_id, value in entries:
         named = value if isinstance(value, Mapping) else {FINAL: value}
         numbers = {
-            str(name): reward_number(number, f"the reward function's step {name!r}")
+            _named(name, "'steps'"): reward_number(number, f"the reward function's step {name!r}")
             for name, number in named.items()
             if number is not None
         }
         if numbers:
             found[call_id] = numbers
     return found
+
+
+def _named(name: Any, where: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise RewardError(f"the reward function's {where}: expected names of rewards, got {name!r}")
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +133,7 @@ class FunctionScorer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandScorer:
     """A program in any language: task and result come as JSON on its standard input (`result.as_json`), and the last
-    line
-    that it prints is the score as JSON, as in `read_score`."""
+    line that it prints is the score as JSON, as in `read_score`."""
 
     arguments: Sequence[str]
     timeout_s: float

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import time
@@ -17,22 +18,25 @@ from agentlightning import types
 from agentlightning.errors import AgentLightningError, ConflictError, InputError, NotFoundError, StoreError
 from agentlightning.runner.attempt import RunningAttempt, attributed_task
 from agentlightning.runner.execution import Execution, ended
+from agentlightning.runner.failure import describe
 from agentlightning.runner.heartbeat import EXIT_REPLACE, Heartbeat
 from agentlightning.runner.outbox import DELIVER_S
 from agentlightning.store.base import LEASE_S, LightningStore
 from agentlightning.types import Claim, Finish, Lease
 
+log = logging.getLogger(__name__)
+
 BEAT_S = 10.0
 CLAIM_WAIT_S = 20.0
 """How long one request for work stays open."""
 LONGEST_PAUSE_S = 2.0
+"""Between tries while the server is away."""
 LINGER = 0.1
 LONGEST_LINGER_S = 0.05
 """An end waits this share of what an attempt usually takes for others to be reported with it, and claimed for with it: a
 request costs the server as much as ten ends do."""
 USUAL_OVER = 20
 """Attempts that the moving average looks back on."""
-"""Between tries while the server is away."""
 
 
 class Worker:
@@ -162,7 +166,12 @@ class Worker:
         task.add_done_callback(self._running.__delitem__)
 
     async def _attempt(self, attempt: RunningAttempt) -> None:
-        finish = await self._execution.execute(attempt)
+        try:
+            finish = await self._execution.execute(attempt)
+        except Exception as error:
+            # An agent's own are caught where it runs: this one is ours, and must not hold the lease for ever.
+            log.exception("an attempt of rollout %s failed in the worker", attempt.lease.rollout_id)
+            finish = ended(attempt, "failed", f"the worker failed, not the agent: {describe(error)}")
         self._usual_s += (time.monotonic() - attempt.started - self._usual_s) / USUAL_OVER
         if attempt.hung:
             self._hung = True

@@ -351,7 +351,10 @@ def reward_number(value: Any, name: str = "reward") -> float:
     """
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         raise RewardError(f"{name}: expected a finite number, got {type(value).__name__} {value!r:.80}")
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as cause:  # an array of several numbers, an integer without end
+        raise RewardError(f"{name}: expected a finite number, got {type(value).__name__}: {cause}") from None
     if not math.isfinite(number):
         raise RewardError(f"{name}: expected a finite number, got {number}")
     return number
@@ -362,6 +365,14 @@ BROKEN_SPANS: Literal["gateway.broken_spans"] = "gateway.broken_spans"
 
 BROKEN: Literal["broken spans"] = "broken spans"
 """How the warning about them begins."""
+
+UNKNOWN_ROUTE: Literal["gateway.unknown_route"] = "gateway.unknown_route"
+"""Name of the span that a request to a wrong path leaves, so that a rollout without calls can be explained."""
+
+
+def broken_counts(attributes: JSON) -> dict[str, int]:
+    """By cause, what a span named BROKEN_SPANS counts; attributes that are no counts are somebody else's."""
+    return {cause: count for cause, count in attributes.items() if type(count) is int}
 
 
 def broken_warning(counts: Mapping[str, int]) -> str:

@@ -7,7 +7,6 @@ store and no clock, and of a user's own rules only the functions.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from typing import Any
 
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config_air import AirConfig, AirRuleConfig
-from agentlightning.errors import AgentError, ConfigError, boundary
+from agentlightning.errors import AgentError, ConfigError, RewardError, boundary
+from agentlightning.store.base import reward_number
 from agentlightning.tracing.naming import name_calls
 from agentlightning.tracing.rules import BUILT_IN, Scores
 from agentlightning.tracing.steps import Step, steps
@@ -46,8 +46,16 @@ class Air:
         """
         spans = list(spans)
         calls = name_calls([call for call in calls if call.agent != JUDGE], spans)
-        found = steps(calls, spans, user_replies=self.config.user_replies, error_pattern=self.pattern)
-        return [reward for name, rule in self.config.rules.items() for reward in self._of_rule(name, rule, found)]
+
+        def found() -> list[Step]:
+            return steps(calls, spans, user_replies=self.config.user_replies, error_pattern=self.pattern)
+
+        shared = found()
+        rewards: list[Reward] = []
+        for name, rule in self.config.rules.items():
+            # what a rule of the user's own does to its steps must not change what others see
+            rewards += self._of_rule(name, rule, found() if name in self.own else shared)
+        return rewards
 
     def _of_rule(self, name: str, rule: AirRuleConfig, found: Sequence[Step]) -> list[Reward]:
         rewards, total = [], 0.0
@@ -65,8 +73,11 @@ class Air:
             return BUILT_IN[name].score(found, rule.budget or 0.0)
         scores: Scores = []
         for place, step in enumerate(found):
-            with boundary(f"air.rules.{name}"):
-                said = self.own[name](step, found[:place])
+            try:
+                with boundary(f"air.rules.{name}"):
+                    said = self.own[name](step, found[:place])
+            except SystemExit as cause:  # would end the worker and every sibling
+                raise AgentError(f"air.rules.{name} ended its process: SystemExit({cause})") from cause
             scores.append(None if said is None else _number(said, name))
         return scores
 
@@ -129,6 +140,7 @@ def _reward(call: Call, name: str, value: float) -> Reward:
 
 
 def _number(said: Any, name: str) -> float:
-    if isinstance(said, str | bytes) or not hasattr(said, "__float__") or not math.isfinite(float(said)):
-        raise AgentError(f"air.rules.{name}: expected a finite number or None, got {said!r:.80}")
-    return float(said)
+    try:
+        return reward_number(said)
+    except RewardError:
+        raise AgentError(f"air.rules.{name}: expected a finite number or None, got {said!r:.80}") from None

@@ -9,31 +9,36 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentlightning.store.base import BROKEN_SPANS
-from agentlightning.tracing.intake import LARGEST_SPAN, LONGEST_TEXT, MOST_SPANS
-from agentlightning.types import JSON, Span, SpanKind, SpanStatus
+from agentlightning.tracing.clocks import plain_times
+from agentlightning.tracing.intake import MOST_BYTES, MOST_SPANS, Place, mended
+from agentlightning.tracing.otlp import clean, plain
+from agentlightning.tracing.received import KINDS, STATUSES, ReceivedSpan
+from agentlightning.types import JSON, Span
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
+
+K = TypeVar("K")
 
 UNFINISHED = "agl.unfinished"
 """Attribute, true, of a span that was still open when its attempt ended."""
 
-_KINDS: tuple[SpanKind, ...] = ("internal", "server", "client", "producer", "consumer")
-_STATUSES: tuple[SpanStatus, ...] = ("unset", "ok", "error")
-
 
 class SpanBuffer:
-    """What is not delivered yet of one attempt's spans. At most `most` spans are kept of an attempt, the first ones."""
+    """What is not delivered yet of one attempt's spans. At most `most` spans are kept of an attempt, the first ones, and of
+    those no more than `most_bytes` say."""
 
-    def __init__(self, run_id: str, rollout_id: str, attempt: int, most: int = MOST_SPANS) -> None:
-        self._run_id = run_id
-        self._rollout_id = rollout_id
-        self._attempt = attempt
+    def __init__(
+        self, run_id: str, rollout_id: str, attempt: int, most: int = MOST_SPANS, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self._place = Place(run_id=run_id, rollout_id=rollout_id, attempt=attempt)
         self._most = most
+        self._bytes_left = most_bytes
         self._lock = threading.Lock()
         self._open: dict[int, ReadableSpan] = {}
         self._ended: list[ReadableSpan] = []
@@ -41,6 +46,7 @@ class SpanBuffer:
         self._broken: Counter[str] = Counter()
         self._notes = 0
         self._closed = False
+        self._resource: tuple[Resource, JSON] | None = None
 
     def start(self, span: ReadableSpan, span_id: int) -> None:
         """A span of this attempt has begun."""
@@ -64,95 +70,68 @@ class SpanBuffer:
         with self._lock:
             self._closed = True
             room = self._most - self._taken - len(self._ended)
-            self._ended += list(self._open.values())[:room]
+            unfinished = list(self._open.values())
+            self._ended += unfinished[:room]
+            self._broken["too_many"] += max(0, len(unfinished) - room)
             self._open.clear()
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is anything to take."""
+        with self._lock:
+            return bool(self._ended) or self._broken.total() > 0
+
     def take(self) -> list[Span]:
-        """The spans that ended since it was last asked, as records; with them what had to be cut or left out, counted."""
+        """The spans that ended since it was last asked, as records; with them what had to be cut or left out, counted.
+        Of one caller at a time."""
         with self._lock:
             ended, self._ended = self._ended, []
             self._taken += len(ended)
-        spans = [self._record(span) for span in ended]
+        spans, causes = [], Counter[str]()
+        for span in ended:
+            try:
+                received = _received(span)
+                times = plain_times(received, time.time_ns())
+                made = mended(received, times, self._shared(span.resource), self._place)
+            except Exception:  # an agent may put anything into a span: whatever that does, only this span is lost
+                causes["undecodable"] += 1
+                continue
+            if made.size > self._bytes_left:
+                causes["too_many"] += 1
+                continue
+            self._bytes_left -= made.size
+            causes.update(made.causes)
+            spans.append(made.span)
         with self._lock:
-            broken, self._broken = self._broken, Counter()
-        if broken:
-            spans.append(self._note(broken))
+            causes, self._broken = +(causes + self._broken), Counter()
+        if causes:
+            spans.append(self._note(causes))
         return spans
+
+    def _shared(self, resource: Resource) -> JSON:
+        """Attributes of a resource, of which a process has one as a rule."""
+        if self._resource is None or self._resource[0] is not resource:
+            known = {
+                f"resource.{name}": plain(value)
+                for name, value in resource.attributes.items()
+                if not name.startswith("telemetry.sdk.")
+            }
+            self._resource = resource, known
+        return self._resource[1]
 
     def count_lost(self, spans: int) -> None:
         """So many spans were taken and could not be delivered."""
         with self._lock:
             self._broken["undelivered"] += spans
 
-    def _id(self, span_id: int) -> str:
-        return f"{self._rollout_id}.{self._attempt}.{span_id:016x}"
-
-    def _record(self, span: ReadableSpan) -> Span:
-        context = span.context
-        parent = span.parent
-        started_ns = span.start_time or 0
-        attributes = self._attributes(span)
-        if span.end_time is None:
-            attributes[UNFINISHED] = True
-        return Span(
-            id=self._id(context.span_id),
-            run_id=self._run_id,
-            rollout_id=self._rollout_id,
-            attempt=self._attempt,
-            name=span.name,
-            parent_id=None if parent is None or not parent.is_valid else self._id(parent.span_id),
-            attributes=attributes,
-            started_ns=started_ns,
-            finished_ns=max(started_ns, span.end_time or time.time_ns()),
-            trace_id=f"{context.trace_id:032x}",
-            kind=_KINDS[span.kind.value],
-            status=_STATUSES[span.status.status_code.value],
-            status_message=span.status.description or "",
-            events=[
-                {
-                    "name": event.name,
-                    "time_ns": event.timestamp,
-                    "attributes": self._plain((event.attributes or {}).items()),
-                }
-                for event in span.events
-            ],
-        )
-
-    def _attributes(self, span: ReadableSpan) -> JSON:
-        attributes = self._plain((span.attributes or {}).items())
-        scope = span.instrumentation_scope
-        if scope is not None:
-            attributes["scope.name"] = scope.name
-        for name, value in span.resource.attributes.items():
-            if not name.startswith("telemetry.sdk."):
-                attributes[f"resource.{name}"] = _value(value)
-        return attributes
-
-    def _plain(self, given: Iterable[tuple[str, Any]]) -> JSON:
-        """Attributes within the bounds of what other programs may send; what is cut is counted once a span."""
-        found: JSON = {}
-        left = LARGEST_SPAN
-        cut = False
-        for name, value in given:
-            if isinstance(value, str):
-                size = min(LONGEST_TEXT, left)
-                if len(value) > size:
-                    value, cut = f"{value[:size]}… [{len(value) - size} more characters]", True
-                left -= min(len(value), size)
-            found[name] = _value(value)
-        if cut:
-            with self._lock:
-                self._broken["too_large"] += 1
-        return found
-
     def _note(self, broken: Mapping[str, int]) -> Span:
         self._notes += 1
         now = time.time_ns()
         return Span(
-            id=f"{self._rollout_id}.{self._attempt}.broken-in-process-{self._notes}",
-            run_id=self._run_id,
-            rollout_id=self._rollout_id,
-            attempt=self._attempt,
+            id=self._place.span_id(f"broken-in-process-{self._notes}"),
+            run_id=self._place.run_id,
+            rollout_id=self._place.rollout_id,
+            attempt=self._place.attempt,
             name=BROKEN_SPANS,
             attributes=dict(broken),
             started_ns=now,
@@ -160,8 +139,59 @@ class SpanBuffer:
         )
 
 
-def _value(value: Any) -> Any:
-    """The SDK keeps sequences as tuples, and text as bytes where it was given so."""
-    if isinstance(value, tuple):
-        return [_value(item) for item in value]
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+def _received(span: ReadableSpan) -> ReceivedSpan:
+    context, parent, scope = span.context, span.parent, span.instrumentation_scope
+    wrong: list[str] = []
+    attributes = _attributes(span.attributes)
+    if scope is not None:
+        attributes["scope.name"] = _text(scope.name, wrong)
+    if span.end_time is None:
+        attributes[UNFINISHED] = True
+    return ReceivedSpan(
+        trace_id=f"{context.trace_id:032x}",
+        span_id=f"{context.span_id:016x}",
+        parent_id="" if parent is None or not parent.is_valid else f"{parent.span_id:016x}",
+        name=_text(span.name, wrong),
+        kind=_known(span.kind, KINDS[1:], wrong),
+        started_ns=_time(span.start_time, wrong),
+        finished_ns=time.time_ns() if span.end_time is None else _time(span.end_time, wrong),
+        attributes=attributes,
+        status=_known(span.status.status_code, STATUSES, wrong),
+        status_message=_text(span.status.description or "", wrong),
+        events=[
+            {
+                "name": _text(event.name, wrong),
+                "time_ns": _time(event.timestamp, wrong),
+                "attributes": _attributes(event.attributes),
+            }
+            for event in span.events
+        ],
+        wrong=wrong,
+    )
+
+
+def _attributes(given: Mapping[str, Any] | None) -> JSON:
+    found: JSON = plain(dict(given or {}))
+    return found
+
+
+def _text(given: object, wrong: list[str]) -> str:
+    if not isinstance(given, str):
+        wrong.append("wrong_type")
+    return clean(str(given))
+
+
+def _known(given: object, values: Sequence[K], wrong: list[str]) -> K:
+    """The value of an enum of the SDK's, which numbers them in this order."""
+    number = getattr(given, "value", None)
+    if isinstance(number, int) and 0 <= number < len(values):
+        return values[number]
+    wrong.append("wrong_type")
+    return values[0]
+
+
+def _time(given: object, wrong: list[str]) -> int:
+    if isinstance(given, int):
+        return given
+    wrong.append("wrong_type")
+    return int(given) if isinstance(given, float) else 0

@@ -28,6 +28,8 @@ PORTION = 16
 TIMEOUT_S = 30.0
 AGAIN = frozenset({429, 502, 503, 504})
 """Answers after which OTLP lets a client send again."""
+LARGEST_REQUEST = 8 * 1024 * 1024
+"""Bytes of a request, unpacked: most collectors take 20 MiB."""
 
 
 class ExportRefused(AgentLightningError):
@@ -43,6 +45,10 @@ class Sink(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None: ...
 
+    rejected: int
+    """Spans that were taken and then not kept, by what the other side says."""
+    reason: str
+
     async def send(self, spans: Sequence[Span], resource: JSON) -> None:
         """Durable, or with the collector, on return. Raises ExportRefused."""
         ...
@@ -50,7 +56,7 @@ class Sink(Protocol):
 
 class Collector:
     """An OTLP/HTTP endpoint (protobuf, gzip). `headers` go with every request; `patience_s` is how long it may be away, and
-    `pauses_s` the seconds between two tries, of which the last one is repeated."""
+    `pauses_s` the seconds between two tries, of which the last one is repeated; a collector that asks for more gets it."""
 
     def __init__(
         self,
@@ -64,6 +70,8 @@ class Collector:
         self._patience_s = patience_s
         self._pauses_s = pauses_s
         self._session: aiohttp.ClientSession | None = None
+        self.rejected = 0
+        self.reason = ""
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
@@ -74,29 +82,39 @@ class Collector:
             await self._session.close()
 
     async def send(self, spans: Sequence[Span], resource: JSON) -> None:
-        body = await asyncio.to_thread(_packed, spans, resource)
+        for body in await asyncio.to_thread(_packed, spans, resource):
+            await self._send(body)
+
+    async def _send(self, body: bytes) -> None:
         deadline = asyncio.get_running_loop().time() + self._patience_s
         pauses = iter(self._pauses_s)
         pause_s = 0.0
-        while (why := await self._try(body)) is not None:
+        while (failure := await self._try(body)) is not None:
+            why, asked_s = failure
             pause_s = next(pauses, pause_s)
-            if asyncio.get_running_loop().time() + pause_s > deadline:
+            if asyncio.get_running_loop().time() + max(pause_s, asked_s) > deadline:
                 raise ExportRefused(f"{self._url}: took no traces for {self._patience_s:.0f} s: {why}")
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(max(pause_s, asked_s))
 
-    async def _try(self, body: bytes) -> str | None:
-        """Why to send again; None where the collector took it."""
+    async def _try(self, body: bytes) -> tuple[str, float] | None:
+        """Why to send again, and after how many seconds at least; None where the collector took it."""
         assert self._session is not None
         try:
-            async with self._session.post(self._url, data=body, headers=self._headers) as response:
+            # a redirected POST becomes a GET of a page that says 200 and takes nothing
+            post = self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False)
+            async with post as response:
                 said = await response.read()
         except (aiohttp.ClientError, TimeoutError) as cause:
-            return str(cause) or type(cause).__name__
+            return str(cause) or type(cause).__name__, 0.0
         if response.status in AGAIN:
-            return f"HTTP {response.status}"
+            asked = response.headers.get("retry-after", "")
+            return f"HTTP {response.status}", float(asked) if asked.isascii() and asked.isdigit() else 0.0
         if response.status >= 300:
-            text = said[:200].decode("utf-8", "replace").strip()
+            text = response.headers.get("location") or said[:200].decode("utf-8", "replace").strip()
             raise ExportRefused(f"{self._url}: refuses traces with HTTP {response.status}: {text}")
+        rejected, reason = _rejected(said) if response.content_type == "application/x-protobuf" else (0, "")
+        self.rejected += rejected
+        self.reason = reason or self.reason
         return None
 
 
@@ -105,6 +123,8 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.rejected = 0
+        self.reason = ""
 
     async def __aenter__(self) -> Self:
         try:
@@ -158,7 +178,18 @@ def headers_of(environment: Mapping[str, str]) -> dict[str, str]:
     return {unquote(name.strip()).lower(): unquote(value.strip()) for name, _, value in pairs}
 
 
-def _packed(spans: Sequence[Span], resource: JSON) -> bytes:
+def _packed(spans: Sequence[Span], resource: JSON) -> list[bytes]:
+    """As few requests as collectors take; a span that is larger than that goes alone."""
     from agentlightning.tracing.protobuf import write_protobuf  # its schema costs 0.1 s
 
-    return gzip.compress(write_protobuf(spans, resource), compresslevel=1)
+    body = write_protobuf(spans, resource)
+    half = len(spans) // 2
+    if len(body) <= LARGEST_REQUEST or not half:
+        return [gzip.compress(body, compresslevel=1)]
+    return [*_packed(spans[:half], resource), *_packed(spans[half:], resource)]
+
+
+def _rejected(said: bytes) -> tuple[int, str]:
+    from agentlightning.tracing.protobuf import read_response
+
+    return read_response(said)

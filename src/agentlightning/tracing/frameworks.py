@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -30,7 +30,8 @@ def acting_as(agent: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _NAMED.reset(token)
+        with suppress(ValueError):  # left in another context than it was entered in, where there is nothing to restore
+            _NAMED.reset(token)
 
 
 def acting_agent() -> str | None:
@@ -79,7 +80,8 @@ class OpenAIAgents(Framework):
 
     def acting(self, module: ModuleType) -> str | None:
         scope = getattr(module, "Scope", None)
-        span = scope.get_current_span() if scope is not None else None
+        current = getattr(scope, "get_current_span", None)
+        span = current() if current is not None else None
         while span is not None:
             data = getattr(span, "span_data", None)
             if getattr(data, "type", None) == "agent":
@@ -114,8 +116,9 @@ class LangChain(Framework):
         if run_id is None:
             return None
         for handler in getattr(callbacks, "handlers", ()):
-            if type(handler).__module__.startswith("openinference."):
-                return handler.get_span(run_id)
+            span_of = getattr(handler, "get_span", None)
+            if span_of is not None and type(handler).__module__.startswith("openinference."):
+                return span_of(run_id)
         return None
 
     def _config(self, module: ModuleType) -> Mapping[str, Any]:
@@ -138,9 +141,9 @@ class AutoGen(Framework):
         agent = variable.get(None) if variable is not None else None
         if agent is None:
             return None
-        name = _text(agent.type)
+        name = _text(getattr(agent, "type", None))
         # Members of a team are registered as {name}_{team id}, and so are their topics: {name}_{team id}/{team id}.
-        return name.removesuffix(f"_{agent.key}") if name is not None else None
+        return name.removesuffix(f"_{getattr(agent, 'key', '')}") if name is not None else None
 
 
 class SpanConventions(Framework):

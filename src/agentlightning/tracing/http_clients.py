@@ -106,17 +106,20 @@ def _httpx(original: Callable[..., Any], context: CallContext) -> Callable[..., 
 def _aiohttp(original: Callable[..., Any], context: CallContext) -> Callable[..., Any]:
     """Of ClientSession._request, which all of a session's verbs go through; a session's own hooks bind when it is made."""
 
+    from multidict import CIMultiDict  # comes with aiohttp, which is there
+
     def request(session: Any, method: str, str_or_url: Any, **options: Any) -> Any:
         parts = urlsplit(str(str_or_url))
         base = getattr(session, "_base_url", None)
         if not parts.netloc and base is not None:
             parts = urlsplit(str(base))
         if context.serves(parts.hostname or "", parts.port, parts.scheme):
-            headers = dict(options.get("headers") or {})
-            given = {name.lower() for name in headers}
-            missing = {name: value for name, value in context_headers().items() if name not in given}
-            if missing:
-                options["headers"] = headers | missing
+            headers = CIMultiDict(options.get("headers") or {})
+            given = [headers, getattr(session, "headers", {})]  # the session's go with every request of its own
+            for name, value in context_headers().items():
+                if not any(name in known for known in given):
+                    headers[name] = value
+            options["headers"] = headers
         return original(session, method, str_or_url, **options)
 
     return request

@@ -42,17 +42,17 @@ class WhenImported(MetaPathFinder):
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    self._follow(spec.loader, action)
+                    self._follow(spec.loader, name, action)
                 return spec
         return None
 
-    def _follow(self, loader: Loader, action: Action) -> None:
-        """A loader is one spec's own; one that is only asked whether the module exists never runs."""
+    def _follow(self, loader: Loader, name: str, action: Action) -> None:
+        """A loader is one spec's own, but those of archives; one that is only asked whether the module exists never runs."""
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            if not self._stopped:
+            if module.__name__ == name and not self._stopped:
                 action(module)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -27,32 +27,39 @@ DEEPEST = 32
 """Levels of nesting that an attribute may have: what reads it is recursive."""
 
 
-def read_json(body: bytes) -> Received:
-    """The spans of a request's body. InputError where it is no JSON object."""
-    return from_object(_loaded(body))
+def read_json(body: bytes, most: int | None = None) -> Received:
+    """The spans of a request's body. InputError where it is no JSON object, or has more spans than `most`."""
+    return from_object(_loaded(body), most)
 
 
-def from_object(request: Any) -> Received:
-    """The spans of a decoded ExportTraceServiceRequest, or of one of its ``resourceSpans``."""
+def from_object(request: Any, most: int | None = None) -> Received:
+    """The spans of a decoded ExportTraceServiceRequest, or of one of its ``resourceSpans``. InputError as above."""
     if not isinstance(request, dict):
         raise InputError("traces: expected a JSON object with resourceSpans")
     if "resourceSpans" not in request and "scopeSpans" in request:
         request = {"resourceSpans": [request]}
-    received = Received()
-    for group in _dicts(request.get("resourceSpans")):
+    received, count = Received(), 0
+    for group in _dicts(request.get("resourceSpans"), received):
         resource = group.get("resource")
-        attributes, _ = _attributes(resource.get("attributes") if isinstance(resource, dict) else None)
+        attributes, fine = _attributes(resource.get("attributes") if isinstance(resource, dict) else None)
         found = ReceivedResource(attributes=attributes)
-        for scope_spans in _dicts(group.get("scopeSpans") or group.get("instrumentationLibrarySpans")):
-            scope = _scope(scope_spans.get("scope"))
+        for scope_spans in _dicts(group.get("scopeSpans") or group.get("instrumentationLibrarySpans"), received):
+            scope, sound = _scope(scope_spans.get("scope"))
+            fine = fine and sound
             spans = scope_spans.get("spans")
-            for span in spans if isinstance(spans, list) else ():
-                if isinstance(span, dict):
-                    found.spans.append(_read(span, scope))
-                else:
-                    received.lost += 1
+            count += len(spans) if isinstance(spans, list) else 0
+            if most is not None and count > most:
+                raise too_many(most)
+            found.spans += [_read(span, scope) for span in _dicts(spans, received)]
+        if not fine or not isinstance(resource, dict | None):
+            found.wrong.append("wrong_type")
         received.resources.append(found)
     return received
+
+
+def too_many(most: int) -> InputError:
+    """What refuses a request of more spans: reading takes a hundred times the bytes of a span that says nothing."""
+    return InputError(f"traces: expected at most {most} spans in one request; send them in several")
 
 
 def write_json(spans: Iterable[Span], resource: Mapping[str, Any]) -> bytes:
@@ -123,16 +130,26 @@ def _read(given: JSON, scope: JSON) -> ReceivedSpan:
     return span
 
 
-def _scope(given: Any) -> JSON:
+def _scope(given: Any) -> tuple[JSON, bool]:
+    """Attributes that tell of a scope, and whether all of it was as it should be."""
     if not isinstance(given, dict):
-        return {}
-    found = {f"scope.{name}": given[name] for name in ("name", "version") if isinstance(given.get(name), str)}
-    attributes, _ = _attributes(given.get("attributes"))
-    return found | {f"scope.{name}": value for name, value in attributes.items()}
+        return {}, given is None
+    wrong: list[str] = []
+    found = {f"scope.{name}": text for name in ("name", "version") if (text := _text(given, name, wrong))}
+    attributes, fine = _attributes(given.get("attributes"))
+    return found | {f"scope.{name}": value for name, value in attributes.items()}, fine and not wrong
 
 
-def _dicts(given: Any) -> Iterator[JSON]:
-    return (each for each in given if isinstance(each, dict)) if isinstance(given, list) else iter(())
+def _dicts(given: Any, received: Received) -> Iterator[JSON]:
+    """The objects of a list; what is none is lost."""
+    if not isinstance(given, list):
+        received.lost += given is not None
+        return
+    for each in given:
+        if isinstance(each, dict):
+            yield each
+        else:
+            received.lost += 1
 
 
 def _identifier(given: JSON, name: str, size: int, wrong: list[str]) -> str:
@@ -195,19 +212,19 @@ def _known(given: Any, values: tuple[Any, ...], prefix: str, wrong: list[str]) -
     return values[0]
 
 
-def _attributes(given: Any) -> tuple[JSON, bool]:
+def _attributes(given: Any, depth: int = 0) -> tuple[JSON, bool]:
     """Attributes by name, and whether all of them were as they should be."""
     if given is None:
         return {}, True
     if isinstance(given, dict):  # not OTLP's list of pairs, and still no riddle
-        return {clean(str(name)): _plain(value, 0) for name, value in given.items()}, False
+        return {clean(str(name)): plain(value, depth) for name, value in given.items()}, False
     if not isinstance(given, list):
         return {}, False
     found: JSON = {}
     fine = True
     for pair in given:
         if isinstance(pair, dict) and isinstance(pair.get("key"), str):
-            value, sound = _value(pair.get("value"), 0)
+            value, sound = _value(pair.get("value"), depth)
             found[clean(pair["key"])] = value
             fine = fine and sound
         else:
@@ -220,7 +237,7 @@ def _value(given: Any, depth: int) -> tuple[Any, bool]:
     if given is None or given == {}:
         return None, True
     if not isinstance(given, dict) or depth > DEEPEST:
-        return _plain(given, depth), False
+        return plain(given, depth), False
     for name, value in given.items():
         match name:
             case "stringValue" | "bytesValue" if isinstance(value, str):
@@ -234,10 +251,8 @@ def _value(given: Any, depth: int) -> tuple[Any, bool]:
                 read = [_value(item, depth + 1) for item in items] if isinstance(items, list) else []
                 return [item for item, _ in read], all(sound for _, sound in read)
             case "kvlistValue" if isinstance(value, dict):
-                pairs = [pair for pair in _dicts(value.get("values")) if isinstance(pair.get("key"), str)]
-                named = {clean(pair["key"]): _value(pair.get("value"), depth + 1) for pair in pairs}
-                return {key: item for key, (item, _) in named.items()}, all(sound for _, sound in named.values())
-    return _plain(given, depth), False
+                return _attributes(value.get("values"), depth + 1)
+    return plain(given, depth), False
 
 
 def number(value: str | float, *, whole: bool) -> tuple[int | float | str, bool]:
@@ -251,19 +266,21 @@ def number(value: str | float, *, whole: bool) -> tuple[int | float | str, bool]
     return found if isinstance(found, float) or -(2**63) <= found < 2**63 else str(found), True
 
 
-def _plain(value: Any, depth: int) -> Any:
-    """Any JSON as an attribute's value."""
+def plain(value: Any, depth: int = 0) -> Any:
+    """Any value as an attribute's: JSON that every database takes. What JSON does not know is None."""
     if isinstance(value, str):
         return clean(value)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):
         return number(value, whole=isinstance(value, int))[0]
     if depth > DEEPEST:
         return None
-    if isinstance(value, dict):
-        return {clean(str(name)): _plain(item, depth + 1) for name, item in value.items()}
-    return [_plain(item, depth + 1) for item in value] if isinstance(value, list) else None
+    if isinstance(value, Mapping):
+        return {clean(str(name)): plain(item, depth + 1) for name, item in value.items()}
+    return [plain(item, depth + 1) for item in value] if isinstance(value, list | tuple) else None
 
 
 def clean(value: str) -> str:

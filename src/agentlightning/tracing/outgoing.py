@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from agentlightning.tracing.otlp import hex_of
-from agentlightning.types import JSON, Call, Reward, Rollout, Span
+from agentlightning.types import ABANDONED, JSON, Call, Reward, Rollout, Span
 
 
 def trace_of(rollout: Rollout, calls: Sequence[Call], spans: Iterable[Span], rewards: Iterable[Reward]) -> list[Span]:
@@ -147,7 +147,7 @@ def _chat(call: Call, by_id: Mapping[str, Call], rewards: Sequence[Reward]) -> S
         started_ns=call.started_ns,
         finished_ns=call.finished_ns,
         kind="client",
-        status="error" if call.finish_reason == "abandoned" else "unset",
+        status="error" if call.finish_reason == ABANDONED else "unset",
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from agentlightning.errors import InputError, MissingExtraError
-from agentlightning.tracing.otlp import hex_of, number
+from agentlightning.tracing.otlp import hex_of, number, too_many
 from agentlightning.tracing.received import KINDS, STATUSES, Received, ReceivedResource, ReceivedSpan, identifier
 from agentlightning.types import JSON, Span
 
@@ -30,13 +30,17 @@ except ModuleNotFoundError as cause:
     raise MissingExtraError("opentelemetry-proto", "server") from cause
 
 
-def read_protobuf(body: bytes) -> Received:
-    """The spans of a request's body. InputError where it is no such message."""
+def read_protobuf(body: bytes, most: int | None = None) -> Received:
+    """The spans of a request's body. InputError where it is no such message, or has more spans than `most`."""
     request = ExportTraceServiceRequest()
     try:
         request.ParseFromString(body)
     except DecodeError:
-        return _salvaged(body)
+        return _salvaged(body, most)
+    if most is not None:
+        count = sum(len(scope.spans) for group in request.resource_spans for scope in group.scope_spans)
+        if count > most:
+            raise too_many(most)
     received = Received()
     for group in request.resource_spans:
         found = ReceivedResource(attributes=_attributes(group.resource.attributes))
@@ -71,6 +75,15 @@ def write_response(rejected: int, message: str) -> bytes:
     return bytes(response.SerializeToString())
 
 
+def read_response(body: bytes) -> tuple[int, str]:
+    """How many spans a collector rejects, and why; nothing where the body is no answer of one."""
+    try:
+        partial = ExportTraceServiceResponse.FromString(body).partial_success
+    except DecodeError:
+        return 0, ""
+    return partial.rejected_spans, partial.error_message
+
+
 def write_status(message: str) -> bytes:
     """A google.rpc.Status, which is how OTLP refuses: field 2 is its message."""
     text = message.encode()
@@ -98,8 +111,10 @@ def _set(made: Any, value: Any) -> None:
     match value:
         case bool():
             made.bool_value = value
-        case int():
+        case int() if -(2**63) <= value < 2**63:
             made.int_value = value
+        case int():
+            made.string_value = str(value)
         case float():
             made.double_value = value
         case str():
@@ -166,19 +181,21 @@ def _value(value: Any) -> Any:
 # --- a request that protobuf refuses ----------------------------------------------------------------------------------
 
 
-def _salvaged(body: bytes) -> Received:
+def _salvaged(body: bytes, most: int | None) -> Received:
     received = Received()
-    sound = False
+    count = 0
     for group in _parts(body, 1):
         found = ReceivedResource()
         for raw in _parts(group, 1):
-            found.attributes |= _attributes(_parsed(Resource, raw).attributes)
+            found.attributes |= _attributes(_parsed(Resource, raw, found).attributes)
         for scope_spans in _parts(group, 2):
             scope: JSON = {}
             for raw in _parts(scope_spans, 1):
-                scope = _scope(_parsed(InstrumentationScope, raw))
+                scope = _scope(_parsed(InstrumentationScope, raw, found))
             for raw in _parts(scope_spans, 2):
-                sound = True
+                count += 1
+                if most is not None and count > most:
+                    raise too_many(most)
                 span = trace_pb2.Span()
                 try:
                     span.ParseFromString(raw)
@@ -187,16 +204,17 @@ def _salvaged(body: bytes) -> Received:
                 else:
                     found.spans.append(_read(span, scope))
         received.resources.append(found)
-    if not sound:
+    if not count:
         raise InputError("traces: expected an ExportTraceServiceRequest in protobuf, as the content type says")
     return received
 
 
-def _parsed(kind: Callable[[], Any], raw: bytes) -> Any:
+def _parsed(kind: Callable[[], Any], raw: bytes, of: ReceivedResource) -> Any:
     message = kind()
     try:
         message.ParseFromString(raw)
     except DecodeError:
+        of.wrong.append("wrong_type")
         return kind()
     return message
 

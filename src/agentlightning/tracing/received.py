@@ -45,6 +45,8 @@ class ReceivedResource:
 
     attributes: JSON = field(default_factory=dict)
     spans: list[ReceivedSpan] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    """Causes by which what its spans share, of the resource and its scopes, was mended."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class Received:
 
     resources: list[ReceivedResource] = field(default_factory=list)
     lost: int = 0
-    """Spans of which nothing could be read."""
+    """Spans, and groups of them, each as one, of which nothing could be read."""
 
 
 def identifier(raw: bytes, size: int) -> str:

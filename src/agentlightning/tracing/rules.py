@@ -43,8 +43,10 @@ def tool_success(steps: Sequence[Step], _: float = 0.0) -> Scores:
 
 
 def valid_arguments(steps: Sequence[Step], _: float = 0.0) -> Scores:
-    """Share of the tool calls in the answer that name a tool of the prompt with arguments that fit its schema."""
-    return [_share([_is_valid(step, use) for use in step.uses if use.asked]) for step in steps]
+    """Share of the tool calls in the answer that name a tool of the prompt with arguments that fit its schema, of those
+    of which that can be told."""
+    judged = [[_is_valid(step, use) for use in step.uses if use.asked] for step in steps]
+    return [_share([valid for valid in ofone if valid is not None]) for ofone in judged]
 
 
 def invalid_arguments(steps: Sequence[Step], _: float = 0.0) -> Scores:
@@ -112,15 +114,16 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
 """By name."""
 
 
-def _share(said: Sequence[bool | None]) -> float | None:
-    return sum(map(bool, said)) / len(said) if said else None
+def _share(said: Sequence[bool]) -> float | None:
+    return sum(said) / len(said) if said else None
 
 
 def _over(value: float, budget: float) -> float:
     return min(1.0, max(0.0, value / budget - 1.0))
 
 
-def _is_valid(step: Step, use: Use) -> bool:
+def _is_valid(step: Step, use: Use) -> bool | None:
+    """None: the prompt's tools are not recorded, and nothing else is wrong."""
     try:
         arguments = orjson.loads(use.arguments or "{}")  # a tool without parameters is often called with nothing
     except orjson.JSONDecodeError:
@@ -128,7 +131,7 @@ def _is_valid(step: Step, use: Use) -> bool:
     if not isinstance(arguments, dict):
         return False
     if not step.tools:
-        return True
+        return None
     for tool in step.tools:
         function = tool.get("function")
         if isinstance(function, dict) and function.get("name") == use.name:

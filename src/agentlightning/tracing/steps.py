@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,13 +17,14 @@ from typing import Any
 import orjson
 
 from agentlightning.adapters.semantics import ToolUse, tool_use
-from agentlightning.adapters.trajectories import ABANDONED
-from agentlightning.types import JSON, Call, Span
+from agentlightning.types import ABANDONED, JSON, Call, Span
 
 FAILED = re.compile(
     r"\s*(?:[\w.]*(?:error|exception)\s*(?:[:(\[\n]|\Z)|traceback \(most recent call last\)|an error occurred\b"
     r"|error (?:executing|running|invoking|calling|while|occurred)\b"
-    r"|(?:tool|function) .{0,80}\b(?:not found|does not exist|is not (?:a )?(?:valid|available|defined)))",
+    r"|(?:tool|function) (?:(?:named|with name) )?[^\w\s]?[\w./-]+[^\w\s]? (?:was |is |does )?"
+    r"(?:not found\b|not exist\b|not (?:a )?(?:valid|available|defined)\b)"
+    r"|unknown (?:tool|function)\b|\d+ validation errors?\b)",
     re.IGNORECASE,
 )
 """How the texts begin that frameworks hand to the model in place of a tool's result."""
@@ -118,19 +119,19 @@ def canonical(arguments: str) -> str:
 def content_text(content: Any) -> str:
     """The text of a message's content."""
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""
 
 
 def tool_calls(answer: JSON) -> Iterator[tuple[str | None, str, str]]:
-    """Id, name and arguments of each tool call of an answer; what is malformed is passed over."""
+    """Id, name and arguments of each tool call of an answer; what is malformed is passed over. Without an id: None."""
     calls = answer.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(function.get("name"), str):
             arguments, name = function.get("arguments"), call.get("id")
             yield (
-                name if isinstance(name, str) else None,
+                name if isinstance(name, str) and name else None,  # '' is what some endpoints give every call
                 function["name"],
                 arguments if isinstance(arguments, str) else "",
             )
@@ -162,16 +163,15 @@ class _Steps:
 
     def __init__(self, calls: Sequence[Call], pattern: re.Pattern[str] | None) -> None:
         self._pattern = pattern
-        tools: dict[str, list[JSON] | None] = {}
+        given = {call.id: call for call in calls}
         self.steps: list[Step] = []
         self._by_call: dict[str, Step] = {}
         self._by_id: defaultdict[str, list[tuple[Step, Use]]] = defaultdict(list)
         self._by_answer: defaultdict[bytes, list[Step]] = defaultdict(list)
         for call in calls:
-            tools[call.id] = call.tools if call.tools is not None else tools.get(call.parent_id or "")
             if call.finish_reason == ABANDONED:
                 continue
-            step = Step(call=call, tools=tools[call.id])
+            step = Step(call=call, tools=_tools(call, given))
             for name_id, name, arguments in tool_calls(call.answer):
                 use = Use(name=name, arguments=arguments, asked=True, id=name_id)
                 step.uses.append(use)
@@ -187,31 +187,37 @@ class _Steps:
         """Take in what this call's prompt says of earlier calls."""
         parent = self._by_call.get(step.call.parent_id or "")
         current = parent
-        if parent is not None and parent.next_ns is None:
-            parent.next_ns = step.call.started_ns
+        _goes_on(parent, step)
+        keys = [_answer_key(message) for message in step.call.messages if message.get("role") == "assistant"]
+        left, again = Counter(keys), iter(keys)
         for message in step.call.messages:
             role = message.get("role")
             if role == "assistant":  # a history that could not be continued, sent again whole
-                current = self._earlier(message, step)
-                if current is not None and current.next_ns is None:
-                    current.next_ns = step.call.started_ns
+                key = next(again)
+                current = self._earlier(key, left[key], step)
+                left[key] -= 1
+                _goes_on(current, step)
             elif role == "tool":
                 self._result(current, message, step)
             elif role == "user" and user_replies and current is not None:
                 self._reply(current, message)
 
-    def _earlier(self, answer: JSON, step: Step) -> Step | None:
-        """The last call before `step` that gave this answer."""
-        before = [one for one in self._by_answer[_answer_key(answer)] if _before(one, step)]
-        return before[-1] if before else None
+    def _earlier(self, key: bytes, back: int, step: Step) -> Step | None:
+        """The call before `step` that gave this answer, the `back`-th from the last: equal answers keep their order."""
+        before = [one for one in self._by_answer.get(key, ()) if _before(one, step)]
+        return before[-back] if back <= len(before) else None
 
     def _result(self, current: Step | None, message: JSON, step: Step) -> None:
         name = message.get("tool_call_id")
-        known = [(one, use) for one, use in self._by_id[name] if _before(one, step)] if isinstance(name, str) else []
-        use = next((use for one, use in known if one is current), known[-1][1] if known else None)
-        if use is None and current is not None and not known:  # an id that nobody gave: the first that waits
-            use = next((use for use in current.uses if use.asked and use.failed is None), None)
-        if use is None or use.failed is not None:
+        known = self._by_id.get(name, []) if isinstance(name, str) else []
+        known = [(one, use) for one, use in known if one is current or _before(one, step)]
+        uses = [use for one, use in known if one is current] or [use for _, use in known[-1:]]
+        if not known and current is not None:
+            # an id that nobody gave: the first that waits, of this name if it has one
+            uses = [use for use in current.uses if use.asked and use.failed is None]
+            uses = [use for use in uses if use.name == message.get("name")] or uses
+        use = next((use for use in uses if use.failed is None), None)
+        if use is None:
             return
         use.result = content_text(message.get("content"))
         use.failed = message.get("is_error") is True or says_error(use.result, self._pattern)
@@ -230,9 +236,10 @@ class _Steps:
     def read_spans(self, told: Sequence[ToolUse], parents: dict[str, str | None]) -> None:
         """Take in the tools' spans, in the order they began."""
         tree = _Tree(self.steps, parents)
-        names = {use.span_id: use.name for use in told}
+        seen = {use.span_id: use for use in told}
         for use in told:
-            if any(names.get(above) == use.name for above in tree.above(use.span_id)):
+            around = (seen[above] for above in tree.above(use.span_id) if above in seen)
+            if any(_is_one(use, outer, tree) for outer in around):
                 continue  # two instrumentations told of one use, one within the other
             owner = tree.owner(use)
             known = self._known(use, owner)
@@ -244,15 +251,24 @@ class _Steps:
                 owner.uses.append(added)
 
     def _known(self, told: ToolUse, owner: Step | None) -> Use | None:
-        """The use that a span tells of, among those that calls asked for."""
-        if told.call_id is not None:
-            named = [use for _, use in self._by_id[told.call_id]]
-            if named:
-                return next((use for use in named if not use.seen), named[-1])
-        own = owner.uses if owner is not None else []
-        waiting = [use for use in own if use.asked and not use.seen and use.name == told.name]
+        """The use that a span tells of, among those that calls asked for: by the id; by what the call before it asked; by
+        what another one asked in the same words, for clocks differ; by the name. None where another span told of it."""
+        named = self._by_id.get(told.call_id, []) if told.call_id is not None else []
+        if named:
+            return min(named, key=lambda one: (one[0] is not owner, one[1].seen))[1]
+        waiting = [use for use in (owner.uses if owner is not None else []) if _waits(use, told)]
         key = told.name, canonical(told.arguments or "")
-        return next((use for use in waiting if use.key == key), waiting[0] if waiting else None)
+        same = next((use for use in waiting if use.key == key), None)
+        if same is not None or (owner is not None and self._repeats(told, owner)):
+            return same
+        others = [
+            (abs(told.started_ns - step.call.finished_ns), number, use)
+            for number, step in enumerate(self.steps)
+            for use in step.uses
+            if told.arguments is not None and _waits(use, told) and use.key == key
+        ]
+        nearest = min(others, key=lambda one: one[:2], default=None)
+        return nearest[2] if nearest is not None else next(iter(waiting), None)
 
     def _repeats(self, told: ToolUse, owner: Step) -> bool:
         """Whether another instrumentation told of the same: the same question at the same time."""
@@ -297,6 +313,10 @@ class _Tree:
             known.add(above)
             above = self._parents.get(above)
 
+    def called_within(self, span_id: str, before_ns: int) -> bool:
+        """Whether a call that was made within the span had finished by then."""
+        return _last(self._under.get(span_id, []), before_ns) is not None
+
     def owner(self, told: ToolUse) -> Step | None:
         """The call that led to it; None where no call came before it."""
         for above in (told.span_id, *self.above(told.span_id)):
@@ -308,6 +328,35 @@ class _Tree:
 def _last(found: Sequence[Step], before_ns: int) -> Step | None:
     at = bisect_right(found, before_ns, key=lambda step: step.call.finished_ns)
     return found[at - 1] if at else None
+
+
+def _tools(call: Call, given: dict[str, Call]) -> list[JSON] | None:
+    """Those of the call, else of the nearest one that it continues; a parent may have finished after its child."""
+    known: set[str] = set()
+    node: Call | None = call
+    while node is not None and node.tools is None and node.id not in known:
+        known.add(node.id)
+        node = given.get(node.parent_id or "")
+    return None if node is None else node.tools
+
+
+def _goes_on(one: Step | None, step: Step) -> None:
+    """Note that `step` is a next call of the one's conversation: the first to begin counts."""
+    if one is not None and (one.next_ns is None or step.call.started_ns < one.next_ns):
+        one.next_ns = step.call.started_ns
+
+
+def _waits(use: Use, told: ToolUse) -> bool:
+    """Whether a span may be the first to tell of this use."""
+    return use.asked and not use.seen and use.name == told.name
+
+
+def _is_one(inner: ToolUse, outer: ToolUse, tree: _Tree) -> bool:
+    """Whether two spans, one within the other, tell of one use. Not where a call within the outer one led to the inner
+    one: an agent that is a tool may call itself."""
+    if inner.name != outer.name or (inner.call_id and outer.call_id and inner.call_id != outer.call_id):
+        return False
+    return not tree.called_within(outer.span_id, inner.started_ns)
 
 
 def _before(one: Step, step: Step) -> bool:

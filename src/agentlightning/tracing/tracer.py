@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
@@ -30,8 +31,8 @@ class Tracer(SpanProcessor):
 
     def __init__(self, current: Callable[[], SpanBuffer | None]) -> None:
         self._current = current
-        self._buffers: dict[int, SpanBuffer] = {}
-        """Of live spans, by span id."""
+        self._buffers: WeakValueDictionary[int, SpanBuffer] = WeakValueDictionary()
+        """Of live spans, by span id. A live span keeps its own; one that never ends leaves nothing behind."""
 
     def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
         parent = trace.get_current_span(parent_context)

@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 from agentlightning.engines.base import Metrics
-from agentlightning.store.base import BROKEN, BROKEN_SPANS, LightningStore
+from agentlightning.store.base import BROKEN, BROKEN_SPANS, LightningStore, broken_counts
 from agentlightning.types import Rollout
 
 
 async def broken_spans(store: LightningStore, rollouts: Sequence[Rollout]) -> Metrics:
     """broken_spans and broken_spans_CAUSE: counts; nothing where no rollout's warning tells of any, so that usually no
     span is read."""
-    told = {rollout.id: rollout.attempt for rollout in rollouts if BROKEN in (rollout.warning or "")}
     causes: Counter[str] = Counter()
-    for span in await store.spans(list(told)) if told else ():
-        if span.name == BROKEN_SPANS and span.attempt == told[span.rollout_id]:
-            causes.update(span.attributes)
+    for rollout in rollouts:  # one at a time: an attempt may have many megabytes of spans
+        for span in await store.spans([rollout.id]) if BROKEN in (rollout.warning or "") else ():
+            if span.name == BROKEN_SPANS and span.attempt == rollout.attempt:
+                causes.update(broken_counts(span.attributes))
     if not causes:
         return {}
     by_cause = {f"broken_spans_{cause}": float(count) for cause, count in causes.items()}

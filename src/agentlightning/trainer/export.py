@@ -13,7 +13,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from agentlightning.errors import AgentLightningError
 from agentlightning.store.base import LightningStore
 from agentlightning.tracing.export import Collector, finished_rollouts, headers_of, send_rollouts
 from agentlightning.tracing.outgoing import resource_of
@@ -34,6 +33,8 @@ class TraceExport:
         self._file = folder.path / "traces_exported"
         self._tell = tell
         self._task: asyncio.Task[None] | None = None
+        self._told = False
+        """That the collector rejects spans."""
 
     async def __aenter__(self) -> Self:
         if self._url is not None:
@@ -53,7 +54,7 @@ class TraceExport:
         try:
             async with asyncio.timeout(END_S):
                 await self._send_finished(self._url, END_S)
-        except (TimeoutError, AgentLightningError) as cause:
+        except Exception as cause:
             self._give_up(cause)
 
     async def _export(self, url: str) -> None:
@@ -61,7 +62,7 @@ class TraceExport:
             while True:
                 await self._store.wait(self._run_id, self._sent(), timeout_s=WAIT_S)
                 await self._send_finished(url)
-        except AgentLightningError as cause:
+        except Exception as cause:  # whatever it is, training goes on, and somebody is told
             self._give_up(cause)
 
     async def _send_finished(self, url: str, patience_s: float = 300.0) -> None:
@@ -69,6 +70,9 @@ class TraceExport:
             async for rollouts in finished_rollouts(self._store, self._run_id, self._sent()):
                 await send_rollouts(self._store, rollouts, sink, resource_of(self._run_id))
                 self._file.write_text(f"{rollouts[-1].finished_seq}\n")
+                if sink.rejected and not self._told:
+                    self._told = True
+                    self._tell(f"traces: {self._url} takes them and rejects some spans: {sink.reason}")
 
     def _sent(self) -> int:
         try:
@@ -77,7 +81,7 @@ class TraceExport:
             return 0
 
     def _give_up(self, cause: Exception) -> None:
-        why = str(cause) or "there was no time for all of them"
+        why = str(cause) or ("there was no time for all of them" if isinstance(cause, TimeoutError) else repr(cause))
         self._tell(
             f"traces are not exported any more: {why}; later: agl rollouts export-traces {self._run_id} --to {self._url}"
         )

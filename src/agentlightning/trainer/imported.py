@@ -100,7 +100,7 @@ class Import:
         await self.store.finish(finishes)
         self.rollouts += len(claims)
         self.calls += len(calls)
-        self.rewarded += sum(one.reward is not None for one in episodes)
+        self.rewarded += sum(_final(one) is not None for one in episodes)
 
     def _new(self, episode: Episode) -> NewRollout:
         task = hashlib.blake2b(orjson.dumps(episode.task, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
@@ -157,12 +157,16 @@ def _rewards(claim: Claim, episode: Episode, calls: Sequence[Call]) -> Iterable[
         step = episode.steps[place] if episode.steps else None
         if step is not None:
             yield reward(step, episode.step_name, call.id)
-    final = episode.rewards.get("reward") if episode.reward is None else episode.reward
+    final = _final(episode)
     for name, value in episode.rewards.items():
         if name != "reward":
             yield reward(value, name)
     if final is not None:
         yield reward(final, "reward")
+
+
+def _final(episode: Episode) -> float | None:
+    return episode.rewards.get("reward") if episode.reward is None else episode.reward
 
 
 def _why_nothing(episode: Episode) -> str | None:

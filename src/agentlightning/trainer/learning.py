@@ -49,6 +49,8 @@ class Learning:
             groups = without_air(groups)
         witness = Witness(algorithm=self.algorithm, store=self.store, run_id=self.run_id, folder=self.folder / "judge")
         evidence, cost = await witness.gather(step, groups)
+        if not self.config.air.counted:
+            evidence = replace(evidence, history=without_air(evidence.history))
         values = await self.values(own_groups(groups))
         seed = self.config.trainer.seed * 1_000_003 + step
         return self.algorithm.plan(groups, seed=seed, evidence=evidence, values=values), cost | air

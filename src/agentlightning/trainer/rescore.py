@@ -16,8 +16,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import uuid_utils
-
 from agentlightning.errors import AgentLightningError, NotFoundError
 from agentlightning.runner.result import Result, result_of
 from agentlightning.runner.scoring import FINAL, Score, Scorer
@@ -111,7 +109,7 @@ class Rescoring:
         for start in range(0, len(self.found), READ_BATCH):
             part = self.found[start : start + READ_BATCH]
             known = await self.store.rewards([one.rollout_id for one in part])
-            has = {(reward.rollout_id, reward.attempt) for reward in known if reward.name == name}
+            has = {(one.rollout_id, one.attempt) for one in known if one.name == name and one.call_id is None}
             fresh = [one for one in part if one.score is not None and (one.rollout_id, one.attempt) not in has]
             await self.store.record_rewards([reward for one in fresh for reward in self._records(one, name)])
             written += len(fresh)
@@ -124,7 +122,7 @@ class Rescoring:
         now = time.time_ns()
         return [
             Reward(
-                id=str(uuid_utils.uuid7()),
+                id=".".join(filter(None, (one.rollout_id, str(one.attempt), "rescored", name, key, call))),
                 run_id=self.run_id,
                 rollout_id=one.rollout_id,
                 attempt=one.attempt,

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 import orjson
 
 from agentlightning.adapters.model_records import conversations, preference_row
-from agentlightning.adapters.trajectories import ABANDONED, JUDGE, named_rewards
+from agentlightning.adapters.trajectories import JUDGE, named_rewards
 from agentlightning.algorithms.preference import pairs
 from agentlightning.algorithms.recorded import Candidate, by_task
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import JSON, Call, Rollout
+from agentlightning.types import ABANDONED, JSON, Call, Rollout
 
 READ_BATCH = 128
 """Rollouts whose calls are read at a time."""
@@ -72,14 +72,18 @@ class Rows:
         if not await self.store.runs(ids=[self.run_id]):
             raise NotFoundError(f"{self.run_id}: no such run; see: agl runs list")
         after: str | None = None
+        unnamed = self.reward is not None
         while True:
             query = RolloutQuery(run_id=self.run_id, mode="train", states=["succeeded"], after=after, limit=READ_BATCH)
             part = await self.store.rollouts(query)
             if not part:
+                if unnamed:
+                    raise NotFoundError(f"{self.run_id}: no training rollout has a final reward named {self.reward!r}")
                 return
             ids = [rollout.id for rollout in part]
             by_rollout = await self._calls(ids)
             named = {} if self.reward is None else named_rewards(await self.store.rewards(ids), self.reward)
+            unnamed = unnamed and not named
             for rollout in part:
                 if self.reward is not None:
                     rollout = replace(rollout, reward=named.get((rollout.id, rollout.attempt)))

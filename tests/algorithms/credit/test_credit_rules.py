@@ -55,6 +55,15 @@ def test_step_rewards_compare_what_was_still_earned_from_a_call_on() -> None:
     assert advantages("step_rewards", group, compare="rollout") == [[0.5, -0.5], [-0.5, -0.5]]
 
 
+def test_a_final_reward_that_the_steps_add_up_to_counts_once() -> None:
+    group = [trajectory("a", 1.0, "xy", steps=[0.75, 0.25]), trajectory("b", 0.25, "z", steps=[0.25])]
+    assert values("step_rewards", group, compare="rollout", final=0.0) == [[1.0, 0.25], [0.25]]
+    # means of the calls: (1 + .25) / 2, and .25 / 2, since the rollout that ended earned nothing more
+    assert advantages("step_rewards", group, final=0.0) == [[0.375, 0.125], [-0.375]]
+    assert values("step_rewards", group, compare="rollout", final=0.5) == [[1.5, 0.75], [0.375]]
+    assert [one.score for one in credit("step_rewards", group, final=0.0)] == [1.0, 0.25]
+
+
 def test_returns_to_go_are_discounted_once_a_call() -> None:
     group = [trajectory("a", 1.0, "xyz", steps=[0.5, 0.0, 0.0])]
     assert values("step_rewards", group, gamma=0.5, compare="rollout") == [[0.75, 0.5, 1.0]]

@@ -24,22 +24,26 @@ def step_rewards(
     *,
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
     compare: Literal["call", "rollout"] = "call",
+    final: Annotated[float, Field(ge=0)] = 1.0,
 ) -> list[Credit]:
     """Returns-to-go G_t. `compare`: each with the mean of the group's t-th calls, or all with the mean of the rollouts' G_0.
+
+    `final`: how much the final reward counts besides; 0 where it is the sum of the step rewards, and would count twice.
 
     Two rollouts of two calls with final reward 0; step rewards [1, 0] and [0, 0]. G is [1, 0] and [0, 0], the means of the
     calls [0.5, 0]: differences [0.5, 0] and [-0.5, 0]. The second calls earned the same, and neither is praised nor blamed.
 
-    After its last call a rollout has its final reward and earns nothing more: that is its part of later calls' means.
+    After its last call a rollout has its final reward (times `final`) and earns nothing more: that is its part of later
+    calls' means.
     """
-    returns = [returns_to_go(trajectory, gamma) for trajectory in group]
+    returns = [returns_to_go(trajectory, gamma, final) for trajectory in group]
     scores = [earned[0] for earned in returns]
     if compare == "rollout":
         return [Credit(values=earned, score=score) for earned, score in zip(returns, scores, strict=True)]
     most = max(map(len, returns))
     means = [
         statistics.mean(
-            earned[place] if place < len(earned) else trajectory.reward
+            earned[place] if place < len(earned) else final * trajectory.reward
             for earned, trajectory in zip(returns, group, strict=True)
         )
         for place in range(most)

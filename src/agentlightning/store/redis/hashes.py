@@ -17,7 +17,14 @@ import orjson
 
 from agentlightning.errors import InputError, RewardError
 from agentlightning.store import rows
-from agentlightning.store.base import BROKEN_SPANS, IGNORED_BASE_URL, NO_CALLS, reward_number
+from agentlightning.store.base import (
+    BROKEN_SPANS,
+    IGNORED_BASE_URL,
+    NO_CALLS,
+    UNKNOWN_ROUTE,
+    broken_counts,
+    reward_number,
+)
 from agentlightning.types import (
     Attempt,
     Call,
@@ -41,8 +48,6 @@ from agentlightning.types import (
 
 Request = Any
 """What a script takes from one caller: lists and dicts of text and small numbers."""
-
-UNKNOWN_ROUTE = "gateway.unknown_route"
 
 _CALL = [field.name for field in fields(Call)][4:]
 _SPAN = [field.name for field in fields(Span)][4:]
@@ -251,9 +256,7 @@ def span_row(span: Span) -> tuple[list[Any], bytes]:
         path = span.attributes.get("path")
         asked = f"{NO_CALLS}: the agent asked for {path}, which is no route; its base URL must end as it was given"
         warning = rows.text(asked) or ""
-    broken = {}
-    if span.name == BROKEN_SPANS:
-        broken = {cause: int(count) for cause, count in span.attributes.items() if isinstance(count, int)}
+    broken = broken_counts(span.attributes) if span.name == BROKEN_SPANS else {}
     place = [span.run_id, span.rollout_id, span.attempt, span.id, warning, whole(span.started_ns), broken]
     return place, _packed((row[1], *row[4:]))
 

@@ -21,6 +21,7 @@ from agentlightning.store.base import (
     IGNORED_BASE_URL,
     NO_CALLS,
     RolloutQuery,
+    broken_counts,
     broken_warning,
     final_reward,
     reward_number,
@@ -400,7 +401,7 @@ def _look_at_spans(connection: Connection, ended: Sequence[_End]) -> None:
     broken: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     for part in rows.chunks([end.row.id for end in ended]):
         for rollout_id, attempt, attributes in connection.execute(statements.BROKEN_SPANS, {"ids": part}):
-            broken[rollout_id, attempt].update(orjson.loads(attributes))
+            broken[rollout_id, attempt].update(broken_counts(orjson.loads(attributes)))
     for end in ended:
         if counts := broken.get(end.key):
             said = broken_warning(counts)

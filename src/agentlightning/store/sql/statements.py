@@ -10,6 +10,7 @@ import functools
 
 from sqlalchemy import Column, ColumnElement, bindparam, func, select, update
 
+from agentlightning.store.base import UNKNOWN_ROUTE
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.tables import attempts, calls, consumption, rewards, rollouts, runs, spans, workers
 from agentlightning.store.sql.upsert import Upsert, upsert_into
@@ -93,7 +94,7 @@ COUNT_CALLS = (
 )
 UNKNOWN_ROUTES = (
     select(spans.c.rollout_id, spans.c.attempt, spans.c.attributes)
-    .where(spans.c.name == "gateway.unknown_route", among(spans.c.rollout_id))
+    .where(spans.c.name == UNKNOWN_ROUTE, among(spans.c.rollout_id))
     .order_by(spans.c.started_ns.desc())
 )
 BROKEN_SPANS = select(spans.c.rollout_id, spans.c.attempt, spans.c.attributes).where(
