@@ -317,6 +317,29 @@ async def test_a_folder_that_is_no_model_is_refused_before_anything_starts(tmp_p
         await LocalEngine(tmp_path, work_dir=tmp_path / "work").start()
 
 
+class WithoutLearner(LocalEngine):
+    """Its learner cannot start; `waits` while it waits for the sampler."""
+
+    waits = False
+
+    async def _learner_ready(self) -> None:
+        raise EngineError("no learner")
+
+    async def _sampler_ready(self) -> None:
+        self.waits = True
+        try:
+            await super()._sampler_ready()
+        finally:
+            self.waits = False
+
+
+async def test_an_engine_whose_learner_cannot_start_waits_for_no_sampler(llama: Path, tmp_path: Path) -> None:
+    engine = WithoutLearner(llama, work_dir=tmp_path)
+    with pytest.raises(EngineError, match="no learner"):
+        await engine.start()
+    assert not engine.waits, "it would take the sampler's end for a mishap and start another"
+
+
 async def test_a_model_that_does_not_load_is_refused_with_the_child_s_sentence(llama: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()

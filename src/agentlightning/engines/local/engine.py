@@ -98,11 +98,16 @@ class LocalEngine:
         shutil.rmtree(self.weights_folder, ignore_errors=True)
         self._listener = listen("127.0.0.1", 0)
         self._http = aiohttp.ClientSession()
+        ready: list[asyncio.Task[None]] = []
         try:
             self._sampler = self._start_sampler()
             self._learner = self._start_learner()
-            await asyncio.gather(self._sampler_ready(), self._learner_ready())
+            ready = [asyncio.create_task(self._sampler_ready()), asyncio.create_task(self._learner_ready())]
+            await asyncio.gather(*ready)
         except BaseException:
+            for waiting in ready:  # one that goes on waiting takes the end of its child for a mishap and starts another
+                waiting.cancel()
+            await asyncio.gather(*ready, return_exceptions=True)
             await self.close()
             raise
         self._watch = asyncio.create_task(self._keep_sampler())
