@@ -24,9 +24,10 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from word_problem import OPERATORS, Calculator, name_numbers
 
+from agentlightning.demo.warm_start import to_sequences
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.learner import Learner
-from agentlightning.types import Loss, Sequence
+from agentlightning.types import Loss
 
 UNKNOWN, PAD, END = "<unk>", "<|pad|>", "<|end|>"
 ROLES = ["<|user|>", "<|assistant|>", "<|tool|>", "<|system|>"]
@@ -167,8 +168,7 @@ def warm_start(
     batches = _batches(problems, rng)
     for update in range(updates):
         rows = [row for problem in next(batches) if (row := demonstrate(problem, tokenizer, rng)) is not None]
-        trained = sum(sum(mask) for _, mask in rows)
-        learner.forward_backward([_sequence(tokens, mask, 1 / trained) for tokens, mask in rows], Loss(name="sft"))
+        learner.forward_backward(to_sequences(rows), Loss(name="sft"))
         rate = min(1, (update + 1) / 20) * max(0.05, 1 - update / updates)
         learner.optim_step(LEARNING_RATE * rate, 1.0)
     learner.export(folder)
@@ -293,18 +293,6 @@ def _batches(problems: list[Problem], rng: random.Random) -> Iterator[list[Probl
         order = rng.sample(problems, len(problems))
         for start in range(0, len(order) - BATCH + 1, BATCH):
             yield order[start : start + BATCH]
-
-
-def _sequence(tokens: list[int], mask: list[bool], weight: float) -> Sequence:
-    return Sequence(
-        rollout_id="",
-        tokens=tokens,
-        mask=mask,
-        logprobs=[0.0] * len(tokens),
-        advantages=[1.0] * len(tokens),
-        weights=[weight * own for own in mask],
-        segments=[],
-    )
 
 
 if __name__ == "__main__":

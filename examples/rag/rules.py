@@ -1,8 +1,8 @@
-"""What simple rules reach on the retrieval slice, without any model; and a demonstrator that sees the gold paragraphs.
+"""What simple rules reach on the retrieval slice, without any model; and one that sees the gold paragraphs.
 
     python examples/rag/rules.py        # a table: rows are rules, columns are held-out sets
 
-A rule is a function of what an agent has seen to its next query; None ends. `demonstrate` is what the warm start shows.
+A rule is a function of what an agent has seen to its next query; None ends.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def follow(rule: Rule, task: dict[str, Any]) -> float:
     return retrieval_reward(desk.session.found, task["supporting"], ended=True)
 
 
-def demonstrate(task: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(query, reply) of a greedy searcher that sees the gold paragraphs: any name that brings one, until none does."""
+def demonstrate(task: dict[str, Any]) -> Iterator[str]:
+    """Queries of a greedy searcher that sees the gold paragraphs: any name that brings one, until none does."""
     names = Names(task["question"], task["draw"], task["blanked"])
     desk = Desk(Session(retriever()), names)
     gold = set(task["supporting"])
@@ -105,7 +105,8 @@ def demonstrate(task: dict[str, Any]) -> Iterator[tuple[str, str]]:
         query = next((name for name in names.shown if _first(desk, name) in gold), None)
         if query is None:
             return
-        yield query, desk.search(query)
+        yield query
+        desk.search(query)
 
 
 def _first(desk: Desk, query: str) -> str | None:
@@ -139,7 +140,7 @@ def main() -> None:
 
 
 def _demonstrated(task: dict[str, Any]) -> float:
-    steps = iter([query for query, _ in demonstrate(task)])
+    steps = demonstrate(task)
     return follow(lambda _: next(steps, None), task)
 
 

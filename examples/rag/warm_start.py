@@ -1,4 +1,4 @@
-"""Makes the model that the retrieval example trains: a tokenizer, a fresh Llama (0.2 million parameters), a warm start.
+"""Makes the model that the retrieval example trains: a tokenizer, a fresh Llama (0.1 million parameters), a warm start.
 
     python examples/rag/warm_start.py --seed 0 --to runs/rag-model
 

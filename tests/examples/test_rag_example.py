@@ -291,7 +291,7 @@ def test_the_demonstrator_searches_what_brings_gold_paragraphs_and_stops(
 ) -> None:
     rules, names = module("rules"), module("names").Names(QUESTION, 0)
     names.question()
-    shown = [query for query, _ in rules.demonstrate(task())]
+    shown = list(rules.demonstrate(task()))
     assert shown[0] == names.shown[0]
     assert len(shown) == 2
     assert list(rules.demonstrate(task(supporting=["elsewhere"]))) == []
