@@ -73,16 +73,16 @@ endef
 	touch $@
 
 # vLLM quarrels with half of what stands in .venv. On a machine that cannot have it, its tests are left out.
-.venv-vllm/.installed: requirements-vllm.lock
+.venv-vllm/.installed: tests/vllm/vllm.lock
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	$(call install_torch,.venv-vllm/bin)
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.lock && touch $@ || \
+	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/vllm/vllm.lock && touch $@ || \
 		{ echo "vLLM cannot be installed here: its tests are left out"; rm -rf .venv-vllm; }
 
 # Phoenix, a real viewer of traces, for `make test-phoenix`.
-.venv-phoenix/.installed: requirements-phoenix.lock
+.venv-phoenix/.installed: tests/tracing/phoenix.lock
 	test -x .venv-phoenix/bin/python || $(PYTHON) -m venv .venv-phoenix
-	.venv-phoenix/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-phoenix.lock
+	.venv-phoenix/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/tracing/phoenix.lock
 	touch $@
 
 # Agent frameworks that quarrel over versions of a package, for the tests of their pages in docs/agents: an environment for each

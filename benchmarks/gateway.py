@@ -12,7 +12,7 @@ process; they run in short rounds, one after the other:
 The gateway is the process that `agl train` starts, over a SQLite file; the keys are of attempts claimed over its REST API.
 Further: what the token path adds to an answer and to the first event of a stream when nothing else is going on, and how much
 the process grows while attempts come and go. LiteLLM gets a virtual environment of its own, .venv-litellm, at the first run,
-from requirements-litellm.lock. Linux only; needs wrk and nginx.
+from gateway/litellm.lock. Linux only; needs wrk and nginx.
 
     python benchmarks/gateway.py [--quick]
 """
@@ -49,7 +49,7 @@ from static_engine import SAMPLED_IDS, prose, write_answers, write_tokenizer
 
 HERE = Path(__file__).resolve().parent
 PARTS = HERE / "gateway"
-LOCK = HERE.parent / "requirements-litellm.lock"
+LOCK = PARTS / "litellm.lock"
 LITELLM = HERE.parent / ".venv-litellm"
 
 CONNECTIONS = 16

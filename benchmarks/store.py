@@ -12,7 +12,7 @@ measured what they do where a worker hands over the 8 spans of a rollout in one 
 
 Further: how long a claim takes when 1,000,000 rollouts are stored, over the same with 1,000; and the bytes of conversations
 of 10 turns, over those of the same conversations with every prompt stored whole. agentlightning 0.3.0 gets a virtual
-environment of its own, .venv-agentlightning-v03, at the first run, from requirements-agentlightning-v03.lock.
+environment of its own, .venv-agentlightning-v03, at the first run, from store/v03.lock.
 
     python benchmarks/store.py [--quick]
 """
@@ -50,7 +50,7 @@ from peers import install_peer
 
 HERE = Path(__file__).resolve().parent
 PEER = HERE / "store" / "v03.py"
-LOCK = HERE.parent / "requirements-agentlightning-v03.lock"
+LOCK = HERE / "store" / "v03.lock"
 V03 = HERE.parent / ".venv-agentlightning-v03"
 SERVERS = HERE.parent / "tests" / "store"
 """Where the classes are that start a PostgreSQL and a Redis."""

@@ -2,8 +2,8 @@
 
 A step is one run of a LangGraph graph whose node calls the model once, by langchain-openai over our gateway and a static
 engine, and then a tool (tracing/steps.py). The same file runs in workers of ours and in AgentOps's environment,
-.venv-agentops (made at the first run from requirements-agentops.lock: AgentOps 0.4.21 and the releases of its time, which it
-still instruments), each with tracing off and on. What tracing leaves behind, which is checked:
+.venv-agentops (made at the first run from tracing/agentops.lock: AgentOps 0.4.21 and the releases of its time, which
+it still instruments), each with tracing off and on. What tracing leaves behind, which is checked:
 
     ours           in the store: the agent (node) of every call, a span of every tool; the calls are recorded anyway
     agentops       at a receiver on loopback: a span of every node, with the call's messages, and one of every tool
@@ -44,7 +44,7 @@ from static_engine import write_answers, write_tokenizer
 
 HERE = Path(__file__).resolve().parent
 PARTS = HERE / "tracing"
-LOCK = HERE.parent / "requirements-agentops.lock"
+LOCK = PARTS / "agentops.lock"
 AGENTOPS = HERE.parent / ".venv-agentops"
 START_S = 60.0
 BLOCK_S = 120.0

@@ -57,7 +57,7 @@ sys.path.insert(0, str(HERE / "training"))
 from work import END, QUICK, VOCABULARY, Workload, branches, tokens, turns, unique, word, write_model  # noqa: E402
 
 TRL = HERE.parent / ".venv-trl"
-LOCK = HERE.parent / "requirements-trl.lock"
+LOCK = HERE / "training" / "trl.lock"
 TORCH = "2.13.0"
 LOSS = Loss()
 RATE = 1e-4
