@@ -66,14 +66,14 @@ RATE = 1e-4
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--quick", action="store_true", help="a look at whether it runs: one short round, nothing installed"
+        "--quick", action="store_true", help="a look at whether it runs: short rounds, nothing installed"
     )
     parser.add_argument("--rows", choices=("tree", "padded"), default="tree", help="of ours, against TRL")
     options = parser.parse_args()
     quick = options.quick
     if not quick:
         install_peer("TRL", TRL, LOCK, TORCH)
-    work, rounds = (QUICK, 1) if quick else (Workload(), 5)
+    work, rounds = (QUICK, 3) if quick else (Workload(), 5)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = Path(folder) / "model"

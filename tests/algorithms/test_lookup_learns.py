@@ -15,7 +15,7 @@ from lookup_school import School
 from agentlightning.algorithms import LightningRL
 from agentlightning.demo.warm_start import warm_start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 STEPS = 10
 LEARNED = 0.25

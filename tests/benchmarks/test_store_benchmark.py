@@ -20,10 +20,9 @@ OVER_SERVERS = {"postgres_spans_per_s", "redis_spans_per_s"}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_quick_run_prints_every_figure() -> None:
     command = [sys.executable, "benchmarks/store.py", "--quick"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     *table, last = done.stdout.splitlines()
     figures = json.loads(last)

@@ -16,10 +16,9 @@ OF_TRL = {"ours_over_trl_train", "ours_over_trl_step"}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_quick_run_prints_every_figure() -> None:
     command = [sys.executable, "benchmarks/training.py", "--quick"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures.keys() >= FIGURES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,8 @@ from typing import Any
 
 import psutil
 
-DEADLINE_S = 60.0
+DEADLINE_S = 100.0
+"""Matters only where a test fails: the slowest machine has its time."""
 
 
 class Folder:
@@ -49,15 +51,20 @@ class Folder:
 
     def processes(self) -> list[psutil.Process]:
         """Every process that runs in this folder or was told of it, whoever its parent is now."""
+        return [process for process, _ in self.commands()]
+
+    def commands(self) -> list[tuple[psutil.Process, list[str]]]:
+        """The same, oldest first, each with its command: it may end while others are looked at, and has none then."""
         found = []
         for process in psutil.process_iter():
             try:
-                here = process.cwd() == str(self.path) or any(str(self.path) in word for word in process.cmdline())
+                words, began = process.cmdline(), process.create_time()
+                here = process.cwd() == str(self.path) or any(str(self.path) in word for word in words)
                 if here and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
-                    found.append(process)
+                    found.append((began, process, words))
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        return found
+        return [(process, words) for _, process, words in sorted(found, key=lambda one: one[0])]
 
     def close(self) -> None:
         """Nothing of a failed test may run on beside the next one."""
@@ -66,7 +73,8 @@ class Folder:
                 started.send_signal(signal.SIGKILL)
             started.communicate()
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself, as the children of what was killed do
+                process.kill()
 
 
 def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:

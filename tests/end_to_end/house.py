@@ -7,7 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from command_line import Folder
+from command_line import DEADLINE_S, Folder
 from scripted_engine import ScriptedEngine
 from toy_model import write_tokenizer
 
@@ -37,9 +37,9 @@ class House:
         worker = self.folder.start(
             "worker", agent, "--server", self.server, "--run", self.run_id, env={"AGL_SERVER_KEY": KEY, **env}
         )
-        finished = await self.store.wait(self.run_id, at_least=len(tasks), timeout_s=30.0)
+        finished = await self.store.wait(self.run_id, at_least=len(tasks), timeout_s=DEADLINE_S)
         worker.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(worker.wait, 30) == 0
+        assert await asyncio.to_thread(worker.wait, DEADLINE_S) == 0
         by_id = {rollout.id: rollout for rollout in finished}
         return [by_id[rollout.id] for rollout in queued]
 

@@ -10,7 +10,7 @@ import pytest
 from command_line import Folder
 from training import LEARNER, Training
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 SETTINGS = (
     "engine.lora.rank=4",

@@ -12,7 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from command_line import Folder
+from command_line import DEADLINE_S, Folder
 from house import KEY, House, open_house
 
 from agentlightning.types import JSON, NewRollout
@@ -194,8 +194,8 @@ async def test_a_worker_killed_before_the_end_gives_nothing_and_the_next_attempt
         assert attempt.state == "running"  # nobody knows yet; its lease has to run out
         go.touch()
         second = folder.start(*arguments, env={"AGL_SERVER_KEY": KEY})
-        [rollout] = await house.store.wait(house.run_id, at_least=1, timeout_s=45.0)
+        [rollout] = await house.store.wait(house.run_id, at_least=1, timeout_s=DEADLINE_S)
         second.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(second.wait, 30) == 0
+        assert await asyncio.to_thread(second.wait, DEADLINE_S) == 0
         rewards = [reward for reward in await house.store.rewards([rollout.id]) if reward.source == "air"]
         assert [(reward.attempt, reward.name, reward.value) for reward in rewards] == [(2, "air.seen", 0.5)]

@@ -16,7 +16,7 @@ import pytest
 from command_line import Folder
 from training import LEARNER, SAMPLER, SERVER, STEPS, WORKER, Training
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 AHEAD = ("--set", "trainer.max_staleness=2")
 

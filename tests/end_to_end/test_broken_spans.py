@@ -16,7 +16,7 @@ from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.store.base import BROKEN_SPANS, RolloutQuery, broken_warning
 from agentlightning.store.open import open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 STEPS, TASKS, GROUP = 2, 2, 2
 

@@ -24,9 +24,9 @@ from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.trainer.trainer import Trainer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1300)]
 
-DEADLINE_S = 240.0
+DEADLINE_S = 600.0
 CONFIG = """
 [model]
 path = "{model}"

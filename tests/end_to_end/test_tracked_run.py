@@ -10,7 +10,7 @@ from training import STEPS, Training
 
 from agentlightning.store.open import open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 TRACKER = "agentlightning.trainer.trackers"
 
 
@@ -19,9 +19,11 @@ async def test_a_tracked_run_that_is_killed_goes_on_in_the_same_tracker_run(fold
     from tensorboard.util.tensor_util import make_ndarray
 
     training = Training(folder, model)
+    training.hold.write_text("3")
     first = training.start("--set", 'trainer.trackers=["tensorboard"]')
     await training.after_step(first, 3)  # the checkpoint is that of step 2: step 3 is executed again
     first.kill()
+    training.hold.unlink()
     second = training.resume()
     assert await training.ended(second) == 0, training.output
     assert "executing step 3 again" in training.output

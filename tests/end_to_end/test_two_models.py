@@ -16,7 +16,7 @@ from agentlightning.algorithms import LightningRL
 from agentlightning.demo import tiny
 from agentlightning.demo.warm_start import imitate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 CODE = {"red": "alpha", "green": "beta", "blue": "gamma", "black": "delta"}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 import psutil
-from command_line import DEADLINE_S, Folder
+from command_line import Folder
 
 from agentlightning.demo import lookup
 from agentlightning.demo.tasks import rows
@@ -23,6 +23,8 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.types import JSON, Attempt, Rollout
 
+DEADLINE_S = 180.0
+"""Matters only where a test fails, as does the agents' timeout: the slowest machine has its time."""
 STEPS, TASKS, GROUP, MINIBATCHES, CHECKPOINT_EVERY = 6, 6, 4, 2, 2
 
 CONFIG = f"""
@@ -32,7 +34,7 @@ path = "{{model}}"
 run = "agent.py:solve"
 workers = 2
 concurrency = 16
-timeout_s = 60
+timeout_s = 300
 [data]
 train = "train.jsonl"
 val = "val.jsonl"
@@ -55,10 +57,20 @@ import asyncio
 from pathlib import Path
 
 from agentlightning.demo import lookup
+from agentlightning.runner.attempt import CURRENT
+
+
+def held():
+    try:
+        step = Path("hold").read_text()
+    except FileNotFoundError:
+        return False
+    rollout = CURRENT.get().claim.rollout
+    return not step or (rollout.mode == "train" and rollout.step > int(step))
 
 
 async def solve(task, llm):
-    while Path("hold").exists():
+    while held():
         await asyncio.sleep(0.02)
     return await lookup.solve(task, llm)
 """
@@ -68,7 +80,8 @@ LEARNER, WORKER = "agentlightning.engines.local.learner", "agentlightning.runner
 
 
 class Training:
-    """One run in a folder of its own; its agents hold while the file `hold` is there."""
+    """One run in a folder of its own; its agents hold while the file `hold` is there: where it says a step, those of
+    training rollouts of later steps."""
 
     def __init__(self, folder: Folder, model: Path) -> None:
         self.folder = folder
@@ -85,6 +98,16 @@ class Training:
 
     def start(self, *settings: str, **popen: Any) -> subprocess.Popen[str]:
         return self._agl("train", "run.toml", "--store", self.store, "--runs", str(self._runs), *settings, **popen)
+
+    async def start_and_hold(self, after_step: int) -> subprocess.Popen[str]:
+        """Start, until the rollouts of the step after this one are all claimed, and wait in their agents."""
+        self.hold.write_text(str(after_step))
+        process = self.start()
+        await self.after_step(process, after_step)
+        await self.claimed(process)
+        assert self.step == after_step
+        assert self.weights.exists()
+        return process
 
     def resume(self) -> subprocess.Popen[str]:
         return self._agl("train", "--resume", self.run_id, "--runs", str(self._runs))
@@ -123,8 +146,7 @@ class Training:
 
     def processes(self, module: str) -> list[psutil.Process]:
         """The processes of the run that run this module, oldest first."""
-        found = [process for process in self.folder.processes() if module in process.cmdline()]
-        return sorted(found, key=lambda process: process.create_time())
+        return [process for process, words in self.folder.commands() if module in words]
 
     async def until(
         self, process: subprocess.Popen[str], condition: Callable[[], Awaitable[object]], what: str
@@ -228,7 +250,7 @@ class Training:
     async def check_machine(self) -> None:
         """No process of the run is left a moment later, and no weights in shared memory."""
         end = time.monotonic() + DEADLINE_S
-        while left := [process.cmdline() for process in self.folder.processes() if process.is_running()]:
+        while left := [words for _, words in self.folder.commands()]:
             assert time.monotonic() < end, f"left behind: {left}"
             await asyncio.sleep(0.1)
         assert not self.weights.exists(), f"left behind: {self.weights}"
@@ -255,5 +277,5 @@ class Training:
 def build_model(folder: Path) -> Path:
     """The policy that the lookup demo begins with: it solves a quarter of the tasks."""
     module = ["-m", "agentlightning.demo.warm_start", "--task", "lookup", "--threads", "1", "--to", str(folder)]
-    subprocess.run([sys.executable, *module], check=True, capture_output=True, timeout=180)
+    subprocess.run([sys.executable, *module], check=True, capture_output=True, timeout=500)
     return folder

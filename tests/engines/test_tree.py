@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from engine_sequences import sequence
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from agentlightning.engines.local import tree
@@ -120,8 +122,19 @@ def branching(chance: random.Random) -> list[Sequence]:
 def test_losses_and_gradients_of_random_trees_are_those_of_separate_rows(
     pair: tuple[Learner, Learner], seed: int, name: Any
 ) -> None:
-    entropy = 0.0 if name == "sft" else 0.02
-    assert_same(*pair, branching(random.Random(seed)), Loss(name=name, entropy=entropy))
+    sequences, loss = branching(random.Random(seed)), Loss(name=name, entropy=0.0 if name == "sft" else 0.02)
+    assume(not on_a_bound(pair[0], sequences, loss))
+    assert_same(*pair, sequences, loss)
+
+
+def on_a_bound(learner: Learner, sequences: list[Sequence], loss: Loss) -> bool:
+    """Whether the ratio of a token or of a row is so near to where it is clipped that rounding decides on its side."""
+    for row, now in zip(sequences, learner.logprobs(sequences), strict=True):
+        own = [new - old for new, old, mine in zip(now, row.logprobs, row.mask, strict=True) if mine]
+        for ratio in map(math.exp, [*own, statistics.fmean(own)]):
+            if min(abs(ratio - 1 + loss.clip_low), abs(ratio - 1 - loss.clip_high)) < 1e-4:
+                return True
+    return False
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])

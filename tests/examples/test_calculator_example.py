@@ -31,9 +31,15 @@ MODULES = ("agent", "data", "warm_start", "word_problem")
 @pytest.fixture(scope="module", autouse=True)
 def _example_on_the_path() -> Iterator[None]:
     """The example's files are scripts, not a package: they are importable for these tests only."""
+    forget()
     sys.path.insert(0, str(EXAMPLE))
     yield
     sys.path.remove(str(EXAMPLE))
+    forget()
+
+
+def forget() -> None:
+    """Examples have files of the same names."""
     for name in MODULES:
         sys.modules.pop(name, None)
 

@@ -12,7 +12,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
     pytest.mark.skipif("AGL_DATA" not in os.environ, reason="AGL_DATA names no data"),
 ]
 

@@ -497,7 +497,7 @@ def test_the_control_and_a_number_of_epochs_exclude_each_other() -> None:
         [sys.executable, str(EXAMPLE / "warm_start.py"), "--to", "x", "--control", "--epochs", "2"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=380,
     )
     assert done.returncode == 2
     assert "not allowed with argument" in done.stderr

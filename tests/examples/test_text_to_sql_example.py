@@ -30,9 +30,15 @@ Module = Callable[[str], ModuleType]
 @pytest.fixture(scope="module", autouse=True)
 def _example_on_the_path() -> Iterator[None]:
     """The example's files are scripts, not a package: they are importable for these tests only."""
+    forget()
     sys.path.insert(0, str(EXAMPLE))
     yield
     sys.path.remove(str(EXAMPLE))
+    forget()
+
+
+def forget() -> None:
+    """Examples have files of the same names."""
     for name in MODULES:
         sys.modules.pop(name, None)
 

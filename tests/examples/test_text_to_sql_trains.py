@@ -10,7 +10,7 @@ import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "text_to_sql"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def train(tmp_path: Path, config: str, *settings: str) -> list[dict[str, float]]:
@@ -27,7 +27,7 @@ def warm_start(tmp_path: Path, *options: str) -> None:
 
 
 def run(tmp_path: Path, command: list[str]) -> None:
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1000, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

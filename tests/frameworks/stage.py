@@ -88,7 +88,7 @@ class Stage:
         )
         finished = await self._store.wait(self._run_id, timeout_s=STARTED_S)
         worker.send_signal(signal.SIGINT)
-        _, err = await asyncio.to_thread(worker.communicate, timeout=30)
+        _, err = await asyncio.to_thread(worker.communicate, timeout=STARTED_S)
         calls = await self._store.calls([queued.id])
         assert finished, f"the agent did not end within {STARTED_S:.0f} s, after {len(calls)} calls\n{err}"
         assert worker.returncode == 0, err

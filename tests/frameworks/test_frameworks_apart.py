@@ -9,7 +9,7 @@ from pages import page
 from stage import Played, Speaker, open_stage, tool_call
 from test_installed_frameworks import check_population, speaker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.slow
 
 LOOK_UP = 'Thought: I look it up.\n<code>\ncount = population("Oslo")\nprint(count)\n</code>'
 FIX = tool_call("bash", command="sed -i 's|/ 3|/ len(ages)|' ages.py && cat ages.py")

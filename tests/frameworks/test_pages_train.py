@@ -23,7 +23,7 @@ from agentlightning.children import listen, start_child, stop_child
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.slow
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.md"))
 SMALL = {

@@ -49,7 +49,7 @@ class House:
         }
         await self.store.put_resources([Resource(run_id=self.run_id, name="default", kind="policy", value=value)])
 
-    def gateway(self, store: LightningStore | None = None, patience_s: float = 5.0, **settings: Any) -> App:
+    def gateway(self, store: LightningStore | None = None, patience_s: float = 60.0, **settings: Any) -> App:
         """A new gateway over the same store, as after a restart."""
         app = create_app(store or self.store, SERVER_KEY, patience_s=patience_s, **settings)
         self._apps.append(app)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import httpx
 
+START_S = 100.0
+
 
 @dataclass
 class ServerProcess:
@@ -27,9 +29,12 @@ class ServerProcess:
 
     def start(self, host: str = "127.0.0.1") -> ServerProcess:
         """Start it and wait until it answers."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        with socket.socket() as place:  # bound, not listening: until the server has the port nobody else is given it
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            place.bind((host, 0))
+            return self._start(host, place.getsockname()[1])
+
+    def _start(self, host: str, port: int) -> ServerProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AGL_")}
         if self.key is not None:
             environment["AGL_SERVER_KEY"] = self.key
@@ -39,7 +44,7 @@ class ServerProcess:
                 [sys.executable, "-m", *arguments], stdout=log, stderr=log, env={**environment, **self.environment}
             )
         self.url = f"http://127.0.0.1:{port}"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + START_S
         while True:
             try:
                 httpx.get(f"{self.url}/healthz", timeout=5)
@@ -54,7 +59,7 @@ class ServerProcess:
         assert self.process is not None
         self.process.send_signal(number)
 
-    def end(self, within_s: float = 30) -> int:
+    def end(self, within_s: float = 60) -> int:
         """Wait until it ends; its exit code."""
         assert self.process is not None
         return self.process.wait(within_s)

@@ -10,7 +10,6 @@ import logging
 import re
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from server_process import ServerProcess
 from agentlightning.children import SERVER_END_S, SERVER_GRACE_S, listen
 from agentlightning.gateway import connections, log
 from agentlightning.gateway.app import create_app
-from agentlightning.gateway.connections import Server
+from agentlightning.gateway.connections import GuardedProtocol, Server
 from agentlightning.gateway.metrics import MOST_POLICIES, GatewayMetrics
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
@@ -33,6 +32,9 @@ from agentlightning.trainer.supervisor import Supervisor
 from agentlightning.types import Call, Sampling, VersionSpan
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
+
+CLOSES_S = 50.0
+"""For a connection that the server closes soon; one that it forgot would stay for `connections.IDLE_S`."""
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------
@@ -226,11 +228,12 @@ async def listening(house: House, **settings: Any) -> AsyncIterator[tuple[str, i
 )
 async def test_a_client_that_does_not_finish_its_head_is_disconnected(house: House, begun: bytes) -> None:
     async with listening(house, head_s=0.1) as (host, port, _):
-        reader, writer = await asyncio.open_connection(host, port)
-        for byte in range(len(begun)):
-            writer.write(begun[byte : byte + 1])
-        await asyncio.wait_for(reader.read(), 10)  # to the end: the server closed
-        writer.close()
+        for size in (1, max(1, len(begun))):  # byte for byte, and in one packet
+            reader, writer = await asyncio.open_connection(host, port)
+            for start in range(0, len(begun), size):
+                writer.write(begun[start : start + size])
+            await asyncio.wait_for(reader.read(), CLOSES_S)  # to the end: the server closed
+            writer.close()
 
 
 async def test_a_head_without_end_ends_the_connection(house: House) -> None:
@@ -251,7 +254,6 @@ async def test_a_refused_body_is_not_read_for_ever(house: House) -> None:
     async with listening(house, head_s=0.1) as (host, port, _):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n")
-        started = time.monotonic()
 
         async def feed() -> None:
             while True:
@@ -261,18 +263,17 @@ async def test_a_refused_body_is_not_read_for_ever(house: House) -> None:
         feeding = asyncio.create_task(feed())
         said = b""
         try:
-            while part := await asyncio.wait_for(reader.read(1000), 10):
+            while part := await asyncio.wait_for(reader.read(1000), CLOSES_S):
                 said += part
         except ConnectionError:
             pass
         feeding.cancel()
         assert said.startswith(b"HTTP/1.1 401")
-        assert time.monotonic() - started < 5
         writer.close()
 
 
 async def test_a_connection_is_kept_between_requests(house: House) -> None:
-    async with listening(house, head_s=0.1) as (host, port, _):
+    async with listening(house) as (host, port, server):
         reader, writer = await asyncio.open_connection(host, port)
         for _ in range(3):
             writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -280,6 +281,9 @@ async def test_a_connection_is_kept_between_requests(house: House) -> None:
             assert head.startswith(b"HTTP/1.1 200")
             assert b"server:" not in head
             await reader.readexactly(15)
+            [connection] = server.server_state.connections
+            assert isinstance(connection, GuardedProtocol)
+            assert connection._deadline is None
         writer.close()
 
 
@@ -310,10 +314,9 @@ async def test_a_server_that_is_told_to_end_finishes_its_stream_and_refuses_new_
             claim = await remote.claim()
             response, events = await begin_stream(http, "/v1/chat/completions", claim.key)
             server.signal(signal.SIGTERM)
-            for _ in range(1000):
-                refused = await http.post(f"{path(claim)}/v1/messages", json=HI)
-                if refused.status_code == 503:
-                    break
+            async with asyncio.timeout(60):
+                while (refused := await http.post(f"{path(claim)}/v1/messages", json=HI)).status_code != 503:
+                    pass
             assert refused.headers["retry-after"] == "1"
             assert refused.json()["type"] == "error"
             assert (await http.get("/readyz")).status_code == 503
@@ -361,10 +364,8 @@ async def test_idle_connections_do_not_hold_up_the_end(house: House) -> None:
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
-        started = time.monotonic()
         server.should_exit = True
-        await asyncio.wait_for(reader.read(), 10)
-        assert time.monotonic() - started < 3
+        await asyncio.wait_for(reader.read(), CLOSES_S)
         writer.close()
 
 

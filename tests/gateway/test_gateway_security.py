@@ -196,8 +196,10 @@ async def test_no_page_of_the_server_loads_anything_from_elsewhere(house: House)
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-async def small_edge(send: Callable[[], AsyncIterator[bytes]] | None = None, **headers: str) -> httpx.Response:
-    """A POST to an application behind an edge that takes 100 bytes within 50 ms."""
+async def small_edge(
+    send: Callable[[], AsyncIterator[bytes]] | None = None, body_s: float = 60.0, **headers: str
+) -> httpx.Response:
+    """A POST to an application behind an edge that takes 100 bytes within `body_s` seconds."""
 
     async def echo(scope: Any, receive: Any, send: Any) -> None:
         body, more = b"", True
@@ -207,7 +209,7 @@ async def small_edge(send: Callable[[], AsyncIterator[bytes]] | None = None, **h
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
-    edge = Edge(echo, "boot", None, largest=100, body_s=0.05)
+    edge = Edge(echo, "boot", None, largest=100, body_s=body_s)
     transport = httpx.ASGITransport(edge)
     content = send() if send is not None else b"{}"
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
@@ -242,7 +244,7 @@ async def test_a_body_that_does_not_arrive_is_refused() -> None:
         yield b"x"
         await asyncio.Event().wait()
 
-    reply = await small_edge(stuck)
+    reply = await small_edge(stuck, body_s=0.05)
     assert (reply.status_code, reply.json()["error"]["message"]) == (408, "the body did not arrive within 0 s")
 
 
@@ -306,8 +308,8 @@ def test_beyond_loopback_a_key_is_made_and_said_where(tmp_path: Path) -> None:
         assert str(file) in server.said()
         assert key not in server.said()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert httpx.get(f"{server.url}/api/runs").status_code == 401
-        assert httpx.get(f"{server.url}/api/runs", headers=bearer(key)).json() == []
+        assert httpx.get(f"{server.url}/api/runs", timeout=60).status_code == 401
+        assert httpx.get(f"{server.url}/api/runs", headers=bearer(key), timeout=60).json() == []
     finally:
         server.close()
 

@@ -280,9 +280,11 @@ async def held_call(house: House) -> asyncio.Task[Any]:
     await hold(house.store, house.run_id)
     house.app._upstreams.forget(house.run_id)
     waiting = asyncio.create_task(house.http().post(url, json=HI))
+    async with asyncio.timeout(30):
+        while "agl_calls_held 1.0" not in (await house.http().get("/metrics")).text:
+            pass
     await asyncio.wait([waiting], timeout=0.1)
     assert not waiting.done()
-    assert "agl_calls_held 1.0" in (await house.http().get("/metrics")).text
     return waiting
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import uuid_utils
 
 from agentlightning.children import listen, start_child, stop_child
@@ -30,7 +31,8 @@ from agentlightning.tracing.air import Air
 from agentlightning.types import FINAL_STATES, JSON, Attempt, Call, NewRollout, RetryPolicy, Rollout
 
 KEY = "key-of-the-tests"
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
+"""Matters only where a test fails: the slowest machine has its time."""
 
 
 class Server:
@@ -120,6 +122,7 @@ class Bench:
         reward: Callable[..., Any] | Scorer | None = None,
         air: Air | None = None,
         concurrency: int = 8,
+        abandon_s: float = 30.0,
         **options: Any,
     ) -> AsyncIterator[Worker]:
         """A worker on this event loop."""
@@ -130,7 +133,7 @@ class Bench:
                 model="policy",
                 runner=FunctionRunner(agent, threads, scored=reward is not None),
                 reward=FunctionScorer(reward, threads) if inspect.isroutine(reward) else reward,
-                abandon_s=0.5,
+                abandon_s=abandon_s,
                 judging=None if air is None else Judging(air, Records(self.store), threads),
             )
             worker = Worker(
@@ -159,6 +162,19 @@ class Bench:
     def ended(self, process: subprocess.Popen[bytes]) -> int:
         """The exit code of a process that ends by itself."""
         return process.wait(DEADLINE_S)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, or does so soon; a zombie that nobody reaps has ended."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 async def written(path: Path) -> str:

@@ -171,6 +171,10 @@ def test_a_template_renders_every_field(fields: dict[str, str]) -> None:
     assert PromptTemplate("p", text).render(**fields) == "|".join(fields.values())
 
 
+def test_a_field_of_a_template_may_have_any_name() -> None:
+    assert PromptTemplate("p", "{self}").render(self=1) == "1"
+
+
 def test_a_template_names_the_field_that_is_missing() -> None:
     with pytest.raises(ConfigError, match="'greet': field 'name' was not given; it has name, time, and got time"):
         PromptTemplate("greet", "{name} at {time}").render(time=1)

@@ -7,13 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from runner_bench import written
+from runner_bench import gone, written
 
 from agentlightning.errors import ConfigError
 from agentlightning.runner.agent import LLM, llm_for
@@ -30,15 +29,15 @@ from agentlightning.runner.connections import Connections
 from agentlightning.runner.function import Run
 from agentlightning.types import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
 
-Start = Callable[[str], CommandRunner]
+Start = Callable[..., CommandRunner]
 
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
     runners: list[CommandRunner] = []
 
-    def make(command: str) -> CommandRunner:
-        runners.append(CommandRunner(command, term_s=0.5))
+    def make(command: str, term_s: float = 60.0) -> CommandRunner:
+        runners.append(CommandRunner(command, term_s=term_s))
         return runners[-1]
 
     yield make
@@ -79,19 +78,6 @@ def python(folder: Path, source: str) -> str:
     path = folder / f"agent{len(os.listdir(folder))}.py"
     path.write_text(source)
     return f"{sys.executable} -S {path}"
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended, within ten seconds; a zombie that nobody reaps has ended."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 async def test_a_shell_program_finds_its_task_and_model_in_its_environment(start: Start) -> None:
@@ -156,7 +142,7 @@ async def test_children_that_a_program_leaks_end_with_it(start: Start, tmp_path:
     left = [
         p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("AGL_ROLLOUT_ID") == rollout_id
     ]
-    assert [p for p in left if p.status() != psutil.STATUS_ZOMBIE] == []
+    assert [p for p in left if not gone(p.pid)] == []
 
 
 async def test_an_interrupted_program_gets_a_chance_to_end_well(start: Start, tmp_path: Path) -> None:
@@ -173,7 +159,7 @@ async def test_an_interrupted_program_gets_a_chance_to_end_well(start: Start, tm
 async def test_a_program_that_ignores_sigterm_is_killed_with_its_group(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "agent.sh"
     script.write_text(f"trap '' TERM\nsleep 600 &\necho $$ $! > {tmp_path}/pids\nwhile :; do sleep 0.05; done\n")
-    work = asyncio.create_task(run(start(f"sh {script}")))
+    work = asyncio.create_task(run(start(f"sh {script}", term_s=0.5)))
     pids = [int(pid) for pid in (await written(tmp_path / "pids")).split()]
     work.cancel()
     with pytest.raises(CommandFailed):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runner_bench import Bench, a_call
+from runner_bench import DEADLINE_S, Bench, a_call
 
 from agentlightning.config_air import AirConfig
 from agentlightning.config_base import parse_settings
@@ -138,7 +138,7 @@ async def test_a_slow_rule_of_ones_own_does_not_hold_up_other_attempts(bench: Be
     def waits(step: Any, earlier: Any) -> float:
         slow = step.call.answer["content"] == "slow"
         if slow:
-            asyncio.run_coroutine_threadsafe(quick.wait(), loop).result(20)
+            asyncio.run_coroutine_threadsafe(quick.wait(), loop).result(DEADLINE_S)
         return 1.0
 
     async def solve(task: JSON, llm: LLM) -> float:
@@ -171,7 +171,7 @@ async def test_a_worker_process_reads_the_rules_from_its_run_and_says_what_is_wr
     wrong = Bench(bench.server, bench.store, run.id)
     file = bench.file(tmp_path, "def solve(task, llm):\n    return 1.0\n")
     process = wrong.worker_process("--agent", file, stderr=-1)
-    _, said = process.communicate(timeout=30)
+    _, said = await asyncio.to_thread(process.communicate, timeout=DEADLINE_S)
     assert (process.returncode, b"air.rules.nonsense: no such rule" in said) == (2, True)
 
 
@@ -198,9 +198,9 @@ async def solve(task, llm):
         await asyncio.sleep(60)
     return 1.0
 """
-    options = ("--agent", own.file(tmp_path, source), "--lease-s", "1", "--beat-s", "0.2", "--worker-id", "one")
+    options = ("--agent", own.file(tmp_path, source), "--worker-id", "one")
     [rollout] = await own.enqueue({"hangs": True})
-    first = own.worker_process(*options)
+    first = own.worker_process(*options, "--lease-s", "3", "--beat-s", "0.1")
     while len(await own.store.calls([rollout.id])) < 3:
         assert first.poll() is None
         await asyncio.sleep(0.02)
@@ -209,7 +209,7 @@ async def solve(task, llm):
     second = own.worker_process(*options)
     [rollout] = await own.settled([rollout])
     second.terminate()
-    second.wait(30)
+    second.wait(DEADLINE_S)
     rewards = rewards_by_air(await own.store.rewards([rollout.id]))
     assert [(reward.attempt, reward.value) for reward in rewards] == [(2, -0.5), (2, -0.5)]
     assert [reward.call_id for reward in rewards] == [call.id for call in await own.store.calls([rollout.id])][1:]

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from runner_bench import Bench, written
+from runner_bench import DEADLINE_S, Bench, written
 
 from agentlightning.types import JSON, Rollout, Span
 
@@ -72,7 +72,7 @@ async def solve(task, llm):
 
 async def recorded(bench: Bench, rollout: Rollout, name: str) -> Span:
     """The span once it is in the store."""
-    deadline = asyncio.get_running_loop().time() + 20
+    deadline = asyncio.get_running_loop().time() + DEADLINE_S
     while name not in (found := await spans_of(bench, rollout)):
         assert asyncio.get_running_loop().time() < deadline, f"{name} did not come; {sorted(found)} did"
         await asyncio.sleep(0.05)
@@ -88,7 +88,7 @@ async def test_a_worker_that_is_killed_leaves_what_its_agent_had_done(bench: Ben
 
 
 async def test_a_lost_attempt_keeps_its_spans_those_that_were_open_too(bench: Bench, tmp_path: Path) -> None:
-    process = bench.worker_process("--agent", bench.file(tmp_path, HANGS), "--grace-s", "0.1")
+    process = bench.worker_process("--agent", bench.file(tmp_path, HANGS), "--grace-s", "0")
     [rollout] = await bench.enqueue({"sign": str(tmp_path / "sign")})
     await written(tmp_path / "sign")
     process.send_signal(signal.SIGTERM)
@@ -196,7 +196,7 @@ async def test_an_instrumentation_that_is_not_installed_ends_the_worker_with_its
 ) -> None:
     bench.run_id = (await bench.store.create_run("traced", {"agent": {"instrument": ["crewai"]}})).id
     process = bench.worker_process("--agent", bench.file(tmp_path, GRAPH), stderr=subprocess.PIPE)
-    _, told = await asyncio.to_thread(process.communicate, timeout=30)
+    _, told = await asyncio.to_thread(process.communicate, timeout=DEADLINE_S)
     assert process.returncode == 2
     assert b"pip install openinference-instrumentation-crewai" in told
 

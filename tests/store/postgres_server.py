@@ -54,7 +54,8 @@ class PostgresServer:
         self._account = _account()
         if self._account:
             shutil.chown(self._folder, self._account["user"], self._account["group"])
-        self.port = _free_port()
+        self._place = _reserved_place()
+        self.port = int(self._place.getsockname()[1])
         self._process: subprocess.Popen[bytes] | None = None
         self._watch = subprocess.Popen(
             ["sh", "-c", WATCH, "watch", self._folder], stdin=subprocess.PIPE, start_new_session=True
@@ -157,6 +158,7 @@ class PostgresServer:
                 self.kill()
             self._process = None
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._place.close()
         self._watch.communicate()
 
     def _initialise(self) -> None:
@@ -206,7 +208,9 @@ def _account() -> dict[str, Any]:
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def _reserved_place() -> socket.socket:
+    """Bound to a free port, not listening: nobody else is given it before the server has it, or while that is down."""
+    place = socket.socket()
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: then both may be bound to it
+    place.bind(("127.0.0.1", 0))
+    return place

@@ -27,7 +27,8 @@ class RedisServer:
         self._password = password
         self._folder = Path(tempfile.mkdtemp(prefix="agl-redis-"))
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self._place = reserved_place()
+        self.port = int(self._place.getsockname()[1])
 
     def url(self, prefix: str | None = None, **options: str) -> str:
         """The URL of a store of its own in this server."""
@@ -68,6 +69,7 @@ class RedisServer:
     def stop(self) -> None:
         """End the server and remove its data."""
         self._end(signal.SIGTERM)
+        self._place.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> RedisServer:
@@ -95,7 +97,9 @@ class RedisServer:
             return b""
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def reserved_place() -> socket.socket:
+    """Bound to a free port, not listening: nobody else is given it before the server has it, or while that is down."""
+    place = socket.socket()
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: then both may be bound to it
+    place.bind(("127.0.0.1", 0))
+    return place

@@ -59,7 +59,12 @@ class Server:
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         config = uvicorn.Config(
-            self._app, log_config=None, log_level="error", lifespan="off", timeout_graceful_shutdown=1
+            self._app,
+            log_config=None,
+            log_level="error",
+            lifespan="off",
+            timeout_keep_alive=600,  # a test that is held up for some seconds finds its connection as it was
+            timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)

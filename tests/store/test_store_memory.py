@@ -48,7 +48,6 @@ def peak_mb(path: Path, arguments: Sequence[str]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "command",
     [

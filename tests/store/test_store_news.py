@@ -153,8 +153,8 @@ async def test_sizes_count_what_a_run_holds(store: LightningStore) -> None:
 async def test_a_waiter_costs_nothing_while_nothing_comes(store: LightningStore) -> None:
     run_id = await a_run(store)
     began = time.process_time()
-    await asyncio.gather(store.wait_resources(run_id, {}, timeout_s=0.3), store.follow_metrics(run_id, timeout_s=0.3))
-    assert time.process_time() - began < 0.2
+    await asyncio.gather(store.wait_resources(run_id, {}, timeout_s=1.5), store.follow_metrics(run_id, timeout_s=1.5))
+    assert time.process_time() - began < 1.0  # to ask takes some hundredths of a second, to ask all the time all of it
 
 
 async def test_waiting_for_finished_rollouts_brings_a_bounded_number_at_a_time(store: LightningStore) -> None:

@@ -230,10 +230,9 @@ async def test_a_gateway_that_hangs_in_a_transaction_holds_the_lock_no_longer_th
             said = "SELECT name, setting::int FROM pg_settings WHERE name IN ('{}', '{}')".format(*names)
             waits_ms = {row[0]: row[1] for row in hanging.exec_driver_sql(said)}
         assert 0 < waits_ms[names[0]] < waits_ms[names[1]]
-        hanging.exec_driver_sql("SET idle_in_transaction_session_timeout = 50")
-        hanging.commit()
         hanging.begin()
         database.enter_schema(hanging)
+        hanging.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 50")  # now that it has the lock
         await a_run(store)
         with pytest.raises(DBAPIError):
             hanging.exec_driver_sql("SELECT 1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
@@ -197,8 +197,7 @@ async def test_a_verb_of_a_client_that_is_not_open_says_so() -> None:
 
 
 @pytest.fixture
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def unused_port() -> Iterator[int]:
+    with socket.socket() as place:  # bound, not listening: nobody else is given the port meanwhile
+        place.bind(("127.0.0.1", 0))
+        yield place.getsockname()[1]

@@ -20,7 +20,6 @@ PHOENIX = Path(__file__).parents[2] / ".venv-phoenix" / "bin" / "phoenix"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(not PHOENIX.exists(), reason="needs .venv-phoenix: make test-phoenix installs it"),
 ]
 

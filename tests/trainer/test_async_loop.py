@@ -228,7 +228,6 @@ ASYNC: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.timeout(400)  # some hundred runs
 @pytest.mark.parametrize("settings", ASYNC, ids=str)
 async def test_a_run_killed_at_any_verb_resumes_with_nothing_lost_and_nothing_trained_twice(
     store: LightningStore, tmp_path: Path, settings: dict[str, Any]

@@ -41,7 +41,7 @@ def test_a_model_in_the_hubs_cache_answers_under_its_name(tmp_path: Path) -> Non
         env={**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=380,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])

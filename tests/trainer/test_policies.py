@@ -347,7 +347,6 @@ async def test_a_checkpoint_holds_every_policy(store: LightningStore, tmp_path: 
     assert RunFolder(tmp_path, "run").has_checkpoint()
 
 
-@pytest.mark.timeout(400)
 async def test_a_run_of_two_policies_killed_at_every_third_verb_resumes_to_the_state_of_one_that_was_not(
     store: LightningStore, tmp_path: Path
 ) -> None:

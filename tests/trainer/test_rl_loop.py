@@ -59,7 +59,6 @@ async def test_versions_are_published_in_order_and_never_used_twice(store: Light
     assert [step.version for step in await store.steps("run")] == engine.served[1:]
 
 
-@pytest.mark.timeout(400)  # some hundred runs
 async def test_a_run_killed_at_any_verb_resumes_to_the_state_of_one_that_was_not(
     store: LightningStore, tmp_path: Path
 ) -> None:

@@ -17,6 +17,6 @@ async def test_a_child_that_fails_is_seen_by_a_watch_that_follows_another(tmp_pa
     try:
         supervisor.start_workers(1, arguments)
         with pytest.raises(InputError, match=r"worker-0 could not start: .*nowhere\.py' does not exist"):
-            await asyncio.wait_for(supervisor.watch(), 30)
+            await asyncio.wait_for(supervisor.watch(), 60)
     finally:
         await supervisor.stop()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -14,10 +16,8 @@ import pytest
 from tiny_qwen import CONTEXT, write_model
 from vllm_house import VllmHouse, VllmServer, open_house
 
-from agentlightning.children import listen
-
 PYTHON = Path(os.environ.get("AGL_VLLM_PYTHON") or Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python")
-START_S = 240.0
+START_S = 600.0
 KV_BYTES = 128 << 20
 
 
@@ -28,8 +28,8 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer
         pytest.skip(f"{PYTHON} does not exist: `make test-vllm` installs vLLM there")
     folder = tmp_path_factory.mktemp("vllm")
     models = [write_model(folder / f"model-{seed}", seed) for seed in (0, 1)]
-    with listen("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
+    reserved = reserve()
+    port = reserved.getsockname()[1]
     arguments = ["--model", str(models[0]), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
     arguments += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--enforce-eager", "--enable-scale-out"]
     arguments += ["--kv-cache-memory-bytes", str(KV_BYTES)]
@@ -44,7 +44,8 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer
             start_new_session=True,
         )
     try:
-        _wait(process, f"http://127.0.0.1:{port}/health", log)
+        with closing(reserved):
+            _wait(process, f"http://127.0.0.1:{port}/health", log)
         yield VllmServer(f"http://127.0.0.1:{port}", models)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -56,6 +57,17 @@ async def vllm_house(vllm_server: VllmServer, request: pytest.FixtureRequest) ->
     """A gateway that speaks to the server through each face."""
     async with open_house(vllm_server, request.param) as house:
         yield house
+
+
+def reserve() -> socket.socket:
+    """A port for a server that binds it by number, half a minute later: nobody else is given it while this is open.
+
+    It does not listen, so that a server that reuses addresses, as nearly every one does, may bind beside it.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:

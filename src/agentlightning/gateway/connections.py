@@ -110,6 +110,12 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._head > 0 and self._deadline is None:
             self._close_after(self._head_s)
 
+    def on_message_begin(self) -> None:
+        """A head begins, perhaps in the packet that ended the request before: its first byte is counted here then."""
+        if self._head == 0:
+            self._head = 1
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
         """The head of a request is complete."""
         self._keep()

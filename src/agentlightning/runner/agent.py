@@ -72,7 +72,7 @@ class PromptTemplate:
     name: str
     template: str
 
-    def render(self, **fields: object) -> str:
+    def render(self, /, **fields: object) -> str:
         """The text with its fields filled in; ConfigError names a field that is missing or cannot be read."""
         try:
             wanted = {field for _, field, _, _ in string.Formatter().parse(self.template) if field is not None}

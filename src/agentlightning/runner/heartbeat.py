@@ -74,6 +74,7 @@ class Heartbeat:
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._asked = self._answered = time.monotonic()
+        self._unanswered = 0
         self._postpone_end()
         self._thread.start()
 
@@ -128,11 +129,17 @@ class Heartbeat:
     async def _check_loop(self, store: LightningStore) -> None:
         if self._answered >= self._asked:
             self._asked = time.monotonic()
+            self._unanswered = 0
             self._loop.call_soon_threadsafe(self._answer)
             return
         now = time.monotonic()
         blocked = now - self._asked
         if blocked < OVERDUE_S:
+            return
+        self._unanswered += 1
+        if (
+            self._unanswered < 2
+        ):  # a process that stood still (a machine asleep) lets its loop answer before the next look
             return
         guilty = self._blocker()
         overdue = guilty is not None and now > guilty.deadline

@@ -13,10 +13,13 @@ import sys
 import time
 from pathlib import Path
 
-PASSES = 20
-"""Scans until nothing is found: a process that forks while it is being looked for is found by the next scan."""
-EXEC_S = 0.005
-"""Pause before the next scan where a process shows no environment: one in the middle of exec has none for a moment."""
+PASSES = 200
+"""Scans at most until nothing is found: a process that forks while it is being looked for is found by the next scan."""
+EXEC_S = 0.01
+"""Pause before the next scan where what was killed is not gone yet, or a process is in the middle of exec, which shows no
+environment for a moment: one that lasts where the processor or the disk is busy."""
+VSIZE, STARTCODE = 20, 23
+"""Places in /proc/PID/stat after the name (proc(5): fields 23 and 26)."""
 BIRTH_S = 0.5
 """A program that the worker was just starting when it was killed shows its environment by then."""
 
@@ -44,10 +47,10 @@ def kill_marked(*marks: str) -> int:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
-        killed |= found
-        if found:
+        new, killed = found - killed, killed | found
+        if new:
             continue
-        if not any(environment == set() and _lives(pid) for pid, environment in environments.items()):
+        if not found and not any(in_exec(pid) for pid, environment in environments.items() if environment == set()):
             break
         time.sleep(EXEC_S)
     return len(killed)
@@ -66,12 +69,15 @@ def _environment(pid: int) -> set[bytes] | None:
         return None
 
 
-def _lives(pid: int) -> bool:
-    """Whether a process has memory, which a zombie has not."""
+def in_exec(pid: int) -> bool:
+    """Whether a process that showed no environment is in the middle of exec, or just was. It then has memory, which a zombie
+    has not, and no address of its code, which comes last and which one that was started without an environment has."""
     try:
-        return not Path(f"/proc/{pid}/statm").read_bytes().startswith(b"0 ")
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return False
+    memory, code = fields[VSIZE] != b"0", fields[STARTCODE] != b"0"
+    return memory and (not code or bool(_environment(pid)))
 
 
 def guard() -> None:

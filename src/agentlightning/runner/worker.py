@@ -19,7 +19,7 @@ from agentlightning.errors import AgentLightningError, ConflictError, InputError
 from agentlightning.runner.attempt import RunningAttempt, attributed_task
 from agentlightning.runner.execution import Execution, ended
 from agentlightning.runner.failure import describe
-from agentlightning.runner.heartbeat import EXIT_REPLACE, Heartbeat
+from agentlightning.runner.heartbeat import EXIT_REPLACE, LAST_WORDS_S, Heartbeat
 from agentlightning.runner.outbox import DELIVER_S
 from agentlightning.store.base import LEASE_S, LightningStore
 from agentlightning.types import Claim, Finish, Lease
@@ -263,7 +263,7 @@ class Worker:
             self._hung = True
             self._report(ended(attempt, "lost", "the worker was stopped"))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._grace_s):
+            async with asyncio.timeout(max(self._grace_s, LAST_WORDS_S)):  # the grace is for agents, not for the server
                 while self._held:
                     self._freed.clear()
                     await self._freed.wait()

@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 Topic = tuple[str, str]
 """What about (``queued``, ``finished``) and the run."""
@@ -67,7 +67,7 @@ class _Listener:
         self._event = asyncio.Event()
 
     def wake(self) -> None:
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # its loop has closed, perhaps this very moment: nobody waits any more
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_s: float) -> None:
