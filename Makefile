@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test lint test-slow test-vllm test-phoenix install node-packages servers clean
+.PHONY: demo test lint test-slow test-vllm test-phoenix install node-packages servers frameworks clean
 
 demo: install
 	$(BIN)/agl demo $(ARGS)

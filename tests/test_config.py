@@ -30,6 +30,8 @@ def test_an_unknown_table_is_an_error_that_lists_the_known_ones() -> None:
 def test_a_wrong_type_names_the_setting_and_what_was_given() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.steps: .*integer.*, got 'many'"):
         parse_config(LEAST | {"trainer": {"steps": "many"}})
+    with pytest.raises(ConfigError, match=r"agent\.instrument: expected a list, got 'langchain'"):
+        parse_config(LEAST | {"agent": {"run": "agent.py:solve", "instrument": "langchain"}})
 
 
 def test_every_problem_is_told_at_once() -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentlightning.errors import ConfigError
+
+PLAINLY = MappingProxyType({"tuple_type": "expected a list", "dict_type": "expected a table"})
+"""Of pydantic's sentences those that speak of Python's types, not of TOML's."""
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -40,7 +43,7 @@ def _sentence(kind: type[BaseModel], error: Any) -> str:
         return f"{name}: no such setting; {hint}"
     if error["type"] == "missing":
         return f"{name}: is required"
-    message = error["msg"].removeprefix("Value error, ")
+    message = PLAINLY.get(error["type"], error["msg"].removeprefix("Value error, "))
     given = "" if isinstance(error["input"], dict) else f", got {error['input']!r}"
     return f"{name}: {message}{given}" if name else message
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 
 from agentlightning.adapters.episodes import episodes_of_row
@@ -82,7 +83,7 @@ def test_a_response_with_several_turns_is_several_calls() -> None:
 def test_turns_of_intercode_have_rewards_of_their_own() -> None:
     history = {"actions": ["SHOW TABLES", "SELECT 1"], "observations": ["a", "b"], "rewards": [0.0, 1.0]}
     episode = only({"query": "one?", "turn_history": history})
-    assert (episode.steps, episode.step_name, episode.reward) == ([0.0, 1.0], "turn", 1.0)
+    assert (episode.steps, episode.reward) == ([{"turn": 0.0}, {"turn": 1.0}], 1.0)
     with pytest.raises(DataError, match=r"turn_history.rewards: expected one for each of 2 actions, got 1"):
         episodes_of_row({"query": "one?", "turn_history": {**history, "rewards": [1.0]}})
 
@@ -176,3 +177,23 @@ def test_what_a_span_lacks_has_its_default_and_without_an_id_it_is_none() -> Non
     )
     assert [hex_id(value, 4) for value in (True, "zz", 70000, -1, 1.5)] == [None] * 5
     assert nanoseconds(2**70) == 0
+
+
+def test_a_conversation_without_an_answer_is_an_error() -> None:
+    for messages in ([ASK], "hi", [TWO]):
+        with pytest.raises(DataError, match="messages: expected an answer of the assistant after the first message"):
+            episodes_of_row({"messages": messages})
+
+
+def test_an_exported_trace_tells_its_task_its_mode_and_its_rewards() -> None:
+    root = {"agl.run_id": "r", "agl.mode": "eval", "input.value": '{"question": "q"}', "agl.reward": 0.5}
+    root |= {"agl.rewards.reward": 0.25, "agl.rewards.style": 2, "agl.rewards.broken": "much"}
+    chat = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": orjson.dumps([ASK]).decode()}
+    chat |= {"gen_ai.output.messages": orjson.dumps([TWO]).decode(), "agl.rewards.found": 0.1}
+    spans = [
+        {"name": name, "context": {"span_id": number, "trace_id": 1}, "attributes": attributes}
+        for number, (name, attributes) in enumerate((("rollout", root), ("chat", chat)), 1)
+    ]
+    episode = only({"spans": spans})
+    assert (episode.task, episode.mode, episode.reward) == ({"question": "q"}, "eval", 0.5)
+    assert (episode.rewards, episode.steps) == ({"style": 2.0}, [{"found": 0.1}])

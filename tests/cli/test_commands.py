@@ -197,10 +197,22 @@ def test_the_line_that_resumes_can_be_pasted() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["serve", "--port", "70000"], ["check", "train.toml", "--tasks", "0"], ["runs", "list", "--limit", "0"]],
+    [
+        ["serve", "--port", "70000"],
+        ["check", "train.toml", "--tasks", "0"],
+        ["runs", "list", "--limit", "0"],
+        ["worker", "agent.py:solve", "--server", "http://127.0.0.1:1", "--run", "r", "--concurrency", "0"],
+    ],
 )
 def test_a_number_out_of_its_range_is_refused(arguments: list[str]) -> None:
     assert agl(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1:8088", "nowhere", "http://", "sqlite:///agl.db"])
+def test_a_worker_wants_the_address_of_a_server(server: str) -> None:
+    done = agl("worker", "agent.py:solve", "--server", server, "--run", "r")
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == f"--server: expected http://HOST:PORT or https://…, got {server!r}"
 
 
 def test_of_several_policies_one_is_exported_by_its_name(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
-from agentlightning.errors import ConfigError, NotFoundError, RewardError
+from agentlightning.errors import ConfigError, DataError, NotFoundError, RewardError
 
 ASK = {"role": "user", "content": "1+1?"}
 
@@ -97,6 +97,7 @@ def test_a_function_that_scores_nothing_is_an_error_after_its_reason_is_told() -
     assert isinstance(done.exception, RewardError)
     assert "it scored none of 3 rollouts" in str(done.exception)
     assert "the function failed on 3 rollouts" in done.output
+    assert "wrong.py:2 in score)" in done.output
     assert json.loads(done.stdout.splitlines()[-1])["written"] == 0
 
 
@@ -118,3 +119,62 @@ def test_a_run_that_is_not_there_is_named() -> None:
         ("rollouts", "export-rows", "X", "--to", "x"),
     ):
         assert isinstance(agl(*words).exception, NotFoundError)
+
+
+def test_traces_that_were_exported_come_back_with_their_tasks_and_rewards() -> None:
+    assert agl("rollouts", "export-traces", recorded(), "--to", "out.jsonl").exception is None
+    back = figures(agl("record", "--traces", "out.jsonl"))
+    assert (back["rollouts"], back["rewarded"]) == (3, 3)
+    told = figures(agl("rewards", "rescore", str(back["run_id"]), "--with", "score.py:exact"))
+    assert (told["old_mean"], told["new_mean"], told["failed"]) == (pytest.approx(1 / 3), pytest.approx(1 / 3), 0)
+
+
+def test_a_field_of_tasks_that_no_row_has_is_an_error() -> None:
+    error = agl("record", "--traces", "rows.jsonl", "--task-fields", "gold,answre").exception
+    assert isinstance(error, DataError)
+    assert str(error) == "--task-fields: no row of rows.jsonl has a field 'answre'"
+
+
+def test_rollouts_without_a_usable_call_are_told_of() -> None:
+    span = {"name": "search", "context": {"span_id": 7, "trace_id": 8}, "attributes": {}}
+    Path("spans.jsonl").write_text(json.dumps(span))
+    done = agl("record", "--traces", "spans.jsonl")
+    assert "note: 1 rollouts have no model call that can be learned from" in done.output
+
+
+def test_a_rollout_is_shown_with_its_agents_and_with_what_spans_tell() -> None:
+    spans = [
+        {"name": name, "context": {"span_id": number, "trace_id": 1}, "parent_id": None, "attributes": attributes}
+        for number, (name, attributes) in enumerate(
+            [
+                (
+                    "chat",
+                    {
+                        "gen_ai.operation.name": "chat",
+                        "gen_ai.agent.name": "writer",
+                        "gen_ai.input.messages": json.dumps([ASK]),
+                        "gen_ai.output.messages": json.dumps([{"role": "assistant", "content": "2"}]),
+                    },
+                ),
+                ("agl.message", {"agl.message": "two\ntables"}),
+                (
+                    "lookup",
+                    {
+                        "gen_ai.operation.name": "execute_tool",
+                        "gen_ai.tool.call.arguments": '{"q": 1}',
+                        "gen_ai.tool.call.result": "none",
+                    },
+                ),
+            ],
+            1,
+        )
+    ]
+    Path("spans.jsonl").write_text("".join(json.dumps(span) + "\n" for span in spans))
+    run = str(figures(agl("record", "--traces", "spans.jsonl"))["run_id"])
+    rollout = agl("rollouts", "list", run).stdout.splitlines()[1].split()[0]
+    shown = agl("rollouts", "show", rollout, "--spans").stdout
+    assert "── call 1 by writer" in shown
+    assert "text only" in shown
+    assert "logprob" not in shown
+    assert "agl.message  two tables" in shown
+    assert 'lookup  {"q": 1}  → none' in shown

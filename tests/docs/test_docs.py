@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
 import json
 import re
 import shlex
@@ -221,6 +223,16 @@ def test_names_that_snippets_take_from_the_package_exist(page: Path) -> None:
     for body in fences(page, "python"):
         for name in re.findall(r"\bagl\.(\w+)", body):
             assert name in agentlightning.__all__, f"{page.name}: agl.{name}"
+
+
+@BY_NAME
+def test_imports_that_snippets_make_from_the_package_exist(page: Path) -> None:
+    for body in fences(page, "python"):
+        for node in ast.walk(ast.parse(body)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("agentlightning"):
+                module = importlib.import_module(str(node.module))
+                missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+                assert missing == [], f"{page.name}: from {node.module}"
 
 
 @BY_NAME

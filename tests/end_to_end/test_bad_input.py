@@ -137,7 +137,7 @@ def test_an_unknown_run_is_refused(folder: Folder, arguments: list[str]) -> None
 
 
 def test_a_store_of_an_unknown_kind_is_refused(folder: Folder) -> None:
-    refused(folder.run("runs", "list", "--store", "mysql://here"), 2, "expected a memory://, sqlite:///path", "mysql")
+    refused(folder.run("runs", "list", "--store", "mysql://here"), 2, "expected memory://, sqlite:///path", "mysql")
 
 
 async def test_export_leaves_a_folder_that_is_not_empty_as_it_is(folder: Folder) -> None:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.generic import TransformersDecoder
 from agentlightning.engines.local.llama import LlamaDecoder
-from agentlightning.errors import ModelError
+from agentlightning.errors import ConfigError, ModelError
 
 SCALED: dict[str, Any] = {
     "rope_parameters": {
@@ -89,6 +89,11 @@ def test_weights_that_do_not_fit_leave_the_old_ones_in_place(build: Callable[...
 def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"{tmp_path}.*config.json"):
         open_decoder(tmp_path)
+
+
+def test_a_device_that_is_not_there_is_one_sentence(build: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=r"^engine.device: torch cannot use 'cuda:99' on this machine: .+"):
+        open_decoder(build("Llama"), device="cuda:99")
 
 
 def test_a_model_with_a_recurrent_state_is_refused(build: Callable[..., Path], tmp_path: Path) -> None:

@@ -213,3 +213,9 @@ async def solve(task, llm):
     rewards = rewards_by_air(await own.store.rewards([rollout.id]))
     assert [(reward.attempt, reward.value) for reward in rewards] == [(2, -0.5), (2, -0.5)]
     assert [reward.call_id for reward in rewards] == [call.id for call in await own.store.calls([rollout.id])][1:]
+
+
+def test_a_rule_that_is_a_coroutine_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rules.py").write_text("async def slow(step, earlier):\n    return 1.0\n")
+    with pytest.raises(ConfigError, match="expected a plain function"):
+        load_air({"rules": {"slow": {"run": f"{tmp_path / 'rules.py'}:slow", "weight": 1.0}}})

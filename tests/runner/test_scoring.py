@@ -206,6 +206,7 @@ async def test_a_program_scores_with_the_last_line_that_it_prints(tmp_path: Path
     ("text", "sentence"),
     [
         ("import sys; sys.exit('no gold answer')", "exit code 1: no gold answer"),
+        ("import sys; sys.exit(1)", "exit code 1: it wrote nothing to its standard error"),
         ("print('fine')", "expected a number or an object as its last line, got 'fine'"),
         ("", "expected a finite number, got NoneType"),
         ("print('[1]')", "expected a finite number, got list"),
@@ -239,6 +240,7 @@ async def test_what_a_program_leaves_running_does_not_hold_its_score(tmp_path: P
         ('{"command": "sh", "judge": "x"}', "give one of run"),
         ("{broken", "is neither file.py:name nor a table"),
         ("/nowhere/score.py:f", "does not exist"),
+        ("node score.js", r"a program is named in a configuration, as command in \[agent.reward\]"),
     ],
 )
 def test_a_reward_function_that_cannot_be_loaded_says_so(spec: str, sentence: str) -> None:

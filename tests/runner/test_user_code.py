@@ -132,3 +132,10 @@ def test_what_cannot_be_sent_is_named(tmp_path: Path) -> None:
 
     with file, pytest.raises(ConfigError, match=r"cannot be sent to workers.*put it in a module"):
         agent_spec(solve, tmp_path)
+
+
+def test_what_is_no_agent_and_has_no_name_is_told_which_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "score.py"
+    path.write_text("def exact(task, result): pass\n")
+    with pytest.raises(ConfigError, match=r"reward function .*: add a name, as in .*score\.py:NAME; there are exact"):
+        load(str(path), ("task", "result"), "reward function")

@@ -62,6 +62,13 @@ def test_any_other_url_is_a_setting_that_says_what_was_expected(url: str) -> Non
         open_store(url)
 
 
+def test_an_unknown_scheme_is_told_with_all_known_ones_and_without_its_password() -> None:
+    with pytest.raises(ConfigError, match=r"postgresql://.*redis://") as told:
+        open_store("mysql://me:secret@host/agl")
+
+    assert "secret" not in str(told.value)
+
+
 def test_the_client_loads_neither_a_database_nor_a_web_server() -> None:
     program = (
         "import sys; from agentlightning.store.open import open_store; open_store('http://x');"

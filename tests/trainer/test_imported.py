@@ -130,6 +130,23 @@ async def test_a_trace_without_a_usable_call_stays_and_says_why(store: Lightning
     assert done.left_out == {"its prompt was not recorded": 1}
 
 
+async def test_a_rollout_that_failed_before_it_was_exported_has_failed(store: LightningStore, tmp_path: Path) -> None:
+    told = {"agl.run_id": "r", "agl.mode": "train", "input.value": "{}"}
+    chat = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": json.dumps([ASK]),
+        "gen_ai.output.messages": json.dumps([said("Oslo")]),
+    }
+    failed = {"status_code": "ERROR", "description": "the tool broke"}
+    spans = [
+        {"name": "rollout", "context": {"span_id": 1, "trace_id": 1}, "attributes": told, "status": failed},
+        {"name": "chat", "context": {"span_id": 2, "trace_id": 1}, "parent_id": 1, "attributes": chat},
+    ]
+    await imported(store, lines(tmp_path / "a.jsonl", *spans))
+    [rollout] = await store.rollouts(RolloutQuery(run_id="traces"))
+    assert (rollout.state, rollout.error, rollout.calls) == ("failed", "the tool broke", 1)
+
+
 async def test_more_rollouts_than_a_batch_keep_their_order_and_groups(store: LightningStore, tmp_path: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": str(n % 7)}, said(str(n))], "reward": n} for n in range(150)]
     await imported(store, lines(tmp_path / "a.jsonl", *rows))

@@ -7,11 +7,14 @@ understood. Spans are another matter (`spans.py`): of these only what is broken 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
+
+import orjson
 
 from agentlightning.adapters.any_message import message_of, messages_of, tool_definitions
 from agentlightning.adapters.sdk_spans import is_sdk_span, sdk_span
@@ -21,7 +24,7 @@ from agentlightning.errors import DataError, RewardError
 from agentlightning.protocols import chat, responses
 from agentlightning.protocols.neutral import Refusal
 from agentlightning.store.base import reward_number
-from agentlightning.types import JSON, Span
+from agentlightning.types import JSON, Mode, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +39,13 @@ class Episode:
     reward: float | None = None
     rewards: dict[str, float] = field(default_factory=dict)
     """Further final rewards by name."""
-    steps: list[float | None] = field(default_factory=list)
-    """A reward for each of `calls`; empty where the file has none."""
-    step_name: str = "reward"
+    steps: list[dict[str, float]] = field(default_factory=list)
+    """Rewards by name for each of `calls`; empty where the file has none."""
     output: str | None = None
+    mode: Mode = "train"
+    """eval: of held-out tasks, which nothing learns from."""
+    error: str | None = None
+    """Why it failed as a whole; what failed is not learned from."""
 
 
 def episodes_of_row(row: Any, task_fields: Seq[str] = ()) -> list[Episode] | None:
@@ -65,7 +71,10 @@ def episodes_of_row(row: Any, task_fields: Seq[str] = ()) -> list[Episode] | Non
 
 
 def episode_of_spans(spans: Iterable[Span], output: Any = None) -> Episode:
-    """The episode of one trace. A span that never ended lasts until the trace does."""
+    """The episode of one trace. A span that never ended lasts until the trace does.
+
+    What `agl rollouts export-traces` wrote says what its rollout was: task, mode, and rewards, also of calls.
+    """
     listed = SpanTree(spans).spans
     end = max((max(span.started_ns, span.finished_ns) for span in listed), default=0)
     tree = SpanTree(span if span.finished_ns else replace(span, finished_ns=end) for span in listed)
@@ -73,7 +82,44 @@ def episode_of_spans(spans: Iterable[Span], output: Any = None) -> Episode:
     first = next((call.messages for call in calls if call.messages), None)
     trace = next((span.trace_id for span in tree.spans if span.trace_id), "")
     task: JSON = {"messages": _opening(first)} if first else {"trace": trace}
-    return Episode(task=task, calls=calls, spans=tree.spans, output=output if isinstance(output, str) else None)
+    episode = Episode(task=task, calls=calls, spans=tree.spans, output=output if isinstance(output, str) else None)
+    root = next((span for span in tree.spans if {"agl.run_id", "agl.mode"} <= span.attributes.keys()), None)
+    return episode if root is None else _as_exported(episode, root, tree)
+
+
+def _as_exported(episode: Episode, root: Span, tree: SpanTree) -> Episode:
+    """With what the root of an exported trace and its calls tell (tracing/outgoing.py); what is broken there is lost."""
+    try:
+        task = orjson.loads(str(root.attributes.get("input.value")))
+    except orjson.JSONDecodeError:
+        task = None
+    spans = [tree.get(call.span_id) for call in episode.calls]
+    steps = [_rewards_on(span) if span is not None else {} for span in spans]
+    named = _rewards_on(root)
+    named.pop("reward", None)  # emitted; what counts in the end is agl.reward, and a rollout that failed has none
+    final = root.attributes.get("agl.reward")
+    return replace(
+        episode,
+        task=task if isinstance(task, dict) else episode.task,
+        mode="eval" if root.attributes["agl.mode"] == "eval" else "train",
+        reward=float(final) if _is_number(final) else None,
+        rewards=named,
+        steps=steps if any(steps) else [],
+        error=(root.status_message or "failed") if root.status == "error" else None,
+    )
+
+
+def _rewards_on(span: Span) -> dict[str, float]:
+    prefix = "agl.rewards."
+    return {
+        name.removeprefix(prefix): float(value)
+        for name, value in span.attributes.items()
+        if name.startswith(prefix) and _is_number(value)
+    }
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def conversation(messages: Seq[JSON], tools: list[JSON] | None = None, model: str = "") -> list[ModelCall]:
@@ -175,12 +221,15 @@ def _intercode(row: JSON) -> list[Episode]:
     earned = _earned(row)
     if steps and "reward" not in earned:
         earned["reward"] = max(steps)
-    return [Episode(task={"query": str(row["query"])}, calls=calls, steps=list(steps), step_name="turn", **earned)]
+    turns = [{"turn": step} for step in steps]
+    return [Episode(task={"query": str(row["query"])}, calls=calls, steps=turns, **earned)]
 
 
 def _messages(row: JSON) -> list[Episode]:
     """``{"messages", "tools"?, "reward"?}``: the format of fine-tuning."""
     messages = _conversation(row["messages"], "messages")
+    if all(message.get("role") != "assistant" for message in messages[1:]):
+        raise DataError("messages: expected an answer of the assistant after the first message")
     calls = conversation(messages, tool_definitions(row.get("tools")), str(row.get("model") or ""))
     return [Episode(task={"messages": _opening(messages)}, calls=calls, **_earned(row))]
 

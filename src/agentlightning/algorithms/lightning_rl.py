@@ -92,7 +92,7 @@ class LightningRL:
     solved_bonus: float = 0.0
     """Adds solved_bonus × R to each advantage of a rollout: groups that are solved throughout are trained on, too."""
     loss: Literal["ppo_clip", "gspo", "cispo", "reinforce"] = "ppo_clip"
-    """The loss of a token; see docs/losses.md. reinforce has no ratio, and so takes one update a step."""
+    """The loss of a token; see docs/losses.md. reinforce has no ratio: it takes one update a step, or `importance`."""
     ratio: Literal["sampler", "trainer"] = "sampler"
     """What the loss's ratio is taken to: the recorded logprobs, or the trainer's own of before the step's first update,
     one forward pass more; importance then corrects for the sampler."""

@@ -36,7 +36,7 @@ def check(
         checked = asyncio.run(check_agent(loaded, RunFolder(runs, new_run_id()), display, tasks))
     print_rollout(display.console, checked.rollout, checked.attempts, checked.calls, checked.rewards)
     if checked.rollout.state != "succeeded":
-        raise AgentError("the agent failed on the first task; see its traceback above")
+        raise AgentError("the agent failed on the first task; its error is above")
     if not checked.calls:
         raise NoCallsError(f"there would be nothing to learn from: {checked.rollout.warning}")
     if checked.success < LEAST_SUCCESS:

@@ -106,6 +106,8 @@ def _record_traces(files: list[Path], task_fields: str | None, name: str | None,
     for what, counted in (("model calls cannot be learned from", done.left_out), ("spans were broken", done.broken)):
         if counted:
             typer.echo(f"note: {counted.total()} {what}: {_told(counted)}", err=True)
+    if done.without:
+        typer.echo(f"note: {done.without} rollouts have no model call that can be learned from", err=True)
     if done.mended:
         typer.echo(
             f"note: the prompts of {done.mended} calls were put together from the calls and tools before", err=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from agentlightning.cli import air
 from agentlightning.cli.options import Store, open_store, store_url
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Executor
 
     from rich.console import Console
@@ -21,16 +23,18 @@ if TYPE_CHECKING:
 SHOWN = 10
 THREADS = 8
 OWN = "reward"
+EVERY_S = 5.0
+"""Seconds between lines that say how far the scoring is."""
+HELP = "Score stored rollouts again, or say what AIR's rules give their calls."
 
-app = typer.Typer(help="Score stored rollouts again.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
 
 
 app.command("air")(air.show_air)
 
 
 @app.callback()
-def rewards() -> None:
-    """Score stored rollouts again."""
+def rewards() -> None: ...
 
 
 @app.command("rescore")
@@ -77,6 +81,7 @@ def rescore(
                 mode=mode,  # type: ignore[arg-type]  # checked above
                 step=step,
                 limit=limit,
+                progress=_progress(),
             )
             await rescoring.score()
             return rescoring.found, await rescoring.write(name) if write else None
@@ -89,6 +94,19 @@ def rescore(
     typer.echo(orjson.dumps({"run_id": run, **asdict(comparison), **kept}).decode())
     if not comparison.scored:
         raise RewardError(f"--with {function}: it scored none of {comparison.rollouts} rollouts")
+
+
+def _progress() -> Callable[[int], None]:
+    """A line to standard error now and then: a judge or a program may take hours over a run."""
+    told_at = time.monotonic()
+
+    def progress(done: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= EVERY_S:
+            told_at = time.monotonic()
+            typer.echo(f"note: {done} rollouts scored", err=True)
+
+    return progress
 
 
 def _scorer(function: str, threads: Executor) -> Scorer:

@@ -149,9 +149,10 @@ def print_rollout(
         cause = f"  fork: {call.fork_cause}" if call.fork_cause else ""
         if call.context_only:
             cause += f" ({call.context_only} sampled tokens are context only)"
+        by = f" by {call.agent}" if call.agent else ""
         console.print(
-            f"── call {number}  {call.policy or call.model}  {version}  prompt {call.prompt_tokens} tokens  "
-            f"sampled {len(call.sampled_ids)}  logprob {sum(call.logprobs):.2f}  T={call.sampling.temperature:g}{cause}",
+            f"── call {number}{by}  {call.policy or call.model}  "
+            + (_outside(call) if not call.policy else f"{version}  {_sampled(call)}{cause}"),
             soft_wrap=True,
             style="dim",
         )
@@ -171,8 +172,25 @@ def print_rollout(
     for attempt in attempts:
         console.print(f"attempt {attempt.attempt}  {attempt.state}  {attempt.worker_id}", soft_wrap=True)
         for title, text in (("error", attempt.error), ("output", attempt.output)):
-            if text:
+            if text and not (title == "output" and attempt.error and text.strip() in attempt.error):
                 console.print(f"  {title}: {text.strip()}", soft_wrap=True, style="yellow")
+
+
+def _sampled(call: Call) -> str:
+    return (
+        f"prompt {call.prompt_tokens} tokens  sampled {len(call.sampled_ids)}  logprob {sum(call.logprobs):.2f}  "
+        f"T={call.sampling.temperature:g}"
+    )
+
+
+def _outside(call: Call) -> str:
+    """Of a call whose tokens no policy of ours sampled: what its model said that it used, if anything."""
+    used = [
+        f"{what} {call.usage[name]} tokens"
+        for what, name in (("prompt", "prompt_tokens"), ("sampled", "sampled_tokens"))
+        if call.usage.get(name)
+    ]
+    return "  ".join([*used, "text only"])
 
 
 def _message(message: dict[str, object]) -> Text:

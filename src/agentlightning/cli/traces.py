@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from agentlightning.types import Call, Span
 
 DEEPEST_SHOWN = 40
+LONGEST_TOLD = 160
+"""Characters that a span's line shows of each text that the agent gave."""
 
 
 def export_traces(
@@ -79,7 +81,7 @@ def print_spans(console: Console, spans: list[Span], calls: list[Call]) -> None:
         if isinstance(each, Call):
             what = f"model call {each.id}"
         else:
-            what, wrong = each.name, error_of(each)
+            what, wrong = each.name + _said(each), error_of(each)
             below = sorted(children.get(each.id, []), key=lambda child: (child.started_ns, child.id), reverse=True)
             waiting += [(depth + 1, child) for child in below]
         at, took = (each.started_ns - first_ns) / 1e9, (each.finished_ns - each.started_ns) / 1e9
@@ -87,3 +89,15 @@ def print_spans(console: Console, spans: list[Span], calls: list[Call]) -> None:
         console.print(f"{at:9.3f} s  {took:8.3f} s  {indent}{what}", soft_wrap=True, highlight=False, markup=False)
         if wrong:
             console.print(f"{'':24}{indent}{wrong}", soft_wrap=True, style="yellow", markup=False)
+
+
+def _said(span: Span) -> str:
+    """What the agent gave with the span: a message, an object, what a tool was asked and answered; '' of any other."""
+    from agentlightning.adapters.semantics import text_of, tool_use
+
+    use = tool_use(span)
+    texts = [text_of(span.attributes, name) for name in ("agl.message", "agl.object.name", "agl.object")]
+    if use is not None:
+        texts += [use.arguments, None if use.result is None else f"→ {use.result}"]
+    told = [" ".join(text.split()) for text in texts if text]
+    return "".join(f"  {text if len(text) <= LONGEST_TOLD else text[: LONGEST_TOLD - 1] + '…'}" for text in told)

@@ -83,6 +83,11 @@ def train(
         )
     if from_run and config is None:
         given = _settings_of(from_run[0], store_url(url)) | given
+        if not any(name.startswith("model") for name in [*given, *(settings or [])]):
+            raise ConfigError(
+                f"model: is required; run {from_run[0]} has none to take over, or several (it was made of traces, or trains "
+                "several policies): give --model"
+            )
     folder = RunFolder(runs, new_run_id())
     run_and_report(load_config(config, settings or [], store_setting(url) | given), folder)
 

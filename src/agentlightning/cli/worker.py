@@ -12,15 +12,19 @@ def worker(
     server: Annotated[str, typer.Option("--server", help="URL of the server (its key in AGL_SERVER_KEY).")],
     run: Annotated[str, typer.Option("--run", help="Id of the run to work for.")],
     reward: Annotated[str | None, typer.Option("--reward", help="Reward function file.py:name.")] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", help="Rollouts at a time.")] = 32,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Rollouts at a time.")] = 32,
 ) -> None:
     """Claim rollouts of a run and run the agent on them until Ctrl-C."""
     import os
     import socket
+    from urllib.parse import urlsplit
 
     from agentlightning.cli.train import agent_setting
+    from agentlightning.errors import ConfigError
     from agentlightning.runner.__main__ import main
 
+    if urlsplit(server).scheme not in ("http", "https") or not urlsplit(server).hostname:
+        raise ConfigError(f"--server: expected http://HOST:PORT or https://…, got {server!r}")
     arguments = ["--server", server, "--run", run, "--concurrency", str(concurrency)]
     arguments += ["--agent" if agent_setting(agent) == "agent.run" else "--command", agent]
     arguments += ["--reward", reward] if reward is not None else []

@@ -24,13 +24,14 @@ class AgentLightningServer:
     """A server as a context manager; `url` is where it listens.
 
     >>> with AgentLightningServer("memory://") as server:  # doctest: +SKIP
-    ...     client = AgentLightningClient(server.url)
+    ...     store = LightningStoreClient(server.url)
     """
 
     def __init__(
         self, store: str = "memory://", *, host: str = "127.0.0.1", port: int = 0, server_key: str | None = None
     ) -> None:
-        """`store` is a store URL; port 0 takes a free one; `server_key` guards /api (needed beyond loopback)."""
+        """`store` is a store URL; port 0 takes a free one; `server_key` guards /api: GatewayError where
+        `host` is reachable from elsewhere and there is none."""
         if server_key is None and not is_loopback(host):
             raise GatewayError(f"server_key: is required, because {host} is reachable from elsewhere")
         self._store_url = store

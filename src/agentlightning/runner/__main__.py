@@ -109,6 +109,8 @@ async def _work(
             last_act=kill_what_agents_left,
             watch_interpreter=True,
         )
+        if not options.child:  # a person started it, and sees nothing else
+            sys.stderr.write(f"note: working for run {options.run} at {options.server}, until Ctrl-C\n")
         for sign in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(sign, worker.stop)
         try:

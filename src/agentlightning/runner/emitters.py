@@ -39,7 +39,7 @@ _PLAIN = (str, bool, int, float)
 
 
 def emit_message(text: str, **attributes: Any) -> None:
-    """Record a text at this point of the agent's run, with attributes of your own."""
+    """Record a text at this point of the agent's run, with attributes of your own. InputError where it is no text."""
     if not isinstance(text, str):
         raise InputError(f"text: expected a text, got {type(text).__name__} {text!r:.80}")
     _emit(MESSAGE, {"agl.message": text, **_attributes(attributes)})
@@ -55,7 +55,8 @@ def emit_object(value: Any, name: str = "object", **attributes: Any) -> None:
 
 
 def emit_exception(error: BaseException, **attributes: Any) -> None:
-    """Record an exception that the agent has dealt with; one that leaves an `operation` is recorded by itself."""
+    """Record an exception that the agent has dealt with; one that leaves an `operation` is recorded by itself.
+    InputError where it is none."""
     if not isinstance(error, BaseException):
         raise InputError(f"error: expected an exception, got {type(error).__name__} {error!r:.80}")
     from opentelemetry.trace import Status, StatusCode
@@ -182,7 +183,8 @@ def operation(
 
     kind: a tool's span counts as an execution of that tool wherever traces are read (AIR, adapters); an agent's names the
     agent, as `agent` does for any kind. A decorated function's arguments and result are recorded as JSON, cut to 16 Ki
-    characters. An exception that leaves the block is recorded, marks the span as failed and goes on.
+    characters. An exception that leaves the block is recorded, marks the span as failed and goes on. InputError for another
+    kind, and for a generator function.
     """
     if callable(name):
         return Operation(None, "chain", None, {})(name)

@@ -38,6 +38,13 @@ def interrupted_at(error: BaseException) -> str:
     return bounded("".join(traceback.format_list(theirs)).rstrip())
 
 
+def at_line(error: BaseException | None) -> str:
+    """`` (at FILE:LINE in NAME)``, of the last frame in the user's files; '' where there is none."""
+    frames = [] if error is None else traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith((_OURS, "<frozen", *_LIBRARIES))]
+    return f" (at {theirs[-1].filename}:{theirs[-1].lineno} in {theirs[-1].name})" if theirs else ""
+
+
 def stack(thread: int | None) -> str:
     """Where a thread is now, by its frames in the user's files; '' where it is not running."""
     frame: FrameType | None = sys._current_frames().get(thread) if thread is not None else None

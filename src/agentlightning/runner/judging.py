@@ -7,13 +7,15 @@ come from the run's configuration in the store, so that workers anywhere judge a
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agentlightning.config_air import AirConfig
 from agentlightning.config_base import parse_settings
-from agentlightning.errors import AgentError, AgentLightningError, NotFoundError, StoreError
+from agentlightning.errors import AgentError, AgentLightningError, ConfigError, NotFoundError, StoreError
 from agentlightning.runner.failure import bounded
 from agentlightning.runner.records import Records
 from agentlightning.runner.user_code import load
@@ -68,7 +70,14 @@ class Judging:
 def load_air(table: JSON) -> Air | None:
     """The rules of an ``[air]`` table, the user's own loaded; None where it has none. ConfigError, AgentError."""
     config = parse_settings(AirConfig, table, "air")
-    return air_of(config, lambda spec: load(spec, ("step", "earlier"), "rule"))
+    return air_of(config, _own_rule)
+
+
+def _own_rule(spec: str) -> Callable[..., Any]:
+    rule = load(spec, ("step", "earlier"), "rule")
+    if inspect.iscoroutinefunction(rule):
+        raise ConfigError(f"rule {spec!r}: expected a plain function (step, earlier), got a coroutine function")
+    return rule
 
 
 async def judging_of(run_id: str, store: LightningStore, threads: Executor) -> Judging | None:

@@ -147,7 +147,8 @@ class CommandScorer:
             code = await self._run(stdin, stdout, stderr)
             printed, errors = _end_of(stdout), _end_of(stderr)
         if code != 0:
-            raise RewardError(f"the reward command ended with exit code {code}: {errors.strip()[-SHOWN:]}")
+            why = errors.strip()[-SHOWN:] or "it wrote nothing to its standard error"
+            raise RewardError(f"the reward command ended with exit code {code}: {why}")
         lines = [line for line in printed.splitlines() if line.strip()]
         try:
             said = json.loads(lines[-1]) if lines else None
@@ -189,6 +190,11 @@ def load_scorer(spec: str, threads: Executor, judge: Callable[[RewardConfig], Sc
     judge: makes the scorer that asks a model. ConfigError where it cannot be loaded.
     """
     if not spec.startswith("{"):
+        if " " in spec and not spec.rpartition(":")[0].endswith(".py"):
+            raise ConfigError(
+                f"reward function {spec!r}: expected file.py:name or package.module:name; a program is named in a "
+                "configuration, as command in [agent.reward]"
+            )
         return FunctionScorer(load(spec, ("task", "result"), "reward function"), threads)
     try:
         table = json.loads(spec)

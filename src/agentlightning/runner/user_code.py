@@ -178,16 +178,20 @@ def _named(module: ModuleType, name: str, spec: str, what: str) -> Any:
     try:
         return _attribute(module, name)
     except AttributeError:
-        public = [known for known, value in vars(module).items() if not known.startswith("_") and callable(value)]
-        raise ConfigError(
-            f"{what} {spec!r}: there is no {name!r}; there are {', '.join(sorted(public)) or 'no public callables'}"
-        ) from None
+        raise ConfigError(f"{what} {spec!r}: there is no {name!r}; there are {_callables(module)}") from None
+
+
+def _callables(module: ModuleType) -> str:
+    public = [known for known, value in vars(module).items() if not known.startswith("_") and callable(value)]
+    return ", ".join(sorted(public)) or "no public callables"
 
 
 def _marked(module: ModuleType, spec: str, what: str) -> Any:
     marked = {name: value for name, value in vars(module).items() if is_marked(value)}
     if len(marked) == 1:
         return next(iter(marked.values()))
+    if what != "agent":
+        raise ConfigError(f"{what} {spec!r}: add a name, as in {spec}:NAME; there are {_callables(module)}")
     found = f"{len(marked)} functions ({', '.join(sorted(marked))}) are" if marked else "no function is"
     raise ConfigError(f"{what} {spec!r}: add a name, as in {spec}:solve ({found} marked with @rollout)")
 

@@ -6,6 +6,7 @@ when it is asked for, so that a machine with agents needs no database.
 
 from __future__ import annotations
 
+from agentlightning.config import without_password
 from agentlightning.errors import ConfigError, MissingExtraError
 from agentlightning.store.base import LightningStore
 
@@ -14,7 +15,8 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
     """The store at `url`, not yet open: use it with ``async with``. `server_key` is for servers only.
 
     ``memory://``, ``sqlite:///path`` (``sqlite:////absolute/path``), ``http://server``, ``https://server``,
-    ``postgresql://user:password@host/database``, ``redis://user:password@host/number?prefix=name``.
+    ``postgresql://user:password@host/database``, ``redis://user:password@host/number?prefix=name`` (``rediss://`` for TLS).
+    Raises ConfigError for any other URL, MissingExtraError where a package that its scheme needs is not installed.
     """
     scheme = url.partition("://")[0]
     if scheme in ("http", "https"):
@@ -37,4 +39,7 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
                 raise
             raise MissingExtraError(error.name, "redis") from error
         return RedisLightningStore(url)
-    raise ConfigError(f"store: expected a memory://, sqlite:///path, http:// or https:// URL, got {url!r}")
+    raise ConfigError(
+        "store: expected memory://, sqlite:///path, postgresql://…, redis://…, rediss://…, http://… or https://…, "
+        f"got {without_password(url)!r}"
+    )

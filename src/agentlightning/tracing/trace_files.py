@@ -36,6 +36,8 @@ class TraceFile:
         self._traces: dict[str, list[Span]] = {}
         self.broken: Counter[str] = Counter()
         """What was wrong with spans of OTLP, by cause; see `intake.py`."""
+        self.found_fields: set[str] = set()
+        """Those of `task_fields` that some row had."""
 
     def __iter__(self) -> Iterator[Episode]:
         """Its episodes. DataError, with the line, where the file cannot be read or a row is none of the known
@@ -79,6 +81,8 @@ class TraceFile:
             raise DataError(
                 f"{self._path}, {place}: expected OTLP/JSON, spans of an SDK, or a row of {', '.join(FORMATS)}; got {keys}"
             )
+        if isinstance(row, dict):
+            self.found_fields |= row.keys() & set(self._task_fields)
         yield from found
 
     def _gather(self, spans: Iterable[Span]) -> None:

@@ -1,8 +1,8 @@
 """Traces from files as a recorded run: for `agl train --from-run`, reward functions and whoever wants to look at them.
 
-Driven by ``agl record --traces``. Every episode becomes a finished rollout of mode train whose calls have text and no
-tokens, as those of an outside model have. A rollout is written whole or not at all: after a kill, the run holds those
-that were.
+Driven by ``agl record --traces``. Every episode becomes a finished rollout whose calls have text and no
+tokens, as those of an outside model have; of mode train, unless the file says that it was an evaluation. A rollout is
+written whole or not at all: after a kill, the run holds those that were.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Import:
     """Of these: calls whose prompt was put together; see adapters/spans.py."""
     rewarded: int = 0
     """Rollouts with a final reward."""
+    without: int = 0
+    """Rollouts of which no call can be learned from."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Calls that cannot be learned from, by reason."""
     broken: Counter[str] = field(default_factory=Counter)
@@ -63,6 +65,9 @@ class Import:
                     await self._write(part)
                     progress(self.rollouts)
                 self.broken += source.broken
+            for name in self.task_fields:
+                if all(name not in source.found_fields for source in sources):
+                    raise DataError(f"--task-fields: no row of {', '.join(map(str, files))} has a field {name!r}")
             if not self.rollouts:
                 raise DataError(f"{', '.join(map(str, files))}: holds no trace and no conversation")
         except BaseException:
@@ -84,12 +89,14 @@ class Import:
         for claim in claims:
             episode = by_id[claim.rollout.id]
             own = self._calls(claim, episode)
+            self.without += not own
             calls += own
             spans += _spans(claim, episode.spans)
             finishes.append(
                 Finish(
                     lease=claim.lease,
-                    state="succeeded",
+                    state="succeeded" if episode.error is None else "failed",
+                    error=episode.error,
                     rewards=tuple(_rewards(claim, episode, own)),
                     output=episode.output,
                     diagnosis=_why_nothing(episode),
@@ -106,7 +113,9 @@ class Import:
         task = hashlib.blake2b(orjson.dumps(episode.task, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
         replica = self._replicas[task]
         self._replicas[task] += 1
-        return NewRollout(run_id=self.run_id, task=episode.task, group_id=f"traces:{task}", replica=replica)
+        return NewRollout(
+            run_id=self.run_id, task=episode.task, group_id=f"traces:{task}", replica=replica, mode=episode.mode
+        )
 
     def _calls(self, claim: Claim, episode: Episode) -> list[Call]:
         for call in episode.calls:
@@ -154,9 +163,8 @@ def _rewards(claim: Claim, episode: Episode, calls: Sequence[Call]) -> Iterable[
 
     kept = [place for place, call in enumerate(episode.calls) if call.missing is None]
     for place, call in zip(kept, calls, strict=True):
-        step = episode.steps[place] if episode.steps else None
-        if step is not None:
-            yield reward(step, episode.step_name, call.id)
+        for name, value in (episode.steps[place] if episode.steps else {}).items():
+            yield reward(value, name, call.id)
     final = _final(episode)
     for name, value in episode.rewards.items():
         if name != "reward":

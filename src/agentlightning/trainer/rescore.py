@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from agentlightning.errors import AgentLightningError, NotFoundError
+from agentlightning.runner.failure import at_line
 from agentlightning.runner.result import Result, result_of
 from agentlightning.runner.scoring import FINAL, Score, Scorer
 from agentlightning.store.base import LightningStore, RolloutQuery
@@ -181,7 +182,7 @@ class Rescoring:
         try:
             score = await self.scorer.score(rollout.task, result)
         except AgentLightningError as error:
-            problem = str(error)
+            problem = str(error) + at_line(error.__cause__)
         except Exception as error:  # the user's own code: whatever it raises is told with its rollout
             problem = f"{type(error).__name__}: {error}"
         return Rescored(

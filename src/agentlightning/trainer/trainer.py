@@ -99,10 +99,15 @@ class Trainer:
         policies: several to train at once, by the model name that agents ask for: what differs from the run's settings,
             as in ``[policies.NAME]``: ``{"writer": {"learning_rate": 2e-5, "algorithm": LightningRL(entropy=0.01)}}``.
         store: URL of the store; None: AGL_STORE, else ``sqlite:///runs/agl.db``.
+        engine: where the weights live; the only one so far.
         workers: worker processes to start here; 0 where they run elsewhere.
+        steps, tasks_per_step, learning_rate, seed: as in the table ``[trainer]``.
         settings: any other setting by table, as in TOML: ``{"trainer": {"grad_clip": 0.5}, "eval": {"every": 10}}``.
         runs: folder under which every run gets its own.
         server: URL of a server that runs already, with its store (its key in AGL_SERVER_KEY); None starts one.
+        progress: told of phases, steps and evaluations as they come; None: nobody is.
+
+        ConfigError where both `store` and `server` are given; settings are checked by `fit`.
         """
         if store is not None and server is not None:
             raise ConfigError("server: has a store of its own; give store or server, not both")
@@ -150,6 +155,7 @@ class Trainer:
                 needed for `val` alone.
 
         Ctrl-C ends training after the step that is under way; a second Ctrl-C ends it at once, with KeyboardInterrupt.
+        Raises the errors of docs/errors.md: an InputError before anything starts, the others where the run cannot go on.
         """
         training = self._prepare(agent, train, val, reward, from_run)
         outcome: Future[Result] = Future()
