@@ -54,42 +54,17 @@ def train(
 
     With --from-run and no file, the model, its engine and the agent that is evaluated are those of that run.
     """
-    from agentlightning.config_file import load_config
-    from agentlightning.errors import ConfigError
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.trainer import new_run_id
 
     url = one_store(store, server)
-    given = _given(
-        agent,
-        {
-            "data.train": tasks,
-            "data.val": val,
-            "agent.reward": reward,
-            "model.path": model,
-            "algorithm.name": algorithm,
-            "data.from_run": from_run or None,
-        },
-    )
-    if resume is not None:
-        if config is not None or settings or given:
-            raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
+    options = {"data.train": tasks, "data.val": val, "agent.reward": reward, "model.path": model}
+    given = _given(agent, options | {"algorithm.name": algorithm, "data.from_run": from_run or None})
+    if resume is None:
+        run_and_report(_fresh(config, given, settings or [], url), RunFolder(runs, new_run_id()))
+    else:
         folder = RunFolder(runs, resume)
-        run_and_report(folder.config(url), folder, resume=True)
-        return
-    if algorithm not in (None, "lightning_rl") and config is None and not from_run:
-        raise ConfigError(
-            f"--algorithm {algorithm}: give --from-run RUN, whose record it learns from, or a file with data.from_run"
-        )
-    if from_run and config is None:
-        given = _settings_of(from_run[0], store_url(url)) | given
-        if not any(name.startswith("model") for name in [*given, *(settings or [])]):
-            raise ConfigError(
-                f"model: is required; run {from_run[0]} has none to take over, or several (it was made of traces, or trains "
-                "several policies): give --model"
-            )
-    folder = RunFolder(runs, new_run_id())
-    run_and_report(load_config(config, settings or [], store_setting(url) | given), folder)
+        run_and_report(_unchanged(folder, config, [*given, *(settings or [])], url), folder, resume=True)
 
 
 def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +75,34 @@ def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
     if agent is not None:  # instead of the one in the file, whichever kind that is
         given |= {"agent.run": None, "agent.command": None, agent_setting(agent): agent}
     return given
+
+
+def _unchanged(folder: RunFolder, file: Path | None, given: list[str], url: str | None) -> Config:
+    from agentlightning.errors import ConfigError
+
+    if file is not None or given:
+        raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
+    return folder.config(url)
+
+
+def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: str | None) -> Config:
+    """The configuration of a new run, of the file, else of the run whose record it learns from, and what was given."""
+    from agentlightning.config_file import load_config
+    from agentlightning.errors import ConfigError
+
+    from_run, algorithm = given.get("data.from_run"), given.get("algorithm.name")
+    if algorithm not in (None, "lightning_rl") and file is None and not from_run:
+        raise ConfigError(
+            f"--algorithm {algorithm}: give --from-run RUN, whose record it learns from, or a file with data.from_run"
+        )
+    if from_run and file is None:
+        given = _settings_of(from_run[0], store_url(url)) | given
+        if not any(name.startswith("model") for name in [*given, *settings]):
+            raise ConfigError(
+                f"model: is required; run {from_run[0]} has none to take over, or several (it was made of traces, or trains "
+                "several policies): give --model"
+            )
+    return load_config(file, settings, store_setting(url) | given)
 
 
 def _settings_of(run: str, url: str) -> dict[str, Any]:
