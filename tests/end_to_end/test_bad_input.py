@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from command_line import Folder
 from house import House
@@ -301,8 +302,11 @@ async def test_a_store_in_a_read_only_folder_ends_the_run_at_once(training: Trai
 async def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_a_mended_disk_resumes_it(
     training: Training,
 ) -> None:
-    # Room for the weights and for the store of a step, not for the optimizer's state.
-    process = training.start("--set", "trainer.checkpoint_every=1", preexec_fn=small_files(1280))
+    process = await training.start_and_hold(1, "--set", "trainer.checkpoint_every=1")
+    [learner] = training.processes("agentlightning.engines.local.learner")
+    room = 1280 * 1024  # for the weights, not for the optimizer's state
+    learner.rlimit(psutil.RLIMIT_FSIZE, (room, room))
+    training.hold.unlink()
     assert await training.ended(process) == 1, training.output
     assert "error: the checkpoint " in last_line(training)
     assert "cannot be written" in last_line(training)

@@ -99,10 +99,10 @@ class Training:
     def start(self, *settings: str, **popen: Any) -> subprocess.Popen[str]:
         return self._agl("train", "run.toml", "--store", self.store, "--runs", str(self._runs), *settings, **popen)
 
-    async def start_and_hold(self, after_step: int) -> subprocess.Popen[str]:
+    async def start_and_hold(self, after_step: int, *settings: str) -> subprocess.Popen[str]:
         """Start, until the rollouts of the step after this one are all claimed, and wait in their agents."""
         self.hold.write_text(str(after_step))
-        process = self.start()
+        process = self.start(*settings)
         await self.after_step(process, after_step)
         await self.claimed(process)
         assert self.step == after_step
