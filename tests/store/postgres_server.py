@@ -13,7 +13,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +22,7 @@ from typing import Any, Self
 import psutil
 import psycopg
 from psycopg import sql
+from reserved_place import reserved_place
 
 USER = "agl"
 PASSWORD = "secret"
@@ -54,7 +54,7 @@ class PostgresServer:
         self._account = _account()
         if self._account:
             shutil.chown(self._folder, self._account["user"], self._account["group"])
-        self._place = _reserved_place()
+        self._place = reserved_place()
         self.port = int(self._place.getsockname()[1])
         self._process: subprocess.Popen[bytes] | None = None
         self._watch = subprocess.Popen(
@@ -206,11 +206,3 @@ def _account() -> dict[str, Any]:
     known = {entry.pw_name: entry for entry in pwd.getpwall()}
     entry = known.get("postgres") or known["nobody"]
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-
-
-def _reserved_place() -> socket.socket:
-    """Bound to a free port, not listening: nobody else is given it before the server has it, or while that is down."""
-    place = socket.socket()
-    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: then both may be bound to it
-    place.bind(("127.0.0.1", 0))
-    return place

@@ -11,6 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from reserved_place import reserved_place
+
 START_S = 30.0
 
 
@@ -95,11 +97,3 @@ class RedisServer:
                 return answers.readline().strip()
         except OSError:
             return b""
-
-
-def reserved_place() -> socket.socket:
-    """Bound to a free port, not listening: nobody else is given it before the server has it, or while that is down."""
-    place = socket.socket()
-    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: then both may be bound to it
-    place.bind(("127.0.0.1", 0))
-    return place

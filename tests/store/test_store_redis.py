@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from redis_server import RedisServer, missing, reserved_place
+from redis_server import RedisServer, missing
+from reserved_place import reserved_place
 from store_samples import a_call, a_run, a_worker, claimed, ending, faults, new_id, some
 
 from agentlightning.errors import ConfigError, NotFoundError, StoreError

@@ -7,12 +7,11 @@ understood. Spans are another matter (`spans.py`): of these only what is broken 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeGuard
+from typing import Any
 
 import orjson
 
@@ -97,12 +96,11 @@ def _as_exported(episode: Episode, root: Span, tree: SpanTree) -> Episode:
     steps = [_rewards_on(span) if span is not None else {} for span in spans]
     named = _rewards_on(root)
     named.pop("reward", None)  # emitted; what counts in the end is agl.reward, and a rollout that failed has none
-    final = root.attributes.get("agl.reward")
     return replace(
         episode,
         task=task if isinstance(task, dict) else episode.task,
         mode="eval" if root.attributes["agl.mode"] == "eval" else "train",
-        reward=float(final) if _is_number(final) else None,
+        reward=_reward(root.attributes.get("agl.reward")),
         rewards=named,
         steps=steps if any(steps) else [],
         error=(root.status_message or "failed") if root.status == "error" else None,
@@ -111,15 +109,17 @@ def _as_exported(episode: Episode, root: Span, tree: SpanTree) -> Episode:
 
 def _rewards_on(span: Span) -> dict[str, float]:
     prefix = "agl.rewards."
-    return {
-        name.removeprefix(prefix): float(value)
-        for name, value in span.attributes.items()
-        if name.startswith(prefix) and _is_number(value)
+    told = {
+        name.removeprefix(prefix): _reward(value) for name, value in span.attributes.items() if name.startswith(prefix)
     }
+    return {name: value for name, value in told.items() if value is not None}
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _reward(value: Any) -> float | None:
+    try:
+        return reward_number(value)
+    except RewardError:
+        return None
 
 
 def conversation(messages: Seq[JSON], tools: list[JSON] | None = None, model: str = "") -> list[ModelCall]:

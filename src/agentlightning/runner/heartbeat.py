@@ -137,10 +137,8 @@ class Heartbeat:
         if blocked < OVERDUE_S:
             return
         self._unanswered += 1
-        if (
-            self._unanswered < 2
-        ):  # a process that stood still (a machine asleep) lets its loop answer before the next look
-            return
+        if self._unanswered < 2:
+            return  # where the whole process stood still (a machine asleep), its loop answers before the next look
         guilty = self._blocker()
         overdue = guilty is not None and now > guilty.deadline
         if overdue or blocked > self._blocked_s:
