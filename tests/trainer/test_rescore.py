@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from agentlightning.adapters.trajectories import named_rewards, trajectories
 from agentlightning.errors import NotFoundError
-from agentlightning.runner.scoring import FunctionScorer, Score
+from agentlightning.runner.scoring import FunctionScorer, Score, read_score
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.imported import Import
@@ -85,8 +85,7 @@ async def test_what_is_kept_has_a_name_of_its_own_and_disturbs_nothing_that_was_
     ids = [one.id for one in rollouts]
     calls = await store.calls(ids)
     before = trajectories(rollouts, calls, await store.rewards(ids), keep_unrewarded=True)
-    done = await rescored(store, lambda task, result: {"reward": 0.25, "f1": 0.5, "steps": [0.75]})
-    assert await done.write("strict") == 4
+    await rescored(store, lambda task, result: {"reward": 0.25, "f1": 0.5, "steps": [0.75]}, keep_as="strict")
     after = await store.rollouts(RolloutQuery(run_id="run"))
     assert [one.reward for one in after] == list(REWARDS)
     told = await store.rewards(ids)
@@ -99,24 +98,53 @@ async def test_what_is_kept_has_a_name_of_its_own_and_disturbs_nothing_that_was_
     assert set(named_rewards(told, "strict").values()) == {0.25}
 
 
-async def test_writing_can_be_interrupted_and_repeated_and_never_changes_what_was_written(
-    store: LightningStore,
-) -> None:
-    first = await rescored(store, lambda task, result: 0.25, limit=2)
-    assert await first.write("strict") == 2
-    second = await rescored(store, lambda task, result: 0.75)
-    assert await second.write("strict") == 2
-    assert await second.write("strict") == 0
+async def test_what_was_interrupted_goes_on_where_it_was(store: LightningStore) -> None:
+    judge = SilentAtTheThird()
+    interrupted = asyncio.create_task(Rescoring(store=store, run_id="run", scorer=judge, keep_as="strict").score())
+    while len(kept := [one.value for one in await records(store) if one.name == "strict"]) < 2:
+        pass  # each look gives the other its turn
+    interrupted.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await interrupted
+    assert kept == [0.25, 0.25]
+    judge.silence.set()
+    done = Rescoring(store=store, run_id="run", scorer=judge, keep_as="strict")
+    await done.score()
+    assert judge.asked == ["0", "1", "2", "2", "3"]
+    assert [one.stood for one in done.found] == [True, True, False, False]
+    assert [one.score.finals for one in done.found if one.score] == [{"reward": 0.25, "f1": 0.5}] * 4
+
+
+class SilentAtTheThird:
+    """A judge that is asked of one rollout at a time, and does not answer the third before it may."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.turn = asyncio.Lock()
+        self.silence = asyncio.Event()
+
+    async def score(self, task: Any, result: Any) -> Score:
+        async with self.turn:
+            self.asked.append(result.answer)
+            if len(self.asked) == 3:
+                await self.silence.wait()
+            return read_score({"reward": 0.25, "f1": 0.5}, result.calls)
+
+
+async def test_what_was_kept_is_never_changed(store: LightningStore) -> None:
+    await rescored(store, lambda task, result: 0.25, limit=2, keep_as="strict")
+    await rescored(store, lambda task, result: 0.75, keep_as="strict")
     values = [one.value for one in await records(store) if one.name == "strict"]
     assert sorted(values) == [0.25, 0.25, 0.75, 0.75]
 
 
-async def test_two_that_write_at_the_same_time_write_once(store: LightningStore) -> None:
-    first, second = [
-        await rescored(store, lambda task, result, value=value: {"reward": value, "steps": [value]})
-        for value in (0.25, 0.75)
-    ]
-    await asyncio.gather(first.write("strict"), second.write("strict"))
+async def test_two_that_keep_at_the_same_time_keep_once(store: LightningStore) -> None:
+    await asyncio.gather(
+        *(
+            rescored(store, lambda task, result, value=value: {"reward": value, "steps": [value]}, keep_as="strict")
+            for value in (0.25, 0.75)
+        )
+    )
     told = [one for one in await records(store) if one.source == "rescored"]
     assert sorted(one.call_id is None for one in told) == [False] * 4 + [True] * 4
 
@@ -135,7 +163,8 @@ async def test_a_step_reward_of_the_same_name_is_not_taken_for_what_was_written(
         source="emitted",
     )
     await store.record_rewards([own])
-    assert await (await rescored(store, lambda task, result: 0.25)).write("strict") == 4
+    done = await rescored(store, lambda task, result: 0.25, keep_as="strict")
+    assert [one.stood for one in done.found] == [False] * 4
 
 
 async def test_the_rollouts_can_be_chosen(store: LightningStore) -> None:

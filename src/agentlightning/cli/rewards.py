@@ -72,7 +72,7 @@ def rescore(
     if not name or name == OWN:
         raise ConfigError(f"--name: {name!r} is the name of the rollouts' own rewards; choose another")
 
-    async def work(scorer: Scorer) -> tuple[list[Rescored], int | None]:
+    async def work(scorer: Scorer) -> list[Rescored]:
         async with open_store(store_url(store)) as opened:
             rescoring = Rescoring(
                 store=opened,
@@ -81,13 +81,15 @@ def rescore(
                 mode=mode,  # type: ignore[arg-type]  # checked above
                 step=step,
                 limit=limit,
+                keep_as=name if write else None,
                 progress=_progress(),
             )
             await rescoring.score()
-            return rescoring.found, await rescoring.write(name) if write else None
+            return rescoring.found
 
     with ThreadPoolExecutor(THREADS) as threads:
-        found, written = asyncio.run(work(_scorer(function, threads)))
+        found = asyncio.run(work(_scorer(function, threads)))
+    written = sum(one.score is not None and not one.stood for one in found) if write else None
     comparison = compare(found)
     _print(screen(), found, comparison, name, written)
     kept = {} if written is None else {"written": written, "name": name}
@@ -145,7 +147,7 @@ def _print(console: Console, found: list[Rescored], comparison: Comparison, name
         )
     if written is not None:
         before = comparison.scored - written
-        had = f"; {before} had one of that name, which stays" if before else ""
+        had = f"; {before} had one of that name, which stays: they were not scored again" if before else ""
         console.print(f"rewards of {written} rollouts written as {name!r}{had}", soft_wrap=True)
 
 

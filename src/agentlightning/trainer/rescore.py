@@ -46,6 +46,8 @@ class Rescored:
     """None where the function failed."""
     problem: str = ""
     """How."""
+    stood: bool = False
+    """Whether it was not asked again, since the store has what an earlier rescoring of this name gave."""
 
     @property
     def new(self) -> float | None:
@@ -86,12 +88,19 @@ class Rescoring:
     mode: Mode | None = None
     step: int | None = None
     limit: int | None = None
+    keep_as: str | None = None
+    """Record the new rewards: the final one under this name, others as ``NAME.OTHER``. None: they are only told."""
     progress: Callable[[int], None] = lambda _: None
     found: list[Rescored] = field(default_factory=list)
 
     async def score(self) -> None:
         """Score every rollout that succeeded. NotFoundError where there is none; a function that fails on some rollouts
-        is told of with them."""
+        is told of with them.
+
+        What is kept is recorded rollout by rollout, as soon as it is known: a judge is paid by the answer. A rollout that
+        has a reward of the name keeps it and is not scored again, so that what was learned from stays what it was, and
+        what was interrupted goes on where it was.
+        """
         if not await self.store.runs(ids=[self.run_id]):
             raise NotFoundError(f"{self.run_id}: no such run; see: agl runs list")
         async for part in self._parts():
@@ -99,42 +108,6 @@ class Rescoring:
             self.progress(len(self.found))
         if not self.found:
             raise NotFoundError(f"{self.run_id}: no rollout that succeeded matches")
-
-    async def write(self, name: str) -> int:
-        """Record the new rewards: the final one as `name`, others as ``name.OTHER``; returns of how many rollouts.
-
-        A rollout that has a reward of this name keeps it, so that what was learned from stays what it was, and an
-        interrupted writing can be repeated.
-        """
-        written = 0
-        for start in range(0, len(self.found), READ_BATCH):
-            part = self.found[start : start + READ_BATCH]
-            known = await self.store.rewards([one.rollout_id for one in part])
-            has = {(one.rollout_id, one.attempt) for one in known if one.name == name and one.call_id is None}
-            fresh = [one for one in part if one.score is not None and (one.rollout_id, one.attempt) not in has]
-            await self.store.record_rewards([reward for one in fresh for reward in self._records(one, name)])
-            written += len(fresh)
-        return written
-
-    def _records(self, one: Rescored, name: str) -> list[Reward]:
-        assert one.score is not None  # such are left out
-        named = [(key, value, None) for key, value in one.score.finals.items()]
-        steps = [(key, value, call) for call, said in one.score.steps.items() for key, value in said.items()]
-        now = time.time_ns()
-        return [
-            Reward(
-                id=".".join(filter(None, (one.rollout_id, str(one.attempt), "rescored", name, key, call))),
-                run_id=self.run_id,
-                rollout_id=one.rollout_id,
-                attempt=one.attempt,
-                value=value,
-                name=name if key == FINAL else f"{name}.{key}",
-                call_id=call,
-                source="rescored",
-                created_ns=now,
-            )
-            for key, value, call in [*steps, *named]
-        ]
 
     async def _parts(self) -> AsyncIterator[list[Rollout]]:
         after: str | None = None
@@ -165,34 +138,68 @@ class Rescoring:
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(rollout: Rollout) -> Rescored:
-            result = result_of(
-                calls_of[rollout.id],
-                spans_of[rollout.id],
-                rewards_of[rollout.id],
-                rollout.attempt,
-                outputs.get((rollout.id, rollout.attempt)),
-            )
+            rewards = rewards_of[rollout.id]
+            stands = None if self.keep_as is None else _score_that_stands(rollout, rewards, self.keep_as)
+            if stands is not None:
+                return _rescored(rollout, stands, stood=True)
+            output = outputs.get((rollout.id, rollout.attempt))
+            result = result_of(calls_of[rollout.id], spans_of[rollout.id], rewards, rollout.attempt, output)
             async with gate:
                 return await self._one(rollout, result)
 
         return await asyncio.gather(*(one(rollout) for rollout in rollouts))
 
     async def _one(self, rollout: Rollout, result: Result) -> Rescored:
-        score, problem = None, ""
         try:
             score = await self.scorer.score(rollout.task, result)
         except AgentLightningError as error:
-            problem = str(error) + at_line(error.__cause__)
+            return _rescored(rollout, None, str(error) + at_line(error.__cause__))
         except Exception as error:  # the user's own code: whatever it raises is told with its rollout
-            problem = f"{type(error).__name__}: {error}"
-        return Rescored(
+            return _rescored(rollout, None, f"{type(error).__name__}: {error}")
+        if self.keep_as is not None:
+            await self.store.record_rewards(_records(rollout, score, self.keep_as))
+        return _rescored(rollout, score)
+
+
+def _score_that_stands(rollout: Rollout, rewards: Sequence[Reward], name: str) -> Score | None:
+    own = [one for one in rewards if one.attempt == rollout.attempt and one.call_id is None]
+    final = [one.value for one in own if one.name == name]
+    if not final:
+        return None
+    others = {one.name.removeprefix(f"{name}."): one.value for one in own if one.name.startswith(f"{name}.")}
+    return Score(finals={**others, FINAL: final[-1]})
+
+
+def _records(rollout: Rollout, score: Score, name: str) -> list[Reward]:
+    named = [(key, value, None) for key, value in score.finals.items()]
+    steps = [(key, value, call) for call, said in score.steps.items() for key, value in said.items()]
+    now = time.time_ns()
+    return [
+        Reward(
+            id=".".join(filter(None, (rollout.id, str(rollout.attempt), "rescored", name, key, call))),
+            run_id=rollout.run_id,
             rollout_id=rollout.id,
-            group_id=rollout.group_id,
             attempt=rollout.attempt,
-            old=rollout.reward,
-            score=score,
-            problem=problem,
+            value=value,
+            name=name if key == FINAL else f"{name}.{key}",
+            call_id=call,
+            source="rescored",
+            created_ns=now,
         )
+        for key, value, call in [*steps, *named]
+    ]
+
+
+def _rescored(rollout: Rollout, score: Score | None, problem: str = "", stood: bool = False) -> Rescored:
+    return Rescored(
+        rollout_id=rollout.id,
+        group_id=rollout.group_id,
+        attempt=rollout.attempt,
+        old=rollout.reward,
+        score=score,
+        problem=problem,
+        stood=stood,
+    )
 
 
 def compare(found: Sequence[Rescored]) -> Comparison:
