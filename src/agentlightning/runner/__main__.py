@@ -76,6 +76,8 @@ async def _work(
     connections: Connections,
 ) -> int:
     store = LightningStoreClient(options.server, server_key)
+    if not options.child:  # a person started it: a server that is away is waited for, for half a minute
+        sys.stderr.write(f"note: asking {options.server} for run {options.run}\n")
     async with store:
         try:
             judging = await judging_of(options.run, store, threads)
