@@ -1,18 +1,23 @@
-"""Fixtures of a gateway over a store in memory and a scripted engine."""
+"""Fixtures of a gateway over a store in memory and a scripted engine, and of models outside."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import httpx2
 import pytest
-from gateway_house import END, House
+from anthropic import AsyncAnthropic
+from gateway_house import END, House, path
+from outside_house import SECRET, serve
+from outside_server import OutsideServer
 from scripted_engine import ScriptedEngine
 from toy_model import write_tokenizer
 
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.types import Claim
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +52,29 @@ def make_house(
     engine: ScriptedEngine, renderer: Renderer, tokenizer_folder: Path
 ) -> Callable[[LightningStore], Awaitable[House]]:
     return lambda store: House(store, engine, renderer, tokenizer_folder).start()
+
+
+@pytest.fixture
+async def outside(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OutsideServer]:
+    monkeypatch.setenv("JUDGE_KEY", SECRET)
+    server = await OutsideServer().start()
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+async def claim(house: House, outside: OutsideServer) -> Claim:
+    """An attempt of a run with a judge that speaks OpenAI's protocols and a simulator that speaks Anthropic's."""
+    await serve(house, "judge", url=outside.url, models=["gpt-4o-mini", "gpt-5*"], key_env="JUDGE_KEY")
+    await serve(house, "user", url=outside.url, models=["claude-*"], key_env="JUDGE_KEY", protocol="anthropic")
+    return await house.claim()
+
+
+@pytest.fixture
+async def claude(house: House, claim: Claim) -> AsyncIterator[AsyncAnthropic]:
+    """The Anthropic SDK, pointed at the attempt."""
+    transport = httpx2.ASGITransport(house.app, client=("127.0.0.1", 1))
+    async with httpx2.AsyncClient(transport=transport) as http:
+        yield AsyncAnthropic(
+            base_url=f"http://gateway{path(claim)}", api_key=claim.key, http_client=http, max_retries=0
+        )
