@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from types import MappingProxyType, UnionType
+from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentlightning.errors import ConfigError
-
-PLAINLY = MappingProxyType({"tuple_type": "expected a list", "dict_type": "expected a table"})
-"""Of pydantic's sentences those that speak of Python's types, not of TOML's."""
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -34,6 +31,26 @@ def parse_settings(kind: type[T], table: dict[str, Any], where: str) -> T:
         raise ConfigError("\n".join(f"{where}: {_sentence(kind, error)}" for error in cause.errors())) from cause
 
 
+def expected(error: Any, table: str = "a table") -> str:
+    """What one of pydantic's errors says was expected, without Python's types. `table`: what named values are called there.
+
+    >>> expected({"type": "less_than", "msg": "Input should be less than 1"})
+    'expected a number less than 1'
+    """
+    match error["type"]:
+        case "missing":
+            return "is required"
+        case "tuple_type":
+            return "expected a list"
+        case "dict_type" | "model_type" | "dataclass_type":
+            return f"expected {table}"
+        case kind:
+            message: str = error["msg"].removeprefix("Value error, ")
+            wanted = message.removeprefix("Input should be ")
+            number = "a number " if kind.startswith(("greater_than", "less_than")) else ""
+            return message if wanted == message else f"expected {number}{wanted}"
+
+
 def _sentence(kind: type[BaseModel], error: Any) -> str:
     name = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
@@ -41,10 +58,8 @@ def _sentence(kind: type[BaseModel], error: Any) -> str:
         close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
         return f"{name}: no such setting; {hint}"
-    if error["type"] == "missing":
-        return f"{name}: is required"
-    message = PLAINLY.get(error["type"], error["msg"].removeprefix("Value error, "))
-    given = "" if isinstance(error["input"], dict) else f", got {error['input']!r}"
+    message = expected(error)
+    given = "" if error["type"] == "missing" or isinstance(error["input"], dict) else f", got {error['input']!r}"
     return f"{name}: {message}{given}" if name else message
 
 

@@ -19,6 +19,8 @@ from agentlightning.trainer.checkpoint import LEARNER_STATE  # noqa: E402
 from experiments import EXAMPLES, plan_of  # noqa: E402
 
 FIGURES = ["example", "framework", "slice", "before", "after", "more_sft_control", "rollouts", "wall_s", "cpu_s"]
+LEAST_TURNS = {"calculator": 1.2, "rag": 1.5, "text_to_sql": 1.2}
+"""Of a rollout, after few epochs: the calculator is called, paragraphs are searched, and what fails is rewritten."""
 
 
 def benchmark(*options: str, timeout_s: float = 110) -> subprocess.CompletedProcess[str]:
@@ -128,13 +130,20 @@ def test_an_agent_and_what_it_imports_know_nothing_of_training(example: str) -> 
 @pytest.mark.slow
 @pytest.mark.skipif("AGL_DATA" not in os.environ, reason="AGL_DATA names no data")
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_a_quick_run_of_each_example_prints_every_figure(example: str, tmp_path: Path) -> None:
+def test_a_quick_run_of_each_example_trains_without_a_fork_and_prints_every_figure(
+    example: str, tmp_path: Path
+) -> None:
     options = ["--example", example, "--seeds", "1", "--quick", "--work", str(tmp_path)]
     done = benchmark(*options, timeout_s=580)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert list(figures) == FIGURES
     assert all(0 <= figures[name] <= 1 for name in ("before", "after", "more_sft_control"))
-    assert figures["rollouts"] > 0
+    (metrics,) = (tmp_path / "seed-0" / "runs").glob("*/metrics.jsonl")
+    steps = [row for row in map(json.loads, metrics.read_text().splitlines()) if row["kind"] == "step"]
+    assert [row["step"] for row in steps] == [1, 2]
+    assert all(row["forked_calls"] == 0 and row["failed"] == 0 for row in steps)
+    assert all(row["turns"] > LEAST_TURNS[example] for row in steps), "the agent did more than answer"
+    assert figures["rollouts"] == sum(row["rollouts"] for row in steps)
     again = benchmark(*options)
     assert json.loads(again.stdout.splitlines()[-1]) == figures, "nothing is done twice"

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.generic import TransformersDecoder
+from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.llama import LlamaDecoder
 from agentlightning.errors import ConfigError, ModelError
 
@@ -91,9 +92,10 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
         open_decoder(tmp_path)
 
 
-def test_a_device_that_is_not_there_is_one_sentence(build: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("opened", [open_decoder, Learner])
+def test_a_device_that_is_not_there_is_one_sentence(build: Callable[..., Path], opened: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match=r"^engine.device: torch cannot use 'cuda:99' on this machine: .+"):
-        open_decoder(build("Llama"), device="cuda:99")
+        opened(build("Llama"), device="cuda:99")
 
 
 def test_a_model_with_a_recurrent_state_is_refused(build: Callable[..., Path], tmp_path: Path) -> None:

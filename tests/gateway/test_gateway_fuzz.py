@@ -46,7 +46,7 @@ LONGEST_S = 30.0
 QUICK = settings(
     max_examples=6, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-LONG = settings(QUICK, max_examples=100, derandomize=settings.default.derandomize)
+LONG = settings(QUICK, max_examples=50, derandomize=settings.default.derandomize)
 
 STORE = InMemoryLightningStore()
 
@@ -167,7 +167,7 @@ async def test_seconds_are_a_number_of_at_most_a_day(house: House, seconds: floa
         headers = {"authorization": f"Bearer {SERVER_KEY}"}
         reply = await house.http().post(f"/api/{verb}", json=body, headers=headers)
         assert reply.status_code == 422
-        assert "_s: Input should be" in reply.json()["error"]["message"]
+        assert "_s: expected a" in reply.json()["error"]["message"]
 
 
 # --- the protocols ----------------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ async def test_a_request_that_was_tampered_with_is_answered_or_refused(house: Ho
 @pytest.mark.slow
 @pytest.mark.parametrize("route", VALID)
 async def test_many_requests_that_were_tampered_with_are_answered_or_refused(house: House, route: str) -> None:
-    await fuzz_route(house, route, settings(LONG, max_examples=3000))
+    await fuzz_route(house, route, settings(LONG, max_examples=1500))
 
 
 @pytest.mark.parametrize("route", [route for route in VALID if route not in ("embeddings", "reward")])

@@ -59,10 +59,10 @@ async def test_the_signing_secret_is_given_to_holders_of_the_server_key(server: 
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
-        ("/api/claim", {"json": {}}, "worker: Field required"),
-        ("/api/claim", {"json": {"worker": {"id": "w"}}}, "worker.run_id: Field required"),
+        ("/api/claim", {"json": {}}, "worker: is required"),
+        ("/api/claim", {"json": {"worker": {"id": "w"}}}, "worker.run_id: is required"),
         ("/api/wait", {"json": {"run_id": "r", "at_lest": 3}}, "at_lest: Extra inputs are not permitted"),
-        ("/api/wait", {"json": {"run_id": "r", "after": "x"}}, "after: Input should be a valid integer"),
+        ("/api/wait", {"json": {"run_id": "r", "after": "x"}}, "after: expected a valid integer"),
         ("/api/enqueue", {"json": {"rollouts": [{"run_id": "r", "task": 3, "group_id": "g"}]}}, "rollouts.0.task: "),
         ("/api/runs", {"data": "{", "headers": {}}, ""),
     ],
@@ -92,7 +92,7 @@ async def test_people_can_look_at_runs_rollouts_and_calls(server: Server) -> Non
     assert (await ask(server, "GET", f"/api/rollouts/{rollout_id}"))[1] == page[0]
     assert len((await ask(server, "GET", f"/api/rollouts/{rollout_id}/calls"))[1]) == 1
     status, answer = await ask(server, "GET", "/api/rollouts")
-    assert (status, answer["error"]["message"]) == (422, "run_id: Field required")
+    assert (status, answer["error"]["message"]) == (422, "run_id: is required")
 
 
 async def test_every_verb_is_a_described_route(server: Server) -> None:

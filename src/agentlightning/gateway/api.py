@@ -27,6 +27,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from agentlightning.config_base import expected
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError
 from agentlightning.gateway.edge import Edge, KeyRefused, error_body
 from agentlightning.gateway.guard import is_loopback
@@ -195,7 +196,7 @@ async def _on_bad_input(_: HttpRequest, error: Exception) -> Response:
     place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
     if first["type"] == "json_invalid":
         return _error(422, InputError, f"body: expected JSON: {first['ctx']['error']}")
-    return _error(422, InputError, f"{'.'.join(place) or 'body'}: {first['msg']}")
+    return _error(422, InputError, f"{'.'.join(place) or 'body'}: {expected(first, 'an object')}")
 
 
 async def _on_http_error(request: HttpRequest, error: Exception) -> Response:

@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_mode
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agentlightning.config_base import expected
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError, StoreError
 from agentlightning.gateway.edge import LARGEST_BODY, error_body
 from agentlightning.gateway.repeats import Repeats, Response
@@ -219,7 +220,7 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return f"body: expected JSON: {first['ctx']['error']}"
-    return f"{'.'.join(str(part) for part in first['loc']) or 'body'}: {first['msg']}"
+    return f"{'.'.join(str(part) for part in first['loc']) or 'body'}: {expected(first, 'an object')}"
 
 
 def _speakable(verb: str, result: Any) -> Any:

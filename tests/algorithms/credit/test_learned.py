@@ -81,5 +81,5 @@ def test_a_feature_function_that_fails_is_named(tmp_path: Path) -> None:
 
 
 def test_a_ridge_of_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"credit_settings\.ridge: Input should be greater than 0"):
+    with pytest.raises(ConfigError, match=r"credit_settings\.ridge: expected a number greater than 0"):
         LightningRL(credit="learned", credit_settings={"ridge": 0.0})

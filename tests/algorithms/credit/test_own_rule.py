@@ -57,8 +57,8 @@ def test_a_rule_inside_a_function_cannot_be_found_again() -> None:
     ("given", "sentence"),
     [
         ({"wieght": 1.0}, "credit_settings.wieght: no such setting; did you mean 'weight'?"),
-        ({"weight": "much"}, "credit_settings.weight: Input should be a valid number"),
-        ({"weight": float("inf")}, "credit_settings.weight: Input should be a finite number"),
+        ({"weight": "much"}, "credit_settings.weight: expected a valid number"),
+        ({"weight": float("inf")}, "credit_settings.weight: expected a finite number"),
     ],
 )
 def test_a_wrong_setting_of_a_rule_is_named(given: dict[str, object], sentence: str) -> None:

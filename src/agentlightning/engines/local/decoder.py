@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from agentlightning.engines.local.checkpoint import read_config
+from agentlightning.engines.local.device import check_device
 from agentlightning.engines.local.llama import LlamaDecoder, is_llama_shaped
-from agentlightning.errors import ConfigError
 
 
 class Decoder(Protocol):
@@ -62,11 +62,7 @@ class Decoder(Protocol):
 
 def open_decoder(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Decoder:
     """The fastest decoder that computes this model exactly. ConfigError where torch cannot use the device."""
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as cause:
-        why = str(cause).strip().partition("\n")[0]
-        raise ConfigError(f"engine.device: torch cannot use {device!r} on this machine: {why}") from None
+    check_device(device)
     config = read_config(folder)
     if is_llama_shaped(config):
         return LlamaDecoder(config, folder, dtype, device)

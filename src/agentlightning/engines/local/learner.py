@@ -34,6 +34,7 @@ from agentlightning.engines.local.adapter import Adapter
 from agentlightning.engines.local.batches import Batch, Rows, batches, known_tokens
 from agentlightning.engines.local.checkpoint import load_model, write_model
 from agentlightning.engines.local.critic import Critic
+from agentlightning.engines.local.device import check_device
 from agentlightning.engines.local.llama import LLAMA_SHAPED
 from agentlightning.engines.local.models import copy_tokenizer, first_line
 from agentlightning.engines.local.optimizer import Optimizer, OptimizerName
@@ -98,6 +99,7 @@ class Learner:
     ) -> None:
         self.threads = threads_here() if threads is None else None
         torch.set_num_threads(threads or (1 if self.threads else half_of_the_cores()))
+        check_device(device)
         self._folder = Path(model_dir)
         self._device = device
         self._autocast = dtype == "bfloat16"
