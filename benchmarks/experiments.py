@@ -116,6 +116,7 @@ def plan_of(example: str, part: Slice, quick: bool) -> Plan:
         return plan
     settings = {"trainer.steps": 2, "trainer.tasks_per_step": 4, "eval.tasks": 16, "eval.sampled": "false"}
     given = tuple(word for name, value in settings.items() for word in ("--set", f"{name}={value}"))
+    # Six epochs, after which the agents use their tools; the control, which only has to run, takes one.
     return replace(plan, epochs=("--epochs", "6"), control=("--epochs", "1"), settings=given)
 
 

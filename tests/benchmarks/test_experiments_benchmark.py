@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from agentlightning.trainer.checkpoint import LEARNER_STATE  # noqa: E402
 from experiments import EXAMPLES, plan_of  # noqa: E402
 
 FIGURES = ["example", "framework", "slice", "before", "after", "more_sft_control", "rollouts", "wall_s", "cpu_s"]
-LEAST_TURNS = {"calculator": 1.2, "rag": 1.5, "text_to_sql": 1.2}
+LEAST_TURNS = {"calculator": 1.5, "rag": 1.5, "text_to_sql": 1.2}
 """Of a rollout, after few epochs: the calculator is called, paragraphs are searched, and what fails is rewritten."""
 
 
@@ -143,7 +144,7 @@ def test_a_quick_run_of_each_example_trains_without_a_fork_and_prints_every_figu
     steps = [row for row in map(json.loads, metrics.read_text().splitlines()) if row["kind"] == "step"]
     assert [row["step"] for row in steps] == [1, 2]
     assert all(row["forked_calls"] == 0 and row["failed"] == 0 for row in steps)
-    assert all(row["turns"] > LEAST_TURNS[example] for row in steps), "the agent did more than answer"
+    assert statistics.fmean(row["turns"] for row in steps) > LEAST_TURNS[example], "the agent did more than answer"
     assert figures["rollouts"] == sum(row["rollouts"] for row in steps)
     again = benchmark(*options)
     assert json.loads(again.stdout.splitlines()[-1]) == figures, "nothing is done twice"

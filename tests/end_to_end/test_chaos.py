@@ -1,4 +1,4 @@
-"""benchmarks/chaos.py in a shorter form: fixed seeds, four kills, every kind of store."""
+"""benchmarks/chaos.py in a shorter form: fixed seeds, five kills, every kind of store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1300)]
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "store"))
-KILLS = 4
+KILLS = 5
 
 
 @pytest.mark.parametrize(("store", "seed"), [("sqlite", 1), ("http", 2), ("postgres", 3), ("redis", 4)])

@@ -174,17 +174,20 @@ def test_distillation_from_a_model_whose_text_alone_is_known(model: Path, tmp_pa
     house.folder.close()
 
 
-def test_text_from_a_file_teaches_as_the_record_does(house: House, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("algorithm", "rate", "least"), [("rft", "1e-3", 0.4), ("dpo", "3e-4", 0.25)])
+def test_text_from_a_file_teaches_as_the_record_does(
+    house: House, model: Path, tmp_path: Path, algorithm: str, rate: str, least: float
+) -> None:
     """What the agent did leaves as conversations with rewards, comes back as traces of anybody's, and is learned from."""
     file = tmp_path / "rows.jsonl"
     house.agl("rollouts", "export-rows", house.run_id, "--to", str(file))
     recorded = json.loads(house.agl("record", "--traces", str(file)).splitlines()[-1])
     assert (recorded["rollouts"], recorded["rewarded"]) == (960, 960)
-    settings = ("trainer.steps=30", "trainer.learning_rate=3e-4", f"model.path={model}", "agent.run=agent.py:solve")
+    settings = ("trainer.steps=30", f"trainer.learning_rate={rate}", f"model.path={model}", "agent.run=agent.py:solve")
     imported = House(house.folder, recorded["run_id"])
-    run = imported.train("dpo", *PACE, *settings, "data.val=val.jsonl", "eval.sampled=false")
+    run = imported.train(algorithm, *PACE, *settings, "data.val=val.jsonl", "eval.sampled=false")
     before, after = house.rows(run, "heldout_greedy")
-    assert after - before > 0.25
+    assert after - before > least
 
 
 def test_a_run_without_an_agent_has_a_held_out_loss(house: House, model: Path) -> None:

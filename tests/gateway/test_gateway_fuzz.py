@@ -46,7 +46,7 @@ LONGEST_S = 30.0
 QUICK = settings(
     max_examples=6, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
-LONG = settings(QUICK, max_examples=50, derandomize=settings.default.derandomize)
+LONG = settings(QUICK, max_examples=100, derandomize=settings.default.derandomize)
 
 STORE = InMemoryLightningStore()
 
@@ -334,7 +334,7 @@ async def test_a_request_that_was_tampered_with_is_answered_or_refused(house: Ho
 @pytest.mark.slow
 @pytest.mark.parametrize("route", VALID)
 async def test_many_requests_that_were_tampered_with_are_answered_or_refused(house: House, route: str) -> None:
-    await fuzz_route(house, route, settings(LONG, max_examples=1500))
+    await fuzz_route(house, route, settings(LONG, max_examples=3000))
 
 
 @pytest.mark.parametrize("route", [route for route in VALID if route not in ("embeddings", "reward")])

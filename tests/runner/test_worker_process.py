@@ -237,8 +237,10 @@ async def test_a_worker_that_cannot_start_says_why_in_one_sentence(
     process = bench.worker_process("--agent", bench.file(tmp_path, source), *options, stderr=subprocess.PIPE)
     _, said = await asyncio.to_thread(process.communicate, None, DEADLINE_S)
     assert process.returncode == 2
-    (told,) = [line for line in said.decode().splitlines() if not line.startswith("note: ")]
+    *notes, told = said.decode().splitlines()
     assert sentence in told
+    assert len(notes) <= 1
+    assert all(note.startswith("note: asking http://") for note in notes)
 
 
 @pytest.fixture

@@ -112,7 +112,9 @@ async def test_what_was_interrupted_goes_on_where_it_was(store: LightningStore) 
     await done.score()
     assert judge.asked == ["0", "1", "2", "2", "3"]
     assert [one.stood for one in done.found] == [True, True, False, False]
-    assert [one.score.finals for one in done.found if one.score] == [{"reward": 0.25, "f1": 0.5}] * 4
+    assert [one.new for one in done.found] == [0.25] * 4
+    told = [(one.name, one.value) for one in await records(store) if one.source == "rescored"]
+    assert sorted(told) == [("strict", 0.25)] * 4 + [("strict.f1", 0.5)] * 4
 
 
 class SilentAtTheThird:

@@ -25,7 +25,7 @@ def demo(
     task: Annotated[Task, typer.Option("--task", help="What the agent does.")] = Task.sql,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the model, the tasks and the sampling.")] = 0,
     control: Annotated[
-        Control | None, typer.Option("--control", help="Train on a random reward: nothing should improve.")
+        Control | None, typer.Option("--control", help="Train on a random reward, which teaches nothing.")
     ] = None,
     store: Store = None,
     runs: Runs = Path("runs"),

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from agentlightning.adapters.trajectories import named_rewards
 from agentlightning.errors import AgentLightningError, NotFoundError
 from agentlightning.runner.failure import at_line
 from agentlightning.runner.result import Result, result_of
@@ -162,12 +163,9 @@ class Rescoring:
 
 
 def _score_that_stands(rollout: Rollout, rewards: Sequence[Reward], name: str) -> Score | None:
-    own = [one for one in rewards if one.attempt == rollout.attempt and one.call_id is None]
-    final = [one.value for one in own if one.name == name]
-    if not final:
-        return None
-    others = {one.name.removeprefix(f"{name}."): one.value for one in own if one.name.startswith(f"{name}.")}
-    return Score(finals={**others, FINAL: final[-1]})
+    """The final reward of that name alone, which is all that is compared; None where there is none."""
+    value = named_rewards(rewards, name).get((rollout.id, rollout.attempt))
+    return None if value is None else Score(finals={FINAL: value})
 
 
 def _records(rollout: Rollout, score: Score, name: str) -> list[Reward]:
