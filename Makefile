@@ -9,16 +9,30 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test lint test-slow test-vllm test-phoenix install node-packages servers frameworks clean
+.PHONY: demo test lint test-slow test-pythons docs test-vllm test-phoenix install node-packages servers frameworks clean
 
-demo: install
+# Only what the demo needs is installed; `make test` adds the rest to the same .venv.
+demo: .venv/.demo
 	$(BIN)/agl demo $(ARGS)
+
+.venv/.demo: requirements-demo.lock pyproject.toml
+	$(check_python)
+	@test -e .venv/.installed || echo "Installing torch and 86 packages into .venv: about 3 minutes, 1.3 GB (more with CUDA). The demo then takes about 4 minutes."
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -e .venv/.installed || { $(call install_torch,$(BIN),--progress-bar on); }
+	test -e .venv/.installed || $(BIN)/pip install --disable-pip-version-check --no-deps -r requirements-demo.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
 
 test: lint node-packages servers
 	$(BIN)/pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
 
 test-slow: install node-packages servers frameworks .venv-vllm/.installed
 	$(BIN)/pytest -m slow -n 2 --dist loadfile $(ARGS)
+
+# The light core on every Python we promise; part of test-slow. A Python that is not here is left out.
+test-pythons: install
+	$(BIN)/pytest -m slow tests/test_pythons.py -rs $(ARGS)
 
 test-vllm: install .venv-vllm/.installed
 	$(BIN)/pytest -m vllm $(ARGS)
@@ -53,26 +67,31 @@ lint: install
 
 install: .venv/.installed
 
+define check_python
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+endef
+
+# $(1): where pip is; $(2): options of pip, by default --quiet.
 define install_torch
 	if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
-		$(1)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)+cpu" 2>/dev/null || \
-		$(1)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)+cpu" --extra-index-url https://download.pytorch.org/whl/cpu; \
+		$(1)/pip install $(or $(2),--quiet) --disable-pip-version-check "torch==$(TORCH)+cpu" 2>/dev/null || \
+		$(1)/pip install $(or $(2),--quiet) --disable-pip-version-check "torch==$(TORCH)+cpu" --extra-index-url https://download.pytorch.org/whl/cpu; \
 	else \
-		$(1)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)"; \
+		$(1)/pip install $(or $(2),--quiet) --disable-pip-version-check "torch==$(TORCH)"; \
 	fi
 endef
 
 # torch goes first and alone: on Linux without a GPU it has to be a CPU build, where anything else that asks for torch would
 # pull gigabytes of CUDA packages. A CPU build that pip finds by itself is taken, else PyTorch's own CPU index is asked.
 .venv/.installed: requirements.lock pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(check_python)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(call install_torch,$(BIN))
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
-# vLLM quarrels with half of what stands in .venv. On a machine that cannot have it, its tests are left out.
+# vLLM conflicts with half of what stands in .venv. On a machine that cannot have it, its tests are left out.
 .venv-vllm/.installed: tests/vllm/vllm.lock
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	$(call install_torch,.venv-vllm/bin)
@@ -85,8 +104,19 @@ endef
 	.venv-phoenix/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/tracing/phoenix.lock
 	touch $@
 
-# Agent frameworks that quarrel over versions of a package, for the tests of their pages in docs/agents: an environment for each
-# quarrel. Where one cannot be installed, its tests are left out.
+# The documentation site, from a copy laid out as the repository is; a link that leads nowhere ends it. Open site/index.html.
+docs: .venv-docs/.installed
+	rm -rf build/docs && mkdir -p build/docs
+	tar cf - *.md LICENSE docs examples/*.* examples/*/*.md | tar xf - -C build/docs
+	.venv-docs/bin/zensical build --strict --config-file zensical.toml
+
+.venv-docs/.installed: docs/site.lock
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check --no-deps -r docs/site.lock
+	touch $@
+
+# Agent frameworks that conflict over versions of a package, for the tests of their pages in docs/agents: an environment for each
+# conflict. Where one cannot be installed, its tests are left out.
 frameworks: .venv-frameworks-openai2/.installed .venv-frameworks-openai3/.installed .venv-frameworks-crewai/.installed
 
 .venv-frameworks-%/.installed: tests/frameworks/%.lock
@@ -96,4 +126,4 @@ frameworks: .venv-frameworks-openai2/.installed .venv-frameworks-openai3/.instal
 		{ echo "the agent frameworks of $< cannot be installed here: their tests are left out"; rm -rf $(@D); }
 
 clean:
-	rm -rf .venv .venv-vllm .venv-frameworks-* .venv-litellm .venv-trl .venv-phoenix .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site build .venv .venv-vllm .venv-frameworks-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -31,14 +31,14 @@ from agentlightning.config import Config, parse_config
 from agentlightning.demo import sql
 from agentlightning.demo.tasks import rows
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.trainer import Result, Training
+from agentlightning.trainer.training import Training, TrainResult
 from agentlightning.types import JSON
 
 TASKS, GROUP, EVERY, HELD_OUT, HELD_OUT_SEED = 32, 8, 2, 150, 12345
 OTHER_GOALS = (0.6, 0.7, 0.8)
 RULES: JSON = {
-    "tool_error": {"weight": -0.2, "most": 0.4},
-    "repeated_state": {"weight": -0.2, "most": 0.4},
+    "tool_error": {"weight": -0.2, "cap": 0.4},
+    "repeated_state": {"weight": -0.2, "cap": 0.4},
 }
 
 
@@ -117,9 +117,11 @@ def measure(folder: Path, way: str, model: Path, seed: int, options: argparse.Na
     """Train once."""
     run = RunFolder(folder / "runs", f"{way}-{seed}")
     config = configuration(run, way, model, seed, options, f"sqlite:///{folder}/{way}-{seed}.db")
-    result: Result = asyncio.run(Training(config, run).run(name=f"AIR {way}, seed {seed}"))
-    points = [(int(row["step"]), row["heldout_greedy"]) for row in result.metrics if "heldout_greedy" in row]
-    names = ("air_agreement", "air_turned", "air_moved", *(f"air_{rule}_share" for rule in RULES))
+    result: TrainResult = asyncio.run(Training(config, run).run(name=f"AIR {way}, seed {seed}"))
+    points = [
+        (int(row["step"]), row["eval/greedy/reward_mean"]) for row in result.metrics if "eval/greedy/reward_mean" in row
+    ]
+    names = ("air/agreement", "air/turned", "air/moved", *(f"air/{rule}/share" for rule in RULES))
     steps = [row for row in result.metrics if row["kind"] == "step"]
     rules = {name: statistics.fmean(row.get(name, 0.0) for row in steps) for name in names}
     return Curve(points, rules)

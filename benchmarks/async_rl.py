@@ -32,7 +32,7 @@ from agentlightning.demo.tasks import rows
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.trainer import Result, Training
+from agentlightning.trainer.training import Training, TrainResult
 from agentlightning.types import JSON
 
 SPREAD = 10
@@ -68,7 +68,7 @@ async def solve(task: JSON, llm: Any) -> float:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one run showed."""
+    """The measurements of one run."""
 
     busy_share: float
     wall_s: float
@@ -150,23 +150,27 @@ def configure(folder: Path, run: RunFolder, model: Path, seed: int, bound: int, 
     )
 
 
-async def read(config: Config, result: Result) -> Figures:
+async def read(config: Config, result: TrainResult) -> Figures:
     """The shares of a run, from its metrics and from what its store says of each attempt."""
     steps = [row for row in result.metrics if row["kind"] == "step"]
-    waits = [(row["time"] - row["seconds"], row["time"] - row["seconds"] + row["seconds_collect"]) for row in steps]
+    waits = [
+        (row["time"] - row["time/step_s"], row["time"] - row["time/step_s"] + row["time/collect_s"]) for row in steps
+    ]
     begin, end = waits[0][0], steps[-1]["time"]
     async with open_store(config.store.url) as store:
         ids = [one.id for one in await store.rollouts(RolloutQuery(run_id=result.run_id, mode="train"))]
         attempts = await store.attempts(ids)
     running = [(one.started_ns / 1e9, (one.finished_ns or one.started_ns) / 1e9) for one in attempts]
     after = next(
-        row["heldout_greedy"] for row in result.metrics if row["step"] == result.step and "heldout_greedy" in row
+        row["eval/greedy/reward_mean"]
+        for row in result.metrics
+        if row["step"] == result.step and "eval/greedy/reward_mean" in row
     )
     return Figures(
         busy_share=1 - idle(waits, running, FULL * WORKERS * CONCURRENCY) / (end - begin),
         wall_s=end - begin,
         after=after,
-        reward=statistics.fmean(row["reward_mean"] for row in steps[-5:]),
+        reward=statistics.fmean(row["train/reward_mean"] for row in steps[-5:]),
     )
 
 

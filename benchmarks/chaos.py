@@ -57,7 +57,7 @@ STORE_AWAY_S = 1.0
 DEADLINE_S = 1200.0
 STEPS_A_KILL, STEPS_A_QUICK_KILL = 5, 3
 """Steps of the run for each kill; it comes within the time that all but one of them take."""
-MOST_UNASKED = 10
+MAX_UNASKED = 10
 """Ends of the trainer that nobody asked for, after which it is hopeless."""
 
 CONFIG = f"""
@@ -278,7 +278,7 @@ class ChaosRun:
     @property
     def step_s(self) -> float:
         """Seconds that a step takes: the median."""
-        return statistics.median([row["seconds"] for row in self._rows()] or [1.0])
+        return statistics.median([row["time/step_s"] for row in self._rows()] or [1.0])
 
     def _rows(self) -> list[dict[str, Any]]:
         """Of every execution of a step."""
@@ -386,7 +386,7 @@ class Killer:
                 self._unasked += 1
                 last = self._run.output.read_text(errors="replace").strip().splitlines()[-1:]
                 print(f"the trainer ended with exit code {self._run.ended}: {''.join(last)}", flush=True)
-                if self._unasked > MOST_UNASKED:
+                if self._unasked > MAX_UNASKED:
                     sys.exit("the trainer ends again and again")
                 self._run.start()
             if time.monotonic() > self._end:

@@ -1,4 +1,4 @@
-"""What chaos left of a run: counts from its store, and its weights against those of its lists, each executed once.
+"""Checks of a run that chaos ended: counts from its store, and its weights against those of its lists, each executed once.
 
 benchmarks/chaos.py drives it and says what the figures mean. It knows nothing of kills.
 """
@@ -16,7 +16,7 @@ from agentlightning.errors import AgentLightningError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.trainer.checkpoint import LEARNER_STATE, RunFolder, last_checkpoint
-from agentlightning.trainer.trainer import algorithm_of
+from agentlightning.trainer.training import algorithm_of
 from agentlightning.types import FINAL_STATES, Metric, Rollout, Step
 
 CLOSE = 1e-5
@@ -101,7 +101,7 @@ class Record:
         return abs(updates - learner.updates), difference
 
     async def _rates(self, store: LightningStore) -> list[Metric]:
-        metrics = await store.metrics(self._folder.run_id, "learning_rate")
+        metrics = await store.metrics(self._folder.run_id, "train/learning_rate")
         return [metric for metric in metrics if not metric.abandoned]
 
     def _folder_says(self, words: str) -> int:
@@ -119,7 +119,7 @@ def fresh_learner(config: Config) -> Any:
         threads=engine.learner_threads,
         optimizer=engine.optimizer,
         weight_decay=engine.weight_decay,
-        max_tokens_per_microbatch=engine.microbatch_tokens,
+        max_tokens_per_microbatch=engine.max_tokens_per_microbatch,
         dropout=engine.dropout,
         seed=config.trainer.seed,
     )

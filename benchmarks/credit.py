@@ -1,4 +1,4 @@
-"""How many steps each credit rule needs where one of four calls decides, and which one is known.
+"""Counts the steps that each credit rule needs where one of four calls decides, and which one is known.
 
     python benchmarks/credit.py [--seeds 3] [--rules uniform,learned]
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from agentlightning.algorithms import LightningRL
-from agentlightning.types import Sequence, Trajectory, Transition
+from agentlightning.types import TrainingSequence, Trajectory, Transition
 
 QUESTIONS, LENGTHS, DECIDES, VOCABULARY = 8, (16, 1, 16, 16), 1, 8
 CALLS, TOKENS = len(LENGTHS), max(LENGTHS)
@@ -39,7 +39,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def choice(transition: Transition) -> int:
-    """What a call chose, for the counterfactual rule."""
+    """Returns the choice of a call, for the counterfactual rule."""
     return transition.sampled_ids[0]
 
 
@@ -59,7 +59,7 @@ class Policy:
     def success(self) -> float:
         return float(np.mean([self.odds[q, DECIDES, 0, 0, answer] for q, answer in enumerate(self.answers)]))
 
-    def update(self, rows: list[Sequence]) -> None:
+    def update(self, rows: list[TrainingSequence]) -> None:
         """One step of Adam along Σ weight × advantage × ∇ log π."""
         states, tokens, factors = [], [], []
         for row in rows:
@@ -100,7 +100,7 @@ def rollout(policy: Policy, name: str, question: int, steps: bool, draw: np.rand
         transitions.append(
             Transition(
                 call_id=f"{name}/{call}",
-                prompt_ids=prompt,
+                suffix_ids=prompt,
                 sampled_ids=sampled,
                 logprobs=[float(np.log(row[token])) for row, token in zip(odds, sampled, strict=True)],
                 versions=[],

@@ -1,4 +1,4 @@
-"""How many prompts begin with exactly the token ids that the model saw and sampled before: with the graph, and without it.
+"""Counts prompts that begin with exactly the token ids that the model saw and sampled before, with the graph and without.
 
 Seeded conversations of a main agent and three concurrent sub-agents on one key, all calling tools and only appending to
 their histories, go through the gateway's `Conversation`. Their answers come from a noisy model: thinking, tool calls in
@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import Progress
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from agentlightning.rendering.conversation import Conversation, Plan
+from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
 from agentlightning.rendering.message import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
 
@@ -145,7 +145,7 @@ def main() -> None:
         print(
             f"{row.name:<20} {row.calls:>7,} {row.successors:>17,} {row.share(row.exact):>8.2%} "
             f"{row.share(row.retokenised):>13.2%} {1000 * row.planning / row.calls:>8.2f} {row.sampled:>9,} "
-            f"{row.context_only:>13,}  {forks}"
+            f"{row.untrained_tokens:>13,}  {forks}"
         )
     made = rows[0]
     print(
@@ -157,7 +157,7 @@ def main() -> None:
                 "calls": made.calls,
                 "plan_ms": round(1000 * made.planning / made.calls, 3),
                 "real_templates": {row.name: round(row.share(row.exact), 4) for row in rows[1:]},
-                "real_context_only": {row.name: row.context_only for row in rows[1:]},
+                "real_untrained_tokens": {row.name: row.untrained_tokens for row in rows[1:]},
             }
         )
     )
@@ -165,7 +165,7 @@ def main() -> None:
 
 @dataclass
 class Figures:
-    """What happened with one template."""
+    """The counts of one template."""
 
     name: str
     calls: int = 0
@@ -174,7 +174,7 @@ class Figures:
     retokenised: int = 0
     sampled: int = 0
     """Tokens."""
-    context_only: int = 0
+    untrained_tokens: int = 0
     """Sampled tokens that prompts repeat without continuing them; those that several prompts repeat count as often."""
     planning: float = 0.0
     """Seconds spent in `Conversation.plan`."""
@@ -218,7 +218,7 @@ class Agent:
         self._drops_reasoning = rng.random() < 0.5
         system = {"role": "system", "content": f"You are agent {'of all' if name == '0' else 'below'}. {words(rng, 8)}"}
         self._messages: list[Message] = [system, {"role": "user", "content": f"{words(rng, 6)} {name}?"}]
-        self._plan: Plan | None = None
+        self._plan: PromptPlan | None = None
         self._calls = 0
         self._before: list[int] = []
         self._retokenised: list[int] = []
@@ -232,7 +232,7 @@ class Agent:
 
     def _ask(self, figures: Figures) -> None:
         started = time.perf_counter()
-        self._plan = plan = self._conversation.plan(self._messages, self._tools)
+        self._plan = plan = self._conversation.plan(RequestView.of(self._messages, self._tools))
         figures.planning += time.perf_counter() - started
         figures.calls += 1
         text = self._renderer.render(self._plain(), self._tools, generate=True)
@@ -241,12 +241,12 @@ class Agent:
             figures.successors += 1
             figures.exact += begins(plan.prompt_ids, self._before)
             figures.retokenised += begins(tokenised, self._retokenised)
-        figures.context_only += plan.context_only
+        figures.untrained_tokens += plan.untrained_tokens
         if plan.fork_cause is not None:
             figures.causes[plan.fork_cause] += 1
         self._retokenised = tokenised
 
-    def _receive(self, plan: Plan, figures: Figures) -> None:
+    def _receive(self, plan: PromptPlan, figures: Figures) -> None:
         rng, renderer = self._model.rng, self._renderer
         body = self._model.answer(self._plain(), self._tools)
         text = renderer.decode(body, special=renderer.parser.needs_special)

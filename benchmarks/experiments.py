@@ -46,7 +46,7 @@ TAIL = 3000
 
 @dataclass(frozen=True)
 class Slice:
-    """What of a real set is learned."""
+    """A part of a real data set."""
 
     says: str
     config: str = "train.toml"
@@ -76,7 +76,7 @@ EXAMPLES = {
 
 @dataclass(frozen=True)
 class Seed:
-    """What one seed came to: held-out success, greedy, and where it went."""
+    """The outcome of one seed: held-out success, greedy, and its curve."""
 
     before: float
     after: float
@@ -94,7 +94,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one seed is run: what differs between examples, and between a whole run and a quick one."""
+    """The settings of one seed's run that differ between examples, and between a whole run and a quick one."""
 
     folder: Path
     config: Path
@@ -130,19 +130,19 @@ def run_seed(plan: Plan, seed: int, work: Path, progress: Progress) -> Seed:
     evaluation = [*AGL, "eval", str(plan.config), "--set", f"model.path={control}", *plan.settings]
     evaluation += ["--store", f"sqlite:///{work}/control.db", "--runs", str(work / "control-runs")]
     controlled = json_of(work, "control_eval", evaluation, progress, seed)
-    greedy = {row["step"]: row["heldout_greedy"] for row in trained if "heldout_greedy" in row}
+    greedy = {row["step"]: row["eval/greedy/reward_mean"] for row in trained if "eval/greedy/reward_mean" in row}
     steps = [row for row in trained if row["kind"] == "step"]
     return Seed(
         before=greedy[0],
         after=greedy[plan.steps],
         control=controlled["greedy"],
-        rollouts=int(sum(row["rollouts"] for row in steps)),
+        rollouts=int(sum(row["rollout/count"] for row in steps)),
         labelled=made["labelled"],
         held_out=made["held_out"],
         wall_s=sum(float(file.read_text()) for file in work.glob("*.wall")),
         cpu_s=sum(float(file.read_text()) for file in work.glob("*.cpu")),
         curve=sorted(greedy.items()),
-        training=[(row["step"], row["reward_mean"]) for row in steps],
+        training=[(row["step"], row["train/reward_mean"]) for row in steps],
     )
 
 
@@ -171,7 +171,7 @@ def train(plan: Plan, seed: int, work: Path, model: Path, progress: Progress) ->
     advance()
     (run,) = runs.iterdir()
     rows = RunFolder(runs, run.name).metrics()
-    if not any(row["step"] == plan.steps and "heldout_greedy" in row for row in rows):
+    if not any(row["step"] == plan.steps and "eval/greedy/reward_mean" in row for row in rows):
         sys.exit(f"{run}: was stopped before its last step; the same command goes on with it")
     write_whole(finished, json.dumps({"run": run.name}))
     return rows
@@ -189,7 +189,7 @@ def json_of(work: Path, name: str, command: Sequence[str], progress: Progress, s
 
 
 def execute(work: Path, name: str, command: Sequence[str], meanwhile: Callable[[], None]) -> str:
-    """What the command printed; exits where it fails. The time it took is added to what tries before it took."""
+    """Returns the command's output; exits where it fails. Its time is added to that of earlier tries."""
     began, used = time.monotonic(), cpu_of_children()
     out, log = work / f"{name}.out", work / f"{name}.log"
     with out.open("w") as stdout, log.open("w") as stderr:

@@ -1,4 +1,4 @@
-"""What one gateway process does on two cores, beside nginx and LiteLLM on the same cores under the same load.
+"""The throughput of one gateway process on two cores, beside nginx and LiteLLM on the same cores under the same load.
 
 The engine is an nginx that answers every call with the same 18 kB. It and the load generator (wrk, 16 connections, chat
 requests of 2 kB, two turns to a conversation, 512 keys in turn) share two cores with the contestants, each of which is one
@@ -43,7 +43,7 @@ from typing import Any
 
 from agentlightning.children import listen, start_child, stop_child
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import Claim, Finish, NewRollout, Resource, RetryPolicy, Worker
+from agentlightning.types import Claim, Finish, NewRollout, Resource, RetryPolicy, WorkerStatus
 from peers import install_peer
 from static_engine import SAMPLED_IDS, prose, write_answers, write_tokenizer
 
@@ -72,7 +72,7 @@ Process = subprocess.Popen[bytes]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured."""
+    """The size of a measurement."""
 
     rounds: int = 5
     round_s: int = 4
@@ -119,12 +119,12 @@ def measure(bench: Bench, effort: Effort) -> dict[str, float | None]:
     claims = gateway.claim(effort.keys)
     answer = gateway.answer(claims[0])
     engine = bench.load("engine", bench.engine, "echo", answer, [("/inference/v1/generate", "none")])
-    text = bench.load("text", gateway.url, "outside", answer, chat_keys(claims))
+    text = bench.load("text", gateway.url, "external", answer, chat_keys(claims))
     token = bench.load("token", gateway.url, "trained", answer, chat_keys(claims))
     plain = [("/v1/chat/completions", "none")] * effort.keys
-    contestants = [bench.load("nginx", bench.start_proxy(), "outside", answer, plain), text, token]
+    contestants = [bench.load("nginx", bench.start_proxy(), "external", answer, plain), text, token]
     if (LITELLM / "bin" / "litellm").exists():
-        contestants.insert(1, bench.load("litellm", bench.start_litellm(), "outside", answer, plain))
+        contestants.insert(1, bench.load("litellm", bench.start_litellm(), "external", answer, plain))
     else:
         print("litellm: left out, since .venv-litellm is not there; a run without --quick installs it")
     for contestant in contestants:
@@ -160,7 +160,7 @@ def ratios(rps: dict[str, float]) -> dict[str, float | None]:
 
 
 def first_event_ms(bench: Bench, gateway: Gateway, claims: Sequence[Claim], streams: int) -> float:
-    """What the gateway adds to the time until the first text of a stream, in the middle of `streams` pairs of calls."""
+    """Returns the time that the gateway adds until the first text of a stream, the median of `streams` pairs of calls."""
     ours, theirs, first = [], [], bench.next_first()
     with connection(gateway.url) as agent, connection(bench.streams) as engine:
         for number in range(streams):
@@ -213,7 +213,7 @@ def growth(bench: Bench, gateway: Gateway, answer: str, effort: Effort) -> float
 
 @dataclass(frozen=True)
 class Round:
-    """What the load generator reports."""
+    """The report of the load generator."""
 
     requests: int
     rps: float
@@ -291,9 +291,9 @@ class Bench:
         return self._start_nginx("proxy", names=("proxy",), engine=self.engine.rpartition(":")[2])[0]
 
     def start_litellm(self) -> str:
-        model = {"model": "openai/outside", "api_base": f"{self.engine}/v1", "api_key": "none"}
+        model = {"model": "openai/external", "api_base": f"{self.engine}/v1", "api_key": "none"}
         config = self.folder / "litellm.yaml"  # JSON is YAML
-        config.write_text(json.dumps({"model_list": [{"model_name": "outside", "litellm_params": model}]}))
+        config.write_text(json.dumps({"model_list": [{"model_name": "external", "litellm_params": model}]}))
         port = free_port()
         command = [str(LITELLM / "bin" / "litellm"), "--config", str(config), "--host", "127.0.0.1"]
         process = self.start("litellm", [*command, "--port", str(port), "--num_workers", "1", "--telemetry", "False"])
@@ -366,7 +366,7 @@ def free_port() -> int:
 
 
 class Gateway:
-    """Our gateway over a SQLite file, with a policy, a policy that streams and an outside model."""
+    """Our gateway over a SQLite file, with a policy, a policy that streams and an external model."""
 
     def __init__(self, bench: Bench) -> None:
         listener = listen("127.0.0.1", 0)
@@ -382,7 +382,7 @@ class Gateway:
         listener.close()
         self.url = bench.answering(self._process, port, "/healthz")
         self._run_id = ""
-        self._worker = Worker(id="bench", run_id="", host="h", pid=os.getpid(), running=0, seen_ns=0)
+        self._worker = WorkerStatus(id="bench", run_id="", host="h", pid=os.getpid(), running=0, seen_ns=0)
         asyncio.run(self._set_up(bench))
 
     def claim(self, count: int) -> list[Claim]:
@@ -424,14 +424,14 @@ class Gateway:
         return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
 
     async def _set_up(self, bench: Bench) -> None:
-        policy = {"tokenizer": str(bench.tokenizer), "seed": 7, "face": "generate"}
-        outside = {"url": f"{bench.engine}/v1", "models": ["outside"]}
+        policy = {"tokenizer": str(bench.tokenizer), "seed": 7, "api": "generate"}
+        external = {"url": f"{bench.engine}/v1", "models": ["external"]}
         async with LightningStoreClient(self.url) as store:
             self._run_id = (await store.create_run("benchmark", {})).id
             resources = {
                 "trained": ("policy", {"model": "trained", "endpoints": [bench.engine], **policy}),
                 "streamed": ("policy", {"model": "streamed", "endpoints": [bench.streams], **policy}),
-                "outside": ("upstream", outside),
+                "external": ("external", external),
             }
             await store.put_resources(
                 [
@@ -445,7 +445,9 @@ class Gateway:
         rollouts = [
             NewRollout(run_id=self._run_id, task={}, group_id=str(uuid.uuid4()), retry=retry) for _ in range(count)
         ]
-        worker = Worker(id="bench", run_id=self._run_id, host="h", pid=os.getpid(), running=0, seen_ns=time.time_ns())
+        worker = WorkerStatus(
+            id="bench", run_id=self._run_id, host="h", pid=os.getpid(), running=0, seen_ns=time.time_ns()
+        )
         async with LightningStoreClient(self.url) as store:
             await store.enqueue(rollouts)
             claims = await store.claim(worker, limit=count, lease_s=LEASE_S)

@@ -1,4 +1,4 @@
-"""Where the demo's CPU time goes: agents, gateway, store, sampling, training.
+"""The demo's CPU time by part: agents, gateway, store, sampling, training.
 
 Runs ``agl demo`` and reads the CPU time of each of its processes (and, in the server, of each thread) from /proc until it
 ends. The server's event-loop thread is the gateway (with REST and the protocols), its other threads are the store's. Shares

@@ -1,4 +1,4 @@
-"""What the static engine of the gateway's benchmark says to every call, the same each time; and its tokenizer."""
+"""The one response of the static engine of the gateway's benchmark, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_tokenizer(folder: Path) -> Path:
 
 
 def write_answers(folder: Path, tokenizer_folder: Path) -> None:
-    """What the engine says on each path: the same ids and log-probabilities, by vLLM's forms."""
+    """Writes the engine's response on each path: the same ids and log-probabilities, in vLLM's formats."""
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     ids = [*tokenizer.encode(prose(9, 4000)).ids[: SAMPLED_IDS - 1], tokenizer.token_to_id("<|im_end|>")]
     prompt = tokenizer.encode(prose(10, 8000)).ids[:PROMPT_IDS]

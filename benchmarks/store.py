@@ -1,4 +1,4 @@
-"""What the stores do in a second, beside agentlightning 0.3.0 from PyPI doing the same work in the same minutes.
+"""The stores' operations per second, beside agentlightning 0.3.0 from PyPI doing the same work in the same minutes.
 
 The work: a worker claims a rollout, adds 8 spans of about 1 kB, each by a call of its own, and finishes it; then the next.
 Rounds of ours and of theirs alternate, and ratios are of the medians.
@@ -45,7 +45,7 @@ from agentlightning.children import listen, start_child, stop_child
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.store.sql import tables
-from agentlightning.types import Call, Claim, Finish, NewRollout, Sampling, Span, VersionSpan, Worker
+from agentlightning.types import Call, Claim, Finish, NewRollout, Sampling, Span, VersionSpan, WorkerStatus
 from peers import install_peer
 
 HERE = Path(__file__).resolve().parent
@@ -71,7 +71,7 @@ SINGLY = ("together", "each")
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured."""
+    """The size of a measurement."""
 
     rounds: int = 5
     http: int = 1500
@@ -272,7 +272,7 @@ class Bench:
         return process
 
     def _next_line(self, process: Process) -> str:
-        """What v0.3 says next that is a number or `ready`; its libraries print too."""
+        """Returns v0.3's next line that is a number or `ready`; its libraries print too."""
         assert process.stdout is not None
         for line in process.stdout:
             if re.fullmatch(rb"ready|[0-9.e-]+", line.strip()):
@@ -346,7 +346,7 @@ class Bench:
 # --- the work -----------------------------------------------------------------------------------------------------------
 
 
-async def work(store: LightningStore, worker: Worker, way: str) -> int:
+async def work(store: LightningStore, worker: WorkerStatus, way: str) -> int:
     """Claim, add spans and finish until nothing is queued; how many rollouts it were."""
     done = 0
     while claims := await store.claim(worker):
@@ -372,8 +372,8 @@ async def enqueued(store: LightningStore, count: int) -> str:
     return run_id
 
 
-def a_worker(run_id: str, number: int) -> Worker:
-    return Worker(id=f"w{number}", run_id=run_id, host="h", pid=os.getpid(), running=0, seen_ns=time.time_ns())
+def a_worker(run_id: str, number: int) -> WorkerStatus:
+    return WorkerStatus(id=f"w{number}", run_id=run_id, host="h", pid=os.getpid(), running=0, seen_ns=time.time_ns())
 
 
 def a_span(claim: Claim, attributes: dict[str, Any]) -> Span:
@@ -428,7 +428,7 @@ def conversation(claim: Claim, seed: int, whole: bool) -> list[Call]:
             history_hash=f"{draw.getrandbits(256):064x}",
             request_hash=f"{draw.getrandbits(256):064x}",
             messages=messages if whole else new_messages,
-            answer=answer,
+            completion=answer,
             started_ns=time.time_ns(),
             finished_ns=time.time_ns(),
         )

@@ -1,4 +1,4 @@
-"""What tracing adds to a step of an agent: ours, AgentOps's, and the noise of this machine.
+"""The time that tracing adds to a step of an agent: ours, AgentOps's, and the noise of this machine.
 
 A step is one run of a LangGraph graph whose node calls the model once, by langchain-openai over our gateway and a static
 engine, and then a tool (tracing/steps.py). The same file runs in workers of ours and in AgentOps's environment,
@@ -38,7 +38,7 @@ from pathlib import Path
 
 from agentlightning.children import listen, start_child, stop_child
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import JSON, Finish, NewRollout, Resource, Worker
+from agentlightning.types import JSON, Finish, NewRollout, Resource, WorkerStatus
 from peers import install_peer
 from static_engine import write_answers, write_tokenizer
 
@@ -54,7 +54,7 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured."""
+    """The size of a measurement."""
 
     rounds: int = 40
     steps: int = 25
@@ -179,7 +179,7 @@ class Bench:
         """A run whose policy is the engine."""
         run = await self.store.create_run("benchmark", {"agent": agent})
         value = {"model": "policy", "endpoints": [self.receiver], "tokenizer": str(self._tokenizer), "seed": 7}
-        policy = Resource(run_id=run.id, name="default", kind="policy", value={**value, "face": "generate"})
+        policy = Resource(run_id=run.id, name="default", kind="policy", value={**value, "api": "generate"})
         await self.store.put_resources([policy])
         return run.id
 
@@ -288,7 +288,7 @@ class Peer:
     async def block(self, steps: int) -> Figures:
         store = self._bench.store
         [_] = await store.enqueue([NewRollout(run_id=self._run_id, task={}, group_id=str(uuid.uuid4()))])
-        worker = Worker(id="peer", run_id=self._run_id, host="h", pid=0, running=0, seen_ns=time.time_ns())
+        worker = WorkerStatus(id="peer", run_id=self._run_id, host="h", pid=0, running=0, seen_ns=time.time_ns())
         [claim] = await store.claim(worker, limit=1, lease_s=BLOCK_S)
         base_url = f"{self._bench.url}/r/{claim.rollout.id}/{claim.lease.attempt}/v1"
         block = {"steps": steps, "model": "policy", "base_url": base_url, "api_key": claim.key}

@@ -15,8 +15,10 @@ side; CPU seconds of a process, medians of 5 steps taken in turns.
   1 where the cost is linear in unique tokens.
 - of_peak_flops: floating point operations a second of the gradient of those three-turn rollouts, over those of a product of
   large matrices, on the same thread.
+- prepare_64_over_4: CPU time of preparing a call (from the store to a row of a minibatch) of rollouts of 64 turns, over that
+  of 4 turns: 1 where a rollout costs as much as its tokens; at most 1.5.
 
-With --rows padded ours computes every row by itself against TRL: what then is left of the ratio is the engine's, the rest
+With --packing padded ours computes every row by itself against TRL: what then is left of the ratio is the engine's, the rest
 is the prompt that a group shares.
 
 Every ratio is "how many times quicker" for the first of its two names. Without .venv-trl those against TRL are null; a run
@@ -30,6 +32,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import argparse
+import asyncio
 import json
 import random
 import statistics
@@ -47,13 +50,14 @@ import torch
 from agentlightning.algorithms import LightningRL
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.scheduler import Request, Scheduler
-from agentlightning.types import Loss, Sequence, Trajectory, Transition
+from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
+from agentlightning.types import Loss, TrainingSequence, Trajectory, Transition
 from peers import install_peer
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "training"))
 
+from prepare import prepare_ms  # noqa: E402
 from work import END, QUICK, VOCABULARY, Workload, branches, tokens, turns, unique, word, write_model  # noqa: E402
 
 TRL = HERE.parent / ".venv-trl"
@@ -68,7 +72,9 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="a look at whether it runs: short rounds, nothing installed"
     )
-    parser.add_argument("--rows", choices=("tree", "padded"), default="tree", help="of ours, against TRL")
+    parser.add_argument(
+        "--packing", choices=("prefix_tree", "padded"), default="prefix_tree", help="of ours, against TRL"
+    )
     options = parser.parse_args()
     quick = options.quick
     if not quick:
@@ -79,16 +85,17 @@ def main() -> None:
         model = Path(folder) / "model"
         parameters = write_model(model)
         print(f"model    {parameters / 1e6:.2f} million parameters; {work}")
-        figures = against_trl(model, work, rounds, options.rows, stack)
+        figures = against_trl(model, work, rounds, options.packing, stack)
         figures |= against_ourselves(model, rounds, small=quick)
+    figures["prepare_64_over_4"] = prepare_64_over_4(128 if quick else 1024, rounds)
     print(json.dumps(figures))
 
 
-def against_trl(model: Path, work: Workload, rounds: int, rows: str, stack: ExitStack) -> dict[str, float | None]:
+def against_trl(model: Path, work: Workload, rounds: int, packing: str, stack: ExitStack) -> dict[str, float | None]:
     draw = random.Random(0)
     prompts = [tokens(work.prompt, draw) for _ in range(work.tasks)]
     contestants: dict[str, Callable[[], dict[str, float]]] = {
-        "ours": Ours(model, work, prompts, rows).step,
+        "ours": Ours(model, work, prompts, packing).step,
     }
     if (TRL / ".installed").exists():
         contestants["trl"] = Peer(model, work, prompts, stack).step
@@ -116,12 +123,18 @@ def against_trl(model: Path, work: Workload, rounds: int, rows: str, stack: Exit
     }
 
 
+def prepare_64_over_4(calls: int, rounds: int) -> float:
+    long, short = (asyncio.run(prepare_ms(turns, calls, rounds)) for turns in (64, 4))
+    print(f"prepare  {long:.3f} ms per call of rollouts of 64 turns, {short:.3f} ms per call of 4")
+    return round(long / short, 3)
+
+
 def against_ourselves(model: Path, rounds: int, small: bool) -> dict[str, float | None]:
-    padded, shared = Learner(model, rows="padded"), Learner(model, rows="tree")
+    padded, shared = Learner(model, packing="padded"), Learner(model, packing="prefix_tree")
     merged, calls = turns(2 if small else 16)
     trees = {rollouts: branches(rollouts) for rollouts in ((2, 4) if small else (4, 8, 16))}
     middle = sorted(trees)[len(trees) // 2] if not small else 4
-    work: dict[str, tuple[Learner, list[Sequence]]] = {
+    work: dict[str, tuple[Learner, list[TrainingSequence]]] = {
         "merged": (padded, merged),
         "transition": (padded, calls),
         "branches": (padded, trees[middle]),
@@ -156,13 +169,13 @@ def over(theirs: float | None, ours: float) -> float | None:
 class Ours:
     """The sampler's scheduler and the learner in this process, as the engine's children run them."""
 
-    def __init__(self, model: Path, work: Workload, prompts: list[list[int]], rows: Any) -> None:
+    def __init__(self, model: Path, work: Workload, prompts: list[list[int]], packing: Any) -> None:
         self._work, self._prompts = work, prompts
         decoder = open_decoder(model)
-        self._scheduler = Scheduler(decoder, max_rows=64, decode_text=lambda ids: "")
-        self._learner = Learner(model, rows=rows)
+        self._scheduler = Scheduler(decoder, max_num_seqs=64, decode_text=lambda ids: "")
+        self._learner = Learner(model, packing=packing)
         self._algorithm = LightningRL(group_size=work.group, minibatches=1)
-        self._weights = model.parent / f"weights-{rows}"
+        self._weights = model.parent / f"weights-{packing}"
         self._steps = 0
 
     def step(self) -> dict[str, float]:
@@ -183,10 +196,10 @@ class Ours:
         ended = time.process_time()
         return {"step_s": ended - started, "generate_s": sampled - started, "train_s": ended - sampled}
 
-    def _sample(self) -> list[list[Request]]:
+    def _sample(self) -> list[list[SamplingRequest]]:
         answers = [
             [
-                Request(
+                SamplingRequest(
                     prompt=prompt,
                     max_tokens=self._work.answer,
                     seed=(self._steps * self._work.tasks + task) * self._work.group + at,
@@ -202,11 +215,11 @@ class Ours:
             self._scheduler.turn()
         return answers
 
-    def _trajectory(self, task: int, at: int, request: Request) -> Trajectory:
+    def _trajectory(self, task: int, at: int, request: SamplingRequest) -> Trajectory:
         assert len(request.sampled) == self._work.answer
         call = Transition(
             call_id=f"{task}/{at}",
-            prompt_ids=request.prompt,
+            suffix_ids=request.prompt,
             sampled_ids=request.sampled,
             logprobs=request.logprobs,
             versions=[],
@@ -252,7 +265,7 @@ class Peer:
         return report
 
 
-def gradient_flops(model: Path, rows: list[Sequence]) -> float:
+def gradient_flops(model: Path, rows: list[TrainingSequence]) -> float:
     """Of the forward and the backward pass of separate rows without padding.
 
     6 for each parameter and token (Kaplan et al., 2020, Scaling Laws for Neural Language Models, section 2.1), of which the

@@ -59,12 +59,12 @@ def test_a_configuration_that_was_written_down_can_be_read_again() -> None:
         ({"run": "a.py:f"}, False),
         ({"command": "node agent.js"}, True),
         ({"command": "node agent.js", "reward": "r.py:f"}, False),
-        ({"command": "node agent.js", "posts_rewards": False}, False),
-        ({"run": "a.py:f", "posts_rewards": True}, True),
+        ({"command": "node agent.js", "allow_posted_rewards": False}, False),
+        ({"run": "a.py:f", "allow_posted_rewards": True}, True),
     ],
 )
 def test_a_run_says_whether_its_agents_may_set_rewards(agent: dict[str, object], may: bool) -> None:
-    assert run_record(parse_config(LEAST | {"agent": agent}))["agent"]["posts_rewards"] is may
+    assert run_record(parse_config(LEAST | {"agent": agent}))["agent"]["allow_posted_rewards"] is may
 
 
 def test_a_number_must_be_finite() -> None:
@@ -157,8 +157,8 @@ def test_the_record_of_a_run_says_where_its_file_is() -> None:
     ("engine", "message"),
     [
         ({"optimizer": "muon", "muon_learning_rate": 0.1, "lora": {}}, "engine: optimizer: muon is for whole matrices"),
-        ({"rows": "tree", "dropout": 0.1}, "engine: dropout: goes neither with rows"),
-        ({"gradient_checkpointing": True, "dropout": 0.1}, "engine: dropout: goes neither with rows"),
+        ({"packing": "prefix_tree", "dropout": 0.1}, "engine: dropout: goes neither with packing"),
+        ({"gradient_checkpointing": True, "dropout": 0.1}, "engine: dropout: goes neither with packing"),
         ({"optimizer": "adamw_8bit", "muon_learning_rate": 0.1}, "has no effect with optimizer = 'adamw_8bit'"),
         ({"lora": {"ranks": 8}}, r"engine\.lora\.ranks: no such setting; did you mean 'rank'"),
     ],
@@ -182,3 +182,31 @@ def test_settings_of_an_engine_that_do_not_go_together_are_refused(engine: dict[
 def test_a_setting_of_tracing_that_would_be_ignored_is_refused(agent: dict[str, object], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         parse_settings(AgentConfig, agent, "agent")
+
+
+def test_epochs_become_steps_once_the_number_of_tasks_is_known() -> None:
+    config = parse_config(LEAST | {"trainer": {"epochs": 1.5, "tasks_per_step": 4}})
+    settled = config.with_steps(10)
+    assert (settled.trainer.steps, settled.trainer.epochs) == (4, None)
+    assert settled.with_steps(99) == settled
+    assert parse_config(LEAST | {"trainer": {"epochs": 0.01}}).with_steps(1).trainer.steps == 1
+
+
+def test_a_reward_may_be_one_or_a_list_and_workers_are_told_the_names_of_several() -> None:
+    def specs(reward: object) -> list[str]:
+        return parse_config(LEAST | {"agent": {"run": "a.py:f", "reward": reward}}).agent.reward_specs
+
+    assert specs("r.py:exact") == specs(["r.py:exact"]) == specs({"run": "r.py:exact"}) == ["r.py:exact"]
+    several = specs(["r.py:exact", {"run": "r.py:short", "name": "length"}, {"judge": "gpt"}])
+    assert [json.loads(one) for one in several] == [
+        {"name": "exact", "run": "r.py:exact"},
+        {"name": "length", "run": "r.py:short"},
+        {"name": "judge", "judge": "gpt"},
+    ]
+
+
+def test_reward_files_of_a_list_are_found_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "r.py").touch()
+    file = tmp_path / "train.toml"
+    file.write_text('[model]\npath="m"\n[data]\ntrain="t"\n[agent]\nrun="a:f"\nreward=["r.py:f", {run="r.py:g"}]\n')
+    assert [one.run for one in load_config(file).agent.reward] == [f"{tmp_path}/r.py:f", f"{tmp_path}/r.py:g"]

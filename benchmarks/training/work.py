@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from agentlightning.types import Sequence
+from agentlightning.types import TrainingSequence
 
 VOCABULARY = 2048
 END = VOCABULARY
@@ -65,11 +65,11 @@ def tokens(count: int, draw: random.Random) -> list[int]:
     return [draw.randrange(2, VOCABULARY) for _ in range(count)]
 
 
-def row(ids: list[int], calls: list[tuple[int, int]]) -> Sequence:
+def row(ids: list[int], calls: list[tuple[int, int]]) -> TrainingSequence:
     """A sequence whose calls are the given [start, end) ranges, with an advantage of 1."""
     mask = [any(start <= at < end for start, end in calls) for at in range(len(ids))]
     ones = [float(sampled) for sampled in mask]
-    return Sequence(
+    return TrainingSequence(
         rollout_id="r",
         tokens=ids,
         mask=mask,
@@ -80,7 +80,9 @@ def row(ids: list[int], calls: list[tuple[int, int]]) -> Sequence:
     )
 
 
-def turns(rollouts: int, prompt: int = 200, turn: int = 30, count: int = 3) -> tuple[list[Sequence], list[Sequence]]:
+def turns(
+    rollouts: int, prompt: int = 200, turn: int = 30, count: int = 3
+) -> tuple[list[TrainingSequence], list[TrainingSequence]]:
     """(one sequence a rollout, one a call) of rollouts of `count` turns: nothing stands between an answer and the next."""
     draw = random.Random(1)
     merged, calls = [], []
@@ -92,7 +94,7 @@ def turns(rollouts: int, prompt: int = 200, turn: int = 30, count: int = 3) -> t
     return merged, calls
 
 
-def branches(rollouts: int, prompt: int = 256, part: int = 64) -> list[Sequence]:
+def branches(rollouts: int, prompt: int = 256, part: int = 64) -> list[TrainingSequence]:
     """Rollouts that share a prompt; each answers once and goes on in two ways, which makes two sequences of it.
 
     The tokens of the first answer are trained once, in the first of the two.
@@ -106,7 +108,7 @@ def branches(rollouts: int, prompt: int = 256, part: int = 64) -> list[Sequence]
     return found
 
 
-def unique(rows: list[Sequence]) -> int:
+def unique(rows: list[TrainingSequence]) -> int:
     """Tokens of the prefix tree of these rows."""
     from agentlightning.engines.local import tree
 

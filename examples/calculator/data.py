@@ -48,7 +48,7 @@ class Problem:
     equation: str
 
     def row(self) -> dict[str, str]:
-        """What the agent gets. The equation is not in it: training sees answers only."""
+        """Returns the agent's task. The equation is not in it: training sees answers only."""
         return {"question": self.question, "answer": self.answer}
 
 

@@ -11,26 +11,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from data import Problem, Step, load, program, split
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from word_problem import OPERATORS, Calculator, name_numbers
 
-from agentlightning.demo.warm_start import to_sequences
+from agentlightning.demo import tiny_model
+from agentlightning.demo.imitation import imitate, linear_decay
 from agentlightning.engines.local.decoder import open_decoder
-from agentlightning.engines.local.learner import Learner
-from agentlightning.types import Loss
 
-UNKNOWN, PAD, END = "<unk>", "<|pad|>", "<|end|>"
-ROLES = ["<|user|>", "<|assistant|>", "<|tool|>", "<|system|>"]
+LLAMA = {"intermediate_size": 336, "initializer_range": 0.04, "scaled": True}
 PROTOCOL = [
     "answer",
     *OPERATORS,
@@ -54,7 +49,7 @@ RESPONSE_TEMPLATE = {
     "start_anchor": "<|assistant|>",
     "defaults": {"role": "assistant"},
     "fields": {
-        "content": {"close": END},
+        "content": {"close": tiny_model.END},
         "tool_calls": {
             "open": "<tool>",
             "close": "</tool>",
@@ -73,9 +68,8 @@ BATCH = 64
 LABELLED = 0.15
 RANDOM_PROGRAMS = 0.2
 BLANKED = 0.1
-LEARNING_RATE, MUON_LEARNING_RATE = 3e-3, 0.02
 CONTEXT = 256
-MOST_CALLS, MOST_TOKENS = 4, 8
+MAX_CALLS, MAX_TOKENS = 4, 8
 """As the agent has them."""
 
 
@@ -83,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Make and warm-start the model of the calculator example.")
     parser.add_argument("--to", type=Path, required=True, help="folder for the model")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--labelled", type=float, default=LABELLED, help="share of questions whose equations are shown")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=int, default=EPOCHS)
     length.add_argument("--control", dest="epochs", action="store_const", const=CONTROL_EPOCHS)
@@ -94,10 +89,9 @@ def main() -> None:
     except FileNotFoundError as cause:
         raise SystemExit(str(cause)) from cause
     labelled = [problem for problem in training if program(problem)]
-    labelled = rng.sample(labelled, int(LABELLED * len(labelled)))
+    labelled = rng.sample(labelled, int(arguments.labelled * len(labelled)))
     tokenizer = make_tokenizer([name_numbers(problem.question)[0] for problem in training])
-    tokenizer.save_pretrained(arguments.to)
-    make_model(tokenizer, arguments.seed).save_pretrained(arguments.to)
+    tiny_model.write(arguments.to, tokenizer, hidden=128, context=CONTEXT, seed=arguments.seed, **LLAMA)
     warm_start(arguments.to, tokenizer, labelled, arguments.epochs, rng)
     report = {
         "model": str(arguments.to),
@@ -112,66 +106,21 @@ def main() -> None:
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """Whole words, those that occur twice in `texts`; the rest is unknown. A question has 25 to 40 tokens, a tool call 6."""
-    count = Counter(word for text in texts for word in text.split())
-    words = [UNKNOWN, PAD, END, *ROLES, "<tool>", "</tool>", *PROTOCOL]
-    words += [word for word, times in count.most_common() if times >= 2 and word not in words]
-    core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    core.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in (UNKNOWN, PAD, END, *ROLES)])
-    core.add_tokens([AddedToken(word, special=False, normalized=False) for word in ("<tool>", "</tool>")])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, unk_token=UNKNOWN, pad_token=PAD, eos_token=END, model_max_length=CONTEXT
-    )
+    tokenizer = tiny_model.word_tokenizer(texts, PROTOCOL, min_times_seen=2, tags=("<tool>", "</tool>"))
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.response_template = RESPONSE_TEMPLATE
     return tokenizer
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=336,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        initializer_range=0.04,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for layer in model.model.layers:  # what is added to the residual stream starts small (GPT-2)
-            for matrix in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
-                matrix /= math.sqrt(2 * config.num_hidden_layers)
-    return model
-
-
 def warm_start(
     folder: Path, tokenizer: PreTrainedTokenizerFast, problems: list[Problem], epochs: int, rng: random.Random
 ) -> None:
-    """Supervised training on demonstrations, in place: warm-up over 20 updates, then linear decay to a twentieth."""
-    learner = Learner(
-        folder,
-        threads=1,
-        optimizer="muon",
-        muon_learning_rate_ratio=MUON_LEARNING_RATE / LEARNING_RATE,
-        weight_decay=0.05,
-        dropout=0.2,
-        seed=rng.randrange(2**31),
-    )
+    """Supervised training on demonstrations, in place."""
+    seed = rng.randrange(2**31)
+    found = ([demonstrate(problem, tokenizer, rng) for problem in batch] for batch in _batches(problems, rng))
+    rows = ([row for row in batch if row is not None] for batch in found)
     updates = epochs * len(problems) // BATCH
-    batches = _batches(problems, rng)
-    for update in range(updates):
-        rows = [row for problem in next(batches) if (row := demonstrate(problem, tokenizer, rng)) is not None]
-        learner.forward_backward(to_sequences(rows), Loss(name="sft"))
-        rate = min(1, (update + 1) / 20) * max(0.05, 1 - update / updates)
-        learner.optim_step(LEARNING_RATE * rate, 1.0)
-    learner.export(folder)
+    imitate(folder, rows, steps=updates, rate_at=linear_decay, weight_decay=0.05, dropout=0.2, seed=seed)
 
 
 def demonstrate(
@@ -199,7 +148,7 @@ def demonstrate(
 def greedy_success(folder: Path, tokenizer: PreTrainedTokenizerFast, problems: list[Problem], rows: int = 64) -> float:
     """Share of problems solved at temperature 0: what the agent would do, without agent, gateway and processes."""
     decoder = open_decoder(folder)
-    decoder.reserve(rows, CONTEXT + MOST_CALLS * 2 * MOST_TOKENS)
+    decoder.reserve(rows, CONTEXT + MAX_CALLS * 2 * MAX_TOKENS)
     problems = sorted(problems, key=lambda problem: len(problem.question))
     solved = 0
     for start in range(0, len(problems), rows):
@@ -237,7 +186,7 @@ class _Episode:
             return self.pending.pop(0)
         if not self.done:
             self._written.append(token)
-            if token == self._tokenizer.eos_token_id or len(self._written) == MOST_TOKENS:
+            if token == self._tokenizer.eos_token_id or len(self._written) == MAX_TOKENS:
                 self._end_message()
         return token
 
@@ -250,7 +199,7 @@ class _Episode:
             result = self._calculator.calculate(call["function"]["arguments"]["expression"])
             self.pending += self._tokenizer.encode(f"<|tool|>{result}<|end|>", add_special_tokens=False)
         self.pending += [self._tokenizer.convert_tokens_to_ids("<|assistant|>")]
-        self.done = not calls or self._calls == MOST_CALLS
+        self.done = not calls or self._calls == MAX_CALLS
         self.solved = not calls and self._calculator.is_right(message.get("content", ""), self._problem.answer)
 
 
@@ -262,7 +211,7 @@ def _prompt(question: str, tokenizer: PreTrainedTokenizerFast) -> list[int]:
 
 
 def _turns(steps: list[Step], calculator: Calculator) -> Iterator[tuple[str, bool]]:
-    """What is written after the question, and whether the model writes it. A negative final difference is turned round."""
+    """Yields each text after the question, and whether the model writes it. A negative final difference is turned round."""
     renamed: dict[str, str] = {}
     for index, (left, operator, right) in enumerate(steps):
         left, right = renamed.get(left, left), renamed.get(right, right)

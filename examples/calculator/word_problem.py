@@ -87,7 +87,7 @@ class Calculator:
         return self._values.get(name)
 
     def is_right(self, reply: str, answer: str) -> bool:
-        """Whether a final reply, such as "answer R0", names the expected number, to two decimals."""
+        """Tells whether a final reply, such as "answer R0", names the expected number, to two decimals."""
         words = reply.split()
         return is_close(self.value(words[1]) if len(words) == 2 and words[0] == "answer" else None, answer)
 
@@ -98,7 +98,7 @@ def is_close(value: Fraction | None, answer: str) -> bool:
 
 
 def answers(reply: str, answer: str) -> bool:
-    """Whether the last "Answer: 1,200" of a reply is the expected number.
+    """Tells whether the last "Answer: 1,200" of a reply is the expected number.
 
     >>> answers("3 * 4 is 12.\\n**Answer:** $12.00 in all", "12")
     True

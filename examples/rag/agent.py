@@ -1,6 +1,6 @@
 """A research agent of the OpenAI Agents SDK: it searches several times, then answers. It knows nothing of training.
 
-Only its base URL is given; what its work is worth is said by scoring.py. Each model call costs about 3.2 ms of CPU in the
+Only its base URL is given; scoring.py computes its rewards. Each model call costs about 3.2 ms of CPU in the
 SDK and the openai client.
 """
 
@@ -15,7 +15,7 @@ from names import Names
 from openai import AsyncOpenAI
 from retriever import Session, retriever
 
-MOST_CALLS = 5
+MAX_CALLS = 5
 """Four searches and the end."""
 INSTRUCTIONS = """\
 Answer the question with what you find. Each search shows one more paragraph of Wikipedia; search for one name or phrase at \
@@ -23,8 +23,8 @@ a time, several times where the question needs several facts. End with a line "A
 
 
 @dataclass
-class Desk:
-    """What the tool of one run works on."""
+class SearchContext:
+    """The state that the search tool of one run works on."""
 
     session: Session
     names: Names | None
@@ -32,7 +32,7 @@ class Desk:
 
     def search(self, query: str) -> str:
         words = query if self.names is None else self.names.query(query)
-        allowed = len(self.session.shown) < MOST_CALLS - 1  # the SDK runs the tool after the last call, too
+        allowed = len(self.session.shown) < MAX_CALLS - 1  # the SDK runs the tool after the last call, too
         paragraph = self.session.search(words) if words and allowed else None
         if paragraph is None:
             return "none"
@@ -42,33 +42,33 @@ class Desk:
 
 
 @function_tool
-async def search(desk: RunContextWrapper[Desk], query: str) -> str:
+async def search(wrapper: RunContextWrapper[SearchContext], query: str) -> str:
     """Shows the best paragraph that was not shown yet.
 
     Args:
         query: What to look for: a name or a phrase.
     """
-    return desk.context.search(query)
+    return wrapper.context.search(query)
 
 
-READER = Agent[Desk]("researcher", instructions=INSTRUCTIONS, tools=[search])
+READER = Agent[SearchContext]("researcher", instructions=INSTRUCTIONS, tools=[search])
 """For a model that reads text."""
-SEARCHER = Agent[Desk]("researcher", tools=[search], model_settings=ModelSettings(max_tokens=4))
+SEARCHER = Agent[SearchContext]("researcher", tools=[search], model_settings=ModelSettings(max_tokens=4))
 """For a tiny one that only chooses what to search: a search takes it 3 tokens, the end 2."""
 
 
 async def solve(task: dict[str, Any], llm: Any) -> str:
     """The retrieval slice, over named names (see names.py): it looks for the paragraphs and says "done"."""
     names = Names(task["question"], task["draw"], task["blanked"])
-    return await run(SEARCHER, names.question(), Desk(Session(retriever()), names), llm)
+    return await run(SEARCHER, names.question(), SearchContext(Session(retriever()), names), llm)
 
 
 async def solve_text(task: dict[str, Any], llm: Any) -> str:
     """The whole task, for a real model: it reads the paragraphs and answers."""
-    return await run(READER, task["question"], Desk(Session(retriever()), None), llm)
+    return await run(READER, task["question"], SearchContext(Session(retriever()), None), llm)
 
 
-async def run(agent: Agent[Desk], question: str, desk: Desk, llm: Any) -> str:
+async def run(agent: Agent[SearchContext], question: str, context: SearchContext, llm: Any) -> str:
     """The agent's last words; "" where it was still searching at its last call."""
     client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
     model = OpenAIChatCompletionsModel(llm.model, openai_client=client)
@@ -76,8 +76,8 @@ async def run(agent: Agent[Desk], question: str, desk: Desk, llm: Any) -> str:
         result = await Runner.run(
             agent,
             question,
-            context=desk,
-            max_turns=MOST_CALLS,
+            context=context,
+            max_turns=MAX_CALLS,
             run_config=RunConfig(model=model, tracing_disabled=True),  # its traces would go to OpenAI
         )
     except MaxTurnsExceeded:

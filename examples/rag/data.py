@@ -43,7 +43,7 @@ class Question:
     """Ids of the gold paragraphs. The agent never sees them: the reward is computed with them."""
 
     def row(self, draw: int = 0, blanked: float = 0.0) -> dict[str, Any]:
-        """What the agent gets; `draw` and `blanked` are for the tiny model (`names.Names`)."""
+        """Returns the agent's task; `draw` and `blanked` are for the tiny model (`names.Names`)."""
         return {**asdict(self), "draw": draw, "blanked": blanked}
 
 

@@ -12,10 +12,10 @@ import random
 import re
 from functools import lru_cache
 
-MOST_NAMES = 24
+MAX_NAMES = 24
 """Of a task; four searches show about twenty."""
 OTHER = "E"
-"""A name beyond `MOST_NAMES`."""
+"""A name beyond `MAX_NAMES`."""
 BLANK = "_"
 
 MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
@@ -59,7 +59,7 @@ class Names:
         `words` words."""
         self._question, self._blanked, self._words = question, blanked, words
         self._rng = random.Random(draw)
-        self._free = self._rng.sample(range(MOST_NAMES), MOST_NAMES)
+        self._free = self._rng.sample(range(MAX_NAMES), MAX_NAMES)
         self._number_of: dict[str, str] = {}
         self._name_of: dict[str, str] = {}
 

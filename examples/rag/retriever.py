@@ -15,7 +15,7 @@ import numpy as np
 from data import Paragraph, corpus
 
 TITLE_COUNTS = 3
-MOST_RESULTS = 10
+MAX_RESULTS = 10
 
 
 class Retriever:
@@ -31,7 +31,7 @@ class Retriever:
         self._ranked: dict[str, list[int]] = {}  # agents of a group ask the same; some thousand different ones in a run
 
     def ranked(self, query: str) -> list[int]:
-        """At most `MOST_RESULTS` numbers of paragraphs that share a word with the query."""
+        """At most `MAX_RESULTS` numbers of paragraphs that share a word with the query."""
         known = self._ranked.get(query)
         if known is None:
             ids = [self._vocabulary[word] for word in _words(query) if word in self._vocabulary]
@@ -40,7 +40,7 @@ class Retriever:
 
     def _best(self, ids: list[int]) -> list[int]:
         scores = self._index.get_scores_from_ids(ids)
-        most = min(MOST_RESULTS, len(scores))
+        most = min(MAX_RESULTS, len(scores))
         best = np.argpartition(-scores, most - 1)[:most]
         return [int(i) for i in best[np.argsort(-scores[best], kind="stable")] if scores[i] > 0]
 

@@ -1,4 +1,4 @@
-"""What simple rules reach on the retrieval slice, without any model; and one that sees the gold paragraphs.
+"""Baselines on the retrieval slice: simple rules without any model, and one that sees the gold paragraphs.
 
     python examples/rag/rules.py        # a table: rows are rules, columns are held-out sets
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from agent import MOST_CALLS, Desk
+from agent import MAX_CALLS, SearchContext
 from data import SETS, dev
 from names import Names
 from retriever import Session, retriever
@@ -84,36 +84,36 @@ RULES: dict[str, Rule] = {
 def follow(rule: Rule, task: dict[str, Any]) -> float:
     """The reward of a rule on one question. A rule always ends by itself."""
     names = Names(task["question"], task["draw"], task["blanked"])
-    desk = Desk(Session(retriever()), names)
+    context = SearchContext(Session(retriever()), names)
     seen = [names.question()]
-    while len(seen) < MOST_CALLS and (query := rule(seen)) is not None:
+    while len(seen) < MAX_CALLS and (query := rule(seen)) is not None:
         if query == QUESTION:
-            paragraph = desk.session.search(task["question"])
+            paragraph = context.session.search(task["question"])
             seen.append(names.paragraph(paragraph.title, paragraph.text) if paragraph else "none")
         else:
-            seen.append(desk.search(query))
-    return retrieval_reward(desk.session.found, task["supporting"], ended=True)
+            seen.append(context.search(query))
+    return retrieval_reward(context.session.found, task["supporting"], ended=True)
 
 
 def demonstrate(task: dict[str, Any]) -> Iterator[str]:
     """Queries of a greedy searcher that sees the gold paragraphs: any name that brings one, until none does."""
     names = Names(task["question"], task["draw"], task["blanked"])
-    desk = Desk(Session(retriever()), names)
+    context = SearchContext(Session(retriever()), names)
     gold = set(task["supporting"])
     names.question()
-    for _ in range(MOST_CALLS - 1):
-        query = next((name for name in names.shown if _first(desk, name) in gold), None)
+    for _ in range(MAX_CALLS - 1):
+        query = next((name for name in names.shown if _first(context, name) in gold), None)
         if query is None:
             return
         yield query
-        desk.search(query)
+        context.search(query)
 
 
-def _first(desk: Desk, query: str) -> str | None:
+def _first(context: SearchContext, query: str) -> str | None:
     """The id of the paragraph that a search would show."""
-    assert desk.names is not None
-    words = desk.names.query(query) or ""
-    paragraph = Session(desk.session.retriever, list(desk.session.shown)).search(words)
+    assert context.names is not None
+    words = context.names.query(query) or ""
+    paragraph = Session(context.session.retriever, list(context.session.shown)).search(words)
     return paragraph.id if paragraph else None
 
 

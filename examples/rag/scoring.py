@@ -1,4 +1,4 @@
-"""What a finished rollout is worth: reward functions over its record.
+"""Reward functions over the record of a finished rollout.
 
 For a model that can read, R = 0.9 × word F1 + 0.1 × format; for the tiny one R = 0.9 × recall + 0.1 × format, with what each
 search added to it as the reward of that step. Word F1 and its normalisation are SQuAD's (Rajpurkar et al. 2016), as in
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from agent import Desk
+from agent import SearchContext
 from names import Names
 from retriever import Session, retriever
 
@@ -26,13 +26,13 @@ def retrieval(task: dict[str, Any], result: Any) -> dict[str, Any]:
     """R, and as steps what each call added to it: the searches are done again, which costs a millisecond."""
     names = Names(task["question"], task["draw"], task["blanked"])
     names.question()
-    desk = Desk(Session(retriever()), names)
+    context = SearchContext(Session(retriever()), names)
     earned = [0.0]
     for step in result.steps:
-        for use in step.uses:
-            desk.search(json.loads(use.arguments)["query"])
-        ended = not step.uses and step.call.answer.get("content") == "done"
-        earned.append(retrieval_reward(desk.session.found, task["supporting"], ended))
+        for use in step.tool_calls:
+            context.search(json.loads(use.arguments)["query"])
+        ended = not step.tool_calls and step.call.completion.get("content") == "done"
+        earned.append(retrieval_reward(context.session.found, task["supporting"], ended))
     return {"reward": earned[-1], "steps": [after - before for before, after in pairwise(earned)]}
 
 
@@ -53,7 +53,7 @@ def answer_reward(answer: str | None, golds: Iterable[str]) -> float:
 
 
 def answered(reply: str) -> str | None:
-    """What follows the last "Answer:" of a reply; None where there is none (a wrong format)."""
+    """Returns the text after the last "Answer:" of a reply; None where there is none (a wrong format)."""
     _, found, answer = reply.rpartition(ANSWER)
     return answer.strip() if found and answer.strip() else None
 

@@ -11,31 +11,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from agent import MOST_CALLS, SEARCHER, Desk
+from agent import MAX_CALLS, SEARCHER, SearchContext
 from data import Question, dev, load
-from names import BLANK, MOST_NAMES, OTHER, Names
+from names import BLANK, MAX_NAMES, OTHER, Names
 from retriever import Session, retriever
 from scoring import retrieval_reward
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from agentlightning.demo.warm_start import encode, to_sequences
+from agentlightning.demo import tiny_model
+from agentlightning.demo.imitation import Row, encode, imitate, linear_decay
+from agentlightning.demo.tiny_model import END
 from agentlightning.engines.local.decoder import open_decoder
-from agentlightning.engines.local.learner import Learner
-from agentlightning.types import JSON, Loss
+from agentlightning.types import JSON
 
-UNKNOWN, PAD, END, SEARCH = "<unk>", "<|pad|>", "<|end|>", "<search>"
-ROLES = ["<|user|>", "<|assistant|>", "<|tool|>", "<|system|>"]
-PROTOCOL = ["done", "none", OTHER, "D", "N", BLANK, *(f"E{i}" for i in range(MOST_NAMES))]
+SEARCH = "<search>"
+LLAMA = {"intermediate_size": 176, "initializer_range": 0.04, "scaled": True}
+PROTOCOL = ["done", "none", OTHER, "D", "N", BLANK, *(f"E{i}" for i in range(MAX_NAMES))]
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
     <|{{ message.role }}|>{{ message.content or '' }}
@@ -67,7 +65,6 @@ ENDS_AT_RANDOM = 0.12
 WORDS_SEEN = 15
 """Times that a word must occur among the training questions and their paragraphs; the rest is unknown."""
 BLANKED = 0.1
-LEARNING_RATE, MUON_LEARNING_RATE = 3e-3, 0.02
 CONTEXT = 320
 
 
@@ -90,8 +87,7 @@ def main() -> None:
     except FileNotFoundError as cause:
         raise SystemExit(str(cause)) from cause
     tokenizer = make_tokenizer(list(_texts(questions)))
-    tokenizer.save_pretrained(arguments.to)
-    make_model(tokenizer, arguments.seed).save_pretrained(arguments.to)
+    tiny_model.write(arguments.to, tokenizer, hidden=64, context=CONTEXT, seed=arguments.seed, layers=2, **LLAMA)
     warm_start(arguments.to, tokenizer, questions, epochs, rng)
     report = {
         "model": str(arguments.to),
@@ -106,65 +102,25 @@ def main() -> None:
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     """Whole words, those that occur often in `texts`; the rest is unknown. A search is three tokens."""
-    count = Counter(word for text in texts for word in text.split())
-    words = [UNKNOWN, PAD, END, *ROLES, SEARCH, *PROTOCOL]
-    words += [word for word, times in count.most_common() if times >= WORDS_SEEN and word not in words]
-    core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    core.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in (UNKNOWN, PAD, END, *ROLES)])
-    core.add_tokens([AddedToken(SEARCH, special=False, normalized=False)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, unk_token=UNKNOWN, pad_token=PAD, eos_token=END, model_max_length=CONTEXT
-    )
+    tokenizer = tiny_model.word_tokenizer(texts, PROTOCOL, min_times_seen=WORDS_SEEN, tags=(SEARCH,), split=False)
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.response_template = RESPONSE_TEMPLATE
     return tokenizer
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=176,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        initializer_range=0.04,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for layer in model.model.layers:  # what is added to the residual stream starts small (GPT-2)
-            for matrix in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
-                matrix /= math.sqrt(2 * config.num_hidden_layers)
-    return model
-
-
 def warm_start(
     folder: Path, tokenizer: PreTrainedTokenizerFast, questions: list[Question], epochs: int, rng: random.Random
 ) -> None:
-    """Supervised training on demonstrations, in place: warm-up over 20 updates, then linear decay to a twentieth."""
-    learner = Learner(
-        folder,
-        threads=1,
-        optimizer="muon",
-        muon_learning_rate_ratio=MUON_LEARNING_RATE / LEARNING_RATE,
-        weight_decay=0.05,
-        seed=rng.randrange(2**31),
-    )
+    """Supervised training on demonstrations, in place."""
+    seed = rng.randrange(2**31)
+
+    def rows() -> Iterator[list[Row]]:
+        while True:
+            tasks = [rng.choice(questions).row(rng.randrange(2**31), BLANKED) for _ in range(BATCH)]
+            yield [encode(tokenizer, demonstration(task, rng)) for task in tasks]
+
     updates = epochs * len(questions) // BATCH
-    for update in range(updates):
-        tasks = [rng.choice(questions).row(rng.randrange(2**31), BLANKED) for _ in range(BATCH)]
-        batch = to_sequences([encode(tokenizer, demonstration(task, rng)) for task in tasks])
-        learner.forward_backward(batch, Loss(name="sft"))
-        rate = min(1, (update + 1) / 20) * max(0.05, 1 - update / updates)
-        learner.optim_step(LEARNING_RATE * rate, 1.0)
-    learner.export(folder)
+    imitate(folder, rows(), steps=updates, rate_at=linear_decay, weight_decay=0.05, seed=seed)
 
 
 def demonstration(task: dict[str, Any], rng: random.Random) -> list[JSON]:
@@ -174,18 +130,18 @@ def demonstration(task: dict[str, Any], rng: random.Random) -> list[JSON]:
     again. So the model learns to tell them apart, and not which of them is worth anything.
     """
     names = Names(task["question"], task["draw"], task["blanked"])
-    desk = Desk(Session(retriever()), names)
+    context = SearchContext(Session(retriever()), names)
     messages: list[JSON] = [{"role": "user", "content": names.question()}]
     asked, last, searched = names.shown, names.shown, list[str]()
     habits = [rng.expovariate(1) for _ in range(4)]
-    for _ in range(MOST_CALLS - 1):
+    for _ in range(MAX_CALLS - 1):
         if not names.shown or rng.random() < ENDS_AT_RANDOM:
             break
         places = [_without(asked, searched), _without(last, searched), names.shown, searched[-1:]]
         possible = [(place, weight) for place, weight in zip(places, habits, strict=True) if place]
         (place,) = rng.choices([place for place, _ in possible], [weight for _, weight in possible])
         searched.append(rng.choice(place))
-        reply = desk.search(searched[-1])
+        reply = context.search(searched[-1])
         last = [word for word in dict.fromkeys(reply.split()) if word in names.shown]
         function = {"name": "search", "arguments": {"query": searched[-1]}}
         messages += [
@@ -224,7 +180,7 @@ class _Episode:
 
     def __init__(self, row: dict[str, Any], tokenizer: PreTrainedTokenizerFast, most_tokens: int) -> None:
         self._names = Names(row["question"], row["draw"], row["blanked"])
-        self._desk = Desk(Session(retriever()), self._names)
+        self._context = SearchContext(Session(retriever()), self._names)
         self._supporting = row["supporting"]
         self._tokenizer, self._most_tokens = tokenizer, most_tokens
         self._written: list[int] = []
@@ -249,13 +205,13 @@ class _Episode:
         self._written = []
         self._calls += 1
         calls = message.get("tool_calls", [])
-        self.done = not calls or self._calls == MOST_CALLS
+        self.done = not calls or self._calls == MAX_CALLS
         for call in calls:  # a tool call of the last message is executed, too
-            reply = self._desk.search(call["function"]["arguments"]["query"])
+            reply = self._context.search(call["function"]["arguments"]["query"])
             self.pending += self._tokenizer.encode(f"<|tool|>{reply}{END}", add_special_tokens=False)
         self.pending += [self._tokenizer.convert_tokens_to_ids("<|assistant|>")]
         ended = not calls and message.get("content") == "done"
-        self.reward = retrieval_reward(self._desk.session.found, self._supporting, ended)
+        self.reward = retrieval_reward(self._context.session.found, self._supporting, ended)
 
 
 def _prompt(question: str, tokenizer: PreTrainedTokenizerFast) -> list[int]:

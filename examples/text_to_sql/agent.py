@@ -22,7 +22,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 
-MOST_QUERIES = 3
+MAX_QUERIES = 3
 NAME = re.compile(r"\b[TCV]\d+\b")
 
 
@@ -49,16 +49,16 @@ async def answer(task: dict[str, Any], llm: Any, prompts: Prompts) -> float:
         http_client=llm.sync_http_client,  # unused, but without it every client would make its own, at 20 ms
     )
     with Database(task["database"]) as database:
-        desk = Desk(model, database, task, prompts)
+        context = TeamContext(model, database, task, prompts)
         messages = [SystemMessage(prompts.system)] if prompts.system else []
-        end = await TEAM.ainvoke({"messages": messages, "queries": 0}, context=desk)
+        end = await TEAM.ainvoke({"messages": messages, "queries": 0}, context=context)
         gold = database.run(task["gold"])
     found: Result = end["result"]
     return float(not found.error and same_answer(found.rows, gold.rows, task["ordered"]))
 
 
 class State(TypedDict, total=False):
-    """What the agents hand to each other."""
+    """The state that the agents hand to each other."""
 
     messages: Annotated[list[AnyMessage], operator.add]
     queries: int
@@ -68,7 +68,7 @@ class State(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Prompts:
-    """What the agents are told; {question}, {schema}, {result} and {error} are filled in."""
+    """The agents' prompts; {question}, {schema}, {result} and {error} are filled in."""
 
     system: str
     write: str
@@ -83,8 +83,8 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Desk:
-    """What the agents need for one question."""
+class TeamContext:
+    """The client, database and task of one question."""
 
     model: ChatOpenAI
     database: Database
@@ -107,29 +107,29 @@ class Desk:
         return {"messages": messages, "result": result, "queries": state["queries"] + 1}
 
 
-async def writer(state: State, runtime: Runtime[Desk]) -> State:
-    desk = runtime.context
-    text = desk.prompts.write.format(question=desk.task["question"], schema=desk.task["schema"])
-    return await desk.query(state, text)
+async def writer(state: State, runtime: Runtime[TeamContext]) -> State:
+    context = runtime.context
+    text = context.prompts.write.format(question=context.task["question"], schema=context.task["schema"])
+    return await context.query(state, text)
 
 
-async def checker(state: State, runtime: Runtime[Desk]) -> State:
-    desk = runtime.context
-    text = desk.prompts.check.format(result=desk.prompts.show(state["result"]))
-    messages, verdict = await desk.ask(state, text, desk.prompts.verdict_tokens)
+async def checker(state: State, runtime: Runtime[TeamContext]) -> State:
+    context = runtime.context
+    text = context.prompts.check.format(result=context.prompts.show(state["result"]))
+    messages, verdict = await context.ask(state, text, context.prompts.verdict_tokens)
     return {"messages": messages, "verdict": verdict}
 
 
-async def rewriter(state: State, runtime: Runtime[Desk]) -> State:
-    desk = runtime.context
+async def rewriter(state: State, runtime: Runtime[TeamContext]) -> State:
+    context = runtime.context
     error = state["result"].error
-    text = desk.prompts.repair.format(error=error) if error else desk.prompts.rewrite
-    return await desk.query(state, text)
+    text = context.prompts.repair.format(error=error) if error else context.prompts.rewrite
+    return await context.query(state, text)
 
 
 def after_query(state: State) -> Literal["checker", "rewriter", "__end__"]:
     """An error needs no checker; and the last query stands, whatever it gave."""
-    if state["queries"] == MOST_QUERIES:
+    if state["queries"] == MAX_QUERIES:
         return END
     return "rewriter" if state["result"].error else "checker"
 
@@ -139,7 +139,7 @@ def after_check(state: State) -> Literal["rewriter", "__end__"]:
 
 
 def is_refusal(verdict: str) -> bool:
-    """Whether a verdict such as "WRONG: the year is missing" sends the query back."""
+    """Tells whether a verdict such as "WRONG: the year is missing" sends the query back."""
     return re.match(r"\W*wrong\b", verdict, re.IGNORECASE) is not None
 
 
@@ -212,7 +212,7 @@ FULL = Prompts(
 
 
 def compile_team() -> Any:
-    graph = StateGraph(State, context_schema=Desk)
+    graph = StateGraph(State, context_schema=TeamContext)
     graph.add_node("writer", writer)
     graph.add_node("checker", checker)
     graph.add_node("rewriter", rewriter)

@@ -10,14 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-MOST_ROWS = 3000
-MOST_BYTES = 1_000_000
+MAX_ROWS = 3000
+MAX_BYTES = 1_000_000
 """Of one value or query."""
 LIMIT_STEPS = 20_000_000
 """Instructions of SQLite's virtual machine that a query may take: about a second. A limit in instructions and not on the
 clock, so that a query that ends on one machine ends on all, and a reward computed again is the same."""
 CHECK_EVERY = 100_000
-MOST_COLUMNS_TRIED = 6
+MAX_COLUMNS_TRIED = 6
 """Columns of a result whose order is looked for (720 orders); beyond, the order must agree."""
 
 ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
@@ -28,7 +28,7 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Result:
-    """What a query gave: rows, or the database's own words about what is wrong with it."""
+    """The result of a query: rows, or the database's own error message."""
 
     rows: list[Row] = field(default_factory=list)
     error: str = ""
@@ -48,7 +48,7 @@ class Database:
             f"{Path(path).resolve().as_uri()}?mode=ro", uri=True, check_same_thread=False
         )
         self._connection.text_factory = _text  # real databases hold bytes that are no UTF-8
-        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_BYTES)
         self._connection.set_authorizer(_authorize)
         self._checks = 0
 
@@ -63,7 +63,7 @@ class Database:
         self._checks = 0
         self._connection.set_progress_handler(self._is_over, CHECK_EVERY)
         try:
-            rows = self._connection.execute(query).fetchmany(MOST_ROWS)
+            rows = self._connection.execute(query).fetchmany(MAX_ROWS)
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
             return Result(error="the query takes too long" if str(error) == "interrupted" else str(error))
         return Result([tuple(round(value, 4) if isinstance(value, float) else value for value in row) for row in rows])
@@ -87,7 +87,7 @@ def same_answer(rows: list[Row], gold: list[Row], ordered: bool) -> bool:
         return True
     width = len(gold[0])
     wanted = Counter(gold)
-    for order in permutations(range(width)) if width <= MOST_COLUMNS_TRIED else [tuple(range(width))]:
+    for order in permutations(range(width)) if width <= MAX_COLUMNS_TRIED else [tuple(range(width))]:
         arranged = [tuple(row[index] for index in order) for row in rows]
         if arranged == gold or (not ordered and Counter(arranged) == wanted):
             return True

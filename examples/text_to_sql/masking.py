@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from spider import Schema, cell_key, lemma
 
-MOST_TABLES, MOST_COLUMNS, MOST_VALUES = 3, 14, 5
+MAX_TABLES, MAX_COLUMNS, MAX_VALUES = 3, 14, 5
 QUESTION_WORDS, SCHEMA_WORDS = 60, 100
 """Longest texts that are shown; what is beyond is cut."""
 STOP = frozenset(
@@ -111,7 +111,7 @@ def mask_query(query: str, names: dict[str, str]) -> str | None:
 def renumber(names: dict[str, str], rng: random.Random) -> dict[str, str]:
     """Another short name for each of `names`, of the same letter: T0 -> T2, C0 -> C7, V0 -> V3."""
     drawn = {}
-    for letter, most in (("T", MOST_TABLES), ("C", MOST_COLUMNS), ("V", MOST_VALUES)):
+    for letter, most in (("T", MAX_TABLES), ("C", MAX_COLUMNS), ("V", MAX_VALUES)):
         used = [name for name in names if name[0] == letter]
         for name, number in zip(used, rng.sample(range(most), len(used)), strict=True):
             drawn[name] = f"{letter}{number}"
@@ -155,7 +155,7 @@ class _Linker:
         self._find_quoted(question, matches)
         self._find_phrases_and_cells()
         self._find_numbers()
-        self._values = dict(sorted(self._values.items())[:MOST_VALUES])
+        self._values = dict(sorted(self._values.items())[:MAX_VALUES])
         self._choose()
 
     def masked(self) -> Masked:
@@ -235,13 +235,13 @@ class _Linker:
                 scores[index] = len(common) / len(column_.words)
                 first[index] = min(at for at, word in enumerate(self._lemmas) if word in common)
             tables[column_.table] += 0.4 * min(scores[index], 2)
-        self._tables = sorted(range(len(tables)), key=lambda table: -tables[table])[:MOST_TABLES]
+        self._tables = sorted(range(len(tables)), key=lambda table: -tables[table])[:MAX_TABLES]
 
         def rank(index: int) -> tuple[bool, int]:
             return scores[index] < 0.5, self._tables.index(columns[index].table)
 
         candidates = [index for index, column in enumerate(columns) if column.table in self._tables]
-        kept = sorted(candidates, key=lambda index: (*rank(index), -scores[index], index))[:MOST_COLUMNS]
+        kept = sorted(candidates, key=lambda index: (*rank(index), -scores[index], index))[:MAX_COLUMNS]
         self._columns = sorted(kept, key=lambda index: (*rank(index), first[index], index))
 
     def _text(self) -> list[str]:

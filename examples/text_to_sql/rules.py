@@ -1,4 +1,4 @@
-"""What simple rules reach on Spider's held-out questions, for comparison: no training, no agents.
+"""Baselines on Spider's held-out questions: simple rules, no training, no agents.
 
     python examples/text_to_sql/rules.py
 
@@ -49,7 +49,7 @@ def nearest_neighbour(problems: Sequence[Problem], known: Sequence[Problem]) -> 
 
 
 def answers(problem: Problem, program: str) -> bool:
-    """Whether a program in short names gives the gold rows of a problem."""
+    """Tells whether a program in short names gives the gold rows of a problem."""
     row = problem.row
     with Database(row["database"]) as database:
         found = database.run(with_real_names(program, row["names"]))

@@ -21,7 +21,7 @@ from database import Database
 
 Split = Literal["train", "dev"]
 ARCHIVE = {"train": "train_spider.json", "dev": "dev.json"}
-MOST_CELLS = 3000
+MAX_CELLS = 3000
 """Distinct values of a column that are looked at."""
 IRREGULAR = ("sses", "ches", "shes", "xes")
 
@@ -34,7 +34,7 @@ class Question:
 
     @property
     def ordered(self) -> bool:
-        """Whether the rows come in an order that the question asks for: an order outside of all brackets."""
+        """Tells whether the rows come in an order that the question asks for: an order outside of all brackets."""
         query, inner = self.query.lower(), 1
         while inner:
             query, inner = re.subn(r"\([^()]*\)", " ", query)
@@ -119,7 +119,7 @@ def schema(path: Path) -> Schema:
         cells: dict[str, dict[int, str]] = {}
         for index, column in enumerate(columns):
             for (value,) in connection.execute(
-                f"select distinct [{column.name}] from [{tables[column.table]}] limit {MOST_CELLS}"
+                f"select distinct [{column.name}] from [{tables[column.table]}] limit {MAX_CELLS}"
             ):
                 if isinstance(value, str) and 1 < len(value) <= 40:
                     cells.setdefault(cell_key(value), {})[index] = value

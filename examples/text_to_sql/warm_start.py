@@ -15,7 +15,6 @@ import argparse
 import json
 import random
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,27 +24,21 @@ from typing import Any
 import data
 import masking
 import torch
-from agent import BRIEF, MOST_QUERIES, is_refusal, with_real_names, with_short_names
+from agent import BRIEF, MAX_QUERIES, is_refusal, with_real_names, with_short_names
 from database import Database
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agentlightning.demo import sql as company
-from agentlightning.demo import tiny
-from agentlightning.demo.warm_start import encode, to_sequences
-from agentlightning.engines.local.learner import Learner
-from agentlightning.types import Loss
+from agentlightning.demo import tiny_model
+from agentlightning.demo.imitation import Row, encode, imitate, linear_decay
 
 CONTEXT = 384
-LEARNING_RATE, MUON_RATIO = 3e-3, 0.02 / 3e-3
-WARM_UP = 20
 
 LABELLED = 0.1
 """Share of Spider's training questions whose gold queries are demonstrated."""
 BLANKED = 0.1
 MISTAKES = 0.2
 """Share of the demonstrations whose first query has a mistake."""
-UNKNOWN = "<unk>"
 WORDS = (
     *masking.KEYWORDS,
     *("1", "schema", "@", "~", "/", ":", "num", "txt", "oth", "empty", "one", "many", "right", "wrong", "again"),
@@ -64,9 +57,9 @@ WORDS = (
         "incomplete",
         "input",
     ),
-    *(f"T{index}" for index in range(masking.MOST_TABLES)),
-    *(f"C{index}" for index in range(masking.MOST_COLUMNS)),
-    *(f"V{index}" for index in range(masking.MOST_VALUES)),
+    *(f"T{index}" for index in range(masking.MAX_TABLES)),
+    *(f"C{index}" for index in range(masking.MAX_COLUMNS)),
+    *(f"V{index}" for index in range(masking.MAX_VALUES)),
 )
 CONFUSED = (("max", "min", "avg", "sum"), ("asc", "desc"), (">", "<", ">=", "<=", "=", "!="), ("and", "or"))
 
@@ -75,10 +68,10 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Slice:
-    """How the model of one slice of the task is made."""
+    """The recipe of the model of one slice of the task."""
 
-    demonstrations: Callable[[int], tuple[list[Any], int]]
-    """Seed -> what is demonstrated in one epoch, and how many held-out questions there are."""
+    demonstrations: Callable[[int, float], tuple[list[Any], int]]
+    """Seed, labelled share -> what is demonstrated in one epoch, and how many held-out questions there are."""
     demonstrate: Callable[[Any, random.Random], list[Message]]
     tokenizer: Callable[[list[Any], random.Random], PreTrainedTokenizerFast]
     hidden: int
@@ -93,25 +86,25 @@ def main() -> None:
     parser.add_argument("--to", type=Path, required=True, help="folder for the model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slice", choices=tuple(SLICES), default="generated")
+    parser.add_argument(
+        "--labelled", type=float, help=f"share of Spider's questions whose queries are shown [{LABELLED}]"
+    )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=int, help="how often each demonstration is seen")
     length.add_argument("--control", action="store_true", help="about as long as training on reward takes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.labelled is not None and arguments.slice != "spider":
+        parser.error("--labelled: the generated demonstrations use no labels; give it with --slice spider")
     chosen = SLICES[arguments.slice]
     epochs = arguments.epochs or (chosen.control_epochs if arguments.control else chosen.epochs)
     rng = random.Random(arguments.seed)
     try:
-        demonstrated, held_out = chosen.demonstrations(arguments.seed)
+        demonstrated, held_out = chosen.demonstrations(arguments.seed, arguments.labelled or LABELLED)
     except FileNotFoundError as cause:
         raise SystemExit(str(cause)) from cause
     tokenizer = chosen.tokenizer(demonstrated, rng)
-    tokenizer.model_max_length = CONTEXT
-    tokenizer.save_pretrained(arguments.to)
-    model = tiny.fresh_model(
-        len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, chosen.hidden, 3, CONTEXT, arguments.seed
-    )
-    model.save_pretrained(arguments.to)
+    tiny_model.write(arguments.to, tokenizer, hidden=chosen.hidden, context=CONTEXT, seed=arguments.seed)
     loss = warm_start(arguments.to, chosen, demonstrated, epochs, rng)
     report = {
         "model": str(arguments.to),
@@ -125,31 +118,23 @@ def main() -> None:
 
 
 def warm_start(folder: Path, chosen: Slice, demonstrated: list[Any], epochs: int, rng: random.Random) -> float:
-    """Supervised training in place: warm-up over 20 updates, then linear decay to a twentieth. The last losses' mean."""
-    learner = Learner(
-        folder,
-        threads=1,
-        optimizer="muon",
-        muon_learning_rate_ratio=MUON_RATIO,
-        weight_decay=0.05,
-        dropout=chosen.dropout,
-        seed=rng.randrange(2**31),
-    )
+    """Supervised training in place; the last losses' mean."""
+    seed = rng.randrange(2**31)
     tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def rows() -> Iterator[list[Row]]:
+        for items in _batches(demonstrated, chosen.batch, rng):
+            encoded = [encode(tokenizer, chosen.demonstrate(item, rng)) for item in items]
+            yield [row for row in encoded if len(row[0]) <= CONTEXT]
+
     updates = max(1, epochs * len(demonstrated) // chosen.batch)
-    losses = []
-    for update, items in zip(range(updates), _batches(demonstrated, chosen.batch, rng), strict=False):
-        rows = [encode(tokenizer, chosen.demonstrate(item, rng)) for item in items]
-        batch = to_sequences([row for row in rows if len(row[0]) <= CONTEXT])
-        losses.append(learner.forward_backward(batch, Loss(name="sft"))["loss"])
-        rate = min(1, (update + 1) / WARM_UP) * max(0.05, 1 - update / updates)
-        learner.optim_step(LEARNING_RATE * rate, 1.0)
-    learner.export(folder)
-    return sum(losses[-20:]) / len(losses[-20:])
+    return imitate(
+        folder, rows(), steps=updates, rate_at=linear_decay, weight_decay=0.05, dropout=chosen.dropout, seed=seed
+    )
 
 
 def conversation(row: data.Row, queries: list[str], verdicts: Callable[[str], str]) -> list[Message]:
-    """What the team says when these queries are written in turn; `verdicts` says what the checker says to what it is shown.
+    """Returns the conversation when the team writes these queries in turn; `verdicts` maps a shown result to a verdict.
 
     It ends where the checker agrees, or with the last of `queries`.
     """
@@ -164,7 +149,7 @@ def conversation(row: data.Row, queries: list[str], verdicts: Callable[[str], st
         for number, query in enumerate(queries, 1):
             say(asked, query)
             result = database.run(with_real_names(query, names))
-            if number == MOST_QUERIES:
+            if number == MAX_QUERIES:
                 break
             if result.error:
                 asked = BRIEF.repair.format(error=with_short_names(result.error, names))
@@ -183,7 +168,7 @@ def judge(shown: str) -> str:
     return "wrong" if shown == "empty" else "right"
 
 
-def generated_demonstrations(seed: int) -> tuple[list[Any], int]:
+def generated_demonstrations(seed: int, _: float) -> tuple[list[Any], int]:
     rng = random.Random(f"demonstrations {seed}")
     return [company.sample(rng, "train") for _ in range(3000)], data.HELD_OUT
 
@@ -196,25 +181,25 @@ def demonstrate_generated(task: dict[str, Any], rng: random.Random) -> list[Mess
     guessed = rng.choice(company.TABLES), rng.choice(company.PAY_COLUMNS)
     first = right if rng.random() < company.LOOKS_AT_SCHEMA else guessed
     queries = [
-        data.query(company.mistaken(task["plan"], rng), *names) for names in (first, *[right] * (MOST_QUERIES - 1))
+        data.query(company.mistaken(task["plan"], rng), *names) for names in (first, *[right] * (MAX_QUERIES - 1))
     ]
     return conversation(row, queries, judge)
 
 
 def generated_tokenizer(demonstrated: list[Any], rng: random.Random) -> PreTrainedTokenizerFast:
     messages = [message for task in demonstrated[:1000] for message in demonstrate_generated(task, rng)]
-    return tiny.train_tokenizer((message["content"] for message in messages), (), vocabulary=400)
+    return tiny_model.train_tokenizer((message["content"] for message in messages), (), vocabulary=400)
 
 
-def spider_demonstrations(seed: int) -> tuple[list[Any], int]:
+def spider_demonstrations(seed: int, labelled: float) -> tuple[list[Any], int]:
     """Labelled problems of the training databases; the others lend their words to the tokenizer only."""
-    return labelled_problems(data.spider_problems("train"), seed), len(data.spider_heldout())
+    return labelled_problems(data.spider_problems("train"), seed, labelled), len(data.spider_heldout())
 
 
-def labelled_problems(problems: list[data.Problem], seed: int) -> list[data.Problem]:
-    """The tenth whose gold queries may be looked at."""
+def labelled_problems(problems: list[data.Problem], seed: int, share: float = LABELLED) -> list[data.Problem]:
+    """The share whose gold queries may be looked at."""
     labelled = [problem for problem in problems if problem.program]
-    return random.Random(seed).sample(labelled, int(LABELLED * len(labelled)))
+    return random.Random(seed).sample(labelled, int(share * len(labelled)))
 
 
 def demonstrate_spider(problem: data.Problem, rng: random.Random) -> list[Message]:
@@ -250,22 +235,8 @@ def with_mistake(query: str, names: list[str], rng: random.Random) -> str:
 def spider_tokenizer(demonstrated: list[Any], rng: random.Random) -> PreTrainedTokenizerFast:
     """Whole words, those that occur twice in the training questions and schemas (no label is looked at)."""
     rows = [problem.row for problem in data.spider_problems("train")]
-    return word_tokenizer(f"{row['question']} {row['schema']}" for row in rows)
-
-
-def word_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
-    count = Counter(word for text in texts for word in text.split())
-    special = [UNKNOWN, tiny.PAD, tiny.END, *(f"<|{role}|>" for role in tiny.ROLES)]
-    words = [*special, *dict.fromkeys(WORDS)]
-    words += [word for word, times in count.most_common() if times >= 2 and word not in words]
-    core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    core.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in special])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, unk_token=UNKNOWN, pad_token=tiny.PAD, eos_token=tiny.END
-    )
-    tokenizer.chat_template = tiny.CHAT_TEMPLATE
-    return tokenizer
+    texts = (f"{row['question']} {row['schema']}" for row in rows)
+    return tiny_model.word_tokenizer(texts, WORDS, min_times_seen=2)
 
 
 def _batches(items: list[Any], size: int, rng: random.Random) -> Iterator[list[Any]]:

@@ -14,39 +14,74 @@ if TYPE_CHECKING:
     from agentlightning.algorithms.lightning_rl import LightningRL
     from agentlightning.algorithms.preference import DPO, KTO
     from agentlightning.algorithms.supervised import RFT, SFT, Distill
+    from agentlightning.analysis.stored_run import load_run
+    from agentlightning.config import (
+        AgentConfig,
+        DataConfig,
+        EngineConfig,
+        EvalConfig,
+        LoraConfig,
+        ModelConfig,
+        PolicyConfig,
+        RewardConfig,
+        StoreConfig,
+        TracingConfig,
+        TrainerConfig,
+    )
+    from agentlightning.config_air import AirConfig, AirRuleConfig
+    from agentlightning.config_external import ExternalModelConfig
     from agentlightning.gateway.server import AgentLightningServer
     from agentlightning.runner.agent import LLM, PromptTemplate, emit_reward, rollout
     from agentlightning.runner.client import AgentLightningClient
     from agentlightning.runner.emitters import emit_exception, emit_message, emit_object, operation
-    from agentlightning.runner.result import Result
+    from agentlightning.runner.result import RolloutResult
     from agentlightning.store.base import LightningStore
     from agentlightning.store.client import LightningStoreClient
     from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
+    from agentlightning.trainer.check import CheckResult
     from agentlightning.trainer.trainer import Trainer
+    from agentlightning.trainer.training import TrainResult
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AgentConfig": "config",
     "AgentLightningClient": "runner.client",
     "AgentLightningServer": "gateway.server",
+    "AirConfig": "config_air",
+    "AirRuleConfig": "config_air",
+    "CheckResult": "trainer.check",
     "DPO": "algorithms.preference",
+    "DataConfig": "config",
     "Distill": "algorithms.supervised",
+    "EngineConfig": "config",
+    "EvalConfig": "config",
+    "ExternalModelConfig": "config_external",
     "InMemoryLightningStore": "store.sql.store",
     "KTO": "algorithms.preference",
     "LLM": "runner.agent",
     "LightningRL": "algorithms.lightning_rl",
     "LightningStore": "store.base",
     "LightningStoreClient": "store.client",
+    "LoraConfig": "config",
+    "ModelConfig": "config",
+    "PolicyConfig": "config",
     "PromptTemplate": "runner.agent",
     "RFT": "algorithms.supervised",
-    "Result": "runner.result",
+    "RewardConfig": "config",
+    "RolloutResult": "runner.result",
     "SFT": "algorithms.supervised",
     "SqlLightningStore": "store.sql.store",
+    "StoreConfig": "config",
+    "TracingConfig": "config",
+    "TrainResult": "trainer.training",
     "Trainer": "trainer.trainer",
+    "TrainerConfig": "config",
     "emit_exception": "runner.emitters",
     "emit_message": "runner.emitters",
     "emit_object": "runner.emitters",
     "emit_reward": "runner.agent",
+    "load_run": "analysis.stored_run",
     "operation": "runner.emitters",
     "rollout": "runner.agent",
 }
@@ -57,21 +92,38 @@ __all__ = [
     "LLM",
     "RFT",
     "SFT",
+    "AgentConfig",
     "AgentLightningClient",
     "AgentLightningServer",
+    "AirConfig",
+    "AirRuleConfig",
+    "CheckResult",
+    "DataConfig",
     "Distill",
+    "EngineConfig",
+    "EvalConfig",
+    "ExternalModelConfig",
     "InMemoryLightningStore",
     "LightningRL",
     "LightningStore",
     "LightningStoreClient",
+    "LoraConfig",
+    "ModelConfig",
+    "PolicyConfig",
     "PromptTemplate",
-    "Result",
+    "RewardConfig",
+    "RolloutResult",
     "SqlLightningStore",
+    "StoreConfig",
+    "TracingConfig",
+    "TrainResult",
     "Trainer",
+    "TrainerConfig",
     "emit_exception",
     "emit_message",
     "emit_object",
     "emit_reward",
+    "load_run",
     "operation",
     "rollout",
 ]

@@ -8,54 +8,65 @@ nothing of what the settings do.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
-from itertools import combinations
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from agentlightning.config_air import AirConfig
 from agentlightning.config_base import Table
 from agentlightning.config_base import parse_settings as parse_settings
+from agentlightning.config_external import ExternalModelConfig, check_external_models
 
 DEFAULT_STORE = "sqlite:///runs/agl.db"
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 class ModelConfig(Table):
+    """The model that is trained, and how it is sampled."""
+
     path: str
     """Hub name or local folder of a transformers causal language model with a chat template."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of training rollouts; evaluation is greedy and at temperature 1."""
     max_tokens: int | None = Field(None, ge=1)
-    """Most tokens of one call. None: what the agent asks for, else what the context holds."""
+    """Tokens of one completion, at most. None: what the agent asks for, else what the context holds."""
 
 
 class RewardConfig(Table):
     """A reward function: of Python, a program, or a model that judges. A text alone is `run`."""
 
+    name: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")
+    """Name of the reward and its metric, beside others; None: that of the function, the program, or `judge`."""
     run: str | None = None
     """``file.py:name`` or ``package.module:name``, called with (task, result)."""
     command: str | None = None
     """A program, split into words as a shell would: the rollout as JSON on its standard input, and as the last line that
     it prints the reward, or an object of rewards by name."""
     judge: str | None = None
-    """A model to ask for a score from 0 to 1: a name that an upstream or a policy of the run answers to, or with `url`
+    """A model to ask for a score from 0 to 1: an external model or a policy of the run, or with `url`
     one of that endpoint's."""
     url: str | None = None
-    """Of an OpenAI-compatible endpoint, with its /v1. None: the run's own gateway."""
+    """Base URL of an OpenAI-compatible endpoint, with its /v1. None: the run's own gateway."""
     key_env: str | None = None
     """Variable of the workers' environment with the key of `url`; None: no key is sent."""
     instructions: str | None = None
-    """What the judge is to look at; None: whether the rollout reached the task's goal."""
+    """Criteria for the judge; None: the rollout reached the task's goal."""
     temperature: float | None = Field(None, ge=0)
-    """Of the judge's answers; None: the endpoint's own."""
+    """Sampling temperature of the judge; None: the endpoint's own."""
     timeout_s: float = Field(60.0, gt=0)
     """Seconds for one score. The attempt's own time counts as well."""
+
+    @property
+    def label(self) -> str:
+        """The reward's name where there are several."""
+        if self.name is not None:
+            return self.name
+        source = self.run or (self.command or "judge").split()[0]
+        return Path(source.rpartition(":")[2]).stem
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -68,7 +79,7 @@ class RewardConfig(Table):
         if self.run is not None and self.timeout_s != RewardConfig.model_fields["timeout_s"].default:
             raise ValueError("timeout_s: has no effect with run; agent.timeout_s bounds it")
         if self.key_env is not None and self.url is None:
-            raise ValueError("key_env: has no effect without url; the gateway has the keys of its upstreams")
+            raise ValueError("key_env: has no effect without url; the gateway has the keys of external models")
         if self.key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
             raise ValueError(  # what was given is repeated nowhere: somebody may have pasted a key
                 "key_env: expected the name of an environment variable, such as OPENAI_API_KEY, not the key"
@@ -78,14 +89,26 @@ class RewardConfig(Table):
         return self
 
 
+def reward_labels(rewards: Sequence[RewardConfig]) -> list[str]:
+    """Their names; ValueError where one would be lost among several: two are the same, or it is that of their sum."""
+    labels = [one.label for one in rewards]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise ValueError(f"two rewards are called {twice[0]!r}; give each a name of its own")
+    if len(labels) > 1 and "reward" in labels:
+        raise ValueError("'reward' is the name of the sum of several rewards; give each a name of its own")
+    return labels
+
+
 class AgentConfig(Table):
+    """The agent, its rewards and the workers that run it."""
+
     run: str | None = None
     """Function agent: ``file.py:name`` or ``package.module:name``."""
     command: str | None = None
     """Command agent: any program, for example ``node agent.js``."""
-    reward: RewardConfig | None = None
-    """Reward function: ``file.py:name`` called with (task, result), or a table. None: the agent's own return value or
-    records."""
+    reward: tuple[RewardConfig, ...] = ()
+    """Reward function: ``file.py:name`` called with (task, result), or a table, or a list of these, whose rewards are added.
+    None: the agent's own return value or records."""
     workers: int = Field(2, ge=0)
     """Worker processes to start here; 0 where workers run elsewhere."""
     concurrency: int = Field(32, ge=1)
@@ -94,32 +117,41 @@ class AgentConfig(Table):
     max_attempts: int = Field(2, ge=1)
     on_failure: Literal["drop", "zero"] = "drop"
     """A rollout that failed all its attempts: left out, or reward 0."""
-    posts_rewards: bool | None = None
-    """Whether an attempt's key may set rewards at the gateway; None: only for a command without a reward function."""
+    allow_posted_rewards: bool | None = None
+    """An attempt's key may set rewards at the gateway; None: only for a command without a reward function."""
     trace: bool = True
     """Function agents: name the agent (node, role) of each call, and record the OpenTelemetry spans that its code makes."""
     instrument: tuple[str, ...] = ()
     """Function agents: instrumentations to switch on in every worker, by name (langchain, openai_agents) or package: any
     that is installed of OpenInference's and OpenTelemetry's."""
-    sampling_policy: Literal["refuse", "force"] = "refuse"
-    """What becomes of a call that asks for sampling no trainer could account for (top_k, penalties, a JSON schema, a forced
-    tool call): refused with a sentence, or sampled without it. What was asked for is recorded with the call."""
+    unsupported_params: Literal["error", "drop"] = "error"
+    """Treatment of a call that asks for sampling no trainer could account for (top_k, penalties, a JSON schema, a forced
+    tool call): error: refused with a sentence; drop: sampled without it. What was asked for is recorded with the call."""
 
     @property
-    def reward_spec(self) -> str | None:
-        """`reward` as one text, for a worker's command line: what is not a Python function as JSON."""
-        if self.reward is None or self.reward.run is not None:
-            return None if self.reward is None else self.reward.run
-        return self.reward.model_dump_json(exclude_defaults=True)
+    def reward_specs(self) -> list[str]:
+        """`reward`, one text each for a worker's command line: what is not just a Python function as JSON."""
+        alone = len(self.reward) == 1
+        return [
+            one.run if one.run is not None and alone else one.model_dump_json(exclude_defaults=True)
+            for one in (one.model_copy(update={} if alone else {"name": one.label}) for one in self.reward)
+        ]
 
     @field_validator("reward", mode="before")
     @classmethod
-    def _named(cls, value: Any) -> Any:
-        return {"run": value} if isinstance(value, str) else value
+    def _listed(cls, value: Any) -> Any:
+        listed = [] if value is None else value if isinstance(value, list | tuple) else [value]
+        return [{"run": one} if isinstance(one, str) else one for one in listed]
+
+    @field_validator("reward")
+    @classmethod
+    def _told_apart(cls, value: tuple[RewardConfig, ...]) -> tuple[RewardConfig, ...]:
+        reward_labels(value)
+        return value
 
     @property
     def given(self) -> bool:
-        """Whether there is an agent: a run that learns from the record needs one only to be evaluated."""
+        """True where there is an agent: offline training needs one only to be evaluated."""
         return self.run is not None or self.command is not None
 
     @model_validator(mode="after")
@@ -135,6 +167,8 @@ class AgentConfig(Table):
 
 
 class DataConfig(Table):
+    """The tasks."""
+
     train: str | None = None
     """Tasks: a .jsonl, .csv or .parquet file, ``hub:NAME[:SPLIT]``, or a Python callable ``file.py:name``."""
     from_run: tuple[str, ...] = ()
@@ -157,7 +191,11 @@ class DataConfig(Table):
 
 
 class TrainerConfig(Table):
+    """The training loop."""
+
     steps: int = Field(100, ge=1)
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the training tasks, in place of `steps`."""
     tasks_per_step: int = Field(32, ge=1)
     learning_rate: float = Field(1e-5, gt=0)
     warmup_steps: int = Field(0, ge=0)
@@ -171,34 +209,40 @@ class TrainerConfig(Table):
     max_staleness: int = Field(0, ge=0)
     """Training steps by which the weights that sampled a rollout may lie behind those that it updates: so many steps'
     groups run ahead of the trainer. 0: each step samples its own and waits for them (synchronous)."""
-    group_order: Literal["queued", "finished"] = "queued"
-    """Which groups a step takes. queued: the oldest, waiting for slow ones; nothing is dropped. finished: those that finish
-    first; slow ones are learned from later, or cancelled and recorded as stale once they would be too stale."""
-    surplus: float = Field(0.0, ge=0, le=1)
+    batch_order: Literal["fifo", "first_finished"] = "fifo"
+    """The groups that a step takes. fifo: the oldest, waiting for slow ones; nothing is discarded. first_finished: those
+    that finish first; slow ones are learned from later, or cancelled and recorded as stale once they would be too stale."""
+    overprovision: float = Field(0.0, ge=0, le=1)
     """Share of groups queued beyond what a synchronous step needs: the first to finish are taken, the others cancelled."""
     group_deadline_s: float | None = Field(None, gt=0)
     """Seconds after the first end in a group at which what still runs of it is cancelled; None: it is waited for."""
     trackers: tuple[TrackerName, ...] = ()
-    """Where else the run's numbers go, beside the store and metrics.jsonl; each needs the extra of its name."""
-    guard: bool = True
+    """Experiment trackers that get the metrics, beside the store and metrics.jsonl; each needs the extra of its name."""
+    health_checks: bool = True
     """Warn by name when the numbers say that the run goes wrong."""
+    start_timeout_s: float = Field(600.0, gt=0)
+    """Seconds that the server, the sampler and the learner each have to start; a busy machine takes minutes."""
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
-        if self.group_order != "queued" and self.max_staleness == 0:
-            raise ValueError("group_order: has no effect with max_staleness = 0; expected 'queued'")
-        if self.surplus and self.max_staleness:
+        if self.epochs is not None and self.steps != TrainerConfig.model_fields["steps"].default:
+            raise ValueError("epochs: conflicts with steps; give one of the two")
+        if self.batch_order != "fifo" and self.max_staleness == 0:
+            raise ValueError("batch_order: has no effect with max_staleness = 0; expected 'fifo'")
+        if self.overprovision and self.max_staleness:
             raise ValueError(
-                "surplus: with max_staleness above 0, groups that a step does not need are the next step's"
+                "overprovision: with max_staleness above 0, groups that a step does not need are the next step's"
             )
         return self
 
 
 class EvalConfig(Table):
+    """Evaluations on held-out tasks."""
+
     every: int = Field(0, ge=0)
     """Steps between greedy evaluations; 0: only before and after training."""
     tasks: int | None = Field(None, ge=1)
-    """Most held-out tasks to use, the first ones; None: all."""
+    """Held-out tasks to use, at most, the first ones; None: all."""
     sampled: bool = True
     """Also evaluate at temperature 1 before and after."""
 
@@ -216,22 +260,28 @@ class LoraConfig(Table):
 
 
 class EngineConfig(Table):
+    """The engine that samples and trains: device, memory, optimizer."""
+
     name: Literal["local"] = "local"
     optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     muon_learning_rate: float | None = Field(None, gt=0)
     """Learning rate of the matrices under muon; the others take trainer.learning_rate."""
     weight_decay: float = Field(0.0, ge=0)
     dropout: float = Field(0.0, ge=0, lt=1)
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    device: str = "cpu"
-    microbatch_tokens: int = Field(4096, ge=1)
-    """Most tokens of one backward pass, padding included: bounds memory."""
-    rows: Literal["padded", "tree"] = "padded"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 on CUDA, else float32; the learner keeps weights and optimizer in float32."""
+    device: str = Field("auto", min_length=1)
+    """Torch device of sampler and learner; auto: cuda, mps, cpu, the first that there is."""
+    kv_cache_memory_gb: float | None = Field(None, gt=0)
+    """Bound of the sampler's keys and values: what does not fit waits. None: 4, on CUDA a fifth of the device's memory."""
+    max_tokens_per_microbatch: int = Field(4096, ge=1)
+    """Tokens of one backward pass, padding included, at most: bounds memory."""
+    packing: Literal["padded", "prefix_tree"] = "padded"
     """tree: the learner computes once what sequences of a micro-batch begin with alike."""
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping its activations."""
     lora: LoraConfig | None = None
-    max_rows: int = Field(64, ge=1)
+    max_num_seqs: int = Field(64, ge=1)
     """Requests sampled at a time: on a CPU few enough for the cache."""
     sampler_threads: int = Field(1, ge=1)
     learner_threads: int | None = Field(None, ge=1)
@@ -247,46 +297,10 @@ class EngineConfig(Table):
             raise ValueError(
                 "optimizer: muon is for whole matrices, not for the two factors of engine.lora; take adamw"
             )
-        if self.dropout and (self.rows == "tree" or self.gradient_checkpointing):
-            raise ValueError("dropout: goes neither with rows = 'tree' nor with gradient_checkpointing; expected 0")
-        return self
-
-
-class UpstreamConfig(Table):
-    """A model that is not trained: where calls for it go. The gateway reads the same table from a run's resources."""
-
-    url: str
-    """Everything before the route: ``https://api.openai.com/v1``, ``https://api.anthropic.com/v1``."""
-    protocol: Literal["openai", "anthropic"] = "openai"
-    models: tuple[str, ...] = Field(min_length=1)
-    """Names that agents ask for; ``*`` stands for any text, ``?`` for one character."""
-    key_env: str | None = None
-    """Name of the environment variable of the server that holds the key; None: no key is sent."""
-    rename: str | None = Field(None, min_length=1)
-    """Model name to send; None: the one that was asked for."""
-    timeout_s: float = Field(600.0, gt=0)
-    max_retries: int = Field(2, ge=0, le=10)
-
-    @model_validator(mode="after")
-    def _sendable(self) -> Self:
-        # What was given is repeated nowhere here: somebody may have pasted a key.
-        if self.key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
+        if self.dropout and (self.packing == "prefix_tree" or self.gradient_checkpointing):
             raise ValueError(
-                "key_env: expected the name of an environment variable, such as OPENAI_API_KEY, not the key"
+                "dropout: goes neither with packing = 'prefix_tree' nor with gradient_checkpointing; expected 0"
             )
-        if self.key_env is not None and self.key_env.startswith("AGL_"):
-            raise ValueError("key_env: a variable of Agent Lightning's own (AGL_…) is not sent anywhere")
-        try:
-            parts = urlsplit(self.url)
-            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            whole = False
-        if not whole or parts.query or parts.fragment or parts.username is not None or parts.password is not None:
-            raise ValueError("url: expected http(s)://HOST/PATH without user, query or fragment; a key goes by key_env")
-        if self.protocol == "anthropic" and not self.url.rstrip("/").endswith("/v1"):
-            raise ValueError("url: expected the URL of an Anthropic endpoint with its /v1, as in …anthropic.com/v1")
-        if not all(self.models) or any("[" in name for name in self.models):
-            raise ValueError("models: expected model names, in which * and ? may stand for other text")
         return self
 
 
@@ -310,6 +324,8 @@ class TracingConfig(Table):
 
 
 class StoreConfig(Table):
+    """The store of rollouts, calls and rewards."""
+
     url: str = DEFAULT_STORE
     """``memory://``, ``sqlite:///PATH``, ``postgresql://…`` or ``redis://…``, served by a process of the run; or
     ``http://SERVER``, one that runs already."""
@@ -329,10 +345,18 @@ class Config(Table):
     air: AirConfig = AirConfig()
     tracing: TracingConfig = TracingConfig()
     store: StoreConfig = StoreConfig()
-    upstreams: dict[str, UpstreamConfig] = Field({})
+    external: dict[str, ExternalModelConfig] = Field({})
     """Models that are not trained, by a name of your choice: a judge, a user simulator, an embedding."""
     policies: dict[str, PolicyConfig] = Field({})
     """Several policies, by the model name that agents ask for. Empty: one, which answers whatever name they ask for."""
+
+    def with_steps(self, examples: int) -> Self:
+        """With `trainer.epochs` as steps, once the number of training examples is known."""
+        trainer = self.trainer
+        if trainer.epochs is None:
+            return self
+        steps = max(1, math.ceil(trainer.epochs * examples / trainer.tasks_per_step))
+        return self.model_copy(update={"trainer": trainer.model_copy(update={"steps": steps, "epochs": None})})
 
     @model_validator(mode="before")
     @classmethod
@@ -350,8 +374,8 @@ class Config(Table):
         return {**table, "model": {**model, "path": own[0]}}
 
     @model_validator(mode="after")
-    def _upstreams_agree(self) -> Self:
-        check_upstreams(self.upstreams, tuple(self.policies) or (Path(self.model.path).name, "default"))
+    def _external_models_agree(self) -> Self:
+        check_external_models(self.external, tuple(self.policies) or (Path(self.model.path).name, "default"))
         return self
 
     @model_validator(mode="after")
@@ -368,38 +392,11 @@ class Config(Table):
         agent = self.agent
         if (agent.run is not None and agent.command is not None) or not (agent.given or self.data.from_run):
             raise ValueError("agent: give either run (a function, 'file.py:name') or command (a program), not both")
-        if self.data.from_run:  # trainer/recorded.py checks the others
+        if self.data.from_run:  # trainer/offline/settings.py checks the others
             return self
         if self.data.val is None and self.eval != EvalConfig():  # the file of a run names every setting
             raise ValueError("eval: has no effect without data.val")
         return self
-
-
-def check_upstreams(upstreams: Mapping[str, UpstreamConfig], policies: Sequence[str]) -> None:
-    """ValueError where a model name would mean two upstreams, or one of them and a policy.
-
-    An exact name counts before a pattern, a longer pattern before a shorter one.
-    """
-    for name, upstream in upstreams.items():
-        if name in policies:
-            raise ValueError(f"upstreams.{name}: is the name of the policy that is trained; choose another")
-        for pattern in upstream.models:
-            if hidden := [policy for policy in policies if fnmatchcase(policy, pattern)]:
-                raise ValueError(
-                    f"upstreams.{name}.models: {pattern!r} would take the calls of the policy {hidden[0]!r}"
-                )
-    for (one, first), (other, second) in combinations(upstreams.items(), 2):
-        for a in first.models:
-            for b in second.models:
-                if is_exact(a) == is_exact(b) and len(a) == len(b) and _overlap(a, b):
-                    raise ValueError(
-                        f"upstreams.{other}.models: {b!r} means the same models as {a!r} of upstreams.{one}"
-                    )
-
-
-def is_exact(pattern: str) -> bool:
-    """Whether a model pattern is a name."""
-    return "*" not in pattern and "?" not in pattern
 
 
 def parse_config(table: dict[str, Any], where: str = "configuration") -> Config:
@@ -407,31 +404,13 @@ def parse_config(table: dict[str, Any], where: str = "configuration") -> Config:
     return parse_settings(Config, table, where)
 
 
-def _overlap(a: str, b: str) -> bool:
-    """Whether some name matches both patterns.
-
-    >>> _overlap("gpt-5*", "*-mini"), _overlap("gpt-?", "gpt-55")
-    (True, False)
-    """
-    # reached[j]: some text matches the part of `a` so far and b[:j].
-    reached = [True] + [False] * len(b)
-    for j, y in enumerate(b):
-        reached[j + 1] = reached[j] and y == "*"
-    for x in a:
-        before, reached = reached, [reached[0] and x == "*"]
-        for j, y in enumerate(b):
-            grows = "*" in (x, y) and (reached[j] or before[j + 1])
-            reached.append(grows or (before[j] and (x == y or "?" in (x, y))))
-    return reached[-1]
-
-
 def run_record(config: Config) -> dict[str, Any]:
     """The configuration as a store keeps it with the run: what depends on other settings is decided; without passwords."""
     agent = config.agent
     table = config.model_dump(mode="json")
     table["store"]["url"] = without_password(absolute_url(config.store.url))
-    if agent.posts_rewards is None:
-        table["agent"]["posts_rewards"] = agent.command is not None and agent.reward is None
+    if agent.allow_posted_rewards is None:
+        table["agent"]["allow_posted_rewards"] = agent.command is not None and not agent.reward
     return table
 
 

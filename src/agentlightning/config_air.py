@@ -14,15 +14,15 @@ class AirRuleConfig(Table):
     """One rule of AIR."""
 
     weight: float
-    """What a call earns that scores 1; below 0 for what should not happen."""
-    most: float = Field(1.0, gt=0)
+    """Reward of a call that scores 1; below 0 for what should not happen."""
+    cap: float = Field(1.0, gt=0)
     """The rule's rewards of one rollout, summed, stay within ± this, whatever the number of calls."""
     agents: tuple[str, ...] | None = Field(None, min_length=1)
     """Only calls of these agents; None: of all."""
     budget: float | None = Field(None, gt=0)
-    """Of latency, tokens and calls: what costs nothing."""
+    """Latency, tokens or calls that cost nothing."""
     run: str | None = None
-    """A rule of your own: ``file.py:name``, called with (step, earlier)."""
+    """A custom rule: ``file.py:name``, called with (step, earlier)."""
 
 
 class AirConfig(Table):

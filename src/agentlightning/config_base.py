@@ -1,4 +1,4 @@
-"""What every table of settings has in common: unknown names are errors, and an error is a sentence with the setting's name.
+"""Base of every table of settings: unknown names are errors, and an error is a sentence with the setting's name.
 
 The files of settings beside this one use it, and whoever checks settings of a function. It knows no setting.
 """
@@ -32,7 +32,7 @@ def parse_settings(kind: type[T], table: dict[str, Any], where: str) -> T:
 
 
 def expected(error: Any, table: str = "a table") -> str:
-    """What one of pydantic's errors says was expected, without Python's types. `table`: what named values are called there.
+    """The expectation in one of pydantic's errors, without Python's types. `table`: what named values are called there.
 
     >>> expected({"type": "less_than", "msg": "Input should be less than 1"})
     'expected a number less than 1'
@@ -56,7 +56,7 @@ def _sentence(kind: type[BaseModel], error: Any) -> str:
     if error["type"] == "extra_forbidden":
         known = _settings_at(kind, error["loc"][:-1])
         close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known) or 'none'}"
         return f"{name}: no such setting; {hint}"
     message = expected(error)
     given = "" if error["type"] == "missing" or isinstance(error["input"], dict) else f", got {error['input']!r}"

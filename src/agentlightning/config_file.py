@@ -87,8 +87,12 @@ def _anchor(table: dict[str, Any], folder: Path) -> None:
         if isinstance(values, dict):
             _anchor_values(values, names, folder)
     agent = table.get("agent")
-    if isinstance(agent, dict) and isinstance(agent.get("reward"), dict):
-        _anchor_values(agent["reward"], ("run",), folder)
+    rewards = agent.get("reward") if isinstance(agent, dict) else None
+    for place, reward in enumerate(rewards) if isinstance(rewards, list) else [(0, rewards)]:
+        if isinstance(reward, dict):
+            _anchor_values(reward, ("run",), folder)
+        elif isinstance(rewards, list):
+            rewards[place] = _anchored(reward, folder)
     _anchor_algorithm(table.get("algorithm"), folder)
     air = table.get("air")
     rules = air.get("rules") if isinstance(air, dict) else None
@@ -115,9 +119,14 @@ def _anchor_algorithm(algorithm: Any, folder: Path) -> None:
 
 def _anchor_values(values: dict[Any, Any], names: Sequence[Any], folder: Path) -> None:
     for name in names:
-        value = values.get(name)
-        if not isinstance(value, str):
-            continue
-        file, separator, rest = value.partition(":") if ".py:" in value else (value, "", "")
-        if not Path(file).is_absolute() and (folder / file).exists():
-            values[name] = f"{(folder / file).resolve()}{separator}{rest}"
+        if name in values:
+            values[name] = _anchored(values[name], folder)
+
+
+def _anchored(value: Any, folder: Path) -> Any:
+    if not isinstance(value, str):
+        return value
+    file, separator, rest = value.partition(":") if ".py:" in value else (value, "", "")
+    if Path(file).is_absolute() or not (folder / file).exists():
+        return value
+    return f"{(folder / file).resolve()}{separator}{rest}"

@@ -34,7 +34,7 @@ class AgentLightningError(Exception):
 
 
 class InputError(AgentLightningError):
-    """What the user gave is wrong."""
+    """The user's input is wrong."""
 
     exit_code = 2
     http_status = 422

@@ -17,11 +17,11 @@ RunState = Literal["running", "finished", "interrupted", "failed"]
 RolloutState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 AttemptState = Literal["running", "succeeded", "failed", "timed_out", "lost"]
 AttemptEnd = Literal["succeeded", "failed", "timed_out", "lost"]
-Outcome = Literal["trained", "zero_variance", "stale", "surplus", "invalid"]
+Outcome = Literal["trained", "zero_variance", "stale", "overprovisioned", "invalid"]
 RewardSource = Literal["return", "function", "output", "emitted", "posted", "air", "rescored"]
 SpanKind = Literal["internal", "server", "client", "producer", "consumer"]
 SpanStatus = Literal["unset", "ok", "error"]
-StepState = Literal["open", "closed", "abandoned"]
+StepState = Literal["open", "closed"]
 
 ABANDONED: Final = "abandoned"
 """The finish reason of a call whose agent went away: what was sampled until then was never read,
@@ -32,7 +32,7 @@ FINAL_STATES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the gateway samples for one rollout, whatever the agent asks for; fixed at enqueue."""
+    """Sampling parameters of the gateway for one rollout, whatever the agent asks for; fixed at enqueue."""
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -43,7 +43,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When a rollout is tried again. Attempts that end as lost are ours to answer for and count apart."""
+    """Conditions under which a rollout is tried again. Lost attempts are ours to answer for and count apart."""
 
     max_attempts: int = 1
     timeout_s: float = 600.0
@@ -69,7 +69,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatistics:
-    """What goes on in a run at this moment."""
+    """The load of a run at this moment."""
 
     run_id: str
     queued: int
@@ -84,14 +84,14 @@ class RunStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSize:
-    """How much of a run is stored."""
+    """The size of what is stored of a run."""
 
     run_id: str
     rollouts: int
     calls: int
     spans: int
     bytes: int
-    """Of its values, without what the database adds to them."""
+    """Size of its values, without what the database adds to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class Rollout:
     attempt: int
     """Number of the latest attempt, from 1; 0 before the first claim."""
     lost: int
-    """How many attempts ended as lost."""
+    """Number of attempts that ended as lost."""
     created_ns: int
     started_ns: int | None = None
     finished_ns: int | None = None
@@ -142,11 +142,11 @@ class Rollout:
     calls: int = 0
     """Recorded model calls of the latest attempt, counted when it finishes."""
     error: str | None = None
-    """Why the last attempt did not succeed: the traceback or the output's tail."""
+    """Reason why the last attempt did not succeed: the traceback or the output's tail."""
     warning: str | None = None
-    """What looks wrong though the attempt succeeded, with the likely cause (for example: no model call was recorded)."""
+    """Suspicious fact of an attempt that succeeded, with the likely cause (for example: no model call was recorded)."""
     outcome: Outcome | None = None
-    """What learning did with it; None until a training step consumed it."""
+    """Use that training made of it; None until a training step consumed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What a worker gets when it claims a rollout."""
+    """A claimed rollout, as a worker gets it."""
 
     rollout: Rollout
     lease: Lease
@@ -186,7 +186,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """How an attempt ended."""
+    """The end of an attempt."""
 
     lease: Lease
     state: AttemptEnd
@@ -195,7 +195,7 @@ class Finish:
     error: str | None = None
     output: str | None = None
     diagnosis: str | None = None
-    """What in the worker's surroundings could explain an attempt without a recorded call (proxy variables, …)."""
+    """Facts of the worker's surroundings that could explain an attempt without a recorded call (proxy variables, …)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,7 @@ class Call:
     prompt_tokens: int
     """Length of the full prompt."""
     policy: str
-    """Alias of the policy that sampled; '' for a call that an outside model answered."""
+    """Alias of the policy that sampled; '' for a call that an external model answered."""
     model: str
     """The model name that the agent asked for."""
     protocol: str
@@ -255,18 +255,18 @@ class Call:
     """Hash of tools and messages before the answer: finds the answer of a request that is retried."""
     messages: list[JSON]
     """The messages that the parent's history did not have (all of them without a parent)."""
-    answer: JSON
+    completion: JSON
     """The assistant message as the agent received it."""
     tools: list[JSON] | None = None
     """Tool definitions; kept only where they differ from the parent's (so: on roots)."""
     fork_cause: str | None = None
-    """Why the prompt does not continue an earlier call of the attempt; None where it does, or where nothing came before."""
-    context_only: int = 0
+    """Reason why the prompt continues no earlier call of the attempt; None where it does, or where nothing came before."""
+    untrained_tokens: int = 0
     """Sampled tokens of earlier calls that this prompt could not continue: rendered afresh, they are context and no more."""
-    asked: JSON = field(default_factory=dict)
+    overridden_params: JSON = field(default_factory=dict)
     """Sampling fields that the agent gave and that were not applied: the run's sampling policy forced others."""
     usage: JSON = field(default_factory=dict)
-    """What an outside model said it used: prompt_tokens and sampled_tokens."""
+    """Usage that an external model reported: prompt_tokens and sampled_tokens."""
     agent: str | None = None
     """Name of the sub-agent that made the call, where known."""
     finish_reason: str = "stop"
@@ -278,7 +278,7 @@ class Call:
 
     @property
     def continuation(self) -> str:
-        """How the prompt follows from the attempt's earlier calls: continued, first_turn, or the cause of the fork."""
+        """Relation of the prompt to the attempt's earlier calls: continued, first_turn, or the cause of the fork."""
         return self.fork_cause or ("first_turn" if self.parent_id is None else "continued")
 
 
@@ -313,7 +313,7 @@ class Resource:
 
     run_id: str
     name: str
-    kind: Literal["policy", "prompt_template", "upstream", "hold"]
+    kind: Literal["policy", "prompt_template", "external", "pause"]
     value: JSON
     version: int = 0
     """Given by the store: 1 for the first, then one more each time, whatever was abandoned."""
@@ -373,7 +373,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
+class WorkerStatus:
     """A process that claims rollouts, as the store last saw it."""
 
     id: str
@@ -387,10 +387,13 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """(state, action, reward) of one call: the MDP step of the unified data interface."""
+    """(state, action, reward) of one call: the MDP step of the unified data interface.
+
+    As a call is stored, it holds what its parent did not have, so that a rollout of T turns costs O(tokens).
+    """
 
     call_id: str
-    prompt_ids: list[int]
+    suffix_ids: list[int]
     sampled_ids: list[int]
     logprobs: list[float]
     versions: list[VersionSpan]
@@ -404,9 +407,33 @@ class Transition:
     rewards: dict[str, float] = field(default_factory=dict)
     """The same by name."""
     messages: list[JSON] = field(default_factory=list)
-    """The prompt as messages, from the first."""
-    answer: JSON = field(default_factory=dict)
+    """The messages that the parent's history did not have."""
+    completion: JSON = field(default_factory=dict)
     """The assistant message that was sampled."""
+    parent: Transition | None = field(default=None, compare=False, repr=False)
+    """The call that this one continues: one of the trajectory's, or one that is context and belongs to none."""
+
+    @property
+    def path(self) -> list[Transition]:
+        """The calls from the first of the conversation to this one."""
+        path, node = [], self
+        while True:
+            path.append(node)
+            if node.parent is None:
+                return path[::-1]
+            node = node.parent
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The full prompt, built anew each time: O(its tokens)."""
+        *before, last = self.path
+        return [token for call in before for token in (*call.suffix_ids, *call.sampled_ids)] + last.suffix_ids
+
+    @property
+    def prompt_messages(self) -> list[JSON]:
+        """The full prompt as messages, built anew each time."""
+        *before, last = self.path
+        return [message for call in before for message in (*call.messages, call.completion)] + last.messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,12 +448,12 @@ class Trajectory:
     rewards: dict[str, float] = field(default_factory=dict)
     """Final rewards by name."""
     failed: bool = False
-    """Whether all attempts failed and `reward` is what the run gives for that."""
+    """True where all attempts failed; `reward` is then what the run gives for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sequence:
-    """What an engine trains on: prefix-merged transitions. All lists have one entry per token."""
+class TrainingSequence:
+    """A training example of an engine: prefix-merged transitions. All lists have one entry per token."""
 
     rollout_id: str
     tokens: list[int]
@@ -466,7 +493,7 @@ class Loss:
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float | None = None
-    """Of ppo_clip: where the advantage is negative, a ratio above this (> 1) has no gradient."""
+    """For ppo_clip: where the advantage is negative, a ratio above this (> 1) has no gradient."""
     importance: Literal["token", "call"] | None = None
     """Truncated importance sampling: times min(trainer / sampler, importance_cap), of the token or of its whole call."""
     importance_cap: float = 2.0
@@ -496,8 +523,8 @@ class Preference:
     `ref_logprobs`; their advantages and weights are not read.
     """
 
-    chosen: list[Sequence] = field(default_factory=list)
-    rejected: list[Sequence] = field(default_factory=list)
+    chosen: list[TrainingSequence] = field(default_factory=list)
+    rejected: list[TrainingSequence] = field(default_factory=list)
     weight: float = 1.0
     """Every engine computes one SUM over examples of weight × loss."""
 
@@ -508,8 +535,8 @@ class PreferenceLoss:
 
     name: Literal["dpo", "kto"] = "dpo"
     beta: float = 0.1
-    """How strongly the policy is held at the reference."""
+    """Strength that holds the policy at the reference."""
     chosen_weight: float = 1.0
-    """Of kto: weight of answers that are wanted (the paper's lambda_D)."""
+    """For kto: weight of completions that are wanted (the paper's lambda_D)."""
     rejected_weight: float = 1.0
-    """Of kto: weight of answers that are not (lambda_U)."""
+    """For kto: weight of completions that are not (lambda_U)."""

@@ -58,8 +58,8 @@ def test_each_choice_of_a_chat_completion_is_an_episode() -> None:
     ]
     row = {"request": {"model": "m", "messages": [ASK], "tools": [tool]}, "response": {"choices": choices}}
     one, other = episodes_of_row(row) or []
-    assert (one.calls[0].answer["content"], one.calls[0].tools) == ("Two.", [tool])
-    assert (other.calls[0].answer["tool_calls"], other.calls[0].finish_reason) == ([call], "tool_calls")
+    assert (one.calls[0].completion["content"], one.calls[0].tools) == ("Two.", [tool])
+    assert (other.calls[0].completion["tool_calls"], other.calls[0].finish_reason) == ([call], "tool_calls")
 
 
 def test_a_response_with_several_turns_is_several_calls() -> None:
@@ -107,7 +107,7 @@ def test_fields_that_belong_to_the_task_are_named() -> None:
         ({"messages": [ASK, TWO], "reward": "high"}, "reward: expected a finite number, got str 'high'"),
         ({"messages": [ASK, TWO], "reward": float("nan")}, "reward: expected a finite number"),
         ({"messages": [ASK, TWO], "rewards": [1]}, "rewards: expected numbers by name"),
-        ({"prompt": "x", "chosen": [ASK], "rejected": "y"}, "chosen: expected an answer of the assistant"),
+        ({"prompt": "x", "chosen": [ASK], "rejected": "y"}, "chosen: expected a message of the assistant"),
         ({"request": {"model": "m", "messages": [ASK]}, "response": {}}, "response.choices: expected a list"),
         ({"messages": [ASK, {"text": "?"}, {**TWO, "weight": 1}]}, "messages: expected a list of messages"),
         ({"messages": [ASK, TWO], "reward": 10**400}, "reward: expected a finite number"),
@@ -181,7 +181,7 @@ def test_what_a_span_lacks_has_its_default_and_without_an_id_it_is_none() -> Non
 
 def test_a_conversation_without_an_answer_is_an_error() -> None:
     for messages in ([ASK], "hi", [TWO]):
-        with pytest.raises(DataError, match="messages: expected an answer of the assistant after the first message"):
+        with pytest.raises(DataError, match="messages: expected a message of the assistant after the first message"):
             episodes_of_row({"messages": messages})
 
 

@@ -33,8 +33,8 @@ def talk(*messages: JSON, **fields: Any) -> list[Call]:
 
 def test_a_call_that_continues_another_holds_only_what_is_new() -> None:
     first, second = talk(user("a"), said("b"), user("c"), said("d"))
-    assert (first.parent_id, first.messages, first.answer) == (None, [user("a")], said("b"))
-    assert (second.parent_id, second.messages, second.answer) == (first.id, [user("c")], said("d"))
+    assert (first.parent_id, first.messages, first.completion) == (None, [user("a")], said("b"))
+    assert (second.parent_id, second.messages, second.completion) == (first.id, [user("c")], said("d"))
 
 
 def test_calls_with_other_tools_do_not_continue_each_other() -> None:
@@ -46,14 +46,14 @@ def test_calls_with_other_tools_do_not_continue_each_other() -> None:
 
 
 def test_an_answer_may_be_repeated_without_its_reasoning() -> None:
-    thought = ModelCall(span_id="", messages=[user("a")], answer={**said("b"), "reasoning_content": "hm"})
-    later = ModelCall(span_id="", messages=[user("a"), said("b"), user("c")], answer=said("d"))
+    thought = ModelCall(span_id="", messages=[user("a")], completion={**said("b"), "reasoning_content": "hm"})
+    later = ModelCall(span_id="", messages=[user("a"), said("b"), user("c")], completion=said("d"))
     assert records([thought, later])[1].parent_id == "call-0000"
 
 
 def test_what_cannot_be_learned_from_is_no_record() -> None:
-    blank = ModelCall(span_id="", messages=None, answer=said("b"))
-    whole = ModelCall(span_id="7", messages=[user("a")], answer=said("b"), agent="writer", model="gpt")
+    blank = ModelCall(span_id="", messages=None, completion=said("b"))
+    whole = ModelCall(span_id="7", messages=[user("a")], completion=said("b"), agent="writer", model="gpt")
     [record] = records([blank, whole])
     assert (record.agent, record.model, record.span_id, record.policy) == ("writer", "gpt", "7", "")
 

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
-from agentlightning.adapters.preferences import answer_rows, mismatched_rows
-from agentlightning.types import Sequence, Trajectory, Transition
+from agentlightning.adapters.preferences import completion_rows, mismatched_rows
+from agentlightning.types import TrainingSequence, Trajectory, Transition
+from call_tree import linked
 
 
 def rollout(name: str, *calls: tuple[list[int], list[int]], temperature: float = 0.7) -> Trajectory:
     transitions = [
         Transition(
             call_id=f"{name}{number}",
-            prompt_ids=prompt,
+            suffix_ids=prompt,
             sampled_ids=sampled,
             logprobs=[-1.0] * len(sampled),
             versions=[],
@@ -16,36 +17,36 @@ def rollout(name: str, *calls: tuple[list[int], list[int]], temperature: float =
         )
         for number, (prompt, sampled) in enumerate(calls)
     ]
-    return Trajectory(rollout_id=name, group_id="g", reward=1.0, transitions=transitions)
+    return Trajectory(rollout_id=name, group_id="g", reward=1.0, transitions=linked(transitions))
 
 
-def trained(row: Sequence) -> list[int]:
+def trained(row: TrainingSequence) -> list[int]:
     return [token for token, sampled in zip(row.tokens, row.mask, strict=True) if sampled]
 
 
 def test_an_answer_is_all_that_the_model_wrote_in_a_rollout() -> None:
-    (row,) = answer_rows(rollout("r", ([1, 2], [3]), ([1, 2, 3, 4], [5, 6])))
+    (row,) = completion_rows(rollout("r", ([1, 2], [3]), ([1, 2, 3, 4], [5, 6])))
     assert (row.tokens, trained(row)) == ([1, 2, 3, 4, 5, 6], [3, 5, 6])
 
 
 def test_unmerged_rows_train_the_same_tokens() -> None:
-    rows = answer_rows(rollout("r", ([1, 2], [3]), ([1, 2, 3, 4], [5, 6])), merged=False)
+    rows = completion_rows(rollout("r", ([1, 2], [3]), ([1, 2, 3, 4], [5, 6])), merged=False)
     assert [trained(row) for row in rows] == [[3], [5, 6]]
 
 
 def test_weights_are_those_given_for_each_call_and_nothing_else() -> None:
-    (row,) = answer_rows(rollout("r", ([1], [2]), ([1, 2, 3], [4])), weights=[0.25, 0.5])
+    (row,) = completion_rows(rollout("r", ([1], [2]), ([1, 2, 3], [4])), weights=[0.25, 0.5])
     assert row.weights == [0, 0.25, 0, 0.5]
 
 
 def test_rows_are_computed_at_temperature_1_whatever_they_were_sampled_at() -> None:
-    (row,) = answer_rows(rollout("r", ([1], [2]), ([1, 2, 3], [4]), temperature=0.3))
+    (row,) = completion_rows(rollout("r", ([1], [2]), ([1, 2, 3], [4]), temperature=0.3))
     assert row.temperature == 1.0
 
 
 def test_a_mismatched_answer_stands_beside_the_opening_of_the_one_before_it() -> None:
-    first = answer_rows(rollout("a", ([1, 1], [2]), ([1, 1, 2, 3], [4])))
-    second = answer_rows(rollout("b", ([9], [8])))
+    first = completion_rows(rollout("a", ([1, 1], [2]), ([1, 1, 2, 3], [4])))
+    second = completion_rows(rollout("b", ([9], [8])))
     one, two = mismatched_rows([first, second], longest=99)
     assert (one.tokens, one.mask) == ([9, 2, 3, 4], [False, True, False, True])
     assert one.segments == [(1, 2), (3, 4)]
@@ -54,12 +55,12 @@ def test_a_mismatched_answer_stands_beside_the_opening_of_the_one_before_it() ->
 
 
 def test_an_answer_to_the_same_question_is_no_mismatch() -> None:
-    answers = [answer_rows(rollout(name, ([1], [token]))) for name, token in (("a", 2), ("b", 3))]
+    answers = [completion_rows(rollout(name, ([1], [token]))) for name, token in (("a", 2), ("b", 3))]
     assert mismatched_rows(answers, longest=99) == []
-    other = answer_rows(rollout("c", ([7], [4])))
+    other = completion_rows(rollout("c", ([7], [4])))
     assert [row.tokens for row in mismatched_rows([*answers, other], longest=99)] == [[7, 2], [7, 3], [1, 4]]
 
 
 def test_a_mismatched_row_that_is_too_long_is_left_out() -> None:
-    answers = [answer_rows(rollout("a", ([1, 1, 1], [2, 2]))), answer_rows(rollout("b", ([9], [8])))]
+    answers = [completion_rows(rollout("a", ([1, 1, 1], [2, 2]))), completion_rows(rollout("b", ([9], [8])))]
     assert [row.tokens for row in mismatched_rows(answers, longest=3)] == [[9, 2, 2]]

@@ -78,7 +78,9 @@ def test_calls_recorded_by_three_layers_of_a_framework_are_counted_once() -> Non
             assert len(episode.calls) == 3
             assert sum(role_of(span) == "model" for span in episode.spans) == 9
             assert all(
-                call.answer["tool_calls"][0]["function"]["arguments"] != "{}" for call in episode.calls if call.answer
+                call.completion["tool_calls"][0]["function"]["arguments"] != "{}"
+                for call in episode.calls
+                if call.completion
             )
 
 
@@ -99,7 +101,7 @@ def test_the_answer_of_a_trace_is_the_one_that_its_framework_returned() -> None:
     same = several = 0
     for row, [episode] in read("any_agent_otel"):
         final = row["trace"].get("final_output") if isinstance(row["trace"], dict) else None
-        last = episode.calls[-1].answer if episode.calls else None
+        last = episode.calls[-1].completion if episode.calls else None
         if isinstance(final, str) and last is not None and not last.get("tool_calls"):
             several += 1
             same += final.strip() in str(last["content"]).strip()
@@ -112,7 +114,9 @@ def test_every_sql_episode_has_a_reward_for_each_turn() -> None:
     found = read("intercode_sql")
     assert len(found) == 2068
     for row, [episode] in found:
-        assert [call.answer["content"] for call in episode.calls if call.answer] == row["turn_history"]["actions"]
+        assert [call.completion["content"] for call in episode.calls if call.completion] == row["turn_history"][
+            "actions"
+        ]
         assert len(episode.steps) == len(episode.calls)
         assert episode.reward == row["summary"]["max_reward"]
         assert len(call_records(episode.calls, ROLLOUT, 1, str)) == len(episode.calls)
@@ -127,7 +131,7 @@ def test_every_rollout_of_nemo_gym_keeps_its_turns_tools_and_reward() -> None:
     for row, [episode] in found:
         assert episode.reward == row["reward"]
         asked = sum(item["type"] == "function_call" for item in row["response"]["output"])
-        told = sum(len(call.answer.get("tool_calls") or ()) for call in episode.calls if call.answer)
+        told = sum(len(call.completion.get("tool_calls") or ()) for call in episode.calls if call.completion)
         assert told == asked
         if asked:
             assert episode.calls[0].tools

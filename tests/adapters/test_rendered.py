@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from agentlightning.adapters.preferences import answer_rows
+from agentlightning.adapters.preferences import completion_rows
 from agentlightning.adapters.rendered import rendered
-from agentlightning.demo import tiny
-from agentlightning.demo.warm_start import encode
+from agentlightning.demo import tiny_model
+from agentlightning.demo.imitation import encode
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.types import JSON, Call, RetryPolicy, Rollout, Sampling, Trajectory
 
 ASK = {"role": "user", "content": "Where does Ana live?"}
 LOOK = {"role": "assistant", "content": "<find>Ana city</find>"}
 FACT = {"role": "user", "content": "Oslo"}
-TELL = {"role": "assistant", "content": "Answer: Oslo"}
+TELL = {"role": "assistant", "content": "Completion: Oslo"}
 WITH_TOOLS = (
     "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
     "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}"
@@ -38,7 +38,7 @@ FORGETS = (
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tokenizer")
     texts = [message["content"] for message in (ASK, LOOK, FACT, TELL)] * 3
-    tiny.train_tokenizer(texts, ("<find>", "</find>"), 400).save_pretrained(path)
+    tiny_model.train_tokenizer(texts, ("<find>", "</find>"), 400).save_pretrained(path)
     return path
 
 
@@ -71,7 +71,7 @@ def call(name: str, messages: list[JSON], answer: JSON, parent: str | None = Non
         history_hash="",
         request_hash="",
         messages=messages,
-        answer=answer,
+        completion=answer,
         **{**given, **fields},
     )
 
@@ -96,12 +96,12 @@ ROLLOUT = Rollout(
 TWO_TURNS = [call("a", [ASK], LOOK), call("b", [FACT], TELL, parent="a")]
 
 
-def outside(found: Call) -> bool:
+def external(found: Call) -> bool:
     return not found.policy
 
 
 def taught(calls: list[Call], renderer: Renderer) -> Trajectory:
-    found = rendered(ROLLOUT, calls, renderer, outside)
+    found = rendered(ROLLOUT, calls, renderer, external)
     assert isinstance(found, Trajectory), found
     return found
 
@@ -109,7 +109,7 @@ def taught(calls: list[Call], renderer: Renderer) -> Trajectory:
 def test_a_conversation_is_one_row_of_exactly_what_the_template_writes(folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    (row,) = answer_rows(taught(TWO_TURNS, Renderer(folder)))
+    (row,) = completion_rows(taught(TWO_TURNS, Renderer(folder)))
     tokens, mask = encode(AutoTokenizer.from_pretrained(folder), [ASK, LOOK, FACT, TELL])
     assert (row.tokens, row.mask) == (tokens, mask)
 
@@ -118,7 +118,7 @@ def test_the_reward_comes_along_and_is_nan_where_there_is_none(folder: Path) -> 
     from dataclasses import replace
 
     assert taught(TWO_TURNS, Renderer(folder)).reward == 1.0
-    found = rendered(replace(ROLLOUT, reward=None), TWO_TURNS, Renderer(folder), outside)
+    found = rendered(replace(ROLLOUT, reward=None), TWO_TURNS, Renderer(folder), external)
     assert isinstance(found, Trajectory)
     assert math.isnan(found.reward)
 
@@ -139,16 +139,16 @@ def test_an_abandoned_call_and_an_earlier_attempt_are_not_taught(folder: Path) -
     assert transition.call_id == "b"
     from dataclasses import replace
 
-    assert isinstance(rendered(replace(ROLLOUT, attempt=2), calls, Renderer(folder), outside), str)
+    assert isinstance(rendered(replace(ROLLOUT, attempt=2), calls, Renderer(folder), external), str)
 
 
 def test_what_another_model_said_is_context(folder: Path) -> None:
     own = call("a", [ASK], LOOK, policy="default")
     teacher = call("b", [ASK, LOOK, FACT], TELL)
-    (row,) = answer_rows(taught([own, teacher], Renderer(folder)))
+    (row,) = completion_rows(taught([own, teacher], Renderer(folder)))
     renderer = Renderer(folder)
     trained = [token for token, sampled in zip(row.tokens, row.mask, strict=True) if sampled]
-    assert renderer.decode(trained) == "Answer: Oslo"
+    assert renderer.decode(trained) == "Completion: Oslo"
     assert "<find>Ana city</find>" in renderer.decode(row.tokens)
 
 
@@ -177,7 +177,7 @@ def test_prompts_go_on_as_the_gateway_would_make_them_with_earlier_thinking_wher
 
     renderer_with(folder, tmp_path, FORGETS)
     calls = [call("a", [ASK], {**LOOK, "reasoning_content": "look it up"}), call("b", [FACT], TELL, parent="a")]
-    forgetting, keeping = (answer_rows(taught(calls, kind(tmp_path))) for kind in (Renderer, Keeping))
+    forgetting, keeping = (completion_rows(taught(calls, kind(tmp_path))) for kind in (Renderer, Keeping))
     assert len(forgetting) == 2
     assert len(keeping) == 1
     assert "look it up" in Renderer(tmp_path).decode(keeping[0].tokens)
@@ -186,14 +186,17 @@ def test_prompts_go_on_as_the_gateway_would_make_them_with_earlier_thinking_wher
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (tiny.CHAT_TEMPLATE.replace("'<|assistant|>' }}", "'<|assistant|>now: ' }}"), "otherwise than it opens one"),
+        (
+            tiny_model.CHAT_TEMPLATE.replace("'<|assistant|>' }}", "'<|assistant|>now: ' }}"),
+            "otherwise than it opens one",
+        ),
         ("{{ raise_exception('no user') }}", "no user"),
     ],
 )
 def test_what_the_template_cannot_write_is_left_out_with_the_reason(
     folder: Path, tmp_path: Path, template: str, reason: str
 ) -> None:
-    found = rendered(ROLLOUT, TWO_TURNS, renderer_with(folder, tmp_path, template), outside)
+    found = rendered(ROLLOUT, TWO_TURNS, renderer_with(folder, tmp_path, template), external)
     assert isinstance(found, str)
     assert reason in found
 
@@ -208,6 +211,6 @@ def test_what_the_template_cannot_write_is_left_out_with_the_reason(
     ],
 )
 def test_what_cannot_be_rendered_says_why(folder: Path, calls: list[Call], reason: str) -> None:
-    found = rendered(ROLLOUT, calls, Renderer(folder), outside)
+    found = rendered(ROLLOUT, calls, Renderer(folder), external)
     assert isinstance(found, str)
     assert reason in found

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +11,15 @@ from hypothesis import strategies as st
 
 from agentlightning.adapters.sequences import Aggregation, by_call, merge, token_weights, unmerged
 from agentlightning.types import Trajectory, Transition
+from call_tree import linked
+
+NUMBERS = itertools.count()
 
 
 def transition(prompt: list[int], sampled: list[int], temperature: float = 1.0) -> Transition:
     return Transition(
-        call_id="c",
-        prompt_ids=prompt,
+        call_id=f"c{next(NUMBERS)}",
+        suffix_ids=prompt,
         sampled_ids=sampled,
         logprobs=[-float(token) for token in sampled],
         versions=[],
@@ -28,7 +33,7 @@ def trajectory(*transitions: Transition) -> Trajectory:
 
 def test_a_conversation_becomes_one_row_and_another_prompt_a_second() -> None:
     transitions = [transition([1, 2], [3]), transition([1, 2, 3, 4], [5, 6]), transition([9], [8])]
-    first, second = merge("r", transitions, [0.5, -1.0, 2.0], [0.1, 0.2, 0.3])
+    first, second = merge("r", linked(transitions), [0.5, -1.0, 2.0], [0.1, 0.2, 0.3])
     assert first.tokens == [1, 2, 3, 4, 5, 6]
     assert first.mask == [False, False, True, False, True, True]
     assert first.logprobs == [0, 0, -3.0, 0, -5.0, -6.0]
@@ -41,7 +46,7 @@ def test_a_conversation_becomes_one_row_and_another_prompt_a_second() -> None:
 
 def test_siblings_become_rows_of_their_own_and_the_shared_answer_is_trained_once() -> None:
     transitions = [transition([1], [2]), transition([1, 2, 3], [4]), transition([1, 2, 5], [6])]
-    first, second = merge("r", transitions, [1.0] * 3, [1.0] * 3)
+    first, second = merge("r", linked(transitions), [1.0] * 3, [1.0] * 3)
     assert (first.tokens, first.mask) == ([1, 2, 3, 4], [False, True, False, True])
     assert (second.tokens, second.mask) == ([1, 2, 5, 6], [False, False, False, True])
     assert second.segments == [(3, 4)]
@@ -54,21 +59,22 @@ def test_a_branch_is_continued_by_its_own_next_call() -> None:
         transition([1, 2, 5], [6]),
         transition([1, 2, 5, 6, 7], [8]),
     ]
-    assert [row.tokens for row in merge("r", transitions, [1.0] * 4, [1.0] * 4)] == [[1, 2, 3, 4], [1, 2, 5, 6, 7, 8]]
+    rows = merge("r", linked(transitions), [1.0] * 4, [1.0] * 4)
+    assert [row.tokens for row in rows] == [[1, 2, 3, 4], [1, 2, 5, 6, 7, 8]]
 
 
 def test_equal_answers_to_equal_prompts_are_both_trained() -> None:
-    rows = merge("r", [transition([1], [2]), transition([1], [2])], [1.0] * 2, [1.0] * 2)
+    rows = merge("r", linked([transition([1], [2]), transition([1], [2])]), [1.0] * 2, [1.0] * 2)
     assert [(row.tokens, row.mask) for row in rows] == [([1, 2], [False, True])] * 2
 
 
 def test_a_prompt_that_ends_with_the_answer_before_it_continues_the_row() -> None:
-    [row] = merge("r", [transition([1], [2]), transition([1, 2], [3])], [1.0] * 2, [1.0] * 2)
+    [row] = merge("r", linked([transition([1], [2]), transition([1, 2], [3])]), [1.0] * 2, [1.0] * 2)
     assert (row.tokens, row.segments) == ([1, 2, 3], [(1, 2), (2, 3)])
 
 
 def test_calls_of_different_temperatures_never_share_a_row() -> None:
-    rows = merge("r", [transition([1], [2], 1.0), transition([1, 2, 3], [4], 0.5)], [1.0] * 2, [1.0] * 2)
+    rows = merge("r", linked([transition([1], [2], 1.0), transition([1, 2, 3], [4], 0.5)]), [1.0] * 2, [1.0] * 2)
     assert [(row.tokens, row.mask, row.temperature) for row in rows] == [
         ([1, 2], [False, True], 1.0),
         ([1, 2, 3, 4], [False, False, False, True], 0.5),
@@ -105,11 +111,11 @@ def call_trees(draw: st.DrawFn) -> list[Transition]:
     """Calls that continue an earlier call or start afresh, over an alphabet so small that prefixes meet by chance."""
     ids = st.lists(st.integers(1, 2), min_size=1, max_size=3)
     calls: list[Transition] = []
-    for _ in range(draw(st.integers(1, 8))):
+    for number in range(draw(st.integers(1, 8))):
         parent = draw(st.sampled_from([None, *calls]))
-        before = [] if parent is None else parent.prompt_ids + parent.sampled_ids
         suffix = draw(ids if parent is None else st.lists(st.integers(1, 2), max_size=2))
-        calls.append(transition(before + suffix, draw(ids), draw(st.sampled_from([1.0, 1.0, 0.5]))))
+        call = transition(suffix, draw(ids), draw(st.sampled_from([1.0, 1.0, 0.5])))
+        calls.append(replace(call, call_id=str(number), parent=parent))
     return calls
 
 
@@ -144,6 +150,34 @@ def test_merging_trains_each_sampled_token_once_in_its_own_context(
         assert all(row.weights[at] == 0.0 for at, masked in enumerate(row.mask) if not masked)
 
 
+def merged_by_comparing(calls: list[Transition]) -> list[tuple[list[int], list[bool], list[tuple[int, int]], float]]:
+    """The slow definition: a call continues the longest row that its prompt, rebuilt, begins with."""
+    rows: list[tuple[list[int], list[bool], list[tuple[int, int]], float]] = []
+    for call in calls:
+        prompt = call.prompt_ids
+        fitting = [row for row in rows if row[3] == call.temperature and prompt[: len(row[0])] == row[0]]
+        if not fitting:
+            rows.append(([], [], [], call.temperature))
+        tokens, mask, segments, _ = max(fitting, key=lambda row: len(row[0])) if fitting else rows[-1]
+        mask += [False] * (len(prompt) - len(tokens)) + [True] * len(call.sampled_ids)
+        tokens += prompt[len(tokens) :] + call.sampled_ids
+        segments.append((len(prompt), len(tokens)))
+    return rows
+
+
+@given(call_trees())
+def test_rows_from_the_tree_equal_rows_from_comparing_prompts(calls: list[Transition]) -> None:
+    fresh = itertools.count(10)  # no token twice: prompts that are equal by chance are no conversation
+    known: dict[str, Transition] = {}
+    for call in calls:
+        own = [next(fresh) for _ in call.suffix_ids], [next(fresh) for _ in call.sampled_ids]
+        parent = None if call.parent is None else known[call.parent.call_id]
+        known[call.call_id] = replace(call, suffix_ids=own[0], sampled_ids=own[1], parent=parent)
+    distinct = list(known.values())
+    rows = merge("r", distinct, [1.0] * len(distinct), [1.0] * len(distinct))
+    assert [(row.tokens, row.mask, row.segments, row.temperature) for row in rows] == merged_by_comparing(distinct)
+
+
 @given(call_trees())
 def test_a_merged_row_begins_with_the_prompt_and_answer_of_each_of_its_calls(calls: list[Transition]) -> None:
     numbers = [float(index) for index in range(len(calls))]  # advantages that name the call
@@ -157,7 +191,7 @@ def test_numbers_may_differ_by_token_and_fill_further_columns() -> None:
     transitions = [transition([1], [2, 3]), transition([1, 2, 3, 4], [5])]
     others = {"returns": [[0.25, 0.5], [1.0]], "kl_weights": [0.1, 0.2]}
     for make, expected in ((merge, [[1, 2, 3, 4, 5]]), (unmerged, [[1, 2, 3], [1, 2, 3, 4, 5]])):
-        rows = make("r", transitions, [[1.0, 2.0], 3.0], [0.5, 0.5], others)
+        rows = make("r", linked(transitions), [[1.0, 2.0], 3.0], [0.5, 0.5], others)
         assert [row.tokens for row in rows] == expected
         assert rows[0].advantages[:3] == [0, 1.0, 2.0]
         assert rows[0].returns is not None
@@ -169,14 +203,14 @@ def test_numbers_may_differ_by_token_and_fill_further_columns() -> None:
 
 
 def test_a_column_with_the_wrong_number_of_tokens_is_named_with_its_call() -> None:
-    with pytest.raises(ValueError, match="returns: expected 2 numbers for call c, got 1"):
+    with pytest.raises(ValueError, match=r"returns: expected 2 numbers for call c\d+, got 1"):
         merge("r", [transition([1], [2, 3])], [0.0], [0.0], {"returns": [[0.5]]})
 
 
 @pytest.mark.parametrize("make", [merge, unmerged])
 def test_numbers_of_rows_are_found_again_by_call(make: Any) -> None:
     transitions = [transition([1], [2, 3]), transition([9], [8]), transition([1, 2, 3, 4], [5, 6])]
-    rows = make("r", transitions, range(3), [0.0] * 3)
+    rows = make("r", linked(transitions), range(3), [0.0] * 3)
     assert by_call(rows, [[float(token) for token in row.tokens] for row in rows]) == [[2, 3], [8], [5, 6]]
 
 

@@ -45,7 +45,7 @@ def test_a_call_that_three_layers_recorded_is_one() -> None:
         a_span("inner", "middle", 3, openinference__span__kind="LLM", llm__model_name="gpt"),
     ]
     [call] = model_calls(spans)
-    assert (call.span_id, call.model, call.answer) == ("inner", "gpt", {"role": "assistant", "content": "Hi"})
+    assert (call.span_id, call.model, call.completion) == ("inner", "gpt", {"role": "assistant", "content": "Hi"})
 
 
 def test_two_calls_within_one_span_of_a_model_are_two() -> None:
@@ -181,7 +181,7 @@ def test_mending_can_be_left_out() -> None:
 
 
 def test_a_call_that_failed_or_gave_nothing_cannot_be_learned_from() -> None:
-    whole = ModelCall(span_id="1", messages=ASK, answer={"role": "assistant", "content": "Hi"})
+    whole = ModelCall(span_id="1", messages=ASK, completion={"role": "assistant", "content": "Hi"})
     assert whole.missing is None
     failed = asked("1", 0, "Hi", ASK)
     failed = Span(**{**{name: getattr(failed, name) for name in Span.__slots__}, "status": "error"})

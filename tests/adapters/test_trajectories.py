@@ -58,7 +58,7 @@ def call(
         history_hash="",
         request_hash="",
         messages=[],
-        answer={},
+        completion={},
         finish_reason=finish_reason,
     )
 
@@ -164,13 +164,13 @@ def test_messages_are_rebuilt_from_parents() -> None:
         return {"role": "assistant", "content": text}
 
     calls = [
-        replace(call("a", [1, 2], [3], prompt_tokens=2), messages=[{"content": "hi"}], answer=said("hello")),
-        replace(call("b", [4], [5], parent="a", prompt_tokens=4), messages=[{"content": "and"}], answer=said("so")),
+        replace(call("a", [1, 2], [3], prompt_tokens=2), messages=[{"content": "hi"}], completion=said("hello")),
+        replace(call("b", [4], [5], parent="a", prompt_tokens=4), messages=[{"content": "and"}], completion=said("so")),
     ]
     [trajectory], _ = trajectories([rollout()], calls)
     second = trajectory.transitions[1]
-    assert second.messages == [{"content": "hi"}, said("hello"), {"content": "and"}]
-    assert second.answer == said("so")
+    assert second.prompt_messages == [{"content": "hi"}, said("hello"), {"content": "and"}]
+    assert second.completion == said("so")
 
 
 def test_only_the_latest_attempt_counts() -> None:
@@ -179,7 +179,7 @@ def test_only_the_latest_attempt_counts() -> None:
     assert [t.call_id for t in trajectory.transitions] == ["b"]
 
 
-def test_a_call_that_an_outside_model_answered_is_context_only() -> None:
+def test_a_call_that_an_external_model_answered_is_context_only() -> None:
     calls = [
         call("a", [1], [2], prompt_tokens=1, policy=""),
         call("b", [3], [4], parent="a", prompt_tokens=3),

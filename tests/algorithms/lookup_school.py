@@ -1,14 +1,14 @@
 """A class that learns the demo's lookup task in one process: a learner, a scheduler, and no server between them.
 
 What a test gives is an algorithm's settings; the plan, the logprobs of trainer and reference, the critic's values and the
-updates go the way they go in a run, through `Learning`.
+updates go the way they go in a run, through `StepPlanner`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -20,14 +20,17 @@ from agentlightning.algorithms import LightningRL
 from agentlightning.config import parse_config
 from agentlightning.demo import lookup
 from agentlightning.demo.tasks import rows
-from agentlightning.demo.tiny import END
-from agentlightning.engines.base import Engine
+from agentlightning.demo.tiny_model import END
+from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.scheduler import Request, Scheduler
-from agentlightning.trainer.learning import Learning
+from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
+from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
-from agentlightning.types import JSON, Loss, Sequence, Trajectory, Transition
+from agentlightning.trainer.rl.policy_update import update_policy
+from agentlightning.trainer.rl.step_planner import StepPlanner
+from agentlightning.types import JSON, Loss, TrainingSequence, Trajectory, Transition
+from call_tree import linked
 
 TASKS = 32
 LEARNING_RATE = 2e-3
@@ -40,16 +43,18 @@ class InProcess:
     def __init__(self, learner: Learner) -> None:
         self._learner = learner
 
-    async def forward_backward(self, sequences: Seq[Sequence], loss: Loss, policy: str) -> dict[str, float]:
+    async def forward_backward(
+        self, sequences: Sequence[TrainingSequence], loss: Loss, policy: str
+    ) -> dict[str, float]:
         return self._learner.forward_backward(sequences, loss)
 
-    async def logprobs(self, sequences: Seq[Sequence], policy: str) -> list[list[float]]:
+    async def logprobs(self, sequences: Sequence[TrainingSequence], policy: str) -> list[list[float]]:
         return self._learner.logprobs(sequences)
 
-    async def reference_logprobs(self, sequences: Seq[Sequence], policy: str) -> list[list[float]]:
+    async def reference_logprobs(self, sequences: Sequence[TrainingSequence], policy: str) -> list[list[float]]:
         return self._learner.reference_logprobs(sequences)
 
-    async def values(self, sequences: Seq[Sequence], policy: str) -> list[list[float]]:
+    async def values(self, sequences: Sequence[TrainingSequence], policy: str) -> list[list[float]]:
         return self._learner.values(sequences)
 
     async def optim_step(self, learning_rate: float, grad_clip: float, policy: str) -> dict[str, float]:
@@ -73,7 +78,7 @@ class School:
         )
         self._words = AutoTokenizer.from_pretrained(model)
         (self._end,) = self._words.convert_tokens_to_ids([END])
-        self._scheduler = Scheduler(open_decoder(model), max_rows=256, decode_text=self._words.decode)
+        self._scheduler = Scheduler(open_decoder(model), max_num_seqs=256, decode_text=self._words.decode)
         self._tasks = rows(cast(Any, lookup), "train", 2000, seed)
         self._step = 0
         config = parse_config(
@@ -84,14 +89,14 @@ class School:
                 "trainer": {"seed": seed},
             }
         )
-        self._learning = Learning(
-            config=config,
-            algorithm=algorithm,
+        self._planner = StepPlanner(
+            policies={DEFAULT_POLICY: TrainedPolicy(config=config, algorithm=self.algorithm, value={})},
             run_id="school",
             folder=folder,
             store=cast(Any, None),
             engine=cast(Engine, InProcess(self._learner)),
             progress=Silent(),
+            learning_rate=config.trainer.learning_rate,
         )
 
     def success(self) -> float:
@@ -116,17 +121,19 @@ class School:
         return metrics
 
     async def _learn(self, groups: list[list[Trajectory]]) -> dict[str, float]:
-        plan, _ = await self._learning.plan(self._step, groups)
-        return plan.stats | await self._learning.update(plan, LEARNING_RATE)
+        plan, _ = await self._planner.plan_policy(DEFAULT_POLICY, self._step, groups)
+        (own,) = self._planner.policies.values()
+        updates = await update_policy(self._planner.engine, DEFAULT_POLICY, own, plan, LEARNING_RATE, Silent())
+        return plan.stats | updates
 
-    def _play(self, tasks: Seq[tuple[str, JSON]], temperature: float) -> list[Trajectory]:
+    def _play(self, tasks: Sequence[tuple[str, JSON]], temperature: float) -> list[Trajectory]:
         """`lookup.solve` of all tasks at a time."""
         talks = [Talk(name, task, self._encode("user", task["question"])) for name, task in tasks]
         for call in range(lookup.MAX_CALLS):
             going = [talk for talk in talks if talk.reward is None]
             dice = Random(f"{self._seed} {self._step} {call}")
             requests = [
-                Request(
+                SamplingRequest(
                     prompt=talk.prompt,
                     max_tokens=lookup.MAX_TOKENS,
                     temperature=temperature,
@@ -157,11 +164,11 @@ class Talk:
         self._name, self._task = name, task
         self._transitions: list[Transition] = []
 
-    def hear(self, request: Request, text: str, encode: Any) -> None:
+    def hear(self, request: SamplingRequest, text: str, encode: Any) -> None:
         self._transitions.append(
             Transition(
                 call_id=f"{self._name}/{len(self._transitions)}",
-                prompt_ids=self.prompt,
+                suffix_ids=self.prompt,
                 sampled_ids=request.sampled,
                 logprobs=request.logprobs,
                 versions=[],
@@ -182,5 +189,5 @@ class Talk:
             rollout_id=self._name,
             group_id=self._name.partition("/")[0],
             reward=self.reward or 0.0,
-            transitions=self._transitions,
+            transitions=linked(self._transitions),
         )

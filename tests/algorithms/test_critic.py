@@ -18,7 +18,7 @@ def trajectory(name: str, reward: float, lengths: tuple[int, ...], steps: tuple[
     transitions = [
         Transition(
             call_id=f"{name}/{place}",
-            prompt_ids=[1, place],
+            suffix_ids=[1, place],
             sampled_ids=[2] * length,
             logprobs=[-1.0] * length,
             versions=[],
@@ -68,7 +68,7 @@ def test_a_critic_that_knows_everything_explains_all_and_a_constant_nothing() ->
 
 @pytest.mark.parametrize("merge", [True, False])
 def test_a_plan_has_an_advantage_and_a_return_for_every_token(merge: bool) -> None:
-    critic = {"call_gamma": 0.5, "lam": 1.0, "clip": 0.2, "trunk": 0.5}
+    critic = {"call_gamma": 0.5, "lam": 1.0, "clip": 0.2, "backbone_grad_scale": 0.5}
     algorithm = LightningRL(advantage="gae", critic=critic, normalize_std=False, minibatches=1, merge=merge)
     plan = algorithm.plan([PAIR], seed=0, values=VALUES)
     [rows] = plan.minibatches
@@ -128,13 +128,14 @@ def test_the_critic_s_settings_come_from_a_table_or_from_python() -> None:
         ({"critic": {}}, "algorithm.critic: has no effect with advantage = 'grpo'; expected 'gae'"),
         (
             {"advantage": "gae", "critic": {"lambda": 1.0}},
-            "algorithm.critic.lambda: no such setting; known here: learning_rate, gamma, call_gamma, lam, clip, trunk",
+            "algorithm.critic.lambda: no such setting; known here: learning_rate, gamma, call_gamma, lam, clip, "
+            "backbone_grad_scale",
         ),
         ({"advantage": "gae", "critic": 3}, "algorithm.critic: expected a table of settings, got 3"),
         ({"advantage": "gae", "critic": {"lam": 1.5}}, "algorithm.critic.lam: expected a number from 0 to 1, got 1.5"),
         (
-            {"advantage": "gae", "critic": {"trunk": -1}},
-            "algorithm.critic.trunk: expected a number of at least 0, got -1",
+            {"advantage": "gae", "critic": {"backbone_grad_scale": -1}},
+            "algorithm.critic.backbone_grad_scale: expected a number of at least 0, got -1",
         ),
         (
             {"advantage": "gae", "critic": {"clip": 0}},

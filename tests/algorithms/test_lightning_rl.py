@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from agentlightning.algorithms import LightningRL
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.types import Loss, Trajectory, Transition
+from call_tree import linked
 
 
 def trajectory(rollout_id: str, reward: float, calls: int = 2, length: int = 2) -> Trajectory:
@@ -20,14 +21,14 @@ def trajectory(rollout_id: str, reward: float, calls: int = 2, length: int = 2) 
         transitions.append(
             Transition(
                 call_id=f"{rollout_id}/{index}",
-                prompt_ids=prompt,
+                suffix_ids=prompt,
                 sampled_ids=sampled,
                 logprobs=[-1.0] * length,
                 versions=[],
             )
         )
         prompt = [*prompt, *sampled, 2]
-    return Trajectory(rollout_id=rollout_id, group_id=rollout_id[0], reward=reward, transitions=transitions)
+    return Trajectory(rollout_id=rollout_id, group_id=rollout_id[0], reward=reward, transitions=linked(transitions))
 
 
 def group(name: str, *rewards: float, calls: int = 2) -> list[Trajectory]:
@@ -49,7 +50,7 @@ def test_a_group_of_two_by_hand() -> None:
         {
             "reward_mean": 0.5,
             "reward_std": math.sqrt(0.5),
-            "mixed_groups": 1.0,
+            "groups_with_signal": 1.0,
             "solved_groups": 0.0,
             "unsolved_groups": 0.0,
             "turns": 2.0,
@@ -68,7 +69,7 @@ def test_rollouts_of_a_group_without_variance_are_dropped_and_counted() -> None:
     )
     assert {row.rollout_id for row in plan.minibatches[0]} == {"a0", "a1"}
     assert sum(map(sum, (row.weights for row in plan.minibatches[0]))) == pytest.approx(1.0)
-    assert plan.stats["mixed_groups"] == pytest.approx(1 / 3)
+    assert plan.stats["groups_with_signal"] == pytest.approx(1 / 3)
     assert plan.stats["zero_variance"] == pytest.approx(4 / 6)
     assert (plan.stats["tokens_sampled"], plan.stats["tokens_trained"]) == (24.0, 8.0)
 
@@ -137,7 +138,7 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
         (
             {"credit": "luck"},
             "algorithm.credit: expected one of counterfactual, discounted, gigpo, judge, last, learned, step_rewards, "
-            "uniform, or file.py:name of a rule of your own, got 'luck'",
+            "uniform, or file.py:name of a custom rule, got 'luck'",
         ),
         (
             {"advantage": "gea"},
@@ -169,7 +170,7 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
         ({"credit": 3}, "algorithm.credit: expected the name of a rule, got 3"),
         (
             {"credit_settings": {"gamma": 0.5}},
-            "algorithm: credit_settings.gamma: no such setting; known here: ",
+            "algorithm: credit_settings.gamma: no such setting; known here: none",
         ),
     ],
 )

@@ -9,14 +9,14 @@ import pytest
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.errors import ConfigError
-from agentlightning.types import Loss, Sequence, Trajectory, Transition
+from agentlightning.types import Loss, TrainingSequence, Trajectory, Transition
 
 EFFECTS: dict[str, tuple[dict[str, Any], Any]] = {
     "name": ({"loss": "cispo"}, "cispo"),
     "clip_low": ({"clip_low": 0.1}, 0.1),
     "clip_high": ({"clip_high": 0.4}, 0.4),
     "dual_clip": ({"dual_clip": 3.0}, 3.0),
-    "importance": ({"importance": "call", "ratio": "trainer"}, "call"),
+    "importance": ({"importance": "call", "ratio": "old_policy"}, "call"),
     "importance_cap": ({"importance": "token", "importance_cap": 1.5}, 1.5),
     "ratio_mask": ({"ratio_mask": "token"}, "token"),
     "ratio_mask_low": ({"ratio_mask": "token", "ratio_mask_low": 0.8}, 0.8),
@@ -25,7 +25,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], Any]] = {
     "kl": ({"kl": 0.01}, 0.01),
     "kl_estimator": ({"kl": 0.01, "kl_estimator": "k1"}, "k1"),
     "entropy": ({"entropy": 0.02}, 0.02),
-    "value": ({"advantage": "gae", "critic": {"trunk": 0.5}}, 0.5),
+    "value": ({"advantage": "gae", "critic": {"backbone_grad_scale": 0.5}}, 0.5),
     "value_clip": ({"advantage": "gae", "critic": {"clip": 0.2}}, 0.2),
 }
 
@@ -34,7 +34,7 @@ def trajectory(name: str, reward: float, *lengths: int) -> Trajectory:
     transitions = [
         Transition(
             call_id=f"{name}/{place}",
-            prompt_ids=[1, place],
+            suffix_ids=[1, place],
             sampled_ids=[2] * length,
             logprobs=[-1.0] * length,
             versions=[],
@@ -71,7 +71,7 @@ def test_only_a_kl_needs_a_reference() -> None:
     assert not LightningRL().needs_reference
 
 
-def weights(rows: list[Sequence], column: str) -> dict[str, set[float]]:
+def weights(rows: list[TrainingSequence], column: str) -> dict[str, set[float]]:
     found: dict[str, set[float]] = {}
     for row in rows:
         values = getattr(row, column)
@@ -140,10 +140,10 @@ def test_reinforce_takes_several_updates_where_importance_corrects_for_the_earli
             "algorithm.clip_low: has no effect with loss = 'reinforce'",
         ),
         (
-            {"loss": "reinforce", "minibatches": 1, "ratio": "trainer"},
-            "algorithm.ratio: 'trainer' has no effect with loss = 'reinforce', which has no ratio",
+            {"loss": "reinforce", "minibatches": 1, "ratio": "old_policy"},
+            "algorithm.ratio: 'old_policy' has no effect with loss = 'reinforce', which has no ratio",
         ),
-        ({"ratio": "old"}, "algorithm.ratio: expected one of sampler, trainer, got 'old'"),
+        ({"ratio": "old"}, "algorithm.ratio: expected one of old_policy, rollout, got 'old'"),
         ({"importance": "row"}, "algorithm.importance: expected one of call, token, got 'row'"),
         ({"ratio_mask": []}, "algorithm.ratio_mask: expected one of call, token, got []"),
         ({"kl": "0.1"}, "algorithm.kl: expected a number of at least 0, got '0.1'"),

@@ -14,7 +14,7 @@ def rollout(name: str, reward: float = 0.0, steps: dict[str, float] | None = Non
     steps = steps or {}
     call = Transition(
         call_id=f"{name}/0",
-        prompt_ids=[1],
+        suffix_ids=[1],
         sampled_ids=[2],
         logprobs=[-1.0],
         versions=[],

@@ -34,7 +34,7 @@ def call(**changes: Any) -> Call:
         "history_hash": "h",
         "request_hash": "r",
         "messages": [{"role": "user", "content": "write"}],
-        "answer": {},
+        "completion": {},
         **changes,
     }
     return Call(**given)
@@ -45,7 +45,7 @@ def trajectory(name: str, reward: float, trained: str, rewards: tuple[float, ...
     transitions = [
         Transition(
             call_id=f"{name}/{place}",
-            prompt_ids=[1, 10 + place],
+            suffix_ids=[1, 10 + place],
             sampled_ids=[20 + place],
             logprobs=[-1.0],
             versions=[],

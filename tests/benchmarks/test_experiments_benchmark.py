@@ -20,7 +20,7 @@ from agentlightning.trainer.checkpoint import LEARNER_STATE  # noqa: E402
 from experiments import EXAMPLES, plan_of  # noqa: E402
 
 FIGURES = ["example", "framework", "slice", "before", "after", "more_sft_control", "rollouts", "wall_s", "cpu_s"]
-LEAST_TURNS = {"calculator": 1.5, "rag": 1.5, "text_to_sql": 1.2}
+MIN_TURNS = {"calculator": 1.5, "rag": 1.5, "text_to_sql": 1.2}
 """Of a rollout, after few epochs: the calculator is called, paragraphs are searched, and what fails is rewritten."""
 
 
@@ -35,9 +35,9 @@ def finished_seed(work: Path, seed: int, heldout: list[tuple[int, float]], contr
     run = folder / "runs" / "a-run"
     run.mkdir(parents=True)
     rows: list[dict[str, Any]] = [
-        {"step": step, "kind": "step", "rollouts": 384, "reward_mean": 0.3} for step in range(1, 121)
+        {"step": step, "kind": "step", "rollout/count": 384, "train/reward_mean": 0.3} for step in range(1, 121)
     ]
-    rows += [{"step": step, "kind": "heldout_greedy", "heldout_greedy": value} for step, value in heldout]
+    rows += [{"step": step, "kind": "eval/greedy", "eval/greedy/reward_mean": value} for step, value in heldout]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     kept = {
         "warm_start": {"labelled": 335, "held_out": 435},
@@ -143,8 +143,10 @@ def test_a_quick_run_of_each_example_trains_without_a_fork_and_prints_every_figu
     (metrics,) = (tmp_path / "seed-0" / "runs").glob("*/metrics.jsonl")
     steps = [row for row in map(json.loads, metrics.read_text().splitlines()) if row["kind"] == "step"]
     assert [row["step"] for row in steps] == [1, 2]
-    assert all(row["forked_calls"] == 0 and row["failed"] == 0 for row in steps)
-    assert statistics.fmean(row["turns"] for row in steps) > LEAST_TURNS[example], "the agent did more than answer"
-    assert figures["rollouts"] == sum(row["rollouts"] for row in steps)
+    assert all(row["rollout/forked_calls"] == 0 and row["rollout/failed"] == 0 for row in steps)
+    assert statistics.fmean(row["rollout/turns"] for row in steps) > MIN_TURNS[example], (
+        "the agent did more than answer"
+    )
+    assert figures["rollouts"] == sum(row["rollout/count"] for row in steps)
     again = benchmark(*options)
     assert json.loads(again.stdout.splitlines()[-1]) == figures, "nothing is done twice"

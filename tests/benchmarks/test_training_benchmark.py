@@ -11,7 +11,14 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-FIGURES = {"ours_over_trl_train", "ours_over_trl_step", "merged_over_transition", "tree_over_merged", "of_peak_flops"}
+FIGURES = {
+    "ours_over_trl_train",
+    "ours_over_trl_step",
+    "merged_over_transition",
+    "tree_over_merged",
+    "of_peak_flops",
+    "prepare_64_over_4",
+}
 OF_TRL = {"ours_over_trl_train", "ours_over_trl_step"}
 
 
@@ -28,3 +35,4 @@ def test_a_quick_run_prints_every_figure() -> None:
     assert figures["merged_over_transition"] > 1.5
     assert figures["tree_over_merged"] > 1.5
     assert 0 < figures["of_peak_flops"] < 1.2
+    assert figures["prepare_64_over_4"] <= 1.5

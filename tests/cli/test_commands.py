@@ -9,11 +9,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
-from agentlightning.cli.train import agent_setting, resume_line
+from agentlightning.cli.train import agent_setting
 from agentlightning.errors import ConfigError, ModelError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
-from agentlightning.types import Checkpoint, Finish, Metric, NewRollout, Span, Worker
+from agentlightning.trainer.training import resume_line
+from agentlightning.types import Checkpoint, Finish, Metric, NewRollout, Span, WorkerStatus
 
 CONFIG = """
 [model]
@@ -57,7 +58,7 @@ async def nothing(store: LightningStore) -> None: ...
 
 async def a_program_that_failed(store: LightningStore) -> None:
     await store.enqueue([NewRollout(run_id="run", task={"q": "[/b]"}, group_id="g")])
-    worker = Worker(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
+    worker = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
     [claim] = await store.claim(worker)
     await store.finish(
         [Finish(lease=claim.lease, state="failed", error="KeyError: '[/b]'", output="it [printed] this")]
@@ -83,7 +84,7 @@ def test_a_rollout_is_shown_with_what_its_program_printed_and_brackets_as_they_a
 
 async def a_program_with_spans(store: LightningStore) -> None:
     await store.enqueue([NewRollout(run_id="run", task={}, group_id="g")])
-    [claim] = await store.claim(Worker(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0))
+    [claim] = await store.claim(WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0))
     at = f"{claim.rollout.id}.1."
 
     def a_span(number: int, name: str, parent: int, **fields: Any) -> Span:
@@ -129,27 +130,27 @@ def test_a_store_beside_a_server_is_refused() -> None:
     assert "give --store or --server, not both" in str(failed)
 
 
-def test_an_algorithm_that_learns_from_the_record_asks_for_a_run() -> None:
+def test_an_offline_algorithm_asks_for_a_run() -> None:
     failed = agl("train", "--algorithm", "dpo", "--model", "m").exception
     assert isinstance(failed, ConfigError)
     assert "--algorithm dpo: give --from-run RUN" in str(failed)
 
 
 async def a_run_with_numbers(store: LightningStore) -> None:
-    numbers = {"loss": 0.5, "white/entropy": 0.25, "reward_mean": 1.0, "zebra": 2.0}
+    numbers = {"train/loss": 0.5, "policies/white/policy/entropy": 0.25, "train/reward_mean": 1.0, "zebra": 2.0}
     await store.log_metrics([Metric(run_id="run", step=3, name=name, value=value) for name, value in numbers.items()])
     await store.update_run("run", summary={"alarms": {"no_signal": "nothing could be learned"}})
 
 
 def test_a_run_is_shown_with_its_last_numbers_by_group_and_what_they_warn_of() -> None:
     shown = agl("runs", "show", "run", "--store", filled(a_run_with_numbers)).stdout.splitlines()
-    at = shown.index("reward:")
+    at = shown.index("train:")
     assert shown[at:] == [
-        "reward:",
-        "  reward_mean: 1 (step 3)",
-        "learn:",
-        "  loss: 0.5 (step 3)",
-        "  white/entropy: 0.25 (step 3)",
+        "train:",
+        "  train/reward_mean: 1 (step 3)",
+        "  train/loss: 0.5 (step 3)",
+        "policy:",
+        "  policies/white/policy/entropy: 0.25 (step 3)",
         "other:",
         "  zebra: 2 (step 3)",
         "warning no_signal: nothing could be learned",

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from agentlightning.cli import drift
 from agentlightning.cli.app import app
 from agentlightning.cli.drift import pages
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
-from agentlightning.types import Call, NewRollout, Rollout, Sampling, Worker
+from agentlightning.store.scan import MAX_ROLLOUTS
+from agentlightning.types import Call, NewRollout, Rollout, Sampling, WorkerStatus
 
 
 @pytest.fixture(autouse=True)
@@ -46,18 +46,18 @@ def call(rollout: Rollout, number: int, parent: int | None, cause: str | None = 
         history_hash="",
         request_hash="",
         messages=[],
-        answer={},
+        completion={},
         fork_cause=None if cause == "outside" else cause,
-        context_only=lost,
+        untrained_tokens=lost,
     )
 
 
 async def fill(store: LightningStore, rollouts: int) -> None:
-    """Each rollout: a first turn, one that continues it, one that forks, one of an outside model."""
+    """Each rollout: a first turn, one that continues it, one that forks, one of an external model."""
     await store.create_run("run", {}, "run")
     await store.create_run("other", {}, "empty")
     await store.enqueue([NewRollout(run_id="run", task={}, group_id=str(number)) for number in range(rollouts)])
-    worker = Worker(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
+    worker = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
     for claim in await store.claim(worker, limit=rollouts) if rollouts else []:
         rollout = claim.rollout
         await store.append_calls(
@@ -90,7 +90,7 @@ def test_calls_are_counted_by_how_they_continue_and_shares_are_given() -> None:
     assert lines[4] == "3 history_cut: the agent left out a part of the history"
     assert lines[5] == "90 sampled tokens"
     assert lines[6] == "45 sampled tokens that forks repeat as context only (50.00% of all sampled)"
-    assert lines[7].startswith("3 calls answered by outside models")
+    assert lines[7].startswith("3 calls answered by external models")
     assert lines[8] == "exact share: 50.00% of the 6 calls that have a predecessor"
 
 
@@ -109,9 +109,9 @@ def test_a_fork_is_shown_with_its_rollout_and_what_it_costs() -> None:
 
 async def test_rollouts_are_read_in_pages_and_each_once() -> None:
     async with open_store("memory://") as store:
-        await fill(store, 2 * drift.PAGE + 1)
+        await fill(store, 2 * MAX_ROLLOUTS + 1)
         read = [page async for page in pages(store, "run")]
-        assert [len(page) for page in read] == [drift.PAGE, drift.PAGE, 1]
+        assert [len(page) for page in read] == [MAX_ROLLOUTS, MAX_ROLLOUTS, 1]
         seen = [one.rollout_id for page in read for calls in page for one in calls]
         expected = [rollout.id for rollout in await store.rollouts(RolloutQuery(run_id="run")) for _ in range(4)]
         assert seen == expected

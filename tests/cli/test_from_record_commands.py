@@ -12,7 +12,7 @@ from agentlightning.config import parse_config, run_record
 from agentlightning.errors import ConfigError, ModelError, NotFoundError
 from agentlightning.store.open import open_store
 
-ONLINE: dict[str, Any] = {
+SAMPLING_SETTINGS: dict[str, Any] = {
     "model": {"path": "./nowhere", "temperature": 0.7},
     "agent": {"run": "agent.py:solve"},
     "data": {"train": "tasks.jsonl", "val": "tasks.jsonl"},
@@ -53,14 +53,14 @@ def agl(*arguments: str) -> Result:
 
 
 def test_the_configuration_of_the_source_run_is_taken_over() -> None:
-    stored(run_record(parse_config(ONLINE)))
+    stored(run_record(parse_config(SAMPLING_SETTINGS)))
     done = agl("train", "--algorithm", "dpo", "--from-run", "RUN")
     assert isinstance(done.exception, ModelError)  # every setting was right, and its model is looked for
     assert "nowhere" in str(done.exception)
 
 
 def test_settings_beside_it_count() -> None:
-    stored(run_record(parse_config(ONLINE)))
+    stored(run_record(parse_config(SAMPLING_SETTINGS)))
     done = agl("train", "--algorithm", "dpo", "--from-run", "RUN", "--set", "algorithm.beta=-1")
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception).startswith("algorithm.beta: ")
@@ -97,7 +97,7 @@ def test_a_source_run_without_a_configuration_needs_a_model() -> None:
 
 
 def test_without_an_algorithm_the_ones_that_learn_from_the_record_are_listed() -> None:
-    stored(run_record(parse_config(ONLINE)))
+    stored(run_record(parse_config(SAMPLING_SETTINGS)))
     done = agl("train", "--from-run", "RUN")
     assert isinstance(done.exception, ConfigError)
     assert "expected one of sft, rft, distill, dpo, kto" in str(done.exception)

@@ -14,7 +14,7 @@ from agentlightning.cli.app import app
 from agentlightning.cli.retention import bytes_of, shown_bytes
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError
 from agentlightning.store.open import open_store
-from agentlightning.types import Finish, NewRollout, Run, Worker
+from agentlightning.types import Finish, NewRollout, Run, WorkerStatus
 
 STORE = ("--store", "sqlite:///agl.db")
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for run_id in ("old", "now"):
                 await store.create_run(run_id, {}, run_id)
                 await store.enqueue([NewRollout(run_id=run_id, task={"q": 1}, group_id="g")])
-                worker = Worker(id="w", run_id=run_id, host="h", pid=1, running=0, seen_ns=0)
+                worker = WorkerStatus(id="w", run_id=run_id, host="h", pid=1, running=0, seen_ns=0)
                 [claim] = await store.claim(worker)
                 await store.finish([Finish(lease=claim.lease, state="succeeded")])
             await store.enqueue([NewRollout(run_id="now", task={"q": 1}, group_id="h")])

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from agentlightning.demo.first_light import configure
+from agentlightning.demo.training import configure
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.trainer import Training
+from agentlightning.trainer.training import Training
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -62,5 +62,5 @@ def test_a_random_reward_does_not_teach_what_the_reward_teaches(
     config = configure("sql", 0, run, warm_start, f"sqlite:///{tmp_path}/agl.db", random_reward=True)
     half = config.model_copy(update={"trainer": config.trainer.model_copy(update={"steps": 16})})
     result = asyncio.run(Training(half, run).run())
-    before, after = (row["heldout_sampled"] for row in result.metrics if "heldout_sampled" in row)
+    before, after = (row["eval/sampled/reward_mean"] for row in result.metrics if "eval/sampled/reward_mean" in row)
     assert after < before + 0.2

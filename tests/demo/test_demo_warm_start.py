@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentlightning.demo import tasks, tiny, warm_start
+from agentlightning.demo import imitation, tasks, tiny_model, warm_start
 
 
 def test_only_what_the_assistant_writes_is_trained_its_end_token_included():
     demos, _ = tasks.demonstrations(tasks.load("lookup"), 50, seed=0)
-    tokenizer = tiny.train_tokenizer(
+    tokenizer = tiny_model.train_tokenizer(
         [message["content"] for demo in demos for message in demo], ("<find>", "</find>"), 400
     )
     demo = [
@@ -23,7 +22,7 @@ def test_only_what_the_assistant_writes_is_trained_its_end_token_included():
         {"role": "assistant", "content": "Answer: Oslo"},
     ]
 
-    tokens, mask = warm_start.encode(tokenizer, demo)
+    tokens, mask = imitation.encode(tokenizer, demo)
 
     trained = tokenizer.decode([token for token, sampled in zip(tokens, mask, strict=True) if sampled])
     assert trained == "<find>Ana city</find><|end|>Answer: Oslo<|end|>"
@@ -33,21 +32,22 @@ def test_only_what_the_assistant_writes_is_trained_its_end_token_included():
 def test_the_weights_of_a_batch_sum_to_one_over_its_trained_tokens():
     batch = [([5, 6, 7], [False, True, True]), ([5, 6, 7, 8], [False, False, True, True])]
 
-    sequences = warm_start.to_sequences(batch)
+    sequences = imitation.to_sequences(batch)
 
     assert [sequence.weights for sequence in sequences] == [[0, 0.25, 0.25], [0, 0, 0.25, 0.25]]
 
 
 def test_every_demonstration_is_seen_once_before_any_is_seen_twice():
-    chosen = list(warm_start.batches(2 * warm_start.BATCH, 4, Random(0)))
+    rows = [([index], [True]) for index in range(2 * imitation.BATCH)]
+    chosen = list(imitation.batches(rows, 4, 0))
 
     first, second = sorted(chosen[0] + chosen[1]), sorted(chosen[2] + chosen[3])
-    assert first == second == list(range(2 * warm_start.BATCH))
+    assert first == second == rows
     assert chosen[:2] != chosen[2:]
 
 
 def test_the_learning_rate_warms_up_stays_and_falls_to_a_tenth():
-    rates = [warm_start.schedule(step, 200) for step in range(200)]
+    rates = [imitation.schedule(step, 200) for step in range(200)]
 
     assert rates[:20] == [pytest.approx((step + 1) / 20) for step in range(20)]
     assert set(rates[20:100]) == {1.0}

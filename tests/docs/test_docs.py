@@ -17,24 +17,17 @@ import pytest
 import typer
 from pydantic import BaseModel
 
-from agentlightning import errors
+from agentlightning import errors, types
 from agentlightning.algorithms.critic import Critic
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.algorithms.recorded import Recorded
+from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.cli.app import app
-from agentlightning.config import (
-    AgentConfig,
-    Config,
-    EngineConfig,
-    LoraConfig,
-    PolicyConfig,
-    RewardConfig,
-    UpstreamConfig,
-)
-from agentlightning.trainer.guard import RULES
-from agentlightning.trainer.metrics import GROUPS
-from agentlightning.trainer.recorded import RECORDED
-from agentlightning.trainer.trackers import TRACKERS
+from agentlightning.config import AgentConfig, Config, EngineConfig, LoraConfig, PolicyConfig, RewardConfig
+from agentlightning.config_external import ExternalModelConfig
+from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS
+from agentlightning.trainer.monitor.metrics import METRICS
+from agentlightning.trainer.monitor.trackers import TRACKERS
+from agentlightning.trainer.offline.settings import OFFLINE_ALGORITHMS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "agentlightning"
@@ -68,8 +61,8 @@ def settings_tables() -> dict[str, dict[str, Any]]:
             tables |= {"engine": defaults(EngineConfig), "engine.lora": defaults(LoraConfig)}
         elif name == "agent":
             tables |= {"agent": defaults(AgentConfig), "agent.reward": defaults(RewardConfig)}
-        elif name == "upstreams":
-            tables["upstreams.NAME"] = defaults(UpstreamConfig)
+        elif name == "external":
+            tables["external.NAME"] = defaults(ExternalModelConfig)
         elif name == "policies":
             tables["policies.NAME"] = defaults(PolicyConfig)
         else:
@@ -98,16 +91,29 @@ def test_the_configuration_page_has_every_setting_with_its_default(table: str) -
     assert documented == settings_tables()[table]
 
 
-@pytest.mark.parametrize("name", RECORDED)
+def test_the_settings_to_begin_with_are_few_and_have_their_defaults() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    begin = [*rows(text.split("\n## The settings to begin with\n")[1].split("\n## ")[0])]
+    assert len(begin) <= 24
+    for name, default, _ in begin:
+        table, _, setting = name.strip("`").rpartition(".")
+        assert documented_default(default) == settings_tables()[table][setting]
+
+
+@pytest.mark.parametrize("name", OFFLINE_ALGORITHMS)
 def test_the_page_about_the_record_has_every_setting_of_its_algorithms(name: str) -> None:
-    text = (ROOT / "docs" / "from_record.md").read_text(encoding="utf-8").split("## Settings\n")[1].split("\n## ")[0]
+    text = (
+        (ROOT / "docs" / "offline-training.md").read_text(encoding="utf-8").split("## Settings\n")[1].split("\n## ")[0]
+    )
     shared, *sections = text.split("\n### ")
     (own,) = (section for section in sections if section.startswith(f"{name}\n"))
 
     documented = {cells[0].strip("`"): documented_default(cells[1]) for cells in (*rows(shared), *rows(own))}
 
-    assert documented == {field.name: field.default for field in dataclasses.fields(RECORDED[name])}
-    assert {cells[0].strip("`") for cells in rows(shared)} == {field.name for field in dataclasses.fields(Recorded)}
+    assert documented == {field.name: field.default for field in dataclasses.fields(OFFLINE_ALGORITHMS[name])}
+    assert {cells[0].strip("`") for cells in rows(shared)} == {
+        field.name for field in dataclasses.fields(OfflineAlgorithm)
+    }
 
 
 def test_the_errors_page_has_every_error_with_its_exit_code_and_status() -> None:
@@ -126,15 +132,12 @@ def test_the_errors_page_has_every_error_with_its_exit_code_and_status() -> None
 def test_the_metrics_page_has_every_number_by_group_and_every_warning() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 
-    numbers = {
-        group: {cells[0].strip("`"): cells[1] for cells in rows(text.split(f"\n### {group}\n")[1].split("\n### ")[0])}
-        for group in GROUPS
-    }
-    warnings = [cells[0].strip("`") for cells in rows(text.split("\n## The guard\n")[1].split("\n## ")[0])]
+    numbers = {cells[0].strip("`"): cells[1] for cells in rows(text.split("\n## Metrics\n")[1])}
+    warnings = [cells[0].strip("`") for cells in rows(text.split("\n## Health checks\n")[1].split("\n## ")[0])]
     trackers = [cells[0].strip("`") for cells in rows(text.split("\n## Trackers\n")[1].split("\n## ")[0])]
 
-    assert numbers == GROUPS
-    assert sorted(warnings) == sorted(RULES)
+    assert numbers == METRICS
+    assert sorted(warnings) == sorted(HEALTH_CHECKS)
     assert sorted(trackers) == sorted(TRACKERS)
 
 
@@ -184,6 +187,34 @@ def test_the_readme_links_to_every_page() -> None:
     assert missing == []
 
 
+def named_pages(nav: list[Any]) -> Iterator[str]:
+    """Files that a navigation names, whatever depth they stand at."""
+    for entry in nav:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for below in entry.values():
+                yield from named_pages(below if isinstance(below, list) else [below])
+
+
+def test_the_site_shows_every_page() -> None:
+    site = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
+
+    shown = sorted(named_pages(site["nav"]))
+
+    pages = [page.relative_to(ROOT).as_posix() for page in PAGES if page.name != "AGENTS.md"]
+    assert shown == sorted(pages)
+
+
+def test_the_glossary_has_every_record_and_no_other() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").split("\n## Records\n")[1].split("\n## ")[0]
+
+    listed = [name for cells in rows(text) for name in re.findall(r"`(\w+)`", cells[0])]
+
+    records = [name for name, value in vars(types).items() if dataclasses.is_dataclass(value)]
+    assert sorted(listed) == sorted(records)
+
+
 def tree_map() -> list[Path]:
     """The paths of the README's map; an entry that is indented lies in the folder above it."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").split("## The tree\n")[1]
@@ -208,6 +239,13 @@ def test_every_module_at_the_top_is_in_the_map() -> None:
     }
 
     assert sorted(modules - set(tree_map())) == []
+
+
+def test_every_benchmark_and_example_is_in_the_map() -> None:
+    programs = {path.relative_to(ROOT) for path in (*ROOT.glob("benchmarks/*.py"), *ROOT.glob("examples/*.*"))}
+    folders = {path.parent.relative_to(ROOT) for path in ROOT.glob("examples/*/README.md")}
+
+    assert sorted((programs | folders) - set(tree_map())) == []
 
 
 @BY_NAME
@@ -240,20 +278,20 @@ def test_toml_snippets_hold_settings_that_exist(page: Path) -> None:
     tables = settings_tables()
     for body in fences(page, "toml"):
         snippet = tomllib.loads(body)
-        for name, settings in snippet.pop("upstreams", {}).items():
-            assert set(settings) <= set(tables["upstreams.NAME"]), f"{page.name}: [upstreams.{name}]"
+        for name, settings in snippet.pop("external", {}).items():
+            assert set(settings) <= set(tables["external.NAME"]), f"{page.name}: [external.{name}]"
         for name, settings in snippet.pop("policies", {}).items():
             assert set(settings) <= set(tables["policies.NAME"]), f"{page.name}: [policies.{name}]"
             for table in ("algorithm", "engine"):
                 assert set(settings.get(table, {})) <= set(tables[table]), f"{page.name}: [policies.{name}] {table}"
-        if (name := snippet.get("algorithm", {}).get("name")) in RECORDED:
-            own = {field.name for field in dataclasses.fields(RECORDED[name])}
+        if (name := snippet.get("algorithm", {}).get("name")) in OFFLINE_ALGORITHMS:
+            own = {field.name for field in dataclasses.fields(OFFLINE_ALGORITHMS[name])}
             assert set(snippet.pop("algorithm")) <= {"name", *own}, f"{page.name}: [algorithm] of {name}"
         for table, settings in snippet.items():
             assert set(settings) <= set(tables[table]), f"{page.name}: [{table}]"
 
 
-@BY_NAME
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "migrate.md"], ids=lambda page: page.name)
 def test_environment_variables_in_the_documents_are_used_somewhere(page: Path) -> None:
     code = "".join(
         path.read_text(encoding="utf-8") for folder in (SOURCE, ROOT / "examples") for path in folder.rglob("*.py")

@@ -78,7 +78,7 @@ def test_the_pages_have_every_metric_of_a_server() -> None:
     StoreMetrics(InMemoryLightningStore(), metrics.registry)
     offered = set(re.findall(r"^# TYPE (agl_\w+)", metrics.text().decode(), re.MULTILINE))
 
-    tables = page("docs/rollouts.md", "## Over HTTP") + page("docs/store.md", "## Look at it")
+    tables = page("docs/rollouts.md", "## Over HTTP") + page("docs/store.md", "## Inspect")
     documented = {name for cells in rows(tables) for name in named(cells[0]) if re.fullmatch(r"agl_\w+", name)}
 
     assert documented == {name for name in offered if not name.endswith("_created")}
@@ -91,14 +91,14 @@ def refusals() -> Iterator[str]:
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute)):
                 continue
             called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-            given = [keyword.value for keyword in node.keywords if keyword.arg == "code" and called == "Refusal"]
+            given = [keyword.value for keyword in node.keywords if keyword.arg == "code" and called == "ApiError"]
             given += node.args[1:2] if called == "failed" else []  # of endpoint.Question
             yield from (str(one.value) for one in given if isinstance(one, ast.Constant))
 
 
 @pytest.mark.parametrize("code", sorted(set(refusals())))
 def test_the_errors_page_has_every_code_of_a_refusal(code: str) -> None:
-    table = lines(page("docs/errors.md", "## What the gateway answers to an agent"))
+    table = lines(page("docs/errors.md", "## Gateway responses"))
 
     assert [row for row in table if code in named(row[1])], code
 
@@ -106,11 +106,7 @@ def test_the_errors_page_has_every_code_of_a_refusal(code: str) -> None:
 def test_every_code_on_the_errors_page_is_one_of_the_gateways() -> None:
     code = "".join(file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py"))
 
-    documented = {
-        name
-        for row in lines(page("docs/errors.md", "## What the gateway answers to an agent"))
-        for name in named(row[1])
-    }
+    documented = {name for row in lines(page("docs/errors.md", "## Gateway responses")) for name in named(row[1])}
 
     assert [name for name in sorted(documented) if f'"{name}"' not in code] == []
 

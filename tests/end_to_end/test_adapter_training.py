@@ -31,7 +31,7 @@ async def test_an_adapter_is_trained_against_its_own_base_through_the_death_of_i
     os.kill(training.processes(LEARNER)[-1].pid, signal.SIGKILL)
     assert await training.ended(process) == 0, training.output
     await training.check()
-    divergences = training.metric("ref_kl")
+    divergences = training.metric("policy/ref_kl")
     assert divergences[0] == pytest.approx(0.0, abs=1e-4)
     assert divergences[-1] > 1e-4
     assert list(folder.path.glob("**/checkpoints/*/adapter/adapter_model.safetensors"))

@@ -39,9 +39,9 @@ async def hold_rollouts(training: Training, process: subprocess.Popen[str], afte
 
 def check_overlap(training: Training) -> None:
     """Some rollouts were sampled by earlier weights than those they updated, none by weights past the bound."""
-    assert len(training.metric("staleness_max")) >= STEPS
-    assert 0 < max(training.metric("staleness_max")) <= 2
-    assert set(training.metric("stale")) == {0.0}
+    assert len(training.metric("rollout/staleness_max")) >= STEPS
+    assert 0 < max(training.metric("rollout/staleness_max")) <= 2
+    assert set(training.metric("rollout/stale")) == {0.0}
 
 
 async def test_rollouts_run_ahead_of_the_trainer_and_every_one_is_learned_from(training: Training) -> None:

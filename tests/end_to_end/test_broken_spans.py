@@ -201,7 +201,7 @@ async def test_an_agent_of_broken_spans_loses_what_is_broken_and_the_run_says_so
             begun, ended = rollout.started_ns or 0, (rollout.finished_ns or 0) + 60 * 10**9
             assert all(begun <= span.started_ns <= span.finished_ns <= ended for span in spans)
 
-    assert training.metric("broken_spans") == [TASKS * GROUP * sum(EXPECTED.values())] * STEPS
+    assert training.metric("rollout/broken_spans") == [TASKS * GROUP * sum(EXPECTED.values())] * STEPS
     for cause, count in EXPECTED.items():
         assert training.metric(f"broken_spans_{cause}") == [TASKS * GROUP * count] * STEPS
     env = {"AGL_STORE": training.store}

@@ -42,7 +42,7 @@ sampled = false
 learner_threads = 1
 """
 TEACHER = """
-[upstreams.teacher]
+[external.teacher]
 url = "{url}"
 models = ["teacher"]
 """
@@ -139,9 +139,9 @@ def test_held_out_success_rises_from_the_record(
     house: House, algorithm: str, steps: int, rate: str, settings: tuple[str, ...], least: float
 ) -> None:
     run = house.train(algorithm, *PACE, f"trainer.steps={steps}", f"trainer.learning_rate={rate}", *settings)
-    before, after = house.rows(run, "heldout_greedy")
+    before, after = house.rows(run, "eval/greedy/reward_mean")
     assert after - before > least
-    first, last = house.rows(run, "heldout_loss")
+    first, last = house.rows(run, "eval/loss")
     assert last < first
     assert (run / "curve.png").stat().st_size > 0
     assert (run / "checkpoints" / f"step-{steps:06d}" / "model.safetensors").exists()
@@ -150,7 +150,7 @@ def test_held_out_success_rises_from_the_record(
 def test_imitating_what_failed_as_well_teaches_less_than_what_succeeded(house: House) -> None:
     """The kill switch of rejection sampling: without the threshold the model learns its own habits."""
     run = house.train("sft", *PACE, "trainer.steps=30", "trainer.learning_rate=1e-3")
-    before, after = house.rows(run, "heldout_greedy")
+    before, after = house.rows(run, "eval/greedy/reward_mean")
     assert after - before < 0.3
 
 
@@ -169,7 +169,7 @@ def test_distillation_from_a_model_whose_text_alone_is_known(model: Path, tmp_pa
         "trainer.learning_rate=1e-3",
         "agent.run=agent.py:solve",
     )
-    before, after = house.rows(run, "heldout_greedy")
+    before, after = house.rows(run, "eval/greedy/reward_mean")
     assert after - before > 0.4
     house.folder.close()
 
@@ -186,7 +186,7 @@ def test_text_from_a_file_teaches_as_the_record_does(
     settings = ("trainer.steps=30", f"trainer.learning_rate={rate}", f"model.path={model}", "agent.run=agent.py:solve")
     imported = House(house.folder, recorded["run_id"])
     run = imported.train(algorithm, *PACE, *settings, "data.val=val.jsonl", "eval.sampled=false")
-    before, after = house.rows(run, "heldout_greedy")
+    before, after = house.rows(run, "eval/greedy/reward_mean")
     assert after - before > least
 
 
@@ -199,11 +199,11 @@ def test_a_run_without_an_agent_has_a_held_out_loss(house: House, model: Path) -
     known = set((house.folder.path / "runs").iterdir())
     house.agl("train", "plain.toml")
     (run,) = set((house.folder.path / "runs").iterdir()) - known
-    losses = house.rows(run, "heldout_loss")
+    losses = house.rows(run, "eval/loss")
     assert len(losses) == 3
     assert losses[0] == pytest.approx(0.6931, abs=1e-3)
     assert losses[-1] < losses[0]
-    assert house.rows(run, "heldout_greedy") == []
+    assert house.rows(run, "eval/greedy/reward_mean") == []
 
 
 def test_the_same_from_python(house: House, model: Path) -> None:
@@ -219,7 +219,7 @@ def test_the_same_from_python(house: House, model: Path) -> None:
     result = trainer.fit(from_run=house.run_id)
     assert result.finished
     assert (result.policy / "model.safetensors").exists()
-    first, last = (row["heldout_loss"] for row in result.metrics if "heldout_loss" in row)
+    first, last = (row["eval/loss"] for row in result.metrics if "eval/loss" in row)
     assert last < first
 
 
@@ -241,7 +241,7 @@ async def test_a_run_that_is_killed_twice_ends_with_the_weights_of_one_that_was_
         (found,) = await store.runs(ids=[run.name])
         assert found.state == "finished"
         assert await store.rollouts(RolloutQuery(run_id=run.name, mode="train")) == []
-        metrics = await store.metrics(run.name, "loss")
+        metrics = await store.metrics(run.name, "train/loss")
     assert [metric.step for metric in metrics if not metric.abandoned] == list(range(1, 13))
 
 

@@ -29,7 +29,7 @@ from agentlightning.types import Attempt, NewRollout, Resource, RetryPolicy, Rol
 pytestmark = pytest.mark.slow
 
 KEY, PORT, END, ROLLOUTS, CALLS = "key-of-the-tests", 8088, 2, 40, 2
-LEASE_S, BEAT_S, DEADLINE_S = 5.0, 0.5, 150.0
+LEASE_S, HEARTBEAT_INTERVAL_S, DEADLINE_S = 5.0, 0.5, 150.0
 
 AGENT = f"""
 import asyncio
@@ -83,7 +83,7 @@ class Hosts:
         for host in self.workers:
             arguments = ["--server", self.gateway_url, "--run", self.run_id, "--agent", "agent.py:solve"]
             arguments += ["--worker-id", host.name, "--concurrency", "4"]
-            arguments += ["--lease-s", str(LEASE_S), "--beat-s", str(BEAT_S)]
+            arguments += ["--lease-s", str(LEASE_S), "--heartbeat-s", str(HEARTBEAT_INTERVAL_S)]
             host.start("agentlightning.runner", *arguments, AGL_SERVER_KEY=KEY)
 
 

@@ -11,7 +11,7 @@ from training import STEPS, Training
 from agentlightning.store.open import open_store
 
 pytestmark = pytest.mark.slow
-TRACKER = "agentlightning.trainer.trackers"
+TRACKER = "agentlightning.trainer.monitor.trackers"
 
 
 async def test_a_tracked_run_that_is_killed_goes_on_in_the_same_tracker_run(folder: Folder, model: Path) -> None:
@@ -31,8 +31,12 @@ async def test_a_tracked_run_that_is_killed_goes_on_in_the_same_tracker_run(fold
 
     events = EventAccumulator(str(folder.path / "runs" / training.run_id / "tensorboard"))
     events.Reload()
-    shown = [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors("reward/reward_mean")]
+    shown = [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors("train/reward_mean")]
     assert [step for step, _ in shown] == list(range(1, STEPS + 1))
     async with open_store(training.store) as store:
-        kept = {one.step: one.value for one in await store.metrics(training.run_id, "reward_mean") if not one.abandoned}
+        kept = {
+            one.step: one.value
+            for one in await store.metrics(training.run_id, "train/reward_mean")
+            if not one.abandoned
+        }
     assert [value for _, value in shown] == pytest.approx([kept[step] for step, _ in shown])

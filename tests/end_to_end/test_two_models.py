@@ -13,8 +13,8 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithms import LightningRL
-from agentlightning.demo import tiny
-from agentlightning.demo.warm_start import imitate
+from agentlightning.demo import tiny_model
+from agentlightning.demo.imitation import batches, encode_all, imitate
 
 pytestmark = pytest.mark.slow
 
@@ -52,8 +52,8 @@ def model(folder: Path, right: dict[str, str], hidden: int) -> str:
         place = dice.randrange(len(right))
         answer = answers[place if dice.random() < 0.35 else (place + 1) % len(right)]
         demos.append([{"role": "user", "content": questions[place]}, {"role": "assistant", "content": answer}])
-    tiny.build(folder, questions + answers, hidden=hidden, layers=1, context=64)
-    imitate(folder, demos, steps=80, seed=0, threads=1, report=lambda _: None)
+    tiny_model.build(folder, questions + answers, hidden=hidden, layers=1, context=64)
+    imitate(folder, batches(encode_all(folder, demos), 80, 0), steps=80)
     return str(folder)
 
 
@@ -82,10 +82,10 @@ def test_two_models_that_play_a_game_with_each_other_both_improve(tmp_path: Path
         settings={"eval": {"sampled": False}},
     )
     tasks = [{"colour": colour} for colour in CODE]
-    result = trainer.fit(f"{tmp_path}/game.py:play", train=tasks * 6, val=tasks)
-    first, *_, last = (row for row in result.metrics if row["kind"] == "heldout_greedy")
+    result = trainer.fit(f"{tmp_path}/game.py:play", train_dataset=tasks * 6, val_dataset=tasks)
+    first, *_, last = (row for row in result.metrics if row["kind"] == "eval/greedy")
     for name in ("describer", "guesser"):
-        assert first[f"{name}/heldout_greedy"] < 0.5
-        assert last[f"{name}/heldout_greedy"] >= 0.75
+        assert first[f"policies/{name}/eval/greedy/reward_mean"] < 0.5
+        assert last[f"policies/{name}/eval/greedy/reward_mean"] >= 0.75
     assert set(result.policies) == {"describer", "guesser"}
     assert all((folder / "model.safetensors").is_file() for folder in result.policies.values())

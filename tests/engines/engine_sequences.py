@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentlightning.types import Sequence
+from agentlightning.types import TrainingSequence
 
 
-def sequence(tokens: list[int], sampled: list[tuple[int, int]], **changes: Any) -> Sequence:
+def sequence(tokens: list[int], sampled: list[tuple[int, int]], **changes: Any) -> TrainingSequence:
     """A training sequence whose sampled tokens are the given [start, end) ranges."""
     mask = [any(start <= i < end for start, end in sampled) for i in range(len(tokens))]
     settings: dict[str, Any] = {
@@ -19,4 +19,4 @@ def sequence(tokens: list[int], sampled: list[tuple[int, int]], **changes: Any) 
         "weights": [1.0 if m else 0.0 for m in mask],
         "segments": sampled,
     }
-    return Sequence(**{**settings, **changes})
+    return TrainingSequence(**{**settings, **changes})

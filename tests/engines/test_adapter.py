@@ -20,13 +20,13 @@ from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import Lora
 from agentlightning.errors import ModelError
 from agentlightning.trainer.checkpoint import export
-from agentlightning.types import Loss, Sequence
+from agentlightning.types import Loss, TrainingSequence
 
 SFT = Loss(name="sft")
 KINDS = [Lora(rank=4, alpha=8), Lora(rank=4, alpha=8, dora=True)]
 
 
-def row() -> Sequence:
+def row() -> TrainingSequence:
     return sequence([4, 5, 6, 40, 41, 42, 1], [(3, 7)])
 
 
@@ -122,7 +122,7 @@ def test_resuming_with_an_adapter_is_exact(llama: Path, tmp_path: Path, lora: Lo
 
 def test_an_adapter_goes_with_trees_and_recomputed_layers_and_gives_the_same_update(llama: Path) -> None:
     plain = learned(llama, KINDS[0], updates=2)
-    other = learned(llama, KINDS[0], updates=2, rows="tree", gradient_checkpointing=True)
+    other = learned(llama, KINDS[0], updates=2, packing="prefix_tree", gradient_checkpointing=True)
     for (name, one), (_, two) in zip(plain.model.named_parameters(), other.model.named_parameters(), strict=True):
         torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-3, msg=name)
 

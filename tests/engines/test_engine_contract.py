@@ -26,7 +26,7 @@ from agentlightning.engines.base import Engine
 from agentlightning.engines.local.engine import LearnerOptions, LocalEngine
 from agentlightning.engines.support import check_loss, check_preference_loss
 from agentlightning.errors import EngineError, ModelError
-from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
+from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -53,8 +53,8 @@ async def started(
     request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Engine, Endpoint, Path]]:
     folder = tmp_path_factory.mktemp(request.param)
-    rows = "tree" if request.param == "local-tree" else "padded"
-    options = LearnerOptions(reference=True, rows=rows, critic_learning_rate_ratio=10.0)  # type: ignore[arg-type]
+    packing = "prefix_tree" if request.param == "local-tree" else "padded"
+    options = LearnerOptions(reference=True, packing=packing, critic_learning_rate_ratio=10.0)  # type: ignore[arg-type]
     engine = LocalEngine(llama, work_dir=folder, learner=options)
     (url,) = await engine.start()
     await engine.save(folder / "fresh")
@@ -82,7 +82,7 @@ def local(engine: Engine) -> LocalEngine:
     return engine
 
 
-def conversation() -> tuple[Sequence, list[Sequence]]:
+def conversation() -> tuple[TrainingSequence, list[TrainingSequence]]:
     """Three turns as one merged sequence, and as one row a call."""
     tokens = [3, 4, 5, 6, 20, 21, 1, 7, 8, 22, 23, 24, 1, 9, 25, 1]
     calls = [(4, 7), (9, 13), (14, 16)]

@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentlightning.engines.local.learner import Learner
 from agentlightning.errors import EngineError, ModelError
-from agentlightning.types import Loss, Sequence
+from agentlightning.types import Loss, TrainingSequence
 
 SFT = Loss(name="sft")
 
 
-def batch(n: int = 9) -> list[Sequence]:
+def batch(n: int = 9) -> list[TrainingSequence]:
     chance = random.Random(n)
     found = []
     for _ in range(n):
@@ -189,7 +189,7 @@ def test_sequences_without_sampled_tokens_add_nothing(llama: Path) -> None:
         (sequence([5, 6], [(0, 1)]), "first token"),
     ],
 )
-def test_a_sequence_that_cannot_be_trained_on_is_named(llama: Path, wrong: Sequence, message: str) -> None:
+def test_a_sequence_that_cannot_be_trained_on_is_named(llama: Path, wrong: TrainingSequence, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         Learner(llama).forward_backward([wrong], SFT)
 

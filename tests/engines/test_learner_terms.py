@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from agentlightning.engines import preferences
 from agentlightning.engines.local.learner import Learner
 from agentlightning.errors import EngineError, ModelError
-from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
+from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 LOSSES = [
     Loss(name="gspo", clip_low=0.3, clip_high=0.3),
@@ -41,7 +41,7 @@ def assert_close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]
         )
 
 
-def conversation(learner: Learner) -> tuple[Sequence, list[Sequence]]:
+def conversation(learner: Learner) -> tuple[TrainingSequence, list[TrainingSequence]]:
     """Three calls near the policy, as a merged row and as a row a call."""
     tokens = [3, 4, 5, 6, 20, 21, 1, 7, 8, 22, 23, 24, 1, 9, 25, 1]
     calls = [(4, 7), (9, 13), (14, 16)]
@@ -68,9 +68,9 @@ def learner(llama: Path) -> Learner:
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}-{loss.importance}-{loss.ratio_mask}-{loss.kl}")
-@pytest.mark.parametrize("rows", ["padded", "tree"])
-def test_merged_rows_have_the_loss_and_the_gradient_of_a_row_a_call(llama: Path, loss: Loss, rows: Any) -> None:
-    one, many = Learner(llama, rows=rows), Learner(llama, rows=rows, logits_at_once=64 * 2)
+@pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
+def test_merged_rows_have_the_loss_and_the_gradient_of_a_row_a_call(llama: Path, loss: Loss, packing: Any) -> None:
+    one, many = Learner(llama, packing=packing), Learner(llama, packing=packing, logits_at_once=64 * 2)
     merged, unmerged = conversation(one)
     assert one.forward_backward([merged], loss) == pytest.approx(many.forward_backward(unmerged, loss), rel=1e-4)
     assert_close(gradients(many), gradients(one))
@@ -92,9 +92,11 @@ def test_a_kl_without_reference_logprobs_or_with_some_is_refused(learner: Learne
         learner.forward_backward([row, replace(row, ref_logprobs=[0.0] * 3)], Loss(kl=0.1))
 
 
-@pytest.mark.parametrize("rows", ["padded", "tree"])
-def test_the_reference_stays_where_training_and_loading_move_the_policy(llama: Path, tmp_path: Path, rows: Any) -> None:
-    learner = Learner(llama, reference=True, rows=rows)
+@pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
+def test_the_reference_stays_where_training_and_loading_move_the_policy(
+    llama: Path, tmp_path: Path, packing: Any
+) -> None:
+    learner = Learner(llama, reference=True, packing=packing)
     batch = [sequence([3, 4, 5, 6], [(1, 4)]), sequence([3, 4, 7], [(2, 3)], temperature=0.5)]
     before = learner.logprobs(batch)
     assert learner.reference_logprobs(batch) == before
@@ -129,7 +131,7 @@ def test_kl_pulls_back_to_the_reference(llama: Path) -> None:
     assert gap() < 0.6 * moved
 
 
-def answers(learner: Learner, seed: int) -> list[Sequence]:
+def answers(learner: Learner, seed: int) -> list[TrainingSequence]:
     chance = random.Random(seed)
     rows = []
     for _ in range(7):
@@ -142,12 +144,12 @@ def answers(learner: Learner, seed: int) -> list[Sequence]:
 
 
 @pytest.mark.parametrize("budget", [4096, 25])
-@pytest.mark.parametrize("rows", ["padded", "tree"])
+@pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
 @pytest.mark.parametrize("name", ["dpo", "kto"])
 def test_a_preference_s_gradient_is_that_of_one_graph_through_all_answers(
-    llama: Path, name: Any, rows: Any, budget: int
+    llama: Path, name: Any, packing: Any, budget: int
 ) -> None:
-    learner = Learner(llama, rows=rows, max_tokens_per_microbatch=budget)
+    learner = Learner(llama, packing=packing, max_tokens_per_microbatch=budget)
     a, b, c, d, e, *mismatched = answers(learner, 1)
     loss = PreferenceLoss(name=name, beta=0.7)
     if name == "dpo":  # the first chosen answer took two rows
@@ -159,7 +161,7 @@ def test_a_preference_s_gradient_is_that_of_one_graph_through_all_answers(
 
     model = AutoModelForCausalLM.from_pretrained(llama)
 
-    def ratio(row: Sequence) -> torch.Tensor:
+    def ratio(row: TrainingSequence) -> torch.Tensor:
         assert row.ref_logprobs is not None
         distributions = torch.log_softmax(model(input_ids=torch.tensor([row.tokens])).logits[0], -1)
         at = [i for i, sampled in enumerate(row.mask) if sampled]
@@ -220,12 +222,12 @@ def test_the_losses_of_preferences_by_hand() -> None:
     assert baselines == pytest.approx([0.2, 0.0, 0.0])
 
 
-@pytest.mark.parametrize(("family", "rows"), [("Llama", "padded"), ("Llama", "tree"), ("GPT2", "padded")])
+@pytest.mark.parametrize(("family", "packing"), [("Llama", "padded"), ("Llama", "prefix_tree"), ("GPT2", "padded")])
 def test_recomputed_activations_give_the_same_gradient_and_are_recomputed(
-    build: Callable[..., Path], family: str, rows: Any
+    build: Callable[..., Path], family: str, packing: Any
 ) -> None:
     folder = build(family)
-    plain, thrifty = Learner(folder, rows=rows), Learner(folder, rows=rows, gradient_checkpointing=True)
+    plain, thrifty = Learner(folder, packing=packing), Learner(folder, packing=packing, gradient_checkpointing=True)
     runs = []
     attention = next(m for n, m in thrifty.model.named_modules() if n.endswith("attn"))
     attention.register_forward_hook(lambda *_: runs.append(1))

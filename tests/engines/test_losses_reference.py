@@ -34,7 +34,7 @@ from loss_cases import (
 )
 
 from agentlightning.engines.preferences import coefficients
-from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
+from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 FROZEN = Path(__file__).with_name("frozen_losses.json")
 
@@ -57,7 +57,7 @@ def ours(case: str) -> tuple[float, list[float]]:
         return value_and_gradient(loss, tokens(optional))
     loss = PREFERENCES[case]
     rows = [
-        Sequence(
+        TrainingSequence(
             rollout_id="r", tokens=[], mask=[], logprobs=[], advantages=[], weights=[], segments=[], ref_logprobs=[]
         )
     ]

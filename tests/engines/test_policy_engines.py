@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from agentlightning.engines.policies import PolicyEngines
 from agentlightning.engines.support import Support
 from agentlightning.errors import EngineError
-from agentlightning.types import Loss, Sequence
+from agentlightning.types import Loss, TrainingSequence
 
 
 class Noting:
@@ -41,7 +41,7 @@ def both(**options: Any) -> tuple[PolicyEngines, list[tuple[str, ...]]]:
     return PolicyEngines({"white": Noting("white", log, **options), "black": Noting("black", log)}), log
 
 
-NOTHING: Seq[Sequence] = []
+NOTHING: Sequence[TrainingSequence] = []
 
 
 async def test_every_verb_goes_to_the_engine_of_the_policy_it_names() -> None:

@@ -7,15 +7,15 @@ import torch
 
 from agentlightning.algorithms.preference import preference_values
 from agentlightning.engines.preferences import preference_loss
-from agentlightning.types import Preference, PreferenceLoss, Sequence
+from agentlightning.types import Preference, PreferenceLoss, TrainingSequence
 
 CHOSEN = [0.7, -1.5, 30.0]
 REJECTED = [-0.2, 0.4, -60.0]
 MISMATCHED = [0.5, 0.3]
 
 
-def row() -> Sequence:
-    return Sequence(
+def row() -> TrainingSequence:
+    return TrainingSequence(
         rollout_id="r",
         tokens=[1, 2],
         mask=[False, True],

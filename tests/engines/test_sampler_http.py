@@ -22,7 +22,8 @@ Client = TestClient[Any, Any]
 @pytest.fixture(params=[1e9, -1.0], ids=["turns in the loop", "turns beside it"])
 async def client(llama: Path, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
     options = argparse.Namespace(
-        model=str(llama), weights="", weight_version="0", threads=1, max_rows=4, cache_gib=1.0, dtype="float32", device="cpu"
+        model=str(llama), weights="", weight_version="0", threads=1,
+        max_num_seqs=4, kv_cache_memory_gb=1.0, dtype="float32", device="cpu"
     )  # fmt: skip
     async with TestClient(TestServer(create_app(open_sampler(options, long_turn_s=request.param)))) as client:
         yield client

@@ -13,19 +13,19 @@ from transformers import AutoModelForCausalLM
 
 from agentlightning.engines.local.decoder import Decoder, open_decoder
 from agentlightning.engines.local.prefixes import PrefixCache
-from agentlightning.engines.local.scheduler import Request, Scheduler
+from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 
 
 def scheduler(decoder: Decoder, **changes: Any) -> Scheduler:
     return Scheduler(
-        decoder, **{"max_rows": 8, "decode_text": lambda ids: "".join(chr(31 + i) for i in ids), **changes}
+        decoder, **{"max_num_seqs": 8, "decode_text": lambda ids: "".join(chr(31 + i) for i in ids), **changes}
     )
 
 
-def requests(n: int, **changes: Any) -> list[Request]:
+def requests(n: int, **changes: Any) -> list[SamplingRequest]:
     chance = random.Random(1)
     return [
-        Request(
+        SamplingRequest(
             prompt=[chance.randrange(2, 64) for _ in range(chance.randrange(1, 90))],
             max_tokens=chance.randrange(1, 40),
             seed=seed,
@@ -36,7 +36,7 @@ def requests(n: int, **changes: Any) -> list[Request]:
     ]
 
 
-def drain(scheduler: Scheduler, waiting: list[Request], burst: int = 3) -> None:
+def drain(scheduler: Scheduler, waiting: list[SamplingRequest], burst: int = 3) -> None:
     """Requests arrive a few at a time."""
     waiting = list(waiting)
     while waiting or scheduler.busy:
@@ -45,8 +45,8 @@ def drain(scheduler: Scheduler, waiting: list[Request], burst: int = 3) -> None:
         scheduler.turn()
 
 
-def alone(decoder: Decoder, request: Request) -> Request:
-    twin = Request(
+def alone(decoder: Decoder, request: SamplingRequest) -> SamplingRequest:
+    twin = SamplingRequest(
         prompt=request.prompt,
         max_tokens=request.max_tokens,
         seed=request.seed,
@@ -57,7 +57,7 @@ def alone(decoder: Decoder, request: Request) -> Request:
     return twin
 
 
-def assert_same(found: Request, expected: Request) -> None:
+def assert_same(found: SamplingRequest, expected: SamplingRequest) -> None:
     assert (found.sampled, found.finish) == (expected.sampled, expected.finish)
     assert found.logprobs == pytest.approx(expected.logprobs, abs=2e-5)
 
@@ -74,7 +74,7 @@ def test_a_crowd_changes_nobody_s_tokens(build: Callable[..., Path], family: str
 def test_rows_that_outgrow_the_memory_wait_and_go_on_with_the_same_noise(llama: Path) -> None:
     decoder = open_decoder(llama)
     crowd = requests(12)
-    drain(scheduler(decoder, cache_bytes=int(2.5 * 64 * decoder.row_bytes)), crowd)
+    drain(scheduler(decoder, cache_bytes=int(2.5 * 64 * decoder.row_bytes * 5 / 4)), crowd)
     for request in crowd:
         assert_same(request, alone(decoder, request))
 
@@ -82,10 +82,10 @@ def test_rows_that_outgrow_the_memory_wait_and_go_on_with_the_same_noise(llama: 
 def test_the_next_turn_of_a_conversation_and_equal_prompts_get_the_logprobs_of_a_fresh_prefill(llama: Path) -> None:
     decoder = open_decoder(llama)
     shared = scheduler(decoder)
-    first = [Request(prompt=[5, 6, 7, 8, 9, 10], max_tokens=9, seed=seed) for seed in range(8)]
+    first = [SamplingRequest(prompt=[5, 6, 7, 8, 9, 10], max_tokens=9, seed=seed) for seed in range(8)]
     drain(shared, first, burst=8)
     second = [
-        Request(prompt=r.prompt + r.sampled + [11, 12, 13], max_tokens=9, seed=r.seed + 100, temperature=0.7)
+        SamplingRequest(prompt=r.prompt + r.sampled + [11, 12, 13], max_tokens=9, seed=r.seed + 100, temperature=0.7)
         for r in first
     ]
     drain(shared, second, burst=8)
@@ -114,7 +114,7 @@ def test_the_prompt_of_a_group_is_read_once_whether_its_rollouts_come_together_o
 ) -> None:
     decoder = Counting(open_decoder(build("Llama", max_position_embeddings=1024)))
     prompts = [[2 + (i * k) % 61 for i in range(400)] for k in (3, 5)]
-    crowd = [Request(prompt=prompts[i // 4], max_tokens=6, seed=i) for i in range(8)]
+    crowd = [SamplingRequest(prompt=prompts[i // 4], max_tokens=6, seed=i) for i in range(8)]
     drain(scheduler(decoder), crowd[::-1], burst=burst)
     assert decoder.read_tokens == sum(map(len, prompts))
     for request in crowd:
@@ -124,12 +124,12 @@ def test_the_prompt_of_a_group_is_read_once_whether_its_rollouts_come_together_o
 def test_the_turns_of_a_conversation_read_only_what_is_new(llama: Path) -> None:
     decoder = Counting(open_decoder(llama))
     shared = scheduler(decoder)
-    request = Request(prompt=list(range(2, 62)), max_tokens=9, seed=1)
+    request = SamplingRequest(prompt=list(range(2, 62)), max_tokens=9, seed=1)
     drain(shared, [request])
     for turn in range(3):
         before = decoder.read_tokens
         longer = request.prompt + request.sampled + [11, 12, 13, 14]
-        request = Request(prompt=longer, max_tokens=9, seed=turn)
+        request = SamplingRequest(prompt=longer, max_tokens=9, seed=turn)
         drain(shared, [request])
         # the answer's last token was sampled and never read
         assert decoder.read_tokens - before == 5
@@ -140,7 +140,7 @@ def test_prompts_longer_than_a_chunk_give_the_tokens_of_transformers(build: Call
     folder = build("Llama", max_position_embeddings=2048)
     decoder = open_decoder(folder)
     prompts = [[2 + (i * i + k) % 62 for i in range(n)] for k, n in enumerate((1100, 700, 20))]
-    crowd = [Request(prompt=p, max_tokens=4, temperature=0.0) for p in prompts]
+    crowd = [SamplingRequest(prompt=p, max_tokens=4, temperature=0.0) for p in prompts]
     drain(scheduler(decoder), crowd)
     model = AutoModelForCausalLM.from_pretrained(folder)
     for request in crowd:
@@ -153,7 +153,7 @@ def test_prompts_longer_than_a_chunk_give_the_tokens_of_transformers(build: Call
 
 def test_new_weights_serve_from_the_next_token_and_each_token_is_stamped(llama: Path, other_llama: Path) -> None:
     running = scheduler(open_decoder(llama))
-    request = Request(prompt=[4, 5, 6], max_tokens=10, seed=3)
+    request = SamplingRequest(prompt=[4, 5, 6], max_tokens=10, seed=3)
     running.submit(request)
     for _ in range(3):
         running.turn()
@@ -166,10 +166,10 @@ def test_new_weights_serve_from_the_next_token_and_each_token_is_stamped(llama: 
 
 def test_what_was_kept_of_old_weights_is_not_used_under_new_ones(llama: Path, other_llama: Path) -> None:
     running = scheduler(open_decoder(llama))
-    first = Request(prompt=[4, 5, 6], max_tokens=10, seed=3)
+    first = SamplingRequest(prompt=[4, 5, 6], max_tokens=10, seed=3)
     drain(running, [first])
     running.load(other_llama, "1")
-    second = Request(prompt=first.prompt + first.sampled + [9], max_tokens=8, seed=4)
+    second = SamplingRequest(prompt=first.prompt + first.sampled + [9], max_tokens=8, seed=4)
     drain(running, [second])
     assert_same(second, alone(open_decoder(other_llama), second))
 
@@ -192,11 +192,11 @@ def test_a_cancelled_request_frees_its_row_and_harms_nobody(llama: Path) -> None
 
 def test_a_stop_string_over_several_tokens_ends_the_answer_and_is_named(llama: Path) -> None:
     decoder = open_decoder(llama)
-    free = Request(prompt=[4, 5, 6], max_tokens=30, seed=5)
+    free = SamplingRequest(prompt=[4, 5, 6], max_tokens=30, seed=5)
     drain(scheduler(decoder), [free])
     stop = "".join(chr(31 + i) for i in free.sampled[10:13])
     text = "".join(chr(31 + i) for i in free.sampled)
-    stopped = Request(prompt=[4, 5, 6], max_tokens=30, seed=5, stops=("\x00", stop))
+    stopped = SamplingRequest(prompt=[4, 5, 6], max_tokens=30, seed=5, stops=("\x00", stop))
     drain(scheduler(decoder), [stopped])
     assert len(stopped.sampled) == text.index(stop) + len(stop)
     assert (stopped.finish, stopped.stop_reason) == ("stop", stop)
@@ -206,7 +206,7 @@ def test_logits_that_are_not_finite_end_the_request_as_an_error(llama: Path, tmp
     model = AutoModelForCausalLM.from_pretrained(llama)
     model.model.norm.weight.data.fill_(float("nan"))
     model.save_pretrained(tmp_path)
-    request = Request(prompt=[4, 5], max_tokens=5)
+    request = SamplingRequest(prompt=[4, 5], max_tokens=5)
     drain(scheduler(open_decoder(tmp_path)), [request])
     assert request.finish == "error"
 

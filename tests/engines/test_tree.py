@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from agentlightning.engines.local import tree
 from agentlightning.engines.local.learner import Learner
 from agentlightning.errors import ModelError
-from agentlightning.types import Loss, Sequence
+from agentlightning.types import Loss, TrainingSequence
 
 Rows = list[list[int]]
 rows_of_tokens = st.lists(st.lists(st.integers(2, 4), min_size=1, max_size=9), min_size=1, max_size=7)
@@ -73,7 +73,7 @@ def test_parts_hold_every_sequence_once_within_the_budget_of_unique_tokens(rows:
 
 
 def learners(folder: Path, **options: Any) -> tuple[Learner, Learner]:
-    return Learner(folder), Learner(folder, rows="tree", **options)
+    return Learner(folder), Learner(folder, packing="prefix_tree", **options)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def gradients(learner: Learner) -> dict[str, torch.Tensor]:
     return found
 
 
-def assert_same(padded: Learner, shared: Learner, sequences: list[Sequence], loss: Loss) -> None:
+def assert_same(padded: Learner, shared: Learner, sequences: list[TrainingSequence], loss: Loss) -> None:
     expected = padded.forward_backward(sequences, loss)
     assert shared.forward_backward(sequences, loss) == pytest.approx(expected, rel=1e-4, abs=1e-5)
     wanted, found = gradients(padded), gradients(shared)
@@ -98,7 +98,7 @@ def assert_same(padded: Learner, shared: Learner, sequences: list[Sequence], los
         )
 
 
-def branching(chance: random.Random) -> list[Sequence]:
+def branching(chance: random.Random) -> list[TrainingSequence]:
     """A random tree of calls: every row continues an earlier one from some point, with sampled tokens of its own."""
     rows: list[list[int]] = [[chance.randrange(2, 64) for _ in range(chance.randrange(1, 12))]]
     found = []
@@ -127,7 +127,7 @@ def test_losses_and_gradients_of_random_trees_are_those_of_separate_rows(
     assert_same(*pair, sequences, loss)
 
 
-def on_a_bound(learner: Learner, sequences: list[Sequence], loss: Loss) -> bool:
+def on_a_bound(learner: Learner, sequences: list[TrainingSequence], loss: Loss) -> bool:
     """Whether the ratio of a token or of a row is so near to where it is clipped that rounding decides on its side."""
     for row, now in zip(sequences, learner.logprobs(sequences), strict=True):
         own = [new - old for new, old, mine in zip(now, row.logprobs, row.mask, strict=True) if mine]
@@ -187,12 +187,15 @@ def test_flex_attention_attends_as_the_runs_do(width: int) -> None:
 def test_a_tree_on_a_gpu_gives_the_gradients_of_separate_rows(build: Callable[..., Path]) -> None:
     folder = build("Llama", hidden_size=128)  # heads of 32 numbers
     assert_same(
-        Learner(folder, device="cuda"), Learner(folder, device="cuda", rows="tree"), branching(random.Random(3)), Loss()
+        Learner(folder, device="cuda"),
+        Learner(folder, device="cuda", packing="prefix_tree"),
+        branching(random.Random(3)),
+        Loss(),
     )
 
 
 def test_a_shared_beginning_is_computed_once(llama: Path) -> None:
-    learner = Learner(llama, rows="tree")
+    learner = Learner(llama, packing="prefix_tree")
     seen = []
     learner.model.model.register_forward_pre_hook(
         lambda _, __, inputs: seen.append(inputs["input_ids"].numel()), with_kwargs=True
@@ -205,8 +208,8 @@ def test_a_shared_beginning_is_computed_once(llama: Path) -> None:
 
 def test_a_model_or_a_setting_that_does_not_fit_is_refused_at_start(build: Callable[..., Path], llama: Path) -> None:
     with pytest.raises(ModelError, match="GPT2LMHeadModel"):
-        Learner(build("GPT2"), rows="tree")
+        Learner(build("GPT2"), packing="prefix_tree")
     with pytest.raises(ModelError, match="sliding window"):
-        Learner(build("Mistral", sliding_window=8), rows="tree")
+        Learner(build("Mistral", sliding_window=8), packing="prefix_tree")
     with pytest.raises(ModelError, match="expected dropout 0"):
-        Learner(llama, rows="tree", dropout=0.1)
+        Learner(llama, packing="prefix_tree", dropout=0.1)

@@ -16,7 +16,7 @@ from engine_sequences import sequence
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.losses import value_loss
 from agentlightning.errors import EngineError, ModelError
-from agentlightning.types import Loss, Sequence
+from agentlightning.types import Loss, TrainingSequence
 
 VALUE = Loss(name="reinforce", value=0.0)
 TOKENS = [3, 4, 5, 6, 20, 21, 1, 7, 8, 22, 23, 24, 1, 9, 25, 1]
@@ -27,7 +27,7 @@ V, R, OLD = [1.0, 0.9, -0.4, 0.9], [0.0, 1.0, -0.1, 2.0], [0.2, 0.2, 0.3, 0.85]
 VERL = (1.3012499809, [1.0, 0.0, -0.3, -1.1])
 
 
-def row(**changes: Any) -> Sequence:
+def row(**changes: Any) -> TrainingSequence:
     """Three calls; the returns of their tokens go up from 0.1."""
     returns = [0.1 * place for place in range(len(TOKENS))]
     return sequence(TOKENS, CALLS, **{"returns": returns, **changes})
@@ -66,7 +66,7 @@ def test_the_critic_learns_the_returns_of_the_states_before_the_tokens(llama: Pa
     assert metrics["value_loss"] == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
-def test_without_a_trunk_the_policy_s_gradient_is_that_without_a_critic(llama: Path) -> None:
+def test_without_a_backbone_gradient_the_policy_s_gradient_is_that_without_a_critic(llama: Path) -> None:
     alone, beside = Learner(llama), taught(llama)
     beside.model.load_state_dict(alone.model.state_dict())
     alone.forward_backward([row()], Loss(name="reinforce"))
@@ -75,14 +75,14 @@ def test_without_a_trunk_the_policy_s_gradient_is_that_without_a_critic(llama: P
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize("rows", ["padded", "tree"])
-def test_with_a_trunk_the_gradient_is_that_of_one_graph_through_policy_and_critic(llama: Path, rows: Any) -> None:
-    both = taught(llama, rows=rows)
+@pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
+def test_with_a_backbone_gradient_it_is_that_of_one_graph_through_policy_and_critic(llama: Path, packing: Any) -> None:
+    both = taught(llama, packing=packing)
     loss = replace(VALUE, value=0.3)
     both.forward_backward([row()], loss)
     found = gradients(both)
     assert both._critic is not None
-    states = both.model.model(input_ids=torch.tensor([TOKENS])).last_hidden_state[0] if rows == "padded" else None
+    states = both.model.model(input_ids=torch.tensor([TOKENS])).last_hidden_state[0] if packing == "padded" else None
     if states is None:
         padded = Learner(llama)
         padded.model.load_state_dict(both.model.state_dict())

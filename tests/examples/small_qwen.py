@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from agentlightning.engines.local.learner import Learner
-from agentlightning.types import Loss, Sequence
+from agentlightning.types import Loss, TrainingSequence
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKERS = ["<tool_call>", "</tool_call>"]
@@ -68,7 +68,9 @@ def _tokenizer(template: str, texts: list[str]) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _sequence(tokenizer: PreTrainedTokenizerFast, conversation: list[Message], tools: list[Message] | None) -> Sequence:
+def _sequence(
+    tokenizer: PreTrainedTokenizerFast, conversation: list[Message], tools: list[Message] | None
+) -> TrainingSequence:
     text = tokenizer.apply_chat_template(conversation, tools=tools, tokenize=False)
     tokens: list[int] = []
     mask: list[bool] = []
@@ -76,7 +78,7 @@ def _sequence(tokenizer: PreTrainedTokenizerFast, conversation: list[Message], t
         ids = tokenizer.encode(piece, add_special_tokens=False)
         tokens += ids
         mask += [bool(mask) and not piece.startswith("\n<|im_start|>") and piece.endswith("<|im_end|>")] * len(ids)
-    return Sequence(
+    return TrainingSequence(
         rollout_id="",
         tokens=tokens,
         mask=mask,
@@ -87,7 +89,7 @@ def _sequence(tokenizer: PreTrainedTokenizerFast, conversation: list[Message], t
     )
 
 
-def _teach(folder: Path, rows: list[Sequence]) -> None:
+def _teach(folder: Path, rows: list[TrainingSequence]) -> None:
     learner = Learner(folder, threads=1, optimizer="muon", muon_learning_rate_ratio=0.02 / RATE, seed=0)
     rng = random.Random(0)
     for update in range(UPDATES):

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import DefaultAsyncHttpxClient
 
-from agentlightning.rendering.conversation import Conversation
+from agentlightning.rendering.conversation import Conversation, RequestView
 from agentlightning.rendering.renderer import Renderer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator"
@@ -389,8 +389,8 @@ async def test_the_next_prompt_begins_with_the_very_tokens_that_were_sampled(
     answer = {"role": "assistant", "content": parsed.content, "tool_calls": calls}
     _, (first, second) = await run_agent(module("agent").solve, [answer, {"content": "answer R0"}])
     conversation = Conversation(renderer)
-    plan = conversation.plan(first["messages"], first["tools"])
+    plan = conversation.plan(RequestView.of(first["messages"], first["tools"]))
     conversation.record(plan, "a", sampled_ids, answer)
-    following = conversation.plan(second["messages"], second["tools"])
+    following = conversation.plan(RequestView.of(second["messages"], second["tools"]))
     assert following.fork_cause is None
     assert following.prompt_ids[: len(plan.prompt_ids) + len(sampled_ids)] == plan.prompt_ids + sampled_ids

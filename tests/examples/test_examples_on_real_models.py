@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 HERE = {
     "engine.device": "cpu",
     "engine.dtype": "float32",
-    "engine.max_rows": 16,
+    "engine.max_num_seqs": 16,
     "agent.workers": 1,
     "trainer.steps": 2,
     "trainer.tasks_per_step": 2,
@@ -82,5 +82,7 @@ def test_a_model_with_a_real_chat_template_is_trained_through_what_it_is_answere
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["kind"] == "step"]
     assert [row["step"] for row in steps] == [1, 2]
-    assert all(row["failed"] == 0 and row["forked_calls"] == 0 for row in steps)
-    assert all(row["calls"] > row["rollouts"] for row in steps), "the agent understood the model, and answered"
+    assert all(row["rollout/failed"] == 0 and row["rollout/forked_calls"] == 0 for row in steps)
+    assert all(row["rollout/calls"] > row["rollout/count"] for row in steps), (
+        "the agent understood the model, and answered"
+    )

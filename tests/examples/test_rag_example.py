@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import DefaultAsyncHttpxClient
 
-from agentlightning.runner.result import Result
+from agentlightning.runner.result import RolloutResult
 from agentlightning.types import Call, Sampling
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rag"
@@ -155,7 +155,7 @@ def test_there_are_never_more_names_than_the_model_has_tokens_for(texts: list[st
     shown = names.Names("Who is Ann Lee?")
     for text in texts:
         shown.paragraph(text, text)
-    assert len(set(shown.shown)) == len(shown.shown) <= names.MOST_NAMES
+    assert len(set(shown.shown)) == len(shown.shown) <= names.MAX_NAMES
 
 
 def test_a_search_shows_the_best_paragraph_that_was_not_shown(
@@ -203,7 +203,7 @@ def test_recall_counts_gold_paragraphs_only(module: Callable[[str], ModuleType])
     assert reward(set(), ["ann"], ended=True) == pytest.approx(0.1)
 
 
-def searched(queries: list[str], last: str | None) -> Result:
+def searched(queries: list[str], last: str | None) -> RolloutResult:
     """The record of a rollout that searched so and ended with `last`; None: it was still searching."""
     answers = [search(query) for query in queries] + ([{"content": last}] if last is not None else [])
     calls: list[Call] = []
@@ -211,13 +211,13 @@ def searched(queries: list[str], last: str | None) -> Result:
         for tool_call in answer.get("tool_calls", []):
             tool_call["id"] = f"t{number}"
         calls.append(recorded(number, {"role": "assistant", "content": None, **answer}, calls))
-    return Result(calls=calls)
+    return RolloutResult(calls=calls)
 
 
 def recorded(number: int, answer: dict[str, Any], before: list[Call]) -> Call:
     replies = [
         {"role": "tool", "tool_call_id": tool_call["id"], "content": "a paragraph"}
-        for tool_call in (before[-1].answer.get("tool_calls", []) if before else [])
+        for tool_call in (before[-1].completion.get("tool_calls", []) if before else [])
     ]
     return Call(
         id=f"call-{number}",
@@ -237,7 +237,7 @@ def recorded(number: int, answer: dict[str, Any], before: list[Call]) -> Call:
         history_hash="",
         request_hash="",
         messages=replies or [{"role": "user", "content": QUESTION}],
-        answer=answer,
+        completion=answer,
         started_ns=2 * number,
         finished_ns=2 * number + 1,
     )
@@ -266,8 +266,8 @@ def test_each_search_is_rewarded_for_the_gold_paragraph_that_it_shows_first(
 
 
 def test_a_rollout_without_a_call_is_worth_nothing(module: Callable[[str], ModuleType], data_root: Path) -> None:
-    assert module("scoring").retrieval(task(), Result(calls=[])) == {"reward": 0.0, "steps": []}
-    assert module("scoring").answer(task(), Result(calls=[])) == 0.0
+    assert module("scoring").retrieval(task(), RolloutResult(calls=[])) == {"reward": 0.0, "steps": []}
+    assert module("scoring").answer(task(), RolloutResult(calls=[])) == 0.0
 
 
 def test_the_last_words_of_a_reader_are_scored(module: Callable[[str], ModuleType]) -> None:
@@ -388,7 +388,7 @@ def test_sampled_tokens_are_parsed_and_rendered_back_to_the_same_tokens(
 def test_demonstrations_search_for_shown_names_and_end(
     module: Callable[[str], ModuleType], tokenizer: Any, data_root: Path
 ) -> None:
-    warm_start, encode = module("warm_start"), module("agentlightning.demo.warm_start").encode
+    warm_start, encode = module("warm_start"), module("agentlightning.demo.imitation").encode
     lengths = set()
     for seed in range(40):
         conversation = warm_start.demonstration(task(draw=seed), random.Random(seed))
@@ -398,12 +398,12 @@ def test_demonstrations_search_for_shown_names_and_end(
         assert end.strip() == "done"
         shown = module("names").Names(QUESTION, seed)
         shown.question()
-        desk = module("agent").Desk(module("retriever").Session(module("retriever").retriever()), shown)
+        context = module("agent").SearchContext(module("retriever").Session(module("retriever").retriever()), shown)
         for search_text in searches:
             word, query = search_text.split()
             assert word == "<search>"
             assert query in shown.shown
-            desk.search(query)
+            context.search(query)
         lengths.add(len(searches))
     assert len(lengths) > 2
 
@@ -476,9 +476,9 @@ async def test_the_search_after_the_last_call_shows_nothing(
     module: Callable[[str], ModuleType], data_root: Path
 ) -> None:
     """The SDK runs the tool of the last call: five searches would be worth more than four and an end."""
-    most = module("agent").MOST_CALLS
-    desk = module("agent").Desk(module("retriever").Session(module("retriever").retriever()), None)
-    shown = [desk.search("is a") for _ in range(most)]
+    most = module("agent").MAX_CALLS
+    context = module("agent").SearchContext(module("retriever").Session(module("retriever").retriever()), None)
+    shown = [context.search("is a") for _ in range(most)]
     assert "none" not in shown[: most - 1]
     assert shown[-1] == "none"
 

@@ -32,9 +32,11 @@ def test_agents_of_the_sdk_train_with_parsed_searches_and_without_a_fork(tmp_pat
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["kind"] == "step"]
     assert [row["step"] for row in steps] == [1, 2]
-    assert all(row["forked_calls"] == 0 and row["failed"] == 0 for row in steps)
-    assert all(row["turns"] > 1.5 for row in steps), "paragraphs were searched"
-    (before,) = [row["heldout_greedy"] for row in rows if "heldout_greedy" in row and row["step"] == 0]
+    assert all(row["rollout/forked_calls"] == 0 and row["rollout/failed"] == 0 for row in steps)
+    assert all(row["rollout/turns"] > 1.5 for row in steps), "paragraphs were searched"
+    (before,) = [
+        row["eval/greedy/reward_mean"] for row in rows if "eval/greedy/reward_mean" in row and row["step"] == 0
+    ]
     assert before == pytest.approx(warm["held_out_greedy"], abs=0.02), (
         "the warm start's quick check is the agent's figure"
     )

@@ -22,10 +22,12 @@ def test_writer_and_rewriter_are_trained_and_the_checker_is_context(tmp_path: Pa
     (metrics,) = (tmp_path / "runs").glob("20*/metrics.jsonl")
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     steps = [row for row in rows if row["kind"] == "step"]
-    assert all(row["forked_calls"] == 0 and row["failed"] == 0 for row in steps)
-    assert all(row["rollouts"] < row["turns"] * row["rollouts"] < row["calls"] for row in steps), "calls of the checker"
-    assert all(row["tokens_trained"] < row["tokens_sampled"] for row in steps)
-    before, after = (row["heldout_greedy"] for row in rows if "heldout_greedy" in row)
+    assert all(row["rollout/forked_calls"] == 0 and row["rollout/failed"] == 0 for row in steps)
+    assert all(
+        row["rollout/count"] < row["rollout/turns"] * row["rollout/count"] < row["rollout/calls"] for row in steps
+    ), "calls of the checker"
+    assert all(row["train/tokens_trained"] < row["train/tokens_sampled"] for row in steps)
+    before, after = (row["eval/greedy/reward_mean"] for row in rows if "eval/greedy/reward_mean" in row)
     assert after > before
 
 

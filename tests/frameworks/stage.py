@@ -117,7 +117,7 @@ async def open_stage(folder: Folder, speaker: Speaker) -> AsyncIterator[Stage]:
 @asynccontextmanager
 async def open_stage_of(folder: Folder, engine: str, tokenizer: Path) -> AsyncIterator[Stage]:
     """A stage with one run, whose model an engine at this URL serves."""
-    value = {"model": "policy", "endpoints": [engine], "face": "generate", "tokenizer": str(tokenizer), "seed": 7}
+    value = {"model": "policy", "endpoints": [engine], "api": "generate", "tokenizer": str(tokenizer), "seed": 7}
     with AgentLightningServer("memory://", server_key=KEY) as server:
         async with LightningStoreClient(server.url, KEY) as store:
             run = await store.create_run("pages", {})

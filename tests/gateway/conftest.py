@@ -1,4 +1,4 @@
-"""Fixtures of a gateway over a store in memory and a scripted engine, and of models outside."""
+"""Fixtures of a gateway over a store in memory and a scripted engine, and of external models."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx2
 import pytest
 from anthropic import AsyncAnthropic
+from external_house import SECRET, serve
+from external_server import ExternalServer
 from gateway_house import END, House, path
-from outside_house import SECRET, serve
-from outside_server import OutsideServer
 from scripted_engine import ScriptedEngine
 from toy_model import write_tokenizer
 
@@ -55,18 +55,18 @@ def make_house(
 
 
 @pytest.fixture
-async def outside(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OutsideServer]:
+async def external(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ExternalServer]:
     monkeypatch.setenv("JUDGE_KEY", SECRET)
-    server = await OutsideServer().start()
+    server = await ExternalServer().start()
     yield server
     await server.close()
 
 
 @pytest.fixture
-async def claim(house: House, outside: OutsideServer) -> Claim:
+async def claim(house: House, external: ExternalServer) -> Claim:
     """An attempt of a run with a judge that speaks OpenAI's protocols and a simulator that speaks Anthropic's."""
-    await serve(house, "judge", url=outside.url, models=["gpt-4o-mini", "gpt-5*"], key_env="JUDGE_KEY")
-    await serve(house, "user", url=outside.url, models=["claude-*"], key_env="JUDGE_KEY", protocol="anthropic")
+    await serve(house, "judge", url=external.url, models=["gpt-4o-mini", "gpt-5*"], key_env="JUDGE_KEY")
+    await serve(house, "user", url=external.url, models=["claude-*"], key_env="JUDGE_KEY", protocol="anthropic")
     return await house.claim()
 
 

@@ -13,7 +13,7 @@ from scripted_engine import ScriptedEngine
 from agentlightning.gateway.app import App, create_app
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Claim, Mode, NewRollout, Resource, Sampling, Worker
+from agentlightning.types import Claim, Mode, NewRollout, Resource, Sampling, WorkerStatus
 
 SERVER_KEY = "server-key"
 END = 2
@@ -33,7 +33,7 @@ class House:
     _clients: list[httpx.AsyncClient] = field(default_factory=list)
 
     async def start(self) -> House:
-        self.run_id = (await self.store.create_run("test", {"agent": {"posts_rewards": True}})).id
+        self.run_id = (await self.store.create_run("test", {"agent": {"allow_posted_rewards": True}})).id
         await self.serve_policy()
         self.app = self.gateway()
         return self
@@ -44,7 +44,7 @@ class House:
             "endpoints": [self.engine.url],
             "tokenizer": str(self.folder),
             "seed": 7,
-            "face": "generate",
+            "api": "generate",
             **changes,
         }
         await self.store.put_resources([Resource(run_id=self.run_id, name="default", kind="policy", value=value)])
@@ -62,7 +62,7 @@ class House:
             run_id=self.run_id, task={}, group_id=group, replica=replica, sampling=sampling or Sampling(), mode=mode
         )
         await self.store.enqueue([rollout])
-        worker = Worker(id="w", run_id=self.run_id, host="h", pid=1, running=0, seen_ns=0)
+        worker = WorkerStatus(id="w", run_id=self.run_id, host="h", pid=1, running=0, seen_ns=0)
         return (await self.store.claim(worker))[0]
 
     def http(self, app: App | None = None, address: str = "127.0.0.1") -> httpx.AsyncClient:

@@ -50,7 +50,7 @@ class ScriptedEngine:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    async def _generate(self, http: web.Request) -> web.StreamResponse:
+    async def _generate(self, http: web.CompletionRequest) -> web.StreamResponse:
         request = await http.json()
         self.requests.append(request)
         if self.drop:

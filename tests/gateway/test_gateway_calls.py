@@ -60,7 +60,7 @@ async def test_any_of_n_choices_can_be_continued(house: House) -> None:
     *_, last = await calls_of(house, claim)
     assert last.continuation == "continued"
     parent = next(call for call in await calls_of(house, claim) if call.id == last.parent_id)
-    assert parent.answer["content"] == "two"
+    assert parent.completion["content"] == "two"
 
 
 async def test_streamed_choices_come_by_index(house: House) -> None:
@@ -121,17 +121,17 @@ async def test_sampling_that_no_trainer_could_account_for_is_refused(house: Hous
     reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=body)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == name
-    assert "sampling_policy" in reply.json()["error"]["message"]
+    assert "unsupported_params" in reply.json()["error"]["message"]
     assert house.engine.requests == []
 
 
 @pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
 async def test_or_left_out_and_recorded_where_the_run_says_so(house: House, name: str, value: Any) -> None:
-    await house.serve_policy(sampling_policy="force")
+    await house.serve_policy(unsupported_params="drop")
     claim = await house.claim()
     await answered(house, claim, asking(**{name: value}, tools=TOOLS))
     [call] = await calls_of(house, claim)
-    assert call.asked == {name: value}
+    assert call.overridden_params == {name: value}
     assert name not in house.engine.requests[0]["sampling_params"]
 
 
@@ -139,7 +139,7 @@ async def test_a_temperature_that_was_overridden_is_recorded(house: House) -> No
     claim = await house.claim()
     await answered(house, claim, asking(temperature=0.2, top_p=1.0))
     [call] = await calls_of(house, claim)
-    assert (call.sampling.temperature, call.asked) == (1.0, {"temperature": 0.2})
+    assert (call.sampling.temperature, call.overridden_params) == (1.0, {"temperature": 0.2})
 
 
 async def test_one_tool_call_only_stops_after_the_first(house: House) -> None:

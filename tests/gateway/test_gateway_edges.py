@@ -12,8 +12,8 @@ from gateway_house import SERVER_KEY, House, path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.proxy import UNKNOWN_ROUTE
-from agentlightning.gateway.reply import Incoming
 from agentlightning.types import Claim, Finish, Resource
 
 HI: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
@@ -246,7 +246,7 @@ async def test_an_engine_that_talks_nonsense_is_a_502(house: House, body: Any, s
 async def test_an_engine_that_dies_in_the_middle_of_a_stream_ends_it_with_an_error(house: House) -> None:
     claim = await house.claim()
     house.engine.die_after = 2
-    with pytest.raises(openai.APIError, match="went away"):
+    with pytest.raises(openai.APIError, match="closed the connection in the middle of a completion"):
         async for _ in await house.openai(claim).chat.completions.create(**HI, stream=True):
             pass
     assert await house.store.calls([claim.rollout.id]) == []
@@ -320,7 +320,7 @@ def test_a_chunked_body_is_put_together() -> None:
     async def receive() -> dict[str, Any]:
         return parts.pop(0)
 
-    incoming = Incoming({"method": "POST", "path": "/v1/x", "headers": []}, receive)
+    incoming = AgentRequest({"method": "POST", "path": "/v1/x", "headers": []}, receive)
     assert asyncio.run(incoming.body()) == b"ab"
 
 

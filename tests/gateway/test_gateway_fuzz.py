@@ -18,12 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from agentlightning.gateway.api import create_routes
+from agentlightning.gateway.rest import create_routes
 from agentlightning.gateway.server import AgentLightningServer
-from agentlightning.gateway.verbs import NAMES, Verb
+from agentlightning.gateway.store_rpc import StoreMethod
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import NewRollout, Worker
+from agentlightning.store.wire import METHODS
+from agentlightning.types import NewRollout, WorkerStatus
 
 DETAILS = (
     "the gateway failed",
@@ -40,7 +41,7 @@ DETAILS = (
 )
 """Words of the inside, of keys, and of what a stream says when it breaks."""
 
-LONGEST_S = 30.0
+MAX_WAIT_S = 30.0
 """Seconds that any answer may take."""
 
 QUICK = settings(
@@ -53,7 +54,7 @@ STORE = InMemoryLightningStore()
 OPERATIONS = {
     found.ok().label: found.ok()
     for found in schemathesis.openapi.from_dict(
-        create_routes(STORE, None, [Verb(STORE, name, lambda *_: None) for name in NAMES]).openapi()
+        create_routes(STORE, None, [StoreMethod(STORE, name, lambda *_: None) for name in METHODS]).openapi()
     ).get_all_operations()
 }
 
@@ -76,7 +77,7 @@ def rest() -> Iterator[tuple[httpx.Client, dict[str, Any]]]:
             async with LightningStoreClient(server.url, SERVER_KEY) as store:
                 run = await store.create_run("fuzzed", {})
                 await store.enqueue([NewRollout(run_id=run.id, task={}, group_id=str(n)) for n in range(50)])
-                worker = Worker(id="w", run_id=run.id, host="h", pid=1, running=0, seen_ns=0)
+                worker = WorkerStatus(id="w", run_id=run.id, host="h", pid=1, running=0, seen_ns=0)
                 (claim,) = await store.claim(worker)
             return {
                 "run_id": run.id, "rollout_id": claim.rollout.id, "rollout_ids": [claim.rollout.id], "ids": [run.id],
@@ -84,7 +85,7 @@ def rest() -> Iterator[tuple[httpx.Client, dict[str, Any]]]:
             }  # fmt: skip
 
         names = asyncio.run(fill())
-        with httpx.Client(base_url=server.url, timeout=2 * LONGEST_S) as client:
+        with httpx.Client(base_url=server.url, timeout=2 * MAX_WAIT_S) as client:
             yield client, names
 
 
@@ -129,7 +130,7 @@ def fuzz(operation: Any, rest: tuple[httpx.Client, dict[str, Any]], how: setting
             )
         except (httpx.InvalidURL, TypeError, UnicodeEncodeError):
             return  # no client could send it
-        assert time.monotonic() - started < LONGEST_S
+        assert time.monotonic() - started < MAX_WAIT_S
         if operation.label == "POST /signing_secret" and reply.status_code == 200:
             return
         assert reply.status_code < 500, (reply.status_code, content, reply.text)
@@ -312,11 +313,11 @@ async def fuzz_route(house: House, route: str, how: settings) -> None:
         bodies.append(body)
 
     collect()
-    await house.serve_policy(sampling_policy="force")  # so that more of them get through
+    await house.serve_policy(unsupported_params="drop")  # so that more of them get through
     claim = await house.claim()
     http = house.http()
     for body in bodies:
-        async with asyncio.timeout(LONGEST_S):
+        async with asyncio.timeout(MAX_WAIT_S):
             reply = await http.post(f"{path(claim)}/v1/{route}", content=body)
         assert reply.status_code < 500, (body, reply.text)
         if reply.status_code != 200:
@@ -339,7 +340,7 @@ async def test_many_requests_that_were_tampered_with_are_answered_or_refused(hou
 
 @pytest.mark.parametrize("route", [route for route in VALID if route not in ("embeddings", "reward")])
 async def test_the_request_that_is_tampered_with_is_valid(house: House, route: str) -> None:
-    await house.serve_policy(sampling_policy="force")
+    await house.serve_policy(unsupported_params="drop")
     claim = await house.claim()
     reply = await house.http().post(f"{path(claim)}/v1/{route}", json=VALID[route])
     assert reply.status_code == 200, reply.text

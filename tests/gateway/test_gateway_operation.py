@@ -22,10 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from server_process import ServerProcess
 
 from agentlightning.children import SERVER_END_S, SERVER_GRACE_S, listen
-from agentlightning.gateway import connections, log
+from agentlightning.gateway import log, uvicorn_server
 from agentlightning.gateway.app import create_app
-from agentlightning.gateway.connections import GuardedProtocol, Server
-from agentlightning.gateway.metrics import MOST_POLICIES, GatewayMetrics
+from agentlightning.gateway.metrics import MAX_POLICIES, GatewayMetrics
+from agentlightning.gateway.uvicorn_server import BoundedHttpProtocol, UvicornServer
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
 from agentlightning.trainer.supervisor import Supervisor
@@ -34,7 +34,7 @@ from agentlightning.types import Call, Sampling, VersionSpan
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 
 CLOSES_S = 50.0
-"""For a connection that the server closes soon; one that it forgot would stay for `connections.IDLE_S`."""
+"""For a connection that the server closes soon; one that it forgot would stay for `uvicorn_server.IDLE_S`."""
 
 
 # --- metrics ----------------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def a_call(**changes: Any) -> Call:
         "id": "c", "run_id": "run", "rollout_id": "r", "attempt": 1, "parent_id": None, "suffix_ids": [1, 2],
         "sampled_ids": [3, 4, 5], "logprobs": [-1.0, -1.0, -1.0], "versions": [VersionSpan(version=7, start=0, end=3)],
         "prompt_tokens": 2, "policy": "default", "model": "m", "protocol": "chat", "sampling": Sampling(),
-        "history_hash": "", "request_hash": "", "messages": [], "answer": {}, "finish_reason": "stop",
+        "history_hash": "", "request_hash": "", "messages": [], "completion": {}, "finish_reason": "stop",
         "started_ns": 0, "finished_ns": 300_000_000,
     }  # fmt: skip
     return Call(**{**given, **changes})
@@ -83,17 +83,17 @@ def test_further_choices_of_a_call_add_their_tokens_only() -> None:
 
 def test_forks_are_counted_by_cause_with_what_they_leave_as_context() -> None:
     metrics = GatewayMetrics()
-    metrics.record(a_call(fork_cause="history_cut", context_only=40))
+    metrics.record(a_call(fork_cause="history_cut", untrained_tokens=40))
     metrics.record(a_call(finish_reason="abandoned"))
     metrics.call("messages", "refused")
-    metrics.outside("judge", "failed")
+    metrics.external("judge", "failed")
     metrics.first_token(0.1)
     seen = values(metrics.text())
     assert seen["agl_forks_total[('cause', 'history_cut')]"] == 1
-    assert seen["agl_context_only_tokens_total[]"] == 40
+    assert seen["agl_untrained_tokens_total[]"] == 40
     assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'abandoned')]"] == 1
     assert seen["agl_calls_total[('protocol', 'messages'), ('result', 'refused')]"] == 1
-    assert seen["agl_outside_calls_total[('result', 'failed'), ('upstream', 'judge')]"] == 1
+    assert seen["agl_external_calls_total[('model', 'judge'), ('result', 'failed')]"] == 1
     assert seen["agl_first_token_seconds_count[]"] == 1
 
 
@@ -110,10 +110,10 @@ def test_engines_are_shown_as_they_are_when_somebody_looks() -> None:
 
 def test_versions_of_old_runs_are_shown_no_longer() -> None:
     metrics = GatewayMetrics()
-    for number in range(MOST_POLICIES + 5):
+    for number in range(MAX_POLICIES + 5):
         metrics.record(a_call(run_id=f"run-{number}"))
     shown = [name for name in values(metrics.text()) if name.startswith("agl_policy_version")]
-    assert len(shown) == MOST_POLICIES
+    assert len(shown) == MAX_POLICIES
     assert not any("'run-0'" in name for name in shown)
 
 
@@ -204,10 +204,10 @@ async def test_a_call_that_succeeds_says_nothing(said: io.StringIO, house: House
 
 
 @asynccontextmanager
-async def listening(house: House, **settings: Any) -> AsyncIterator[tuple[str, int, Server]]:
+async def listening(house: House, **settings: Any) -> AsyncIterator[tuple[str, int, UvicornServer]]:
     """The house's gateway behind a real socket."""
     listener, started = listen("127.0.0.1", 0), asyncio.Event()
-    server = Server(house.gateway(), started=started.set, **settings)
+    server = UvicornServer(house.gateway(), started=started.set, **settings)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await started.wait()
     try:
@@ -227,7 +227,7 @@ async def listening(house: House, **settings: Any) -> AsyncIterator[tuple[str, i
     ],
 )
 async def test_a_client_that_does_not_finish_its_head_is_disconnected(house: House, begun: bytes) -> None:
-    async with listening(house, head_s=0.1) as (host, port, _):
+    async with listening(house, head_timeout_s=0.1) as (host, port, _):
         for size in (1, max(1, len(begun))):  # byte for byte, and in one packet
             reader, writer = await asyncio.open_connection(host, port)
             for start in range(0, len(begun), size):
@@ -251,7 +251,7 @@ async def test_a_head_without_end_ends_the_connection(house: House) -> None:
 
 
 async def test_a_refused_body_is_not_read_for_ever(house: House) -> None:
-    async with listening(house, head_s=0.1) as (host, port, _):
+    async with listening(house, head_timeout_s=0.1) as (host, port, _):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n")
 
@@ -282,7 +282,7 @@ async def test_a_connection_is_kept_between_requests(house: House) -> None:
             assert b"server:" not in head
             await reader.readexactly(15)
             [connection] = server.server_state.connections
-            assert isinstance(connection, GuardedProtocol)
+            assert isinstance(connection, BoundedHttpProtocol)
             assert connection._deadline is None
         writer.close()
 
@@ -356,7 +356,7 @@ async def test_a_supervisor_gives_its_server_the_time_that_a_stream_takes(tmp_pa
 
 
 def test_a_server_is_killed_only_after_its_grace_period() -> None:
-    assert SERVER_END_S > SERVER_GRACE_S + connections.LAST_WORDS_S
+    assert SERVER_END_S > SERVER_GRACE_S + uvicorn_server.FLUSH_TIMEOUT_S
 
 
 async def test_idle_connections_do_not_hold_up_the_end(house: House) -> None:

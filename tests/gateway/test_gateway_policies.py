@@ -11,7 +11,7 @@ from gateway_house import END, House, path
 from scripted_engine import ScriptedEngine
 from toy_model import TEXTS, write_tokenizer
 
-from agentlightning.gateway.auth import Attempts
+from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.types import Call, Resource
 
@@ -33,7 +33,7 @@ async def critic(house: House, other_folder: Path) -> AsyncIterator[ScriptedEngi
         "endpoints": [engine.url],
         "tokenizer": str(other_folder),
         "seed": 7,
-        "face": "generate",
+        "api": "generate",
     }
     await house.store.put_resources([Resource(run_id=house.run_id, name="critic", kind="policy", value=value)])
     yield engine
@@ -147,7 +147,7 @@ async def test_calls_of_a_policy_that_other_gateways_took_are_read_when_it_is_fi
 ) -> None:
     claim = await house.claim()
     await said(house, claim, "critic", "hi")
-    attempts = Attempts(house.store)
+    attempts = AttemptCache(house.store)
     attempts.expect([claim])
     attempt = await attempts.running((claim.rollout.id, claim.lease.attempt))
     await attempts.conversation(attempt, house.renderer, "default")

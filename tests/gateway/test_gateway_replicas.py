@@ -13,9 +13,10 @@ import pytest
 from gateway_house import SERVER_KEY, House
 from server_process import ServerProcess
 
-from agentlightning.gateway.auth import Attempt, Attempts
+from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
+from agentlightning.protocols.base import ApiError
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import Call, Claim, NewRollout, Worker
+from agentlightning.types import Call, Claim, Finish, NewRollout, WorkerStatus
 
 SYSTEM = {"role": "system", "content": "You know the weather."}
 
@@ -129,12 +130,12 @@ async def test_a_gateway_with_a_wrong_key_does_not_start(servers: list[ServerPro
 
 
 async def claimed(house: House, groups: int) -> list[Claim]:
-    worker = Worker(id="w", run_id=house.run_id, host="h", pid=1, running=0, seen_ns=0)
+    worker = WorkerStatus(id="w", run_id=house.run_id, host="h", pid=1, running=0, seen_ns=0)
     await house.store.enqueue([NewRollout(run_id=house.run_id, task={}, group_id=str(n)) for n in range(groups)])
     return await house.store.claim(worker, limit=groups)
 
 
-async def known(attempts: Attempts, claim: Claim) -> Attempt:
+async def known(attempts: AttemptCache, claim: Claim) -> TrackedAttempt:
     return await attempts.running((claim.rollout.id, claim.lease.attempt))
 
 
@@ -147,7 +148,7 @@ async def recorded(house: House, claim: Claim, text: str = "hi") -> Call:
 
 async def test_what_another_gateway_recorded_is_read_when_it_is_missed(house: House) -> None:
     (claim,) = await claimed(house, 1)
-    attempts = Attempts(house.store, shared=True)
+    attempts = AttemptCache(house.store, shared=True)
     attempt = await known(attempts, claim)
     conversation = await attempts.conversation(attempt, house.renderer)
     call = await recorded(house, claim)
@@ -158,7 +159,7 @@ async def test_what_another_gateway_recorded_is_read_when_it_is_missed(house: Ho
 
 async def test_a_gateway_that_knows_everything_reads_nothing(house: House) -> None:
     (claim,) = await claimed(house, 1)
-    attempts = Attempts(house.store)
+    attempts = AttemptCache(house.store)
     attempts.expect([claim])
     attempt = await known(attempts, claim)
     conversation = await attempts.conversation(attempt, house.renderer)
@@ -171,7 +172,7 @@ async def test_a_gateway_that_knows_everything_reads_nothing(house: House) -> No
 
 async def test_what_is_learned_before_the_first_call_is_read_with_it(house: House) -> None:
     (claim,) = await claimed(house, 1)
-    attempts = Attempts(house.store)
+    attempts = AttemptCache(house.store)
     attempts.expect([claim])
     call = await recorded(house, claim)
     attempts.learn([call])
@@ -195,7 +196,7 @@ async def test_a_crowd_that_misses_the_same_call_reads_once(house: House) -> Non
             return await house.store.rollouts(query)
 
     store = Counting("http://nowhere")
-    attempts = Attempts(store, shared=True)
+    attempts = AttemptCache(store, shared=True)
     attempt = await known(attempts, claim)
     await attempts.conversation(attempt, house.renderer)
     await asyncio.gather(*(attempts.refresh(attempt) for _ in range(50)))
@@ -206,7 +207,7 @@ async def test_conversations_are_bounded_by_what_they_keep(house: House) -> None
     claims = await claimed(house, 5)
     for claim in claims:
         await recorded(house, claim, "a long question " * 100)
-    attempts = Attempts(house.store, most_bytes=10_000)
+    attempts = AttemptCache(house.store, max_bytes=10_000)
     for claim in claims:
         await attempts.conversation(await known(attempts, claim), house.renderer)
     kept = [attempt.conversations.get("default") for attempt in [await known(attempts, claim) for claim in claims]]
@@ -219,7 +220,7 @@ async def test_conversations_are_bounded_by_what_they_keep(house: House) -> None
 
 async def test_attempts_are_bounded_by_number(house: House) -> None:
     claims = await claimed(house, 5)
-    attempts = Attempts(house.store, limit=2)
+    attempts = AttemptCache(house.store, limit=2)
     attempts.expect(claims)
     first = await known(attempts, claims[0])
     assert await known(attempts, claims[0]) is first
@@ -228,9 +229,45 @@ async def test_attempts_are_bounded_by_number(house: House) -> None:
     assert await known(attempts, claims[0]) is not first
 
 
-async def test_a_gateway_that_only_heard_outside_models_keeps_its_graph_for_the_policy(house: House) -> None:
+async def test_an_attempt_that_ends_while_its_state_is_read_is_not_taken_to_run_on(house: House) -> None:
     (claim,) = await claimed(house, 1)
-    attempts = Attempts(house.store)
+
+    class Slow(LightningStoreClient):
+        """Hands on what it read only when it is told to."""
+
+        async def rollouts(self, query: Any) -> Any:
+            found = await house.store.rollouts(query)
+            has_read.set()
+            await hand_on.wait()
+            return found
+
+    has_read, hand_on = asyncio.Event(), asyncio.Event()
+    attempts = AttemptCache(Slow("http://nowhere"))
+    reading = asyncio.create_task(known(attempts, claim))
+    await has_read.wait()
+    await house.store.finish([Finish(lease=claim.lease, state="succeeded")])
+    attempts.forget({claim.rollout.id})
+    hand_on.set()
+    await reading  # came before the end
+    with pytest.raises(ApiError, match="is over"):
+        await known(attempts, claim)
+
+
+async def test_the_next_attempt_of_a_rollout_ends_the_one_before(house: House) -> None:
+    (first,) = await claimed(house, 1)
+    attempts = AttemptCache(house.store)
+    attempts.expect([first])
+    restarted = WorkerStatus(id="w", run_id=house.run_id, host="h", pid=2, running=0, seen_ns=0)
+    (second,) = await house.store.claim(restarted)
+    attempts.expect([second])
+    assert await known(attempts, second)
+    with pytest.raises(ApiError, match="is over"):
+        await known(attempts, first)
+
+
+async def test_a_gateway_that_only_heard_external_models_keeps_its_graph_for_the_policy(house: House) -> None:
+    (claim,) = await claimed(house, 1)
+    attempts = AttemptCache(house.store)
     attempts.expect([claim])
     attempt = await known(attempts, claim)
     conversation = await attempts.conversation(attempt, None)

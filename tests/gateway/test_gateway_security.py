@@ -16,10 +16,10 @@ from gateway_house import SERVER_KEY, House, path
 from server_process import ServerProcess
 
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.access import cross_site_reason, is_loopback, presents_key
 from agentlightning.gateway.app import create_app
-from agentlightning.gateway.edge import Edge
-from agentlightning.gateway.guard import foreign_page, is_loopback, presents_key
-from agentlightning.gateway.serverkey import kept_key, key_path
+from agentlightning.gateway.middleware import ApiMiddleware
+from agentlightning.gateway.serverkey import key_path, load_or_create_key
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.types import Finish
 
@@ -34,13 +34,13 @@ def bearer(key: str) -> dict[str, str]:
 # --- keys of attempts -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [{}, {"agent": {}}, {"agent": {"posts_rewards": False}}, {"agent": 3}])
+@pytest.mark.parametrize("config", [{}, {"agent": {}}, {"agent": {"allow_posted_rewards": False}}, {"agent": 3}])
 async def test_an_agent_sets_no_reward_unless_the_run_says_so(house: House, config: dict[str, Any]) -> None:
     house.run_id = (await house.store.create_run("strict", config)).id
     claim = await house.claim()
     reply = await house.http().post("/v1/reward", json={"value": 1}, headers=bearer(claim.key))
     assert reply.status_code == 403
-    assert "agent.posts_rewards" in reply.json()["error"]["message"]
+    assert "agent.allow_posted_rewards" in reply.json()["error"]["message"]
     assert await house.store.rewards([claim.rollout.id]) == []
 
 
@@ -71,30 +71,30 @@ async def test_a_key_of_an_attempt_opens_nothing_of_the_store(house: House, verb
 def test_a_server_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     file = key_path(f"sqlite:///{tmp_path}/runs/agl.db")
     assert file == tmp_path / "runs" / "agl.db.server-key"
-    key = kept_key(file)
+    key = load_or_create_key(file)
     assert key.startswith("sk-agl-server-")
     assert len(key) > 40
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert kept_key(file) == key
-    assert kept_key(tmp_path / "other") != key
+    assert load_or_create_key(file) == key
+    assert load_or_create_key(tmp_path / "other") != key
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
 def test_a_server_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    kept_key(tmp_path / "key")
+    load_or_create_key(tmp_path / "key")
     (tmp_path / "key").chmod(mode)
     with pytest.raises(ConfigError, match="can be read by others; remove the file"):
-        kept_key(tmp_path / "key")
+        load_or_create_key(tmp_path / "key")
 
 
 def test_an_empty_file_and_a_link_are_no_server_key(tmp_path: Path) -> None:
     (tmp_path / "empty").touch(0o600)
     with pytest.raises(ConfigError, match="expected the server key, found nothing"):
-        kept_key(tmp_path / "empty")
-    kept_key(tmp_path / "real")
+        load_or_create_key(tmp_path / "empty")
+    load_or_create_key(tmp_path / "real")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(ConfigError, match="cannot be kept there"):
-        kept_key(tmp_path / "link")
+        load_or_create_key(tmp_path / "link")
 
 
 def test_stores_without_a_file_keep_their_key_in_the_folder_for_states(
@@ -159,7 +159,7 @@ def test_loopback_is_told_from_the_rest(address: str, ours: bool) -> None:
     ],
 )
 def test_a_page_of_another_site_is_told_from_a_program(method: str, headers: dict[str, str], field: str | None) -> None:
-    why = foreign_page(method, [(name.encode(), value.encode()) for name, value in headers.items()])
+    why = cross_site_reason(method, [(name.encode(), value.encode()) for name, value in headers.items()])
     assert (why or "").partition(":")[0] == (field or "")
 
 
@@ -209,7 +209,7 @@ async def small_edge(
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
-    edge = Edge(echo, "boot", None, largest=100, body_s=body_s)
+    edge = ApiMiddleware(echo, "boot", None, largest=100, body_s=body_s)
     transport = httpx.ASGITransport(edge)
     content = send() if send is not None else b"{}"
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:

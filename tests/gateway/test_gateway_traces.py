@@ -25,12 +25,12 @@ from opentelemetry.trace import Status, StatusCode
 
 from agentlightning.errors import StoreError
 from agentlightning.gateway.app import create_app
-from agentlightning.gateway.otlp import LARGEST_REQUEST, MOST_NAMED, MOST_SPANS_A_REQUEST, MOST_TOLD
+from agentlightning.gateway.otlp import MAX_ATTEMPTS_PER_REQUEST, MAX_REPORTS, MAX_REQUEST_BYTES, MAX_SPANS_PER_REQUEST
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.store.base import BROKEN, BROKEN_SPANS, IGNORED_BASE_URL, UNKNOWN_ROUTE, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import Claim, Finish, NewRollout, Span, Worker
+from agentlightning.types import Claim, Finish, NewRollout, Span, WorkerStatus
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -66,7 +66,7 @@ async def test_a_program_instrumented_with_opentelemetry_lands_in_the_store() ->
         async with LightningStoreClient(server.url, SERVER_KEY) as store:
             run = await store.create_run("traced", {})
             await store.enqueue([NewRollout(run_id=run.id, task={}, group_id="g")])
-            worker = Worker(id="w", run_id=run.id, host="h", pid=1, running=0, seen_ns=0)
+            worker = WorkerStatus(id="w", run_id=run.id, host="h", pid=1, running=0, seen_ns=0)
             (claim,) = await store.claim(worker)
             await asyncio.to_thread(trace_something, f"{server.url}/v1/traces", claim.key)
             inner, outer = sorted(await store.spans([claim.rollout.id]), key=lambda span: span.name)
@@ -153,14 +153,14 @@ async def test_protobuf_is_answered_in_protobuf_packed_or_not(house: House, pack
         ({"content-type": "application/json", "content-encoding": "gzip"}, 2 * gzip.compress(b"{}", mtime=0), 400),
         (
             {"content-type": "application/json"},
-            b'{"scopeSpans": [{"spans": [%s{}]}]}' % (b"{}," * MOST_SPANS_A_REQUEST),
+            b'{"scopeSpans": [{"spans": [%s{}]}]}' % (b"{}," * MAX_SPANS_PER_REQUEST),
             400,
         ),
         ({"content-type": "application/json"}, b"[1]", 400),
         ({"content-type": "application/x-protobuf"}, b"\xff\xff", 400),
         (
             {"content-type": "application/json", "content-encoding": "gzip"},
-            gzip.compress(bytes(LARGEST_REQUEST + 1), mtime=0),
+            gzip.compress(bytes(MAX_REQUEST_BYTES + 1), mtime=0),
             413,
         ),
     ],
@@ -224,18 +224,18 @@ async def test_a_server_key_that_looks_like_an_attempts_is_one_all_the_same(hous
 async def test_a_request_that_names_very_many_attempts_is_looked_up_for_some(house: House) -> None:
     claim = await house.claim()
     request = a_request()
-    for number in range(MOST_NAMED + 5):
+    for number in range(MAX_ATTEMPTS_PER_REQUEST + 5):
         request["resourceSpans"] += a_request(a_span(1), agl__rollout_id=f"r{number}")["resourceSpans"]
     answer = await send(house, claim, request)
-    assert answer.json()["partialSuccess"]["rejectedSpans"] == str(MOST_NAMED + 5)
-    assert f"5 of more than {MOST_NAMED} attempts" in answer.json()["partialSuccess"]["errorMessage"]
+    assert answer.json()["partialSuccess"]["rejectedSpans"] == str(MAX_ATTEMPTS_PER_REQUEST + 5)
+    assert f"5 of more than {MAX_ATTEMPTS_PER_REQUEST} attempts" in answer.json()["partialSuccess"]["errorMessage"]
 
 
 async def test_a_key_opens_no_other_run(house: House) -> None:
     mine = await house.claim()
     other = (await house.store.create_run("other", {})).id
     [theirs] = await house.store.enqueue([NewRollout(run_id=other, task={}, group_id="g")])
-    worker = Worker(id="w", run_id=other, host="h", pid=1, running=0, seen_ns=0)
+    worker = WorkerStatus(id="w", run_id=other, host="h", pid=1, running=0, seen_ns=0)
     await house.store.claim(worker)
     answer = await send(house, mine, a_request(a_span(1), agl__rollout_id=theirs.id, agl__attempt=1))
     assert answer.json()["partialSuccess"]["rejectedSpans"] == "1"
@@ -328,11 +328,11 @@ async def test_a_clock_is_set_right_also_where_nothing_could_be_read_of_the_firs
 async def test_a_program_that_sends_nothing_but_broken_spans_does_not_fill_the_store(house: House) -> None:
     claim = await house.claim()
     place = {"run_id": claim.rollout.run_id, "rollout_id": claim.rollout.id, "attempt": 1}
-    told = [Span(id=f"t{n}", name=BROKEN_SPANS, attributes={"cycle": 1}, **place) for n in range(MOST_TOLD - 1)]
+    told = [Span(id=f"t{n}", name=BROKEN_SPANS, attributes={"cycle": 1}, **place) for n in range(MAX_REPORTS - 1)]
     await house.store.append_spans(told)
     for what in ("no span", "nor this", "nor that"):
         await send(house, claim, a_request(what))
-    assert await counts(house, claim) == {"cycle": MOST_TOLD - 1, "undecodable": 1}
+    assert await counts(house, claim) == {"cycle": MAX_REPORTS - 1, "undecodable": 1}
     assert 'cause="undecodable"} 3.0' in (await house.http().get("/metrics")).text
 
 

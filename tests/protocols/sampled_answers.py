@@ -8,15 +8,15 @@ from typing import Any
 from hypothesis import strategies as st
 from random_requests import cut
 
-from agentlightning.protocols.neutral import Answer, Choice, Delta, EventStream, ToolCall, ToolDelta
+from agentlightning.protocols.base import Choice, Completion, Delta, EventStream, ToolCall, ToolDelta
 from agentlightning.protocols.sse import EventReader
 
 CALL_ID = "01970000-1111-7222-8333-444455556666"
 OTHER_ID = "01970000-1111-7222-8333-444455557777"
 
 
-def answer(choice: Choice, call_id: str = CALL_ID, cached_tokens: int = 0) -> Answer:
-    return Answer(
+def answer(choice: Choice, call_id: str = CALL_ID, cached_tokens: int = 0) -> Completion:
+    return Completion(
         call_id=call_id, model="m", created_s=5, prompt_tokens=3, choices=(choice,), cached_tokens=cached_tokens
     )
 

@@ -14,12 +14,12 @@ from openai.types.model import Model
 from random_requests import anything, cut, requests
 
 from agentlightning.protocols import chat
-from agentlightning.protocols.neutral import (
-    Answer,
+from agentlightning.protocols.base import (
+    ApiError,
     Choice,
+    Completion,
+    CompletionRequest,
     Delta,
-    Refusal,
-    Request,
     TokenLogprob,
     ToolCall,
     ToolDelta,
@@ -40,20 +40,22 @@ REASONED = Choice(
 )
 
 
-def parse(**given: Any) -> Request:
+def parse(**given: Any) -> CompletionRequest:
     return chat.parse({"messages": MESSAGES, **given})
 
 
-def answer(*choices: Choice, cached_tokens: int = 0) -> Answer:
-    return Answer(call_id="1", model="m", created_s=5, prompt_tokens=3, choices=choices, cached_tokens=cached_tokens)
+def answer(*choices: Choice, cached_tokens: int = 0) -> Completion:
+    return Completion(
+        call_id="1", model="m", created_s=5, prompt_tokens=3, choices=choices, cached_tokens=cached_tokens
+    )
 
 
 def events(data: bytes) -> list[Any]:
     return [json.loads(one) if one != b"[DONE]" else "[DONE]" for one in EventReader().feed(data)]
 
 
-def refusal(**given: Any) -> Refusal:
-    with pytest.raises(Refusal) as refused:
+def refusal(**given: Any) -> ApiError:
+    with pytest.raises(ApiError) as refused:
         parse(**given)
     assert refused.value.status == 400
     assert refused.value.message.startswith(f"{refused.value.param}: ")
@@ -203,12 +205,12 @@ def test_a_refusal_that_an_assistant_message_repeats_is_its_content() -> None:
     assert message["content"] == "no"
 
 
-def test_a_request_to_an_outside_model_keeps_what_only_that_model_reads() -> None:
+def test_a_request_to_an_external_model_keeps_what_only_that_model_reads() -> None:
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]
     tools = [{"type": "web_search"}]
     data = {"model": "o", "messages": messages, "tools": tools, "tool_choice": "any", "top_k": 3, "max_tokens": -1}
     request = chat.parse({**data, "stream": True, "stream_options": {"include_usage": True}}, trained=False)
-    assert request == Request(model="o", messages=messages, tools=tools, stream=True, include_usage=True)
+    assert request == CompletionRequest(model="o", messages=messages, tools=tools, stream=True, include_usage=True)
 
 
 message = st.fixed_dictionaries(
@@ -220,14 +222,14 @@ message = st.fixed_dictionaries(
 
 
 @given(
-    data=requests(*chat.KNOBS, *chat.WITHOUT_EFFECT),
+    data=requests(*chat.UNSUPPORTED_PARAMS, *chat.WITHOUT_EFFECT),
     messages=st.lists(message, min_size=1, max_size=2) | anything(),
     trained=st.booleans(),
 )
 def test_random_requests_are_understood_or_refused(data: dict[str, Any], messages: Any, trained: bool) -> None:
     try:
         request = chat.parse({**data, "messages": messages}, trained)
-    except Refusal as refusal:
+    except ApiError as refusal:
         refused = json.loads(chat.error(refusal))["error"]
         assert refused["message"].startswith(refused["param"])
     else:
@@ -312,7 +314,7 @@ def test_a_delta_that_says_nothing_is_no_event() -> None:
 
 def test_a_failed_stream_carries_the_error() -> None:
     stream = chat.stream(parse(stream=True), "1", "m", 5, 3)
-    (part,) = events(stream.failed(Refusal("gone", type="server_error", code="x")))
+    (part,) = events(stream.failed(ApiError("gone", type="server_error", code="x")))
     assert part == {"error": {"message": "gone", "type": "server_error", "param": None, "code": "x"}}
 
 
@@ -374,7 +376,7 @@ def compared(choice: Any) -> Any:
     return choice["index"], choice["finish_reason"], said, logprobs
 
 
-# --- outside models -----------------------------------------------------------------------------------------------------
+# --- external models -----------------------------------------------------------------------------------------------------
 
 
 @given(said=choices, pieces=st.integers(1, 3))

@@ -8,20 +8,28 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types import Completion
+from openai import types
 from random_requests import anything, cut, requests
 
 from agentlightning.protocols import completions
-from agentlightning.protocols.neutral import Answer, Choice, Delta, Refusal, Request, TokenLogprob, WireFormat
+from agentlightning.protocols.base import (
+    ApiError,
+    Choice,
+    Completion,
+    CompletionRequest,
+    Delta,
+    TokenLogprob,
+    WireFormat,
+)
 from agentlightning.protocols.sse import EventReader
 
 
-def parse(**given: Any) -> Request:
+def parse(**given: Any) -> CompletionRequest:
     return completions.parse({"prompt": "hi", **given})
 
 
-def answer(*choices: Choice) -> Answer:
-    return Answer(call_id="1", model="m", created_s=5, prompt_tokens=3, choices=choices)
+def answer(*choices: Choice) -> Completion:
+    return Completion(call_id="1", model="m", created_s=5, prompt_tokens=3, choices=choices)
 
 
 def events(data: bytes) -> list[Any]:
@@ -70,7 +78,7 @@ def test_a_request_is_understood(given: dict[str, Any], understood: dict[str, An
     ],
 )
 def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ApiError) as refused:
         parse(**given)
     assert (refused.value.status, refused.value.param) == (400, param)
     assert refused.value.message.startswith(f"{param}: ")
@@ -78,21 +86,21 @@ def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param
 
 @pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]]])
 def test_several_prompts_are_refused_with_what_to_do_instead(prompt: Any) -> None:
-    with pytest.raises(Refusal, match="one prompt a request, got 2"):
+    with pytest.raises(ApiError, match="one prompt a request, got 2"):
         parse(prompt=prompt)
 
 
 @pytest.mark.parametrize(("prompt", "content"), [("a", "a"), (["a", "b"], '["a","b"]'), (None, "null")])
-def test_any_prompt_of_an_outside_model_is_recorded_as_a_message(prompt: Any, content: str) -> None:
+def test_any_prompt_of_an_external_model_is_recorded_as_a_message(prompt: Any, content: str) -> None:
     request = completions.parse({"model": "o", "prompt": prompt, "echo": True}, trained=False)
-    assert request == Request(model="o", messages=[{"role": "user", "content": content}])
+    assert request == CompletionRequest(model="o", messages=[{"role": "user", "content": content}])
 
 
-@given(data=requests("prompt", "best_of", "echo", *completions.KNOBS), trained=st.booleans())
+@given(data=requests("prompt", "best_of", "echo", *completions.UNSUPPORTED_PARAMS), trained=st.booleans())
 def test_random_requests_are_understood_or_refused(data: dict[str, Any], trained: bool) -> None:
     try:
         request = completions.parse(data, trained)
-    except Refusal as refused:
+    except ApiError as refused:
         error = json.loads(completions.error(refused))["error"]
         assert error["message"].startswith(error["param"])
     else:
@@ -105,7 +113,7 @@ def test_logprobs_have_the_older_shape() -> None:
         TokenLogprob(text="d", logprob=-3.0, top=(("e", -0.1),)),
     )
     body = json.loads(completions.body(parse(), answer(Choice(content="abd", logprobs=tokens))))
-    Completion.model_validate(body)
+    types.Completion.model_validate(body)
     assert body["choices"][0]["logprobs"] == {
         "tokens": ["ab", "d"],
         "token_logprobs": [-0.5, -3.0],
@@ -137,7 +145,7 @@ def test_a_stream_put_together_is_the_whole_body(choices: list[Choice]) -> None:
     data.append(stream.last(answer(*choices)))
     *parts, counts, end = events(b"".join(data))
     whole = json.loads(completions.body(request, answer(*choices)))
-    Completion.model_validate(whole)
+    types.Completion.model_validate(whole)
     assert (counts["usage"], counts["choices"], end) == (whole["usage"], [], "[DONE]")
     for expected in whole["choices"]:
         mine = [part["choices"][0] for part in parts if part["choices"][0]["index"] == expected["index"]]
@@ -149,7 +157,7 @@ def test_a_stream_put_together_is_the_whole_body(choices: list[Choice]) -> None:
 
 def test_a_failed_stream_carries_the_error() -> None:
     stream = completions.stream(parse(stream=True), "1", "m", 5, 3)
-    (part,) = events(stream.failed(Refusal("gone")))
+    (part,) = events(stream.failed(ApiError("gone")))
     assert part["error"]["message"] == "gone"
 
 

@@ -1,4 +1,4 @@
-"""OpenAI Embeddings on the wire: refused for the trained policy, recorded for outside models."""
+"""OpenAI Embeddings on the wire: refused for the trained policy, recorded for external models."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from hypothesis import strategies as st
 from random_requests import anything, requests
 
 from agentlightning.protocols import embeddings
-from agentlightning.protocols.neutral import Refusal, Request, WireFormat
+from agentlightning.protocols.base import ApiError, CompletionRequest, WireFormat
 
 
 def test_the_trained_policy_gives_no_embeddings() -> None:
-    with pytest.raises(Refusal, match="gives no embeddings; name a model of a configured upstream") as refused:
+    with pytest.raises(ApiError, match="gives no embeddings; name a model of a configured external model") as refused:
         embeddings.parse({"model": "m", "input": "a"})
     assert json.loads(embeddings.error(refused.value))["error"]["param"] == "model"
 
 
 @pytest.mark.parametrize(("given", "content"), [("a", "a"), (["a", "b"], '["a","b"]'), ([[1, 2]], "[[1,2]]")])
-def test_the_input_of_an_outside_model_is_recorded_as_a_message(given: Any, content: str) -> None:
+def test_the_input_of_an_external_model_is_recorded_as_a_message(given: Any, content: str) -> None:
     request = embeddings.parse({"model": "o", "input": given, "dimensions": 8}, trained=False)
-    assert request == Request(model="o", messages=[{"role": "user", "content": content}])
+    assert request == CompletionRequest(model="o", messages=[{"role": "user", "content": content}])
 
 
 @given(data=requests("input", "dimensions"), trained=st.booleans())
 def test_random_requests_are_understood_or_refused(data: dict[str, Any], trained: bool) -> None:
     try:
         embeddings.parse(data, trained)
-    except Refusal as refusal:
+    except ApiError as refusal:
         refused = json.loads(embeddings.error(refusal))["error"]
         assert refused["param"] == "model"
     else:

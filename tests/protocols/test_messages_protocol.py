@@ -17,7 +17,7 @@ from random_requests import anything, requests
 from sampled_answers import CALL_ID, answer, broken, choices, events, objects, said, streamed
 
 from agentlightning.protocols import messages
-from agentlightning.protocols.neutral import Choice, Delta, Refusal, Request, WireFormat, assistant_message
+from agentlightning.protocols.base import ApiError, Choice, CompletionRequest, Delta, WireFormat, assistant_message
 from agentlightning.rendering.message import normal
 
 HI = [{"role": "user", "content": "hi"}]
@@ -28,12 +28,12 @@ TOOL_USE = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "u"}}
 
 
-def parse(**given: Any) -> Request:
+def parse(**given: Any) -> CompletionRequest:
     return messages.parse({"model": "m", "max_tokens": 9, "messages": HI, **given})
 
 
-def refusal(**given: Any) -> Refusal:
-    with pytest.raises(Refusal) as refused:
+def refusal(**given: Any) -> ApiError:
+    with pytest.raises(ApiError) as refused:
         parse(**given)
     assert refused.value.status == 400
     assert refused.value.message.startswith(f"{refused.value.param}: ")
@@ -233,7 +233,7 @@ def test_a_message_that_the_policy_cannot_read_is_refused_by_its_path(message: A
     assert refusal(messages=[message, *HI]).param == param
 
 
-def test_a_request_to_an_outside_model_keeps_what_only_that_model_reads() -> None:
+def test_a_request_to_an_external_model_keeps_what_only_that_model_reads() -> None:
     given = [
         {"role": "user", "content": [{"type": "text", "text": "what?"}, IMAGE]},
         {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s"}]},
@@ -242,12 +242,12 @@ def test_a_request_to_an_outside_model_keeps_what_only_that_model_reads() -> Non
     request = messages.parse({**data, "system": [IMAGE], "max_tokens": -1, "stream": True}, trained=False)
     tools = [{"type": "function", "function": {"name": "w"}}]
     kept = [{"role": "system", "content": [IMAGE]}, *given]
-    assert request == Request(model="claude", messages=kept, tools=tools, stream=True)
+    assert request == CompletionRequest(model="claude", messages=kept, tools=tools, stream=True)
 
 
 @pytest.mark.parametrize("role", ["user", "assistant"])
-def test_an_outside_request_with_a_block_that_is_no_object_is_refused(role: str) -> None:
-    with pytest.raises(Refusal) as refused:
+def test_an_external_request_with_a_block_that_is_no_object_is_refused(role: str) -> None:
+    with pytest.raises(ApiError) as refused:
         messages.parse({"messages": [{"role": role, "content": [{"type": "text"}, 1]}]}, trained=False)
     assert refused.value.param == "messages[0].content[1]"
 
@@ -272,7 +272,7 @@ message = st.fixed_dictionaries(
 def test_random_requests_are_understood_or_refused(data: dict[str, Any], given_messages: Any, trained: bool) -> None:
     try:
         request = messages.parse({"max_tokens": 9, **data, "messages": given_messages}, trained)
-    except Refusal as refused:
+    except ApiError as refused:
         message, param = refused.message, refused.param
         assert message.startswith(f"{param}")
     else:
@@ -416,7 +416,7 @@ def test_a_delta_that_says_nothing_is_no_event() -> None:
 
 def test_a_failed_stream_is_an_error_that_the_sdk_raises() -> None:
     begun = stream()
-    data = begun.first() + begun.delta(0, Delta(content="x")) + begun.failed(Refusal("gone", status=503))
+    data = begun.first() + begun.delta(0, Delta(content="x")) + begun.failed(ApiError("gone", status=503))
     assert events(data)[-1] == {"type": "error", "error": {"type": "overloaded_error", "message": "gone"}}
     with pytest.raises(APIStatusError, match="gone"):
         heard(data)
@@ -427,7 +427,7 @@ def test_a_failed_stream_is_an_error_that_the_sdk_raises() -> None:
     [(400, "invalid_request_error"), (401, "authentication_error"), (404, "not_found_error"), (502, "api_error")],
 )
 def test_an_error_has_the_protocols_own_type(status: int, kind: str) -> None:
-    said = json.loads(messages.error(Refusal("no", status=status)))
+    said = json.loads(messages.error(ApiError("no", status=status)))
     assert said == {"type": "error", "error": {"type": kind, "message": "no"}}
 
 
@@ -440,7 +440,7 @@ def test_counts_and_models_have_the_shapes_of_the_sdk() -> None:
     assert ModelInfo.model_validate_json(messages.model("a")).id == "a"
 
 
-# --- outside models -----------------------------------------------------------------------------------------------------
+# --- external models -----------------------------------------------------------------------------------------------------
 
 
 @given(choice=choices(objects), pieces=st.integers(1, 4))

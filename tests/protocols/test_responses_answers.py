@@ -1,4 +1,4 @@
-"""Answers of OpenAI Responses: whole, streamed, stored by the agent and sent back; and those of outside models."""
+"""Answers of OpenAI Responses: whole, streamed, stored by the agent and sent back; and those of external models."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from random_requests import anything
 from sampled_answers import CALL_ID, OTHER_ID, answer, broken, choices, events, objects, said, streamed
 
 from agentlightning.protocols import responses
-from agentlightning.protocols.neutral import (
+from agentlightning.protocols.base import (
+    ApiError,
     Choice,
+    CompletionRequest,
     Delta,
-    Refusal,
-    Request,
     TokenLogprob,
     ToolDelta,
     WireFormat,
@@ -35,7 +35,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ANY = choices(objects | broken)
 
 
-def parse(**given: Any) -> Request:
+def parse(**given: Any) -> CompletionRequest:
     return responses.parse({"model": "m", "input": "hi", **given})
 
 
@@ -194,7 +194,7 @@ def test_text_after_a_tool_call_is_a_message_of_its_own() -> None:
 
 def test_a_failed_stream_is_an_error_that_the_sdk_raises() -> None:
     begun = stream()
-    data = begun.first() + begun.delta(0, Delta(content="x")) + begun.failed(Refusal("gone", code="c"))
+    data = begun.first() + begun.delta(0, Delta(content="x")) + begun.failed(ApiError("gone", code="c"))
     failed, error = events(data)[-2:]
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
     assert failed["response"]["error"] == {"code": "server_error", "message": "gone"}
@@ -302,7 +302,7 @@ def test_answers_that_follow_each_other_stay_apart(first: Choice, second: Choice
     assert parse(input=output).messages == [assistant_message(first), assistant_message(second)]
 
 
-# --- outside models -----------------------------------------------------------------------------------------------------
+# --- external models -----------------------------------------------------------------------------------------------------
 
 
 @given(choice=choices(objects), pieces=st.integers(1, 3))
@@ -350,4 +350,4 @@ def test_a_reader_never_raises(data: dict[str, Any], kinds: list[str]) -> None:
 def test_the_module_is_a_wire_format() -> None:
     wire: WireFormat = responses
     assert wire.NAME == "responses"
-    assert json.loads(responses.error(Refusal("no", param="p")))["error"]["param"] == "p"
+    assert json.loads(responses.error(ApiError("no", param="p")))["error"]["param"] == "p"

@@ -13,9 +13,9 @@ from openai.types.shared_params import Reasoning
 from random_requests import anything, requests
 
 from agentlightning.protocols import responses
-from agentlightning.protocols.neutral import (
-    Refusal,
-    Request,
+from agentlightning.protocols.base import (
+    ApiError,
+    CompletionRequest,
 )
 
 HI = [{"role": "user", "content": "hi"}]
@@ -26,12 +26,12 @@ CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": 
 IMAGE = {"type": "input_image", "image_url": "u"}
 
 
-def parse(**given: Any) -> Request:
+def parse(**given: Any) -> CompletionRequest:
     return responses.parse({"model": "m", "input": "hi", **given})
 
 
-def refusal(**given: Any) -> Refusal:
-    with pytest.raises(Refusal) as refused:
+def refusal(**given: Any) -> ApiError:
+    with pytest.raises(ApiError) as refused:
         parse(**given)
     assert refused.value.status == 400
     assert refused.value.message.startswith(f"{refused.value.param}: ")
@@ -256,10 +256,12 @@ def test_an_item_that_the_policy_cannot_read_is_refused_by_its_path(item: Any, p
     assert refusal(input=[item]).param == param
 
 
-def test_a_request_to_an_outside_model_keeps_what_only_that_model_reads() -> None:
+def test_a_request_to_an_external_model_keeps_what_only_that_model_reads() -> None:
     search, asked = {"type": "web_search_call", "id": "ws_1"}, {"role": "user", "content": [IMAGE]}
     data = {"model": "o", "input": [asked, search, IMAGE], "tools": [{"type": "web_search"}], "background": True}
-    assert responses.parse({**data, "previous_response_id": "resp_x", "stream": True}, trained=False) == Request(
+    assert responses.parse(
+        {**data, "previous_response_id": "resp_x", "stream": True}, trained=False
+    ) == CompletionRequest(
         model="o",
         messages=[asked, {"role": "assistant", "content": [search]}, {"role": "user", "content": [IMAGE]}],
         tools=[{"type": "web_search"}],
@@ -268,7 +270,7 @@ def test_a_request_to_an_outside_model_keeps_what_only_that_model_reads() -> Non
     )
 
 
-def test_the_functions_of_a_request_to_an_outside_model_are_recorded_as_those_of_the_policy_are() -> None:
+def test_the_functions_of_a_request_to_an_external_model_are_recorded_as_those_of_the_policy_are() -> None:
     data = {"model": "o", "input": "?", "tools": [TOOL]}
     assert responses.parse(data, trained=False).tools == responses.parse(data).tools
 
@@ -289,7 +291,7 @@ item = st.fixed_dictionaries(
 def test_random_requests_are_understood_or_refused(data: dict[str, Any], given_input: Any, trained: bool) -> None:
     try:
         request = responses.parse({**data, "input": given_input}, trained)
-    except Refusal as refused:
+    except ApiError as refused:
         message, param = refused.message, refused.param
         assert message.startswith(f"{param}")
     else:

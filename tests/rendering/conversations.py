@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentlightning.rendering.conversation import Conversation, Plan
+from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.types import Call, Sampling
 
@@ -38,15 +38,15 @@ class Talk:
         self.messages = messages
         self.conversation = conversation or Conversation(renderer)
         self.name = name
-        self.plans: list[Plan] = []
+        self.plans: list[PromptPlan] = []
         self.sampled: list[list[int]] = []
         self.whole: dict[str, list[int]] = {}
         """Prompt and sampled ids of each call, as the engine saw them."""
         self.calls: list[Call] = []
 
-    def turn(self, text: str | list[int], ended: bool = True) -> Plan:
+    def turn(self, text: str | list[int], ended: bool = True) -> PromptPlan:
         """Ask, sample `text` (its ids, or an encoding of it), record, and append the answer as the agent would."""
-        plan = self.conversation.plan(self.messages, self.tools)
+        plan = self.conversation.plan(RequestView.of(self.messages, self.tools))
         ids = self.renderer.encode(text) if isinstance(text, str) else text
         if ended:
             ids = [*ids, next(iter(self.renderer.end_ids))]
@@ -60,7 +60,7 @@ class Talk:
         self.messages = [*self.messages, answer]
         return plan
 
-    def parsed(self, plan: Plan, ids: list[int]) -> Message:
+    def parsed(self, plan: PromptPlan, ids: list[int]) -> Message:
         """The answer as a message, as the gateway makes it."""
         renderer = self.renderer
         body, _ = renderer.split_end(ids)
@@ -84,7 +84,7 @@ class Talk:
 
 def as_call(
     conversation: Conversation,
-    plan: Plan,
+    plan: PromptPlan,
     call_id: str,
     ids: list[int],
     answer: Message,
@@ -110,9 +110,9 @@ def as_call(
         "history_hash": conversation.history_hash(plan, answer).hex(),
         "request_hash": plan.request_hash.hex(),
         "messages": plan.messages,
-        "answer": answer,
+        "completion": answer,
         "tools": tools if plan.parent is None else None,
         "fork_cause": plan.fork_cause,
-        "context_only": plan.context_only,
+        "untrained_tokens": plan.untrained_tokens,
     }
     return Call(**(given | fields))

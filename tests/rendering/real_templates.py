@@ -20,7 +20,7 @@ from conversations import TOOLS
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from agentlightning.rendering.conversation import Conversation, Plan
+from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
 from agentlightning.rendering.message import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
 
@@ -136,7 +136,7 @@ class Replay:
         self.script = script
         self.tools = tools
         self.messages: list[Message] = []
-        self.plans: list[tuple[int, Plan]] = []
+        self.plans: list[tuple[int, PromptPlan]] = []
         """With the number of messages before."""
         self.seen: dict[str, list[int]] = {}
         self._rng = rng
@@ -147,7 +147,7 @@ class Replay:
         for message in self.script:
             if message["role"] == "assistant":
                 try:
-                    plan = self.conversation.plan(self.messages, self.tools)
+                    plan = self.conversation.plan(RequestView.of(self.messages, self.tools))
                 except RenderError:
                     return  # a tool at a time, users and assistants by turns: families differ
                 self._answer(plan, message)
@@ -160,7 +160,7 @@ class Replay:
             plan.prompt_text.rstrip().endswith("<think>") for at, plan in self.plans if at < before
         )
 
-    def _answer(self, plan: Plan, message: Message) -> None:
+    def _answer(self, plan: PromptPlan, message: Message) -> None:
         if plan.parent is not None:
             before = self.seen[plan.parent.call_id]
             assert plan.prompt_ids[: len(before)] == before

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_templates import HEADED, THINKING
 
-from agentlightning.rendering.conversation import Conversation, Plan
+from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.types import Call, Sampling
 
@@ -32,7 +32,7 @@ def sample(renderer: Renderer, text: str, ended: bool) -> list[int]:
     return renderer.encode(text) + ([next(iter(renderer.end_ids))] if ended else [])
 
 
-def record(conversation: Conversation, plan: Plan, call_id: str, ids: list[int]) -> Message:
+def record(conversation: Conversation, plan: PromptPlan, call_id: str, ids: list[int]) -> Message:
     """What the gateway does with an answer, and what the agent then sends back."""
     renderer = conversation.renderer
     body, _ = renderer.split_end(ids)
@@ -49,7 +49,7 @@ def record(conversation: Conversation, plan: Plan, call_id: str, ids: list[int])
     return message
 
 
-def as_call(plan: Plan, call_id: str, ids: list[int], message: Message, conversation: Conversation) -> Call:
+def as_call(plan: PromptPlan, call_id: str, ids: list[int], message: Message, conversation: Conversation) -> Call:
     return Call(
         id=call_id,
         run_id="run",
@@ -68,7 +68,7 @@ def as_call(plan: Plan, call_id: str, ids: list[int], message: Message, conversa
         history_hash=conversation.history_hash(plan, message).hex(),
         request_hash=plan.request_hash.hex(),
         messages=[],
-        answer=message,
+        completion=message,
     )
 
 
@@ -90,7 +90,7 @@ def test_every_prompt_begins_with_the_ids_before_it(
     messages.append({"role": "user", "content": "begin"})
     before: list[int] = []
     for number, (text, ended, answer) in enumerate(turns):
-        plan = conversation.plan(messages, None)
+        plan = conversation.plan(RequestView.of(messages, None))
         assert plan.fork_cause is None
         assert plan.prompt_ids[: len(before)] == before
         assert bool(number) == (plan.parent is not None)
@@ -110,8 +110,8 @@ def test_a_conversation_is_tokenised_as_the_template_would(
     conversation = Conversation(renderer)
     messages: list[Message] = [{"role": "user", "content": "begin"}]
     for number, (text, ended, answer) in enumerate(turns):
-        plan = conversation.plan(messages, None)
-        fresh = Conversation(renderer).plan(messages, None)
+        plan = conversation.plan(RequestView.of(messages, None))
+        fresh = Conversation(renderer).plan(RequestView.of(messages, None))
         assert plan.prompt_ids == fresh.prompt_ids
         message = record(conversation, plan, str(number), sample(renderer, text, ended))
         messages = [*messages, message, {"role": "user", "content": answer}]
@@ -129,7 +129,7 @@ def test_prompts_continue_over_tool_calls_however_they_were_written(
     before: list[int] = []
     separators = (" ,", ":  ") if loose else None
     for number, (fields, words_before, ended, answer) in enumerate(calls):
-        plan = conversation.plan(messages, TOOLS)
+        plan = conversation.plan(RequestView.of(messages, TOOLS))
         assert plan.fork_cause is None
         assert plan.prompt_ids[: len(before)] == before
         body = json.dumps({"name": "f", "arguments": fields}, separators=separators, ensure_ascii=loose)
@@ -152,7 +152,7 @@ def conversation_of(renderer: Renderer, *answers: str) -> tuple[Conversation, li
     conversation = Conversation(renderer)
     messages: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "q0"}]
     for number, text in enumerate(answers):
-        plan = conversation.plan(messages, None)
+        plan = conversation.plan(RequestView.of(messages, None))
         message = record(conversation, plan, str(number), sample(renderer, text, True))
         messages = [*messages, message, {"role": "user", "content": f"q{number + 1}"}]
     return conversation, messages
@@ -161,7 +161,7 @@ def conversation_of(renderer: Renderer, *answers: str) -> tuple[Conversation, li
 def test_an_edited_answer_forks_and_says_so(chatml: Renderer) -> None:
     conversation, messages = conversation_of(chatml, "one", "two")
     messages[4] = {"role": "assistant", "content": "edited"}
-    plan = conversation.plan(messages, None)
+    plan = conversation.plan(RequestView.of(messages, None))
     assert plan.fork_cause == "assistant_message_edited"
     assert plan.parent is not None
     assert plan.parent.call_id == "0"
@@ -169,20 +169,20 @@ def test_an_edited_answer_forks_and_says_so(chatml: Renderer) -> None:
 
 def test_other_tools_fork_and_say_so(chatml: Renderer) -> None:
     conversation, messages = conversation_of(chatml, "one")
-    plan = conversation.plan(messages, TOOLS)
+    plan = conversation.plan(RequestView.of(messages, TOOLS))
     assert (plan.fork_cause, plan.parent) == ("system_or_tools_changed", None)
 
 
 def test_a_shortened_history_forks_and_says_so(chatml: Renderer) -> None:
     conversation, messages = conversation_of(chatml, "one", "two", "three")
-    plan = conversation.plan([messages[0], *messages[3:]], None)
+    plan = conversation.plan(RequestView.of([messages[0], *messages[3:]], None))
     assert (plan.fork_cause, plan.parent) == ("history_cut", None)
 
 
 def test_an_edited_question_forks_and_says_so(chatml: Renderer) -> None:
     conversation, messages = conversation_of(chatml, "one")
     messages[1] = {"role": "user", "content": "another question"}
-    plan = conversation.plan(messages, None)
+    plan = conversation.plan(RequestView.of(messages, None))
     assert (plan.fork_cause, plan.parent) == ("history_edited", None)
 
 
@@ -193,15 +193,15 @@ def test_a_second_conversation_is_a_branch_and_not_a_fork(chatml: Renderer) -> N
         {"role": "assistant", "content": "f"},
         {"role": "user", "content": "g"},
     ]
-    assert conversation.plan(examples, None).fork_cause is None
-    assert conversation.plan([{"role": "user", "content": "alone"}], None).fork_cause is None
+    assert conversation.plan(RequestView.of(examples, None)).fork_cause is None
+    assert conversation.plan(RequestView.of([{"role": "user", "content": "alone"}], None)).fork_cause is None
 
 
 def test_two_calls_may_continue_the_same_call(chatml: Renderer) -> None:
     conversation, messages = conversation_of(chatml, "one")
-    first = conversation.plan(messages, None)
+    first = conversation.plan(RequestView.of(messages, None))
     record(conversation, first, "left", sample(chatml, "x", True))
-    second = conversation.plan([*messages[:-1], {"role": "user", "content": "other"}], None)
+    second = conversation.plan(RequestView.of([*messages[:-1], {"role": "user", "content": "other"}], None))
     assert first.parent is second.parent is not None
     assert second.fork_cause is None
 
@@ -209,14 +209,14 @@ def test_two_calls_may_continue_the_same_call(chatml: Renderer) -> None:
 def test_equal_answers_of_parallel_calls_are_continued_apart(chatml: Renderer) -> None:
     conversation = Conversation(chatml)
     question: list[Message] = [{"role": "user", "content": "q"}]
-    plans = [conversation.plan(question, None) for _ in range(2)]
+    plans = [conversation.plan(RequestView.of(question, None)) for _ in range(2)]
     assert [plan.position for plan in plans] == [0, 1]
     answers = [
         record(conversation, plan, name, sample(chatml, "same", True)) for name, plan in zip("ab", plans, strict=True)
     ]
     parents = []
     for number, answer in enumerate(answers):
-        plan = conversation.plan([*question, answer, {"role": "user", "content": "next"}], None)
+        plan = conversation.plan(RequestView.of([*question, answer, {"role": "user", "content": "next"}], None))
         assert plan.parent is not None
         parents.append(plan.parent.call_id)
         record(conversation, plan, f"child{number}", sample(chatml, "z", True))
@@ -230,62 +230,62 @@ def test_a_graph_rebuilt_from_its_calls_continues_where_it_was(renderers: dict[s
     calls: list[Call] = []
     known = 0
     for number in range(3):
-        plan = conversation.plan(messages, None)
+        plan = conversation.plan(RequestView.of(messages, None))
         ids = sample(renderer, "answer", True)
         message = record(conversation, plan, str(number), ids)
         call = as_call(plan, str(number), ids, message, conversation)
         calls.append(Call(**{name: getattr(call, name) for name in call.__slots__} | {"messages": messages[known:]}))
         messages = [*messages, message, {"role": "user", "content": f"q{number}"}]
         known = len(messages) - 1
-    expected = conversation.plan(messages, None)
+    expected = conversation.plan(RequestView.of(messages, None))
     rebuilt = Conversation(renderer, calls)
-    plan = rebuilt.plan(messages, None)
+    plan = rebuilt.plan(RequestView.of(messages, None))
     assert plan.prompt_ids == expected.prompt_ids
     assert plan.parent is not None
     assert plan.parent.call_id == "2"
     messages[1] = {"role": "assistant", "content": "edited"}
-    assert rebuilt.plan(messages, None).fork_cause == "assistant_message_edited"
+    assert rebuilt.plan(RequestView.of(messages, None)).fork_cause == "assistant_message_edited"
 
 
 def test_a_template_that_drops_old_reasoning_is_named(make_renderer: Callable[..., Renderer]) -> None:
     renderer = make_renderer(THINKING)
     conversation = Conversation(renderer)
     messages: list[Message] = [{"role": "user", "content": "q"}]
-    plan = conversation.plan(messages, None)
+    plan = conversation.plan(RequestView.of(messages, None))
     message = record(conversation, plan, "0", sample(renderer, "<think>\nhm\n</think>\n\nyes", True))
     assert message["reasoning_content"] == "hm"
     bare = {"role": "assistant", "content": "yes"}
     tool = {"role": "tool", "content": "ok", "tool_call_id": "c"}
-    kept = conversation.plan([*messages, bare, tool], None)
+    kept = conversation.plan(RequestView.of([*messages, bare, tool], None))
     assert kept.fork_cause is None
     assert kept.parent is not None
-    dropped = conversation.plan([*messages, bare, {"role": "user", "content": "and"}], None)
+    dropped = conversation.plan(RequestView.of([*messages, bare, {"role": "user", "content": "and"}], None))
     assert (dropped.fork_cause, dropped.parent) == ("template_rewrites_history", None)
 
 
 def test_an_end_token_that_opens_the_next_message_is_not_written_twice(make_renderer: Callable[..., Renderer]) -> None:
     renderer = make_renderer(HEADED, "<|user|>")
     conversation, messages = conversation_of(renderer, "one")
-    plan = conversation.plan(messages, None)
+    plan = conversation.plan(RequestView.of(messages, None))
     assert (
         renderer.decode(plan.prompt_ids, special=True) == "<|system|>s<|user|>q0<|assistant|>one<|user|>q1<|assistant|>"
     )
     assert plan.fork_cause is None
     messages[-1] = {"role": "tool", "content": "t"}
-    assert conversation.plan(messages, None).fork_cause == "template_rewrites_history"
+    assert conversation.plan(RequestView.of(messages, None)).fork_cause == "template_rewrites_history"
 
 
 def test_an_end_token_that_the_template_never_writes_stays(make_renderer: Callable[..., Renderer]) -> None:
     renderer = make_renderer(HEADED, "<|endoftext|>")
     conversation, messages = conversation_of(renderer, "one")
-    plan = conversation.plan(messages, None)
+    plan = conversation.plan(RequestView.of(messages, None))
     assert renderer.decode(plan.prompt_ids, special=True).endswith("one<|endoftext|><|user|>q1<|assistant|>")
 
 
 def test_space_around_an_answer_may_be_trimmed_by_the_agent(chatml: Renderer) -> None:
     conversation, messages = conversation_of(chatml, " one\n")
     messages[2] = {"role": "assistant", "content": "one"}
-    plan = conversation.plan(messages, None)
+    plan = conversation.plan(RequestView.of(messages, None))
     assert plan.fork_cause is None
     assert " one\n<|im_end|>" in chatml.decode(plan.prompt_ids, special=True)
 
@@ -293,5 +293,5 @@ def test_space_around_an_answer_may_be_trimmed_by_the_agent(chatml: Renderer) ->
 def test_a_call_withdrawn_gives_its_place_back(chatml: Renderer) -> None:
     conversation = Conversation(chatml)
     question: list[Message] = [{"role": "user", "content": "q"}]
-    conversation.withdraw(conversation.plan(question, None))
-    assert conversation.plan(question, None).position == 0
+    conversation.withdraw(conversation.plan(RequestView.of(question, None)))
+    assert conversation.plan(RequestView.of(question, None)).position == 0

@@ -10,7 +10,7 @@ import pytest
 from conversations import Talk
 from toy_templates import THINKING
 
-from agentlightning.rendering.conversation import Conversation
+from agentlightning.rendering.conversation import Conversation, RequestView
 from agentlightning.rendering.renderer import Renderer
 
 Message = dict[str, Any]
@@ -51,12 +51,12 @@ def talk(renderer: Renderer) -> Talk:
 def test_thinking_that_the_template_would_drop_is_kept(bridged: Bridged) -> None:
     recorded = talk(bridged)
     recorded.messages.append({"role": "user", "content": "and?"})
-    plan = recorded.conversation.plan(recorded.messages, None)
+    plan = recorded.conversation.plan(RequestView.of(recorded.messages, None))
     assert plan.prompt_ids == recorded.whole["0"] + plan.suffix_ids
     assert (
         bridged.decode(plan.suffix_ids, special=True) == "\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert (plan.fork_cause, plan.context_only) == (None, 0)
+    assert (plan.fork_cause, plan.untrained_tokens) == (None, 0)
     (asked,) = bridged.asked
     assert asked == (recorded.plans[0].prompt_ids, recorded.sampled[0], [{"role": "user", "content": "and?"}])
 
@@ -65,16 +65,19 @@ def test_where_the_family_does_not_say_the_template_is_asked(bridged: Bridged) -
     bridged.knows = False
     recorded = talk(bridged)
     tool = {"role": "tool", "content": "ok", "tool_call_id": "c"}
-    plan = recorded.conversation.plan([*recorded.messages, tool], None)
+    plan = recorded.conversation.plan(RequestView.of([*recorded.messages, tool], None))
     assert (plan.fork_cause, plan.prompt_ids) == (None, recorded.whole["0"] + plan.suffix_ids)
     user = {"role": "user", "content": "and?"}
-    assert recorded.conversation.plan([*recorded.messages, user], None).fork_cause == "template_rewrites_history"
+    plan = recorded.conversation.plan(RequestView.of([*recorded.messages, user], None))
+    assert plan.fork_cause == "template_rewrites_history"
 
 
 def test_the_family_is_not_asked_about_answers_that_were_not_sampled(bridged: Bridged) -> None:
     recorded = talk(bridged)
     user = {"role": "user", "content": "and?"}
-    recorded.conversation.plan([*recorded.messages, user, {"role": "assistant", "content": "made up"}, user], None)
+    recorded.conversation.plan(
+        RequestView.of([*recorded.messages, user, {"role": "assistant", "content": "made up"}, user], None)
+    )
     assert bridged.asked == []
 
 
@@ -85,5 +88,5 @@ def test_the_template_goes_on_after_a_bridge(bridged: Bridged) -> None:
     recorded.turn("<think>\nhm\n</think>\n\nno")
     bridged.knows = False
     for conversation in (recorded.conversation, Conversation(bridged, recorded.calls)):
-        plan = conversation.plan([*recorded.messages, tool], None)
+        plan = conversation.plan(RequestView.of([*recorded.messages, tool], None))
         assert (plan.fork_cause, plan.prompt_ids) == (None, recorded.whole["1"] + plan.suffix_ids)

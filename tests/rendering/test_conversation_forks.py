@@ -10,7 +10,7 @@ import pytest
 from conversations import TOOLS, Talk
 from toy_templates import HERMES, THINKING
 
-from agentlightning.rendering.conversation import Conversation
+from agentlightning.rendering.conversation import Conversation, RequestView
 from agentlightning.rendering.renderer import Renderer
 
 Message = dict[str, Any]
@@ -81,22 +81,22 @@ def test_the_cause_of_a_fork_is_what_was_edited(
     hermes: Renderer, edit: Edit, cause: str, parent: str | None, repeated: int
 ) -> None:
     recorded = talk(hermes)
-    plan = recorded.conversation.plan(edit(recorded.messages), TOOLS)
+    plan = recorded.conversation.plan(RequestView.of(edit(recorded.messages), TOOLS))
     lost = sum(len(ids) for ids in recorded.sampled[len(recorded.sampled) - repeated :])
-    assert (plan.fork_cause, plan.context_only) == (cause, lost)
+    assert (plan.fork_cause, plan.untrained_tokens) == (cause, lost)
     assert (plan.parent.call_id if plan.parent else None) == parent
     if plan.parent is not None:
         whole = recorded.whole[plan.parent.call_id]
         assert plan.prompt_ids[: len(whole)] == whole
     else:
-        assert plan.prompt_ids == Conversation(hermes).plan(edit(recorded.messages), TOOLS).prompt_ids
+        assert plan.prompt_ids == Conversation(hermes).plan(RequestView.of(edit(recorded.messages), TOOLS)).prompt_ids
 
 
 def test_other_tools_are_named_and_leave_every_answer_as_context(hermes: Renderer) -> None:
     recorded = talk(hermes)
-    plan = recorded.conversation.plan(recorded.messages, None)
+    plan = recorded.conversation.plan(RequestView.of(recorded.messages, None))
     assert (plan.fork_cause, plan.parent) == ("system_or_tools_changed", None)
-    assert plan.context_only == sum(map(len, recorded.sampled))
+    assert plan.untrained_tokens == sum(map(len, recorded.sampled))
 
 
 def test_context_only_counts_the_sampled_tokens_that_are_repeated_and_not_continued(chatml: Renderer) -> None:
@@ -108,10 +108,12 @@ def test_context_only_counts_the_sampled_tokens_that_are_repeated_and_not_contin
         recorded.messages.append({"role": "user", "content": f"q{number}"})
     assert [len(ids) for ids in recorded.sampled] == [2, 3, 4]
     edited = changed(3, content="b")(recorded.messages)
-    plan = recorded.conversation.plan(edited, None)
-    assert (plan.context_only, plan.parent and plan.parent.call_id) == (7, "0")
-    plan = recorded.conversation.plan(without(3, 5)(edited), None)  # what is left out is not in the context, either
-    assert (plan.fork_cause, plan.context_only) == ("history_cut", 4)
+    plan = recorded.conversation.plan(RequestView.of(edited, None))
+    assert (plan.untrained_tokens, plan.parent and plan.parent.call_id) == (7, "0")
+    plan = recorded.conversation.plan(
+        RequestView.of(without(3, 5)(edited), None)
+    )  # what is left out is not in the context, either
+    assert (plan.fork_cause, plan.untrained_tokens) == ("history_cut", 4)
 
 
 def test_a_fork_is_continued_from_then_on(hermes: Renderer) -> None:
@@ -120,7 +122,7 @@ def test_a_fork_is_continued_from_then_on(hermes: Renderer) -> None:
     fork = recorded.turn("so it is")
     recorded.messages.append({"role": "user", "content": "and?"})
     after = recorded.turn("yes")
-    assert (fork.fork_cause, after.fork_cause, after.context_only) == ("tool_result_rewritten", None, 0)
+    assert (fork.fork_cause, after.fork_cause, after.untrained_tokens) == ("tool_result_rewritten", None, 0)
     assert after.parent is not None
     assert after.parent.call_id == "4"
 
@@ -154,12 +156,12 @@ def test_dropped_reasoning_is_no_edit_and_is_filled_back(make_renderer: Callable
     assert answer["reasoning_content"] == "hm"
     result = {"role": "tool", "content": "ok", "tool_call_id": "c"}
     bare = [recorded.messages[0], {"role": "assistant", "content": answer["content"]}, result]
-    plan = recorded.conversation.plan(bare, None)
+    plan = recorded.conversation.plan(RequestView.of(bare, None))
     assert (plan.fork_cause, plan.prompt_ids[: len(recorded.whole["0"])]) == (None, recorded.whole["0"])
     edited = [recorded.messages[0], {**answer, "reasoning_content": "aha"}, result]
-    assert recorded.conversation.plan(edited, None).fork_cause == "assistant_message_edited"
+    assert recorded.conversation.plan(RequestView.of(edited, None)).fork_cause == "assistant_message_edited"
     spaced = [recorded.messages[0], {**answer, "reasoning_content": "\nhm\n"}, result]
-    assert recorded.conversation.plan(spaced, None).fork_cause is None
+    assert recorded.conversation.plan(RequestView.of(spaced, None)).fork_cause is None
 
 
 def test_a_template_that_drops_old_reasoning_leaves_the_whole_path_as_context(
@@ -172,7 +174,7 @@ def test_a_template_that_drops_old_reasoning_leaves_the_whole_path_as_context(
     recorded.messages.append({"role": "user", "content": "and?"})
     plan = recorded.turn("well")
     assert (plan.fork_cause, plan.parent) == ("template_rewrites_history", None)
-    assert plan.context_only == len(recorded.sampled[0]) + len(recorded.sampled[1])
+    assert plan.untrained_tokens == len(recorded.sampled[0]) + len(recorded.sampled[1])
 
 
 def test_sub_agents_on_one_key_are_first_turns_and_no_forks(hermes: Renderer) -> None:
@@ -194,7 +196,9 @@ def test_sub_agents_on_one_key_are_first_turns_and_no_forks(hermes: Renderer) ->
 
 def test_a_handoff_to_an_agent_with_other_tools_and_system_is_named(hermes: Renderer) -> None:
     recorded = talk(hermes, 2)
-    plan = recorded.conversation.plan(changed(0, content="you are the other agent")(recorded.messages), None)
+    plan = recorded.conversation.plan(
+        RequestView.of(changed(0, content="you are the other agent")(recorded.messages), None)
+    )
     assert plan.fork_cause == "system_or_tools_changed"
 
 
@@ -209,7 +213,7 @@ def test_answers_of_another_branch_in_a_history_are_no_fork_of_it(hermes: Render
         {"role": "user", "content": "and now?"},
     ]
     plan = main.turn("ok")
-    assert (plan.fork_cause, plan.parent and plan.parent.call_id, plan.context_only) == (None, "0", 0)
+    assert (plan.fork_cause, plan.parent and plan.parent.call_id, plan.untrained_tokens) == (None, "0", 0)
 
 
 def test_examples_in_a_prompt_are_no_fork(hermes: Renderer) -> None:
@@ -219,23 +223,25 @@ def test_examples_in_a_prompt_are_no_fork(hermes: Renderer) -> None:
         {"role": "assistant", "content": "f"},
         {"role": "user", "content": "g"},
     ]
-    plan = recorded.conversation.plan(examples, TOOLS)
+    plan = recorded.conversation.plan(RequestView.of(examples, TOOLS))
     assert (plan.fork_cause, plan.parent) == (None, None)
 
 
 def test_an_edited_one_of_several_samples_forks(chatml: Renderer) -> None:
     conversation = Conversation(chatml)
     question = [{"role": "user", "content": "q"}]
-    plan = conversation.plan(question, None)
+    plan = conversation.plan(RequestView.of(question, None))
     for index, text in enumerate(("one", "two", "three")):
         conversation.record(
             plan, f"a.{index}" if index else "a", chatml.encode(text), {"role": "assistant", "content": text}
         )
     for index, text in enumerate(("one", "two", "three")):
-        chosen = conversation.plan([*question, {"role": "assistant", "content": text}, *question], None)
+        chosen = conversation.plan(RequestView.of([*question, {"role": "assistant", "content": text}, *question], None))
         assert chosen.fork_cause is None
         assert chosen.parent is not None
         assert chosen.parent.sampled_ids.tolist() == chatml.encode(text)
         assert chosen.parent.call_id == (f"a.{index}" if index else "a")
-    merged = conversation.plan([*question, {"role": "assistant", "content": "one two"}, *question], None)
+    merged = conversation.plan(
+        RequestView.of([*question, {"role": "assistant", "content": "one two"}, *question], None)
+    )
     assert merged.fork_cause == "assistant_message_edited"

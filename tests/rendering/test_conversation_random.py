@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_templates import HERMES
 
-from agentlightning.rendering.conversation import Conversation
+from agentlightning.rendering.conversation import Conversation, RequestView
 from agentlightning.rendering.renderer import Renderer
 
 CAUSES = {
@@ -58,17 +58,20 @@ def test_every_plan_is_exact_or_names_what_the_agent_did(
         before = whole[plan.parent.call_id] if plan.parent else []
         assert plan.prompt_ids == before + plan.suffix_ids
         whole.update(agent.whole)
-        assert (plan.context_only > 0) == (expected is not None)  # the last answer always stays
+        assert (plan.untrained_tokens > 0) == (expected is not None)  # the last answer always stays
         called = agent.messages[-1].get("tool_calls")
         result = {"role": "tool", "tool_call_id": called[0]["id"]} if called else {"role": "user"}
         agent.messages.append({**result, "content": f"next {number}"})
     rebuilt = Conversation(renderer, [call for agent in agents for call in agent.calls])
     for agent in agents:
-        plan, again = conversation.plan(agent.messages, agent.tools), rebuilt.plan(agent.messages, agent.tools)
-        assert (plan.prompt_ids, plan.fork_cause, plan.context_only) == (
+        plan, again = (
+            conversation.plan(RequestView.of(agent.messages, agent.tools)),
+            rebuilt.plan(RequestView.of(agent.messages, agent.tools)),
+        )
+        assert (plan.prompt_ids, plan.fork_cause, plan.untrained_tokens) == (
             again.prompt_ids,
             again.fork_cause,
-            again.context_only,
+            again.untrained_tokens,
         )
 
 

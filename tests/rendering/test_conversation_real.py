@@ -28,6 +28,7 @@ from real_templates import (
     traces,
 )
 
+from agentlightning.rendering.conversation import RequestView
 from agentlightning.rendering.renderer import Renderer, RenderError
 
 FEW = 24
@@ -97,7 +98,7 @@ def replay(family: str, renderer: Renderer, talk: Talk, rng: random.Random) -> i
             assert (plan.parent is None) == (plan is replayed.plans[0][1])
         else:
             assert plan.fork_cause == "template_rewrites_history"
-            assert plan.context_only > 0
+            assert plan.untrained_tokens > 0
             assert family in THINKING
             assert replayed.thought(at), "nothing was there that the template leaves out"
     return sum(plan.parent is not None for _, plan in replayed.plans)
@@ -113,12 +114,12 @@ def edit_all(family: str, renderer: Renderer, talks: list[Talk]) -> None:
         replayed.run()
         for edited, other_tools, cause in edits(replayed.messages, replayed.tools, rng):
             try:
-                plan = replayed.conversation.plan(edited, other_tools)
+                plan = replayed.conversation.plan(RequestView.of(edited, other_tools))
             except RenderError:
                 continue  # some templates want users and assistants by turns
             expected = {cause} | ({"template_rewrites_history"} if family in THINKING else set())
             assert plan.fork_cause in expected, cause
-            assert plan.context_only > 0
+            assert plan.untrained_tokens > 0
             if plan.parent is not None:
                 before = replayed.seen[plan.parent.call_id]
                 assert plan.prompt_ids[: len(before)] == before

@@ -1,4 +1,4 @@
-"""What the graph makes of calls that a store, other gateways, outside models and raw prompts bring."""
+"""What the graph makes of calls that a store, other gateways, external models and raw prompts bring."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_templates import HERMES, PLAIN
 
-from agentlightning.rendering.conversation import Conversation, Plan, path_messages
+from agentlightning.rendering.call_chain import call_chain, chain_messages, is_whole
+from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
+from agentlightning.rendering.prompts import prompt_hash
 from agentlightning.rendering.renderer import Renderer, RenderError
 from agentlightning.types import Call
 
@@ -39,18 +41,18 @@ def talk(renderer: Renderer, turns: int) -> Talk:
     return result
 
 
-def same(left: Plan, right: Plan) -> bool:
+def same(left: PromptPlan, right: PromptPlan) -> bool:
     return (
         left.prompt_ids,
         left.parent and left.parent.call_id,
         left.fork_cause,
-        left.context_only,
+        left.untrained_tokens,
         left.position,
     ) == (
         right.prompt_ids,
         right.parent and right.parent.call_id,
         right.fork_cause,
-        right.context_only,
+        right.untrained_tokens,
         right.position,
     )
 
@@ -63,7 +65,9 @@ def test_a_graph_rebuilt_from_the_store_plans_the_same(hermes: Renderer) -> None
     rebuilt = Conversation(hermes, live.calls)
     edited = [*live.messages[:3], {**live.messages[3], "content": "edited"}, *live.messages[4:]]
     for messages, tools in ((live.messages, TOOLS), (edited, TOOLS), (live.messages, None), (live.messages[:1], TOOLS)):
-        assert same(rebuilt.plan(messages, tools), live.conversation.plan(messages, tools))
+        assert same(
+            rebuilt.plan(RequestView.of(messages, tools)), live.conversation.plan(RequestView.of(messages, tools))
+        )
 
 
 def test_calls_may_be_added_again_and_one_by_one(hermes: Renderer) -> None:
@@ -74,24 +78,29 @@ def test_calls_may_be_added_again_and_one_by_one(hermes: Renderer) -> None:
         conversation.add(live.calls[:1])
     expected = Conversation(hermes, live.calls)
     assert conversation.size == expected.size
-    assert same(conversation.plan(live.messages[:1], TOOLS), expected.plan(live.messages[:1], TOOLS))
-    assert same(conversation.plan(live.messages, TOOLS), expected.plan(live.messages, TOOLS))
+    assert same(
+        conversation.plan(RequestView.of(live.messages[:1], TOOLS)),
+        expected.plan(RequestView.of(live.messages[:1], TOOLS)),
+    )
+    assert same(
+        conversation.plan(RequestView.of(live.messages, TOOLS)), expected.plan(RequestView.of(live.messages, TOOLS))
+    )
 
 
 def test_a_call_that_the_store_tells_of_before_it_is_recorded_counts_once(chatml: Renderer) -> None:
     conversation = Conversation(chatml)
     question: list[Message] = [{"role": "user", "content": "q"}]
-    plan = conversation.plan(question, None)
+    plan = conversation.plan(RequestView.of(question, None))
     ids, answer = chatml.encode("a"), {"role": "assistant", "content": "a"}
     conversation.add([as_call(conversation, plan, "x", ids, answer)])
     conversation.record(plan, "x", ids, answer)
-    assert conversation.plan(question, None).position == 1
+    assert conversation.plan(RequestView.of(question, None)).position == 1
 
 
 def test_further_samples_of_a_request_do_not_move_its_place(chatml: Renderer) -> None:
     conversation = Conversation(chatml)
     question: list[Message] = [{"role": "user", "content": "q"}]
-    plan = conversation.plan(question, None)
+    plan = conversation.plan(RequestView.of(question, None))
     calls = []
     for call_id in ("x", "x.1", "x.2"):
         ids, answer = chatml.encode(call_id), {"role": "assistant", "content": call_id}
@@ -99,8 +108,8 @@ def test_further_samples_of_a_request_do_not_move_its_place(chatml: Renderer) ->
         calls.append(as_call(conversation, plan, call_id, ids, answer))
     for graph in (conversation, Conversation(chatml, calls)):
         assert graph.unanswered(plan.request_hash) == "x"
-        assert graph.plan(question, None).position == 1
-        follow = graph.plan([*question, calls[1].answer, *question], None)
+        assert graph.plan(RequestView.of(question, None)).position == 1
+        follow = graph.plan(RequestView.of([*question, calls[1].completion, *question], None))
         assert follow.parent is not None
         assert follow.parent.call_id == "x.1"
         graph.record(follow, "y", [1], {"role": "assistant", "content": "y"})
@@ -112,29 +121,30 @@ def test_abandoned_calls_and_calls_of_unknown_parents_are_left_out(hermes: Rende
     conversation = Conversation(hermes, [replace(live.calls[0], finish_reason="abandoned"), live.calls[1]])
     assert "0" not in conversation
     assert "1" not in conversation
-    assert conversation.plan(live.messages, TOOLS).parent is None
+    assert conversation.plan(RequestView.of(live.messages, TOOLS)).parent is None
 
 
 def test_an_answer_that_no_recorded_call_explains_is_lacking(hermes: Renderer) -> None:
     live = talk(hermes, 3)
     behind = Conversation(hermes, live.calls[:2])
-    assert behind.lacks_answer(live.messages, TOOLS)
-    assert not behind.lacks_answer(live.messages[:4], TOOLS)
+    assert behind.lacks_answer(RequestView.of(live.messages, TOOLS))
+    assert not behind.lacks_answer(RequestView.of(live.messages[:4], TOOLS))
     behind.add(live.calls)
-    assert not behind.lacks_answer(live.messages, TOOLS)
-    assert not behind.lacks_answer(live.messages, None)  # other tools: a fork, of known answers
-    assert not behind.lacks_answer([{"role": "user", "content": "q"}], None)
+    assert not behind.lacks_answer(RequestView.of(live.messages, TOOLS))
+    assert not behind.lacks_answer(RequestView.of(live.messages, None))  # other tools: a fork, of known answers
+    assert not behind.lacks_answer(RequestView.of([{"role": "user", "content": "q"}], None))
 
 
 def test_all_messages_of_a_path_are_found_again(hermes: Renderer) -> None:
     live = talk(hermes, 3)
     branch = Talk(hermes, TOOLS, live.messages[:3], live.conversation, "b")
     branch.turn("other")
-    calls = [*live.calls, *branch.calls]
-    assert path_messages(calls, "2") == live.messages[:6]
-    assert path_messages(calls, "b0") == branch.messages
-    assert path_messages(calls, "unknown") is None
-    assert path_messages(live.calls[1:], "2") is None
+    by_id = {call.id: call for call in (*live.calls, *branch.calls)}
+    assert chain_messages(call_chain(by_id["2"], by_id)) == live.messages[:6]
+    assert chain_messages(call_chain(by_id["b0"], by_id)) == branch.messages
+    assert is_whole(call_chain(by_id["2"], by_id))
+    del by_id["0"]
+    assert not is_whole(call_chain(by_id["2"], by_id))
 
 
 def test_messages_are_stored_once(hermes: Renderer) -> None:
@@ -143,55 +153,59 @@ def test_messages_are_stored_once(hermes: Renderer) -> None:
     assert [call.messages for call in live.calls[1:]] == [[message] for message in live.messages[2:10:2]]
 
 
-# --- outside models ---------------------------------------------------------------------------------------------------
+# --- external models ---------------------------------------------------------------------------------------------------
 
 
-def outside(conversation: Conversation, messages: list[Message], call_id: str, answer: Message) -> Call:
-    plan = conversation.plan_text(messages, None)
+def external(conversation: Conversation, messages: list[Message], call_id: str, answer: Message) -> Call:
+    plan = conversation.plan_external(RequestView.of_external(messages, None))
     conversation.record(plan, call_id, [], answer)
     return as_call(conversation, plan, call_id, [], answer, policy="")
 
 
-def test_calls_of_outside_models_are_stored_by_what_is_new_without_a_renderer() -> None:
+def test_calls_of_external_models_are_stored_by_what_is_new_without_a_renderer() -> None:
     conversation = Conversation(None)
     messages: list[Message] = [{"role": "user", "content": [{"type": "text", "text": "see"}, IMAGE]}]
     calls = []
     for number in range(3):
-        calls.append(outside(conversation, messages, str(number), {"role": "assistant", "content": f"a{number}"}))
-        messages = [*messages, calls[-1].answer, {"type": "item", "without": "a role"}]
+        calls.append(external(conversation, messages, str(number), {"role": "assistant", "content": f"a{number}"}))
+        messages = [*messages, calls[-1].completion, {"type": "item", "without": "a role"}]
     assert [call.parent_id for call in calls] == [None, "0", "1"]
     assert [len(call.messages) for call in calls] == [1, 1, 1]
-    assert path_messages(calls, "2") == messages[:-1]
+    assert chain_messages(call_chain(calls[2], {call.id: call for call in calls})) == messages[:-1]
     rebuilt = Conversation(None, calls)
-    plan = rebuilt.plan_text(messages, None)
+    plan = rebuilt.plan_external(RequestView.of_external(messages, None))
     assert (plan.parent and plan.parent.call_id, plan.known, plan.prompt_ids) == ("2", 6, [])
 
 
 def test_another_image_is_another_conversation() -> None:
     conversation = Conversation(None)
     asked: list[Message] = [{"role": "user", "content": [IMAGE]}]
-    call = outside(conversation, asked, "0", {"role": "assistant", "content": "a cat"})
+    call = external(conversation, asked, "0", {"role": "assistant", "content": "a cat"})
     other = {**IMAGE, "image_url": {"url": "data:,2"}}
-    plan = conversation.plan_text([{"role": "user", "content": [other]}, call.answer, *asked], None)
+    plan = conversation.plan_external(
+        RequestView.of_external([{"role": "user", "content": [other]}, call.completion, *asked], None)
+    )
     assert (plan.parent, plan.known) == (None, 0)
 
 
-def test_what_an_outside_model_said_is_not_continued_by_the_policy(chatml: Renderer) -> None:
+def test_what_an_external_model_said_is_not_continued_by_the_policy(chatml: Renderer) -> None:
     conversation = Conversation(chatml)
     question: list[Message] = [{"role": "user", "content": "q"}]
-    call = outside(conversation, question, "judge", {"role": "assistant", "content": "fine"})
+    call = external(conversation, question, "judge", {"role": "assistant", "content": "fine"})
     for graph in (conversation, Conversation(chatml, [call])):
-        assert graph.unanswered(graph.request_hash(question, None)) is None
-        assert graph.unanswered(graph.request_hash(question, None, outside=True)) == "judge"
-        assert not graph.lacks_answer([*question, call.answer, *question], None)
-        plan = graph.plan([*question, call.answer, *question], None)
+        assert graph.unanswered(RequestView.of(question, None).request_hash) is None
+        assert graph.unanswered(RequestView.of_external(question, None).request_hash) == "judge"
+        assert not graph.lacks_answer(RequestView.of([*question, call.completion, *question], None))
+        plan = graph.plan(RequestView.of([*question, call.completion, *question], None))
         assert (plan.parent, plan.fork_cause, plan.position) == (None, None, 0)
 
 
 # --- raw prompts ------------------------------------------------------------------------------------------------------
 
 
-def complete(conversation: Conversation, prompt: str | list[int], call_id: str, ids: list[int]) -> tuple[Plan, Call]:
+def complete(
+    conversation: Conversation, prompt: str | list[int], call_id: str, ids: list[int]
+) -> tuple[PromptPlan, Call]:
     plan = conversation.plan_prompt(prompt)
     assert conversation.renderer is not None
     body, _ = conversation.renderer.split_end(ids)
@@ -218,8 +232,8 @@ def test_a_prompt_continues_the_longest_text_it_begins_with(chatml: Renderer) ->
     assert again.prompt_ids == third.prompt_ids
     assert again.parent is not None
     assert again.parent.call_id == "1"
-    assert rebuilt.unanswered(rebuilt.prompt_hash("question: the answer is")) == "1"
-    assert rebuilt.unanswered(rebuilt.prompt_hash("question: ")) is None
+    assert rebuilt.unanswered(prompt_hash("question: the answer is")) == "1"
+    assert rebuilt.unanswered(prompt_hash("question: ")) is None
 
 
 def test_a_prompt_of_ids_is_used_as_it_is(chatml: Renderer) -> None:
@@ -229,7 +243,7 @@ def test_a_prompt_of_ids_is_used_as_it_is(chatml: Renderer) -> None:
     assert (first.prompt_ids, second.prompt_ids, second.suffix_ids) == ([30, 31, 32], [30, 31, 32, 40, 41, 50], [50])
     assert second.parent is not None
     cut = conversation.plan_prompt([30, 31, 32, 40, 50])
-    assert (cut.parent, cut.fork_cause, cut.context_only) == (None, "assistant_message_edited", 2)
+    assert (cut.parent, cut.fork_cause, cut.untrained_tokens) == (None, "assistant_message_edited", 2)
     assert conversation.plan_prompt([30, 31]).fork_cause is None
 
 
@@ -244,7 +258,7 @@ def test_an_answer_that_the_agent_cut_is_a_fork(chatml: Renderer) -> None:
     ids = chatml.encode(" think\nobserve: it mad")
     complete(conversation, "question:", "0", ids)
     plan = conversation.plan_prompt("question: think\nobserve: 42")
-    assert (plan.parent, plan.fork_cause, plan.context_only) == (None, "assistant_message_edited", len(ids))
+    assert (plan.parent, plan.fork_cause, plan.untrained_tokens) == (None, "assistant_message_edited", len(ids))
     assert plan.prompt_ids == chatml.encode("question: think\nobserve: 42")
     assert conversation.plan_prompt("question:\nanother one").fork_cause is None
     assert conversation.plan_prompt("questions").fork_cause is None
@@ -278,7 +292,7 @@ def test_the_size_tells_roughly_how_much_memory_a_conversation_takes(hermes: Ren
         talk = Talk(hermes, None, [{"role": "user", "content": "q"}])
         conversation = talk.conversation
         for number in range(turns):
-            plan = conversation.plan(talk.messages, None)
+            plan = conversation.plan(RequestView.of(talk.messages, None))
             ids = hermes.encode(f"it is {number} " * words)
             answer = talk.parsed(plan, ids)
             conversation.record(plan, str(number), ids, answer)

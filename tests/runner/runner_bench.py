@@ -17,12 +17,12 @@ from typing import Any
 import psutil
 import uuid_utils
 
-from agentlightning.children import listen, start_child, stop_child
+from agentlightning.children import listen, stop_child
 from agentlightning.runner.agent import LLM
+from agentlightning.runner.air import AttemptAir
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import FunctionRunner
-from agentlightning.runner.judging import Judging
-from agentlightning.runner.records import Records
+from agentlightning.runner.record_reader import RecordReader
 from agentlightning.runner.scoring import FunctionScorer, Scorer
 from agentlightning.runner.worker import Worker
 from agentlightning.store.base import RolloutQuery
@@ -31,6 +31,8 @@ from agentlightning.tracing.air import Air
 from agentlightning.types import FINAL_STATES, JSON, Attempt, Call, NewRollout, RetryPolicy, Rollout
 
 KEY = "key-of-the-tests"
+SERVER_PYTHON = os.environ.get("AGL_TEST_SERVER_PYTHON", sys.executable)
+"""The server's Python: `make test-pythons` has workers of another one, in an environment that could not run a server."""
 DEADLINE_S = 90.0
 """Matters only where a test fails: the slowest machine has its time."""
 
@@ -46,10 +48,12 @@ class Server:
 
     def start(self) -> None:
         descriptor = self._listener.fileno()
-        self.process = start_child(
-            ["agentlightning.gateway", "--store", self._store, "--fd", str(descriptor)],
+        self.process = subprocess.Popen(
+            [SERVER_PYTHON, "-m", "agentlightning.gateway", "--store", self._store, "--fd", str(descriptor)],
+            stdin=subprocess.PIPE,
             pass_fds=[descriptor],
-            env={"AGL_SERVER_KEY": KEY},
+            env={**os.environ, "AGL_SERVER_KEY": KEY},
+            start_new_session=True,
         )
 
     def kill(self) -> None:
@@ -134,7 +138,7 @@ class Bench:
                 runner=FunctionRunner(agent, threads, scored=reward is not None),
                 reward=FunctionScorer(reward, threads) if inspect.isroutine(reward) else reward,
                 abandon_s=abandon_s,
-                judging=None if air is None else Judging(air, Records(self.store), threads),
+                air=None if air is None else AttemptAir(air, RecordReader(self.store), threads),
             )
             worker = Worker(
                 self.store,
@@ -211,5 +215,5 @@ def a_call(llm: LLM, content: str) -> Call:
         history_hash="a",
         request_hash="b",
         messages=[],
-        answer={"role": "assistant", "content": content},
+        completion={"role": "assistant", "content": content},
     )

@@ -13,9 +13,9 @@ from openai import AsyncOpenAI, OpenAI
 
 from agentlightning.errors import AgentError, ConfigError, RewardError
 from agentlightning.runner.agent import LLM, PromptTemplate, emit_reward, is_marked, llm_for, rollout
-from agentlightning.runner.attempt import CURRENT, RunningAttempt
-from agentlightning.runner.connections import Connections
-from agentlightning.runner.result import Result
+from agentlightning.runner.attempt import CURRENT, AttemptContext
+from agentlightning.runner.connection_pool import ConnectionPool
+from agentlightning.runner.result import RolloutResult
 from agentlightning.types import Call, Claim, Lease, RetryPolicy, Rollout, Sampling
 
 
@@ -40,7 +40,7 @@ def a_claim() -> Claim:
 
 
 def an_llm() -> LLM:
-    return llm_for(a_claim(), "http://127.0.0.1:9/", "policy", Connections())
+    return llm_for(a_claim(), "http://127.0.0.1:9/", "policy", ConnectionPool())
 
 
 def a_call(content: object) -> Call:
@@ -62,7 +62,7 @@ def a_call(content: object) -> Call:
         history_hash="",
         request_hash="",
         messages=[],
-        answer={"role": "assistant", "content": content},
+        completion={"role": "assistant", "content": content},
     )
 
 
@@ -104,6 +104,27 @@ def test_threads_share_one_client_that_openai_accepts() -> None:
     assert clients[0].is_closed
 
 
+async def test_ready_clients_share_the_connection_pool() -> None:
+    llm = an_llm()
+    assert llm.async_openai()._client is llm.async_anthropic()._client is llm.http_client
+    assert llm.openai()._client is llm.anthropic()._client is llm.sync_http_client
+    assert llm.openai(max_retries=7).max_retries == 7
+
+
+def test_a_ready_client_of_a_package_that_is_missing_names_it() -> None:
+    text = """
+import sys
+from agentlightning.runner.agent import LLM
+sys.modules["anthropic"] = None
+try:
+    LLM(base_url="http://h/v1", anthropic_base_url="http://h", api_key="k", model="m").anthropic()
+except Exception as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
+    assert said == "llm: Anthropic needs anthropic; install it with: pip install anthropic\n"
+
+
 async def test_shared_clients_ignore_proxy_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     assert an_llm().http_client._mounts == {}
@@ -125,7 +146,7 @@ def test_a_reward_outside_an_attempt_is_an_error_that_says_what_to_do() -> None:
 
 
 async def test_rewards_of_tasks_and_threads_reach_their_attempt() -> None:
-    attempt = RunningAttempt(a_claim(), 0.0)
+    attempt = AttemptContext(a_claim(), 0.0)
 
     async def agent() -> None:
         emit_reward(0.25)
@@ -144,13 +165,13 @@ async def test_rewards_of_tasks_and_threads_reach_their_attempt() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", None])
 async def test_a_reward_that_is_no_finite_number_is_refused_where_it_is_emitted(value: object) -> None:
-    CURRENT.set(RunningAttempt(a_claim(), 0.0))
+    CURRENT.set(AttemptContext(a_claim(), 0.0))
     with pytest.raises(RewardError, match="expected a finite number"):
         emit_reward(value)  # type: ignore[arg-type]
 
 
 async def test_an_attempt_that_has_ended_takes_no_rewards() -> None:
-    attempt = RunningAttempt(a_claim(), 0.0)
+    attempt = AttemptContext(a_claim(), 0.0)
     attempt.open = False
     CURRENT.set(attempt)
     with pytest.raises(AgentError, match="its attempt has ended"):
@@ -158,7 +179,7 @@ async def test_an_attempt_that_has_ended_takes_no_rewards() -> None:
 
 
 async def test_an_endless_loop_of_rewards_is_stopped() -> None:
-    attempt = RunningAttempt(a_claim(), 0.0)
+    attempt = AttemptContext(a_claim(), 0.0)
     attempt.rewards = [attempt.reward(0.0, "emitted")] * 10_000
     CURRENT.set(attempt)
     with pytest.raises(AgentError, match="at most 10000"):
@@ -197,7 +218,7 @@ def test_a_template_that_cannot_be_read_says_so(text: str) -> None:
     ],
 )
 def test_the_answer_of_a_result_is_the_last_calls_or_the_output(output: object, calls: list[Call], answer: str) -> None:
-    assert Result(output=output, calls=calls).answer == answer
+    assert RolloutResult(output=output, calls=calls).answer == answer
 
 
 def test_the_worker_process_loads_no_heavy_library() -> None:

@@ -17,7 +17,7 @@ from runner_bench import gone, written
 from agentlightning.errors import ConfigError
 from agentlightning.runner.agent import LLM, llm_for
 from agentlightning.runner.command import (
-    KEPT_BYTES,
+    MAX_OUTPUT_BYTES,
     CommandFailed,
     CommandRunner,
     Tail,
@@ -25,8 +25,8 @@ from agentlightning.runner.command import (
     printed_reward,
     without_proxy,
 )
-from agentlightning.runner.connections import Connections
-from agentlightning.runner.function import Run
+from agentlightning.runner.connection_pool import ConnectionPool
+from agentlightning.runner.function import AgentOutput
 from agentlightning.types import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
 
 Start = Callable[..., CommandRunner]
@@ -66,10 +66,10 @@ def a_claim(task: JSON, rollout_id: str = "r1") -> Claim:
 
 
 def an_llm(claim: Claim) -> LLM:
-    return llm_for(claim, "http://127.0.0.1:9", "policy", Connections())
+    return llm_for(claim, "http://127.0.0.1:9", "policy", ConnectionPool())
 
 
-async def run(runner: CommandRunner, task: JSON | None = None, rollout_id: str = "r1") -> Run:
+async def run(runner: CommandRunner, task: JSON | None = None, rollout_id: str = "r1") -> AgentOutput:
     claim = a_claim(task or {}, rollout_id)
     return await runner.run(claim, an_llm(claim))
 
@@ -218,7 +218,7 @@ def test_a_tail_is_bounded_and_keeps_the_end() -> None:
     tail = Tail()
     for number in range(100_000):
         tail.add(b"%d\n" % number)
-    assert len(tail._bytes) <= 2 * KEPT_BYTES
+    assert len(tail._bytes) <= 2 * MAX_OUTPUT_BYTES
     assert tail.text(6) == "99999\n"
 
 

@@ -14,9 +14,9 @@ from test_command import a_claim, an_llm
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.command import CommandRunner, tracing_environment
-from agentlightning.runner.connections import Connections
+from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import Claim, NewRollout, Span, Worker
+from agentlightning.types import Claim, NewRollout, Span, WorkerStatus
 
 KEY = "server-key"
 NODE = Path(__file__).parent / "node"
@@ -44,7 +44,7 @@ async def served() -> AsyncIterator[tuple[str, LightningStoreClient, Claim]]:
         async with LightningStoreClient(server.url, KEY) as store:
             run = await store.create_run("traced", {})
             await store.enqueue([NewRollout(run_id=run.id, task={}, group_id="g")])
-            (claim,) = await store.claim(Worker(id="w", run_id=run.id, host="h", pid=1, running=0, seen_ns=0))
+            (claim,) = await store.claim(WorkerStatus(id="w", run_id=run.id, host="h", pid=1, running=0, seen_ns=0))
             yield server.url, store, claim
 
 
@@ -52,7 +52,7 @@ async def spans_after(command: str, served: tuple[str, LightningStoreClient, Cla
     url, store, claim = served
     runner = CommandRunner(command)
     try:
-        await runner.run(claim, llm_for(claim, url, "policy", Connections()))
+        await runner.run(claim, llm_for(claim, url, "policy", ConnectionPool()))
     finally:
         runner.close()
     return {span.name: span for span in await store.spans([claim.rollout.id])}

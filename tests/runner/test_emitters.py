@@ -15,8 +15,8 @@ from opentelemetry.trace import StatusCode
 
 import agentlightning as agl
 from agentlightning.errors import InputError
-from agentlightning.runner.emitters import LONGEST_VALUE
-from agentlightning.tracing.frameworks import acting_agent
+from agentlightning.runner.emitters import MAX_VALUE_CHARACTERS
+from agentlightning.tracing.frameworks import current_agent
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +69,10 @@ async def test_a_decorated_coroutine_is_a_span_of_its_own_for_every_call(spans: 
 
 def test_an_operation_names_the_agent_within_it(spans: InMemorySpanExporter) -> None:
     with agl.operation("plan", agent="planner"):
-        inside = acting_agent()
+        inside = current_agent()
         with agl.operation("critic", kind="agent"):
-            nested = acting_agent()
-    assert (inside, nested, acting_agent()) == ("planner", "critic", None)
+            nested = current_agent()
+    assert (inside, nested, current_agent()) == ("planner", "critic", None)
     inner, outer = spans.get_finished_spans()
     assert (inner.attributes or {})["gen_ai.agent.name"] == "critic"
     assert (inner.attributes or {})["gen_ai.operation.name"] == "invoke_agent"
@@ -94,10 +94,10 @@ def test_values_that_json_does_not_know_are_told_by_their_repr_and_long_ones_are
     def keep(value: object) -> object:
         return value
 
-    for value in (2**80, {1, 2}, "x" * (LONGEST_VALUE + 1)):
+    for value in (2**80, {1, 2}, "x" * (MAX_VALUE_CHARACTERS + 1)):
         keep(value)
     told = [(span.attributes or {})["output.value"] for span in spans.get_finished_spans()]
-    assert told == [repr(2**80), '"{1, 2}"', "x" * LONGEST_VALUE]
+    assert told == [repr(2**80), '"{1, 2}"', "x" * MAX_VALUE_CHARACTERS]
 
 
 def test_a_call_that_does_not_fit_fails_as_without_the_decorator(spans: InMemorySpanExporter) -> None:

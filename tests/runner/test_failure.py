@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.errors import AgentError, boundary
-from agentlightning.runner.failure import MOST_CHARACTERS, bounded, describe, proxy_diagnosis
+from agentlightning.runner.failure import MAX_CHARACTERS, bounded, describe, proxy_diagnosis
 
 URL = "http://127.0.0.1:8765"
 
@@ -18,10 +18,10 @@ def raised(function: object) -> BaseException:
     raise AssertionError("nothing was raised")
 
 
-@given(st.text(max_size=3 * MOST_CHARACTERS))
+@given(st.text(max_size=3 * MAX_CHARACTERS))
 def test_a_text_is_bounded_and_keeps_its_beginning_and_end(text: str) -> None:
     short = bounded(text)
-    assert len(short) <= MOST_CHARACTERS
+    assert len(short) <= MAX_CHARACTERS
     assert short[:1000] == text[:1000]
     assert short[-1000:] == text[-1000:]
 

@@ -22,10 +22,18 @@ from agentlightning.config import RewardConfig
 from agentlightning.errors import ConfigError, EngineError, RewardError
 from agentlightning.runner.agent import LLM, emit_reward
 from agentlightning.runner.chat_endpoint import ChatEndpoint
-from agentlightning.runner.connections import Connections
-from agentlightning.runner.judge import JudgeScorer, attempts_judge, own_judge, read_judgement
-from agentlightning.runner.result import Result, as_json, result_of
-from agentlightning.runner.scoring import CommandScorer, FunctionScorer, Score, load_scorer, read_score
+from agentlightning.runner.connection_pool import ConnectionPool
+from agentlightning.runner.llm_judge import JudgeScorer, endpoint_judge, gateway_judge, read_judgement
+from agentlightning.runner.result import RolloutResult, as_json, result_of
+from agentlightning.runner.scoring import (
+    CommandScorer,
+    FunctionScorer,
+    Score,
+    SumScorer,
+    load_scorer,
+    load_scorers,
+    read_score,
+)
 from agentlightning.types import JSON, Call, Resource, Reward, Sampling, Span
 
 ASK = {"role": "user", "content": "Which year?"}
@@ -51,7 +59,7 @@ def call(name: str, messages: list[JSON], answer: JSON, parent: str | None = Non
         history_hash="",
         request_hash="",
         messages=messages,
-        answer=answer,
+        completion=answer,
         started_ns=at,
         finished_ns=at + 1,
         **fields,
@@ -121,20 +129,24 @@ def reward(name: str, call_id: str | None = None, source: Any = "emitted", attem
 
 
 def test_a_result_tells_what_happened() -> None:
-    result = Result(output="done", calls=TWO, rewards=[reward("style", "b"), reward("late")])
+    result = RolloutResult(output="done", calls=TWO, rewards=[reward("style", "b"), reward("late")])
     assert result.answer == "It is 2025."
     assert [message["role"] for message in result.messages] == ["user", "assistant", "tool", "assistant"]
     assert result.conversations == [result.messages]
     assert [(use.name, use.result, use.failed) for use in result.tool_calls] == [("clock", "2025", False)]
     assert [step.call.id for step in result.steps] == ["a", "b"]
     assert result.step_rewards == {"b": {"style": 0.5}}
-    assert (Result(calls=[]).messages, Result(calls=[]).tool_calls, Result(calls=[]).answer) == ([], [], "")
+    assert (RolloutResult(calls=[]).messages, RolloutResult(calls=[]).tool_calls, RolloutResult(calls=[]).answer) == (
+        [],
+        [],
+        "",
+    )
 
 
 def test_a_tool_that_spans_alone_tell_of_is_seen() -> None:
     own = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "search", "gen_ai.tool.call.result": "x"}
     span = Span(id="s", run_id="run", rollout_id="r", attempt=1, name="t", attributes=own, started_ns=7, finished_ns=8)
-    assert [use.name for use in Result(calls=TWO, spans=[span]).tool_calls] == ["clock", "search"]
+    assert [use.name for use in RolloutResult(calls=TWO, spans=[span]).tool_calls] == ["clock", "search"]
 
 
 def test_a_result_is_of_one_attempt_and_without_what_judges_asked_or_said() -> None:
@@ -148,7 +160,9 @@ def test_a_result_is_of_one_attempt_and_without_what_judges_asked_or_said() -> N
 
 
 def test_a_program_gets_the_whole_rollout_as_json() -> None:
-    given = json.loads(json.dumps(as_json({"x": 1}, Result(output=3, calls=TWO, rewards=[reward("style", "b")]))))
+    given = json.loads(
+        json.dumps(as_json({"x": 1}, RolloutResult(output=3, calls=TWO, rewards=[reward("style", "b")])))
+    )
     assert (given["task"], given["output"], given["answer"]) == ({"x": 1}, 3, "It is 2025.")
     assert [len(one["messages"]) for one in given["calls"]] == [1, 3]
     assert given["calls"][1]["rewards"] == {"style": 0.5}
@@ -161,7 +175,7 @@ def test_a_program_gets_the_whole_rollout_as_json() -> None:
     ("output", "given"), [({"year": 2025}, {"year": 2025}), (["a"], ["a"]), (None, None), ({1}, "{1}")]
 )
 def test_a_program_gets_what_the_agent_returned_whatever_its_shape(output: object, given: object) -> None:
-    assert as_json({}, Result(output=output, calls=[]))["output"] == given
+    assert as_json({}, RolloutResult(output=output, calls=[]))["output"] == given
 
 
 # --- Python functions, programs ------------------------------------------------------------------------------------
@@ -176,14 +190,58 @@ def load(spec: str, threads: Any = None) -> Any:
 
 
 async def test_functions_may_be_coroutines_and_plain() -> None:
-    async def later(task: JSON, result: Result) -> float:
+    async def later(task: JSON, result: RolloutResult) -> float:
         await asyncio.sleep(0)
         return task["x"]
 
     with ThreadPoolExecutor(1) as threads:
         for function in (later, lambda task, result: {"reward": task["x"]}):
             scorer = FunctionScorer(function, threads)
-            assert (await scorer.score({"x": 0.25}, Result(calls=TWO))).finals == {"reward": 0.25}
+            assert (await scorer.score({"x": 0.25}, RolloutResult(calls=TWO))).finals == {"reward": 0.25}
+
+
+async def test_several_functions_run_at_once_and_their_rewards_are_added(tmp_path: Path) -> None:
+    met = asyncio.Barrier(2)
+
+    async def exact(task: JSON, result: RolloutResult) -> float:
+        await met.wait()  # comes back only where the other one runs meanwhile
+        return task["x"]
+
+    async def form(task: JSON, result: RolloutResult) -> JSON:
+        await met.wait()
+        return {"length": 0.125, "tone": 0.5, "steps": [0.25, {"sql": -1}]}
+
+    with ThreadPoolExecutor(1) as threads:
+        scorer = SumScorer({"exact": FunctionScorer(exact, threads), "form": FunctionScorer(form, threads)})
+        score = await scorer.score({"x": 0.25}, RolloutResult(calls=TWO))
+    assert score.finals == {"exact": 0.25, "form.length": 0.125, "form.tone": 0.5, "form": 0.625, "reward": 0.875}
+    assert score.steps == {TWO[0].id: {"form": 0.25}, TWO[1].id: {"form.sql": -1.0}}
+
+
+async def test_where_one_of_several_functions_fails_its_error_is_the_scores(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text(
+        "def good(task, result):\n    return 1\n\n\ndef bad(task, result):\n    return 'x'\n"
+    )
+    specs = [json.dumps({"run": f"{tmp_path}/r.py:{name}", "name": name}) for name in ("good", "bad")]
+    with ThreadPoolExecutor(1) as threads, pytest.raises(RewardError, match="expected"):
+        await load_scorers(specs, threads, no_judge).score({}, RolloutResult(calls=[]))
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (("good", "good"), "two rewards are called 'good'; give each a name of its own"),
+        (("reward", "good"), "'reward' is the name of the sum of several rewards; give each a name of its own"),
+    ],
+)
+def test_a_reward_that_would_be_lost_among_several_is_refused(
+    tmp_path: Path, names: tuple[str, str], sentence: str
+) -> None:
+    for place, name in enumerate(names):
+        (tmp_path / f"r{place}.py").write_text(f"def {name}(task, result):\n    return 1\n")
+    specs = [f"{tmp_path}/r{place}.py:{name}" for place, name in enumerate(names)]
+    with ThreadPoolExecutor(1) as threads, pytest.raises(ConfigError, match=sentence):
+        load_scorers(specs, threads, no_judge)
 
 
 def program(folder: Path, text: str) -> str:
@@ -198,7 +256,7 @@ async def test_a_program_scores_with_the_last_line_that_it_prints(tmp_path: Path
         "import json, sys\ngiven = json.load(sys.stdin)\nprint('thinking')\n"
         "print(json.dumps({'reward': float(given['answer'].endswith(given['task']['year'])), 'steps': [0.5, None]}))\n",
     )
-    score = await load(spec).score({"year": "2025."}, Result(calls=TWO))
+    score = await load(spec).score({"year": "2025."}, RolloutResult(calls=TWO))
     assert score == Score(finals={"reward": 1.0}, steps={"a": {"reward": 0.5}})
 
 
@@ -214,7 +272,7 @@ async def test_a_program_scores_with_the_last_line_that_it_prints(tmp_path: Path
 )
 async def test_a_program_that_gives_no_score_says_why(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(RewardError, match=sentence):
-        await load(program(tmp_path, text)).score({}, Result(calls=[]))
+        await load(program(tmp_path, text)).score({}, RolloutResult(calls=[]))
 
 
 async def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
@@ -223,13 +281,13 @@ async def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path
     path.write_text(f"sleep 600 &\necho $! > {note}\nwait\n")
     scorer = CommandScorer(arguments=["sh", str(path)], timeout_s=3.0)
     with pytest.raises(RewardError, match="took longer than its 3 s"):
-        await scorer.score({}, Result(calls=[]))
+        await scorer.score({}, RolloutResult(calls=[]))
     assert gone(int(note.read_text()))
 
 
 async def test_what_a_program_leaves_running_does_not_hold_its_score(tmp_path: Path) -> None:
     text = "import subprocess\nsubprocess.Popen(['sleep', '600'])\nprint(1)"  # it inherits the standard output
-    assert (await load(program(tmp_path, text)).score({}, Result(calls=[]))).finals == {"reward": 1.0}
+    assert (await load(program(tmp_path, text)).score({}, RolloutResult(calls=[]))).finals == {"reward": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -279,8 +337,8 @@ async def test_a_judge_is_shown_task_and_conversation_and_its_score_counts(monke
     monkeypatch.setenv("JUDGE_KEY", "secret")
     async with judging('Well done. {"score": 0.75}') as (url, asked):
         config = RewardConfig(judge="wise", url=url, key_env="JUDGE_KEY", instructions="Be strict.", temperature=0)
-        judge = own_judge(config)
-        score = await judge.score({"gold": "2025"}, Result(calls=TWO))
+        judge = endpoint_judge(config)
+        score = await judge.score({"gold": "2025"}, RolloutResult(calls=TWO))
     assert score.finals == {"reward": 0.75}
     [(headers, request)] = asked
     assert headers["authorization"] == "Bearer secret"
@@ -294,29 +352,24 @@ async def test_a_judge_is_shown_task_and_conversation_and_its_score_counts(monke
 
 async def test_an_answer_without_a_score_is_asked_for_again_and_then_an_error() -> None:
     async with judging("hm", '{"score": 7}', '{"score": 1}', "a", "b", "c") as (url, asked):
-        judge = own_judge(RewardConfig(judge="j", url=url))
-        assert (await judge.score({}, Result(calls=TWO))).finals["reward"] == 1.0
+        judge = endpoint_judge(RewardConfig(judge="j", url=url))
+        assert (await judge.score({}, RolloutResult(calls=TWO))).finals["reward"] == 1.0
         assert len(asked) == 3
         with pytest.raises(RewardError, match=r"the judge j: expected .*score.*, got 'c'"):
-            await judge.score({}, Result(calls=TWO))
+            await judge.score({}, RolloutResult(calls=TWO))
 
 
 async def test_what_may_pass_is_asked_again_and_a_refusal_is_not() -> None:
-    waited: list[float] = []
-
-    async def pause(seconds: float) -> None:
-        waited.append(seconds)
-
     config = RewardConfig(judge="j", url="http://unused/v1")
-    connections = Connections()
-    async with judging(503, 429, '{"score": 0.5}') as (url, _):
-        scorer = JudgeScorer(config, lambda: ChatEndpoint(connections.asynchronous(), url, {}, pause))
-        assert (await scorer.score({}, Result(calls=TWO))).finals["reward"] == 0.5
-    assert waited == [1, 2]
+    connections = ConnectionPool()
+    async with judging(503, 429, '{"score": 0.5}') as (url, asked):
+        scorer = JudgeScorer(config, lambda: ChatEndpoint(connections.async_client(), url, {}, first_pause_s=0.0))
+        assert (await scorer.score({}, RolloutResult(calls=TWO))).finals["reward"] == 0.5
+        assert len(asked) == 3
     async with judging(401) as (url, asked):
-        scorer = JudgeScorer(config, lambda: ChatEndpoint(connections.asynchronous(), url, {}, pause))
+        scorer = JudgeScorer(config, lambda: ChatEndpoint(connections.async_client(), url, {}, first_pause_s=0.0))
         with pytest.raises(EngineError, match="refused the request: 401"):
-            await scorer.score({}, Result(calls=TWO))
+            await scorer.score({}, RolloutResult(calls=TWO))
         assert len(asked) == 1
 
 
@@ -325,9 +378,9 @@ def test_a_judge_without_its_key_or_address_is_an_error_before_anything_is_asked
 ) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(ConfigError, match="the variable JUDGE_KEY is not set"):
-        own_judge(RewardConfig(judge="j", url="http://x/v1", key_env="JUDGE_KEY"))
+        endpoint_judge(RewardConfig(judge="j", url="http://x/v1", key_env="JUDGE_KEY"))
     with pytest.raises(ConfigError, match=r"reward\.url: is required here"):
-        own_judge(RewardConfig(judge="j"))
+        endpoint_judge(RewardConfig(judge="j"))
 
 
 @pytest.mark.parametrize(
@@ -360,7 +413,7 @@ async def test_named_rewards_and_those_of_steps_are_recorded_and_the_final_one_i
         emit_reward(0.125, "style")
         return "done"
 
-    def score(task: JSON, result: Result) -> JSON:
+    def score(task: JSON, result: RolloutResult) -> JSON:
         assert result.output == "done"
         assert [one.name for one in result.rewards] == ["style"]
         return {"f1": 0.5, "reward": 0.75, "steps": [None, 0.25]}
@@ -386,13 +439,13 @@ async def test_a_reward_function_that_says_nonsense_fails_the_rollout_with_its_r
 async def test_a_judge_can_be_asked_through_the_gateway_which_has_its_key(bench: Bench) -> None:
     async with judging('{"score": 0.5}') as (url, asked):
         table = {"url": url, "models": ["wise"], "protocol": "openai"}
-        await bench.store.put_resources([Resource(run_id=bench.run_id, name="judge", kind="upstream", value=table)])
+        await bench.store.put_resources([Resource(run_id=bench.run_id, name="judge", kind="external", value=table)])
 
         async def solve(task: JSON, llm: LLM) -> str:
             await bench.store.append_calls([a_call(llm, "one")])
             return "done"
 
-        scorer = attempts_judge(bench.server.url, "policy", Connections())(RewardConfig(judge="wise"))
+        scorer = gateway_judge(bench.server.url, "policy", ConnectionPool())(RewardConfig(judge="wise"))
         done, _ = await scored(bench, solve, scorer)
         assert (done.state, done.reward, done.error) == ("succeeded", 0.5, None)
         assert len(asked) == 1

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from agentlightning.config_air import AirConfig
 from agentlightning.runner.agent import LLM, emit_reward
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.client import AgentLightningClient
-from agentlightning.runner.result import Result
+from agentlightning.runner.result import RolloutResult
 from agentlightning.tracing.air import Air
 from agentlightning.types import JSON, Call, Reward, Span
 
@@ -246,10 +246,10 @@ async def test_a_reward_function_judges_the_output(bench: Bench, asynchronous: b
     async def solve(task: JSON, llm: LLM) -> str:
         return "4"
 
-    def score(task: JSON, result: Result) -> float:
+    def score(task: JSON, result: RolloutResult) -> float:
         return float(result.answer == task["answer"])
 
-    async def score_later(task: JSON, result: Result) -> float:
+    async def score_later(task: JSON, result: RolloutResult) -> float:
         return score(task, result)
 
     done = await one(bench, solve, {"answer": "4"}, reward=score_later if asynchronous else score)
@@ -259,7 +259,7 @@ async def test_a_reward_function_judges_the_output(bench: Bench, asynchronous: b
 
 
 async def test_a_reward_function_that_raises_fails_the_attempt_and_says_whose_fault_it_was(bench: Bench) -> None:
-    def score(task: JSON, result: Result) -> float:
+    def score(task: JSON, result: RolloutResult) -> float:
         return task["missing"]
 
     async def solve(task: JSON, llm: LLM) -> None: ...
@@ -309,7 +309,7 @@ async def test_an_agent_whose_lease_is_lost_is_stopped_and_reports_nothing(bench
         return 1.0
 
     [queued] = await bench.enqueue({})
-    async with bench.worker(solve, beat_s=0.1):
+    async with bench.worker(solve, heartbeat_s=0.1):
         await bench.running(1)
         assert await bench.store.cancel([queued.id]) == 1
         await asyncio.wait_for(stopped.wait(), 60)
@@ -328,7 +328,7 @@ async def test_a_lease_is_kept_while_its_agent_runs(bench: Bench) -> None:
         return 1.0
 
     [queued] = await bench.enqueue({})
-    async with bench.worker(solve, beat_s=0.1):
+    async with bench.worker(solve, heartbeat_s=0.1):
         [done] = await bench.settled([queued])
     assert (done.state, done.attempt, done.lost) == ("succeeded", 1, 0)
     assert ends[0] < ends[-1]
@@ -380,21 +380,35 @@ async def test_a_claim_that_waits_starts_as_soon_as_work_arrives(bench: Bench) -
         assert time.monotonic() - before < 15  # the request for work stays open for 20 s
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
-async def test_the_shared_clients_reach_the_gateway_past_a_proxy_variable(
-    bench: Bench, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+async def of_async_openai(task: JSON, llm: LLM) -> float:
+    return float((await llm.async_openai().models.list()).object == "list")
+
+
+def of_openai(task: JSON, llm: LLM) -> float:
+    return float(llm.openai(max_retries=0).models.list().object == "list")
+
+
+async def of_async_anthropic(task: JSON, llm: LLM) -> float:
+    return float(isinstance((await llm.async_anthropic().models.list()).data, list))
+
+
+def of_anthropic(task: JSON, llm: LLM) -> float:
+    return float(isinstance(llm.anthropic(max_retries=0).models.list().data, list))
+
+
+def of_openai_with_arguments(task: JSON, llm: LLM) -> float:
+    client = openai.OpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.sync_http_client)
+    return float(client.models.list().object == "list")
+
+
+@pytest.mark.parametrize(
+    "solve", [of_async_openai, of_openai, of_async_anthropic, of_anthropic, of_openai_with_arguments]
+)
+async def test_ready_clients_reach_the_gateway_past_a_proxy_variable(
+    bench: Bench, solve: Callable[[JSON, LLM], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-
-    async def solve(task: JSON, llm: LLM) -> float:
-        client = openai.AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
-        return float((await client.models.list()).object == "list")
-
-    def solve_in_thread(task: JSON, llm: LLM) -> float:
-        client = openai.OpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.sync_http_client)
-        return float(client.models.list().object == "list")
-
     queued = await bench.enqueue(*({"n": n} for n in range(4)))
-    async with bench.worker(solve if asynchronous else solve_in_thread):
+    async with bench.worker(solve):
         done = await bench.settled(queued)
     assert [(rollout.state, rollout.reward) for rollout in done] == [("succeeded", 1.0)] * 4

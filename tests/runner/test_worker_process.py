@@ -129,7 +129,7 @@ async def test_a_task_that_swallows_its_cancellation_costs_its_process(bench: Be
 
 async def test_an_agent_that_keeps_the_interpreter_to_itself_costs_its_process(bench: Bench, tmp_path: Path) -> None:
     await bench.enqueue({"do": "regex"})
-    options = ("--lease-s", "0.6", "--beat-s", "0.1")
+    options = ("--lease-s", "0.6", "--heartbeat-s", "0.1")
     process = bench.worker_process("--agent", bench.file(tmp_path, AGENT), *options, stderr=subprocess.DEVNULL)
     assert await ended(process) == 1
 
@@ -138,7 +138,12 @@ async def test_a_worker_that_is_killed_loses_its_attempts_to_another(bench: Benc
     spec = bench.file(tmp_path, AGENT)
     go = tmp_path / "go"
     [queued] = await bench.enqueue({"do": "wait", "go": str(go)})
-    short = ("--lease-s", "3", "--beat-s", "0.1")  # so that its end is soon seen; a busy machine must not end it before
+    short = (
+        "--lease-s",
+        "3",
+        "--heartbeat-s",
+        "0.1",
+    )  # so that its end is soon seen; a busy machine must not end it before
     first = bench.worker_process("--agent", spec, "--worker-id", "first", *short)
     await bench.running(1)
     first.kill()

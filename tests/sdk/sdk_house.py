@@ -18,7 +18,7 @@ from toy_model import write_tokenizer
 from agentlightning import AgentLightningServer
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import Call, NewRollout, Resource, Worker
+from agentlightning.types import Call, NewRollout, Resource, WorkerStatus
 
 END = 2
 
@@ -82,7 +82,7 @@ class SdkHouse:
         self.claimed += 1
         rollout = NewRollout(run_id=self.run_id, task={}, group_id=str(self.claimed), replica=0)
         await self.store.enqueue([rollout])
-        worker = Worker(id="w", run_id=self.run_id, host="h", pid=1, running=0, seen_ns=0)
+        worker = WorkerStatus(id="w", run_id=self.run_id, host="h", pid=1, running=0, seen_ns=0)
         [claim] = await self.store.claim(worker)
         root = f"{self.url}/r/{claim.rollout.id}/{claim.lease.attempt}"
         return Place(f"{root}/v1", root, claim.key, claim.rollout.id)
@@ -114,7 +114,7 @@ async def open_house(folder: Path) -> AsyncIterator[SdkHouse]:
         async with LightningStoreClient(server.url) as store:
             run = await store.create_run("sdks", {})
             policy = {"model": "policy", "endpoints": [engine.url], "tokenizer": str(folder / "tokenizer"), "seed": 7}
-            resource = Resource(run_id=run.id, name="default", kind="policy", value={**policy, "face": "generate"})
+            resource = Resource(run_id=run.id, name="default", kind="policy", value={**policy, "api": "generate"})
             await store.put_resources([resource])
             house = SdkHouse(server.url, engine, store, renderer, run.id)
             engine.answers = house.answer

@@ -12,7 +12,7 @@ import uuid_utils
 import uvicorn
 from fastapi import FastAPI
 
-from agentlightning.gateway.api import create_api
+from agentlightning.gateway.rest import create_api
 from agentlightning.store.base import LightningStore
 from agentlightning.store.doctor import Finding, examine
 from agentlightning.store.sql.store import SqlLightningStore
@@ -27,7 +27,7 @@ from agentlightning.types import (
     Sampling,
     Span,
     VersionSpan,
-    Worker,
+    WorkerStatus,
 )
 
 SECOND = 10**9
@@ -89,8 +89,8 @@ def new_id() -> str:
     return str(uuid_utils.uuid7())
 
 
-def a_worker(run_id: str, worker_id: str = "w0") -> Worker:
-    return Worker(id=worker_id, run_id=run_id, host="here", pid=1, running=0, seen_ns=0)
+def a_worker(run_id: str, worker_id: str = "w0") -> WorkerStatus:
+    return WorkerStatus(id=worker_id, run_id=run_id, host="here", pid=1, running=0, seen_ns=0)
 
 
 def some(run_id: str, count: int, **fields: Any) -> list[NewRollout]:
@@ -118,7 +118,7 @@ def a_call(claim: Claim, **fields: Any) -> Call:
         "history_hash": "h",
         "request_hash": "r",
         "messages": [{"role": "user", "content": "hi"}],
-        "answer": {"role": "assistant", "content": "hello"},
+        "completion": {"role": "assistant", "content": "hello"},
         "tools": [{"type": "function", "function": {"name": "add"}}],
         "started_ns": 1,
         "finished_ns": 2,

@@ -24,8 +24,14 @@ from store_samples import (
 )
 
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.doctor import Checked, Finding, examine
-from agentlightning.store.findings import Record, of_list, of_order, of_record, of_versions
+from agentlightning.store.doctor import DoctorProgress, Finding, examine
+from agentlightning.store.invariants import (
+    RolloutRecord,
+    check_record,
+    check_step_list,
+    check_step_order,
+    check_versions,
+)
 from agentlightning.types import (
     Checkpoint,
     Claim,
@@ -69,7 +75,6 @@ async def eventful(store: LightningStore, clock: Clock, run_id: str) -> None:
         await store.close_step(run_id, number, policy.version)
         await store.log_metrics([Metric(run_id=run_id, step=number, name="reward", value=1.0)])
     await store.put_checkpoint(Checkpoint(run_id=run_id, step=1, path="/there", version=2))
-    await store.release_steps(run_id, 3)
     await store.reopen_steps(run_id, 1)
     [policy] = await store.put_resources([Resource(run_id=run_id, name="default", kind="policy", value={})])
     await store.close_step(run_id, 2, policy.version)
@@ -93,14 +98,14 @@ async def test_nothing_is_wrong_with_what_the_verbs_wrote(store: LightningStore,
     run_ids = [await a_run(store), await a_run(store)]
     for run_id in run_ids:
         await eventful(store, clock, run_id)
-    seen = Checked()
+    seen = DoctorProgress()
 
-    def on_progress(checked: Checked) -> None:
+    def on_progress(checked: DoctorProgress) -> None:
         nonlocal seen
         seen = checked
 
     assert [finding async for finding in examine(store, None, on_progress, clock)] == []
-    assert (seen.runs, seen.rollouts, seen.steps) == (2, 20, 6)
+    assert (seen.runs, seen.rollouts, seen.steps) == (2, 20, 8)
     assert seen.calls > 20
 
 
@@ -177,17 +182,17 @@ async def test_damage_is_found(tmp_path: Path, clock: Clock, damage: str, said: 
     assert any(said in sentence for sentence in sentences), sentences
 
 
-async def a_record(clock: Clock, **fields: object) -> Record:
+async def a_record(clock: Clock, **fields: object) -> RolloutRecord:
     async with sql_store("memory://", clock) as store:
         [claim] = await claimed(store)
         await store.append_calls([a_call(claim)])
         await store.finish([ending(claim, rewards=(a_reward(claim, 1.0),))])
         ids = [claim.rollout.id]
         [rollout] = await store.rollouts(RolloutQuery(ids=ids))
-        record = Record(
+        record = RolloutRecord(
             rollout, await store.attempts(ids), await store.calls(ids), await store.spans(ids), await store.rewards(ids)
         )
-    assert list(of_record(record, {})) == []
+    assert list(check_record(record, {})) == []
     return record
 
 
@@ -208,7 +213,7 @@ async def test_a_rollout_that_contradicts_its_record_is_found(
     clock: Clock, change: Callable[[Rollout], Rollout], said: str
 ) -> None:
     record = await a_record(clock)
-    assert any(said in sentence for sentence in of_record(replace(record, rollout=change(record.rollout)), {}))
+    assert any(said in sentence for sentence in check_record(replace(record, rollout=change(record.rollout)), {}))
 
 
 async def test_attempts_and_calls_that_cannot_be_are_found(clock: Clock) -> None:
@@ -216,11 +221,11 @@ async def test_attempts_and_calls_that_cannot_be_are_found(clock: Clock) -> None
     [attempt], [call], [reward] = record.attempts, record.calls, record.rewards
 
     def said(**fields: object) -> str:
-        return "\n".join(of_record(replace(record, **fields), {}))  # type: ignore[arg-type]
+        return "\n".join(check_record(replace(record, **fields), {}))  # type: ignore[arg-type]
 
     running = replace(attempt, state="running")
     assert "attempts [1, 2] are running at a time" in "\n".join(
-        of_record(
+        check_record(
             replace(
                 record,
                 rollout=replace(record.rollout, attempt=2),
@@ -235,41 +240,41 @@ async def test_attempts_and_calls_that_cannot_be_are_found(clock: Clock) -> None
     assert "is nan" in said(rewards=[reward, replace(reward, value=float("nan"))])
     two = [VersionSpan(version=1, start=0, end=1), VersionSpan(version=2, start=1, end=2)]
     assert said(calls=[replace(call, versions=two)]) == ""
-    assert list(of_record(replace(record, calls=[replace(call, versions=two)]), {"default": 2})) == []
+    assert list(check_record(replace(record, calls=[replace(call, versions=two)]), {"default": 2})) == []
 
 
 def test_steps_that_cannot_be_are_found() -> None:
     def step(number: int, state: str, version: int | None) -> Step:
         return Step(run_id="r", step=number, state=state, consumed=[], version=version)  # type: ignore[arg-type]
 
-    assert list(of_order(step(1, "closed", 2), step(2, "closed", 3), 3)) == []
-    assert list(of_order(step(1, "open", None), step(2, "open", None), 3)) == []
-    assert "there twice" in "".join(of_order(step(1, "closed", 2), step(1, "closed", 3), 3))
-    assert "before it is open" in "".join(of_order(step(1, "open", None), step(2, "closed", 3), 3))
-    assert "the last that exists is 3" in "".join(of_order(None, step(1, "closed", 4), 3))
-    assert "has no version" in "".join(of_order(None, step(1, "closed", None), 3))
+    assert list(check_step_order(step(1, "closed", 2), step(2, "closed", 3), 3)) == []
+    assert list(check_step_order(step(1, "open", None), step(2, "open", None), 3)) == []
+    assert "there twice" in "".join(check_step_order(step(1, "closed", 2), step(1, "closed", 3), 3))
+    assert "before it is open" in "".join(check_step_order(step(1, "open", None), step(2, "closed", 3), 3))
+    assert "the last that exists is 3" in "".join(check_step_order(None, step(1, "closed", 4), 3))
+    assert "has no version" in "".join(check_step_order(None, step(1, "closed", None), 3))
 
 
 def test_lists_and_versions_that_cannot_be_are_found(clock: Clock) -> None:
     consumed = Consumed(rollout_id=new_id(), outcome="trained")
     listed = Step(run_id="r", step=1, state="open", consumed=[consumed, consumed])
-    said = list(of_list(listed, {}))
+    said = list(check_step_list(listed, {}))
     assert "which does not exist" in said[0]
     assert said[1].endswith("twice")
     versions = [Resource(run_id="r", name="default", kind="policy", value={}, version=one) for one in (1, 2, 2, 1)]
-    assert list(of_versions(versions)) == [
+    assert list(check_versions(versions)) == [
         "version 2 of resource 'default' was used twice",
         "version 1 of resource 'default' comes after version 2",
     ]
 
 
 async def test_a_portion_is_as_large_as_its_calls_allow(store: LightningStore) -> None:
-    from agentlightning.store.reading import CALLS, read_calls, read_rollouts
+    from agentlightning.store.scan import MAX_CALLS, read_calls, read_rollouts
 
     claims: list[Claim] = await claimed(store, 5)
     for claim in claims:
-        await store.append_calls([a_call(claim) for _ in range(CALLS // 2 + 1)])
+        await store.append_calls([a_call(claim) for _ in range(MAX_CALLS // 2 + 1)])
     await store.finish([ending(claim) for claim in claims])
-    portions = [portion async for portion in read_rollouts(store, claims[0].rollout.run_id)]
+    portions = [portion async for portion in read_rollouts(store, RolloutQuery(run_id=claims[0].rollout.run_id))]
     assert [len(portion) for portion in portions] == [1] * 5
-    assert len(await read_calls(store, portions[0])) == CALLS // 2 + 1
+    assert len(await read_calls(store, portions[0])) == MAX_CALLS // 2 + 1

@@ -24,11 +24,11 @@ async def fill(path: Path, rollouts: int) -> None:
         for _ in range(0, rollouts, 50):
             claims = await store.claim(a_worker("run"), limit=50)
             for claim in claims:
-                calls = [a_call(claim, answer={"content": TEXT})]
+                calls = [a_call(claim, completion={"content": TEXT})]
                 while len(calls) < CALLS:
                     parent = calls[-1]
                     tokens = parent.prompt_tokens + len(parent.sampled_ids) + 3
-                    calls.append(a_call(claim, parent_id=parent.id, prompt_tokens=tokens, answer={"content": TEXT}))
+                    calls.append(a_call(claim, parent_id=parent.id, prompt_tokens=tokens, completion={"content": TEXT}))
                 await store.append_calls(calls)
             await store.finish([ending(claim) for claim in claims])
         await store.update_run("run", "finished")

@@ -10,7 +10,7 @@ import pytest
 from store_samples import Clock, a_call, a_run, a_span, a_worker, claimed, ending, some
 
 from agentlightning.errors import InputError, NotFoundError
-from agentlightning.store.base import MOST_FINISHED, LightningStore, RolloutQuery
+from agentlightning.store.base import MAX_FINISHED, LightningStore, RolloutQuery
 from agentlightning.types import Metric, Resource
 
 
@@ -139,7 +139,7 @@ async def test_sizes_count_what_a_run_holds(store: LightningStore) -> None:
     assert (before.run_id, before.rollouts, before.calls, before.spans) == (run_id, 3, 0, 0)
     assert before.bytes > 0
     long = {"content": "ä" * 5000}
-    await store.append_calls([a_call(claims[0], answer=long), a_call(claims[1], suffix_ids=[7] * 1000)])
+    await store.append_calls([a_call(claims[0], completion=long), a_call(claims[1], suffix_ids=[7] * 1000)])
     await store.append_spans([a_span(claims[0])])
     await store.finish([ending(claim) for claim in claims])
     sizes = await store.sizes()
@@ -159,10 +159,10 @@ async def test_a_waiter_costs_nothing_while_nothing_comes(store: LightningStore)
 
 async def test_waiting_for_finished_rollouts_brings_a_bounded_number_at_a_time(store: LightningStore) -> None:
     run_id = await a_run(store)
-    count = MOST_FINISHED + 5
+    count = MAX_FINISHED + 5
     await store.enqueue(some(run_id, count))
     await store.cancel([rollout.id for rollout in await store.rollouts(RolloutQuery(run_id=run_id))])
     first = await store.wait(run_id, at_least=count)
     rest = await store.wait(run_id, after=first[-1].finished_seq or 0)
     assert [rollout.finished_seq for rollout in first + rest] == list(range(1, count + 1))
-    assert len(first) == MOST_FINISHED
+    assert len(first) == MAX_FINISHED

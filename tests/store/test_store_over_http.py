@@ -12,12 +12,12 @@ import pytest
 from store_samples import Clock, Server, a_call, a_run, a_worker, claimed, ending, new_id, some, sql_store
 
 from agentlightning.errors import ConfigError, StoreError
-from agentlightning.gateway.verbs import NAMES
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.wire import METHODS
 from agentlightning.types import Lease, Resource
 
-Answer = tuple[int, Any]
+StoreResponse = tuple[int, Any]
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ async def server() -> AsyncIterator[Server]:
         yield running
 
 
-async def ask(server: Server, method: str, path: str, key: str | None = "secret", **body: Any) -> Answer:
+async def ask(server: Server, method: str, path: str, key: str | None = "secret", **body: Any) -> StoreResponse:
     headers = {"authorization": f"Bearer {key}"} if key is not None else {}
     async with (
         aiohttp.ClientSession() as session,
@@ -97,7 +97,7 @@ async def test_people_can_look_at_runs_rollouts_and_calls(server: Server) -> Non
 
 async def test_every_verb_is_a_described_route(server: Server) -> None:
     _, description = await ask(server, "GET", "/api/openapi.json")
-    for verb in NAMES:
+    for verb in METHODS:
         assert description["paths"][f"/{verb}"]["post"]["description"]
     assert "logprobs" in description["components"]["schemas"]["Call"]["properties"]
 
@@ -124,7 +124,7 @@ async def test_the_app_hears_of_finishes_and_resources() -> None:
     heard: list[Any] = []
     store = sql_store("memory://", Clock())
     async with (
-        Server(store, on_finish=heard.extend, on_resources=heard.append) as server,
+        Server(store, on_end=heard.extend, on_resources=heard.append) as server,
         LightningStoreClient(server.url) as client,
     ):
         [claim] = await claimed(client)
@@ -132,7 +132,7 @@ async def test_the_app_hears_of_finishes_and_resources() -> None:
         forged = ending(claim)
         await client.finish([ending(claim), forged])
         await client.put_resources([Resource(run_id=run_id, name="p", kind="policy", value={})] * 2)
-    assert heard == [claim.lease, run_id]
+    assert heard == [claim.rollout.id, run_id]
 
 
 async def test_a_claim_whose_caller_hung_up_takes_nothing(server: Server) -> None:
@@ -166,11 +166,11 @@ async def test_a_client_goes_on_when_the_server_comes_back_on_its_port_and_sees_
 
 
 async def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
-    answers = [b"[", b"[]"]  # a body of two bytes, of which the first answer has one
+    answers = [b"\xdc", b"\xdc\0\0"]  # an empty list of three bytes, of which the first answer has one
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n" + answers.pop(0))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nconnection: close\r\n\r\n" + answers.pop(0))
         writer.close()
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
@@ -180,7 +180,7 @@ async def test_an_answer_that_breaks_off_is_asked_for_again() -> None:
 
 
 async def test_a_server_that_stays_away_is_named(unused_port: int) -> None:
-    async with LightningStoreClient(f"http://127.0.0.1:{unused_port}", patience_s=0.01) as client:
+    async with LightningStoreClient(f"http://127.0.0.1:{unused_port}", retry_timeout_s=0.01) as client:
         with pytest.raises(StoreError, match=f"127.0.0.1:{unused_port} cannot be reached"):
             await client.create_run("a", {})
 

@@ -46,10 +46,10 @@ asyncio.run(main(*sys.argv[1:]))
 CLAIMER = """
 import asyncio, sys
 from agentlightning.store.open import open_store
-from agentlightning.types import Finish, Worker
+from agentlightning.types import Finish, WorkerStatus
 
 async def main(url, key, run_id, worker_id):
-    worker = Worker(id=worker_id, run_id=run_id, host=worker_id, pid=1, running=0, seen_ns=0)
+    worker = WorkerStatus(id=worker_id, run_id=run_id, host=worker_id, pid=1, running=0, seen_ns=0)
     async with open_store(url, key) as store:
         await store.count(run_id)
         print("ready", flush=True)

@@ -14,17 +14,18 @@ import pytest
 from redis import Redis
 from redis_server import RedisServer, missing
 from reserved_place import reserved_place
-from store_samples import a_call, a_run, a_worker, claimed, ending, faults, new_id, some
+from store_samples import a_call, a_run, a_worker, claimed, ending, faults, finished, new_id, some
 
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
 from agentlightning.store.base import RolloutQuery
-from agentlightning.store.bell import Bell
+from agentlightning.store.notifier import Notifier
 from agentlightning.store.open import open_store
 from agentlightning.store.redis.address import Address
-from agentlightning.store.redis.link import Link
+from agentlightning.store.redis.connection import RedisConnection
 from agentlightning.store.redis.scripts import load
 from agentlightning.store.redis.store import RedisLightningStore
-from agentlightning.types import Call, Resource
+from agentlightning.store.redis.upgrade import upgrade
+from agentlightning.types import Call, Consumed, Metric, Resource
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -211,18 +212,71 @@ async def test_a_request_whose_answer_was_lost_is_not_executed_twice(redis: Redi
 
 
 async def test_a_request_that_arrives_after_later_ones_is_refused(redis: RedisServer) -> None:
-    link = Link(Address.at(redis.url()), load(), Bell())
-    await link.open()
+    connection = RedisConnection(Address.at(redis.url()), load(), Notifier())
+    await connection.open()
 
     async def send(number: str) -> Any:
         request = ("a-lane", number, "", f'[{{"ids":["r{number}"],"name":"r","config":"{{}}","created_ns":"1"}}]')
-        [reply] = await link.run([("create_run", request)])
+        [reply] = await connection.run([("create_run", request)])
         return reply
 
     assert await send("7") == await send("7") == b'[["r7"]]'
     assert await send("8") == b'[["r8"]]'
     assert "OVERTAKEN" in str(await send("7"))
-    await link.close()
+    await connection.close()
+
+
+# --- schemas ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_store_of_an_older_schema_is_refused_until_it_is_upgraded_and_keeps_its_data(
+    redis: RedisServer,
+) -> None:
+    url = redis.url()
+    with pytest.raises(StoreError, match="no store in it"):
+        await upgrade(url)
+    async with RedisLightningStore(url) as store:
+        run_id = (await store.create_run("old", {"trainer": {"surplus": 0.5}})).id
+        await store.update_run(run_id, summary={"step": 1, "reward_mean": 0.5})
+        claims = await finished(store, 2)
+        of = claims[0].rollout.run_id
+        old: Any = "surplus"  # a server does not know what words there are
+        taken = [Consumed(rollout_id=claim.rollout.id, outcome=old) for claim in claims]
+        await store.open_step(of, 1, taken)
+        await store.log_metrics([Metric(run_id=run_id, step=n, name="loss", value=n) for n in (1, 2)])
+        last = (await store.metrics(run_id))[-1].seq
+        kinds: list[Any] = ["upstream", "hold", "hold"]
+        for name, kind in zip(("judge", "hold:default", "hold:default"), kinds, strict=True):
+            await store.put_resources([Resource(run_id=run_id, name=name, kind=kind, value={})])
+    connection = RedisConnection(Address.at(url), load(), Notifier())
+    await connection.open()
+    await connection.query([("HSET", "meta", "schema_version", 1)])
+    await connection.close()
+    with pytest.raises(StoreError, match=r"version 1, this program needs 2.*agl store upgrade"):
+        await RedisLightningStore(url).open()
+    done = await upgrade(url)
+    assert (done.before, done.after) == (1, 2)
+    assert (await upgrade(url)).before == 2
+    async with RedisLightningStore(url) as store:
+        [run] = await store.runs([run_id])
+        assert (run.config, run.summary) == ({"trainer": {"overprovision": 0.5}}, {"step": 1, "train/reward_mean": 0.5})
+        assert {rollout.outcome for rollout in await store.rollouts(RolloutQuery(run_id=of))} == {"overprovisioned"}
+        [step] = await store.steps(of)
+        assert {each.outcome for each in step.consumed} == {"overprovisioned"}
+        assert await store.open_step(of, 1, step.consumed) == step
+        assert [(metric.name, metric.value) for metric in await store.metrics(run_id)] == [
+            ("train/loss", 1),
+            ("train/loss", 2),
+        ]
+        await store.log_metrics([Metric(run_id=run_id, step=3, name="x", value=1)])
+        assert [metric.seq for metric in await store.follow_metrics(run_id, last)] == [last + 1]
+        found = await store.resources(run_id, latest=False)
+        assert [(each.kind, each.name, each.version) for each in found] == [
+            ("external", "judge", 1),
+            ("pause", "pause:default", 1),
+            ("pause", "pause:default", 2),
+        ]
+        assert [each.version for each in await store.resources(run_id, "pause:default")] == [2]
 
 
 # --- several stores ---------------------------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from agentlightning.cli.app import app
 from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import database_at
 from agentlightning.store.sql.schema import migrate, upgrade
-from agentlightning.types import Metric
+from agentlightning.types import Metric, Resource
 
 NEWEST = tables.SCHEMA_VERSION
 ROLLOUT = "01890a5d-ac96-774b-bcce-b302099a8057"
@@ -71,7 +72,7 @@ def old_store(url: str, version: int) -> None:
         for statement in (
             f"INSERT INTO meta VALUES ('schema_version', {number}), ('signing_secret', {secret})",
             "INSERT INTO runs (id, name, state, config, created_ns, updated_ns, summary)"
-            " VALUES ('r', 'old', 'running', '{}', 1, 1, '{}')",
+            " VALUES ('r', 'old', 'running', '{\"trainer\":{\"surplus\":0.5}}', 1, 1, '{\"step\":1,\"reward_mean\":0.5}')",
             "INSERT INTO rollouts (id, run_id, task, group_id, replica, mode, step, sampling, retry, priority, state,"
             " attempt, lost, created_ns) VALUES ('o', 'r', '{}', 'g', 0, 'train', 0, '{}', '{\"retry_on\": []}', 0,"
             " 'running', 1, 0, 1)",
@@ -88,6 +89,14 @@ def old_store(url: str, version: int) -> None:
             " VALUES ('w', 'r', 'o', 1, 0.5, 'reward', 'c2', 'emitted', 1)",
             "INSERT INTO metrics (run_id, step, name, value, created_ns, abandoned)"
             " VALUES ('r', 1, 'loss', 0.5, 1, false)",
+            "INSERT INTO resource_versions (run_id, name, last) VALUES ('r', 'judge', 1), ('r', 'hold:default', 2)",
+            "INSERT INTO resources (run_id, name, version, kind, value, step, created_ns) VALUES"
+            " ('r', 'judge', 1, 'upstream', '{}', 0, 1), ('r', 'hold:default', 1, 'hold', '{}', 0, 1),"
+            " ('r', 'hold:default', 2, 'hold', '{}', 0, 1)",
+            "INSERT INTO steps (run_id, step, state, version, created_ns)"
+            " VALUES ('r', 1, 'closed', 1, 1), ('r', 2, 'abandoned', NULL, 1)",
+            "INSERT INTO consumption (rollout_id, run_id, mode, step_id, position, outcome)"
+            " SELECT 'o', 'r', 'train', id, 0, 'surplus' FROM steps WHERE step = 1",
         ):
             connection.exec_driver_sql(statement.replace("'o'", f"'{ROLLOUT}'"))
     engine.dispose()
@@ -112,15 +121,32 @@ async def test_an_older_store_is_refused_until_it_is_upgraded_and_keeps_its_data
     async with sql_store(url, Clock()) as store:
         assert await store.signing_secret() == b"\xab" * 32
         first, second = await store.calls([ROLLOUT])
-        assert (first.id, second.parent_id, second.context_only, second.asked) == ("c1", "c1", 0, {})
+        assert (first.id, second.parent_id, second.untrained_tokens, second.overridden_params) == ("c1", "c1", 0, {})
         [reward] = await store.rewards([ROLLOUT])
         assert (reward.call_id, reward.value) == ("c2", 0.5)
         [metric] = await store.metrics("r")
+        await _has_the_words_of_today(store)
         await store.log_metrics([Metric(run_id="r", step=2, name="loss", value=1.0)])
         assert [later.seq for later in await store.follow_metrics("r", after=metric.seq)] == [metric.seq + 1]
         assert await store.expire_leases() == 1
         [claim] = await store.claim(a_worker("r"))
         await store.append_calls([a_call(claim)])
+
+
+async def _has_the_words_of_today(store: LightningStore) -> None:
+    [run] = await store.runs()
+    assert (run.config, run.summary) == ({"trainer": {"overprovision": 0.5}}, {"step": 1, "train/reward_mean": 0.5})
+    assert [metric.name for metric in await store.metrics("r")] == ["train/loss"]
+    found = await store.resources("r", latest=False)
+    assert [(each.kind, each.name, each.version) for each in found] == [
+        ("external", "judge", 1),
+        ("pause", "pause:default", 1),
+        ("pause", "pause:default", 2),
+    ]
+    assert [(step.step, step.state) for step in await store.steps("r")] == [(1, "closed")]
+    assert [rollout.outcome for rollout in await store.rollouts(RolloutQuery(run_id="r"))] == ["overprovisioned"]
+    [pause] = await store.put_resources([Resource(run_id="r", name="pause:default", kind="pause", value={})])
+    assert pause.version == 3
 
 
 async def test_an_upgraded_schema_is_that_of_a_new_database(

@@ -156,15 +156,6 @@ class RolloutMachine(RuleBasedStateMachine):
             for each in chosen:
                 self.models[each].step = self.steps
 
-    @rule(back=st.integers(0, 2))
-    def release(self, back: int) -> None:
-        after = max(self.steps - back, 0)
-        freed = [model for model in self.models.values() if model.step is not None and model.step > after]
-        assert self.do(self.store.release_steps(self.run_id, after)) == len(freed)
-        for model in freed:
-            model.step = None
-        self.steps = after
-
     @invariant()
     def store_and_model_agree(self) -> None:
         if not hasattr(self, "models"):

@@ -120,8 +120,8 @@ async def test_failed_and_cancelled_rollouts_are_finished_and_get_outcomes(store
     run_id = claims[0].rollout.run_id
     await store.finish([ending(claims[0], "failed")])
     await store.cancel([claims[1].rollout.id])
-    await store.open_step(run_id, 1, [*eaten(claims[:1], "invalid"), *eaten(claims[1:], "surplus")])
-    assert await outcomes(store, run_id) == ["invalid", "surplus"]
+    await store.open_step(run_id, 1, [*eaten(claims[:1], "invalid"), *eaten(claims[1:], "overprovisioned")])
+    assert await outcomes(store, run_id) == ["invalid", "overprovisioned"]
 
 
 async def test_reopening_gives_back_the_lists_of_later_steps_in_order(store: LightningStore) -> None:
@@ -146,26 +146,11 @@ async def test_reopening_gives_back_the_lists_of_later_steps_in_order(store: Lig
     assert [step.state for step in await store.steps(run_id)] == ["closed", "closed", "open", "open"]
 
 
-async def test_released_steps_free_their_rollouts_for_others(store: LightningStore) -> None:
-    claims = await finished(store, 3)
-    run_id = claims[0].rollout.run_id
-    for step in (1, 2, 3):
-        await store.open_step(run_id, step, eaten(claims[step - 1 : step]))
-    await store.close_step(run_id, 2, 2)
-    assert await store.release_steps(run_id, after=1) == 2
-    assert await store.release_steps(run_id, after=1) == 0
-    assert await outcomes(store, run_id) == ["trained", None, None]
-    assert [step.step for step in await store.steps(run_id)] == [1]
-    again = await store.open_step(run_id, 2, eaten(claims[1:], "stale"))
-    assert await store.steps(run_id) == [(await store.steps(run_id))[0], again]
-    assert await outcomes(store, run_id) == ["trained", "stale", "stale"]
-
-
 async def test_steps_of_runs_are_apart(store: LightningStore) -> None:
     a, b = await finished(store), await finished(store)
     await store.open_step(a[0].rollout.run_id, 1, eaten(a))
     await store.open_step(b[0].rollout.run_id, 1, eaten(b))
-    assert await store.release_steps(a[0].rollout.run_id, after=0) == 1
+    assert [step.step for step in await store.reopen_steps(a[0].rollout.run_id, after=0)] == [1]
     assert [step.consumed for step in await store.steps(b[0].rollout.run_id)] == [eaten(b)]
 
 

@@ -56,7 +56,7 @@ class Conversation:
             "started_ns": (3 * number + 1) * SECOND,
             "finished_ns": (3 * number + 2) * SECOND,
         }
-        self.calls.append(record(parent_id=above, messages=list(messages), answer=answer, **{**known, **fields}))
+        self.calls.append(record(parent_id=above, messages=list(messages), completion=answer, **{**known, **fields}))
         return self.calls[-1].id
 
 

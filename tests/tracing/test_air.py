@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from agentlightning.config_air import AirConfig
 from agentlightning.config_base import parse_settings
 from agentlightning.errors import AgentError, ConfigError
-from agentlightning.tracing.air import Air, OwnRule, air_of
+from agentlightning.tracing.air import Air, CustomRule, air_of
 from agentlightning.types import Reward
 
 OSLO = '{"city": "Oslo"}'
 
 
-def air(rules: dict[str, Any], own: OwnRule | None = None, **table: Any) -> Air:
-    def load(spec: str) -> OwnRule:
+def air(rules: dict[str, Any], own: CustomRule | None = None, **table: Any) -> Air:
+    def load(spec: str) -> CustomRule:
         assert own is not None, spec
         return own
 
@@ -70,7 +70,7 @@ def test_the_same_record_gives_the_same_rewards_with_the_same_ids() -> None:
 
 
 def test_a_rules_sum_over_a_rollout_stays_within_its_bound() -> None:
-    rewards = air({"tool_error": {"weight": -0.25, "most": 0.6}}).rewards(loop(5).calls)
+    rewards = air({"tool_error": {"weight": -0.25, "cap": 0.6}}).rewards(loop(5).calls)
     assert [reward.value for reward in rewards] == pytest.approx([-0.25, -0.25, -0.1])
 
 
@@ -152,15 +152,15 @@ def test_an_agent_may_be_known_by_the_span_around_its_call_and_a_judge_is_no_age
 
 def test_a_rule_of_ones_own_sees_the_step_and_those_before_it() -> None:
     def more_than_before(step: Any, earlier: Any) -> float | None:
-        return float(len(step.uses) + 10 * len(earlier)) if step.uses else None
+        return float(len(step.tool_calls) + 10 * len(earlier)) if step.tool_calls else None
 
-    rewards = air({"mine": {"run": "file.py:x", "weight": 0.1, "most": 9}}, more_than_before).rewards(loop(2).calls)
+    rewards = air({"mine": {"run": "file.py:x", "weight": 0.1, "cap": 9}}, more_than_before).rewards(loop(2).calls)
     assert [reward.value for reward in rewards] == pytest.approx([0.1, 1.1])
 
 
 def test_what_a_rule_of_ones_own_does_to_its_steps_no_other_rule_sees() -> None:
     def spoils(step: Any, earlier: Any) -> float:
-        step.uses.clear()
+        step.tool_calls.clear()
         return 0.0
 
     rules = {"mine": {"run": "file.py:x", "weight": 1.0}, "tool_error": -0.2}
@@ -178,7 +178,7 @@ def test_what_a_rule_of_ones_own_does_to_its_steps_no_other_rule_sees() -> None:
         (lambda step, earlier: sys.exit(3), r"air\.rules\.mine ended its process: SystemExit\(3\)"),
     ],
 )
-def test_a_rule_of_ones_own_that_fails_is_named(own: OwnRule, sentence: str) -> None:
+def test_a_rule_of_ones_own_that_fails_is_named(own: CustomRule, sentence: str) -> None:
     with pytest.raises(AgentError, match=sentence):
         air({"mine": {"run": "file.py:x", "weight": 0.1}}, own).rewards(loop(1).calls)
 
@@ -197,7 +197,7 @@ def test_a_rule_of_ones_own_that_fails_is_named(own: OwnRule, sentence: str) -> 
         ({"rules": {"tool_success": True}}, "tool_success: expected a weight, or a table with weight, got True"),
         ({"rules": {"tool_error": "-1"}}, "tool_error: expected a weight, or a table with weight, got '-1'"),
         ({"rules": {"a/b": -1}}, "rules.a/b: expected a name of small letters"),
-        ({"rules": {"tool_error": {"weight": -1, "most": 0}}}, "most"),
+        ({"rules": {"tool_error": {"weight": -1, "cap": 0}}}, "cap"),
         ({"rules": {"tool_error": {"wieght": -1}}}, "did you mean 'weight'"),
         ({"counted": False}, "counted: has no effect without rules"),
         ({"error_pattern": "("}, "error_pattern: expected a regular expression"),
@@ -216,8 +216,8 @@ def test_no_rules_are_no_air() -> None:
 # --- properties -----------------------------------------------------------------------------------------------------------
 
 RULES: dict[str, Any] = {
-    "tool_error": {"weight": -0.3, "most": 0.5},
-    "tool_success": {"weight": 0.2, "most": 0.7},
+    "tool_error": {"weight": -0.3, "cap": 0.5},
+    "tool_success": {"weight": 0.2, "cap": 0.7},
     "invalid_arguments": -0.4,
     "retry": -0.25,
     "repeated_state": -0.5,
@@ -262,7 +262,7 @@ def test_a_rules_sum_is_never_beyond_its_bound(drawn: tuple[Conversation, list[A
     judge = air(RULES)
     rewards = judge.rewards(drawn[0].calls, drawn[1])
     for name, rule in judge.config.rules.items():
-        assert abs(math.fsum(one.value for one in rewards if one.name == f"air.{name}")) <= rule.most + 1e-9
+        assert abs(math.fsum(one.value for one in rewards if one.name == f"air.{name}")) <= rule.cap + 1e-9
 
 
 @given(attempts())

@@ -7,13 +7,13 @@ import pytest
 from attempts import SECOND, Conversation, tool, tool_span, user
 
 from agentlightning.tracing.rules import BUILT_IN
-from agentlightning.tracing.steps import steps
+from agentlightning.tracing.tool_uses import call_steps
 
 OSLO = '{"city": "Oslo"}'
 
 
 def scores(rule: str, attempt: Conversation, *spans: Any, budget: float = 0.0, **settings: Any) -> list[float | None]:
-    return BUILT_IN[rule].score(steps(attempt.calls, spans, **settings), budget)
+    return BUILT_IN[rule].score(call_steps(attempt.calls, spans, **settings), budget)
 
 
 def answered(*results: str) -> Conversation:
@@ -173,7 +173,7 @@ def test_latency_counts_the_share_of_its_budget_that_is_above_it() -> None:
     assert scores("latency", attempt, budget=2.0) == [0.5, 1.0, None]
 
 
-def test_tokens_are_those_of_the_answer_or_what_an_outside_model_says() -> None:
+def test_tokens_are_those_of_the_answer_or_what_an_external_model_says() -> None:
     attempt = Conversation()
     attempt.call(user("?"), text="a", sampled_ids=[1] * 5)
     attempt.call(user("?"), text="b", sampled_ids=[], logprobs=[], policy="", usage={"sampled_tokens": 6})

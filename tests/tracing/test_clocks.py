@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.tracing.clocks import LATEST_NS, LONGEST_NS, MOST_CLOCKS, TOLERATED_SKEW_NS, Clocks
-from agentlightning.tracing.received import ReceivedSpan
+from agentlightning.tracing.clocks import MAX_CLOCKS, MAX_SPAN_NS, MAX_TIME_NS, TOLERATED_SKEW_NS, Clocks
+from agentlightning.tracing.otlp_types import OtlpSpan
 
 NOW = 1_700_000_000 * 10**9
 BEGAN = NOW - 100 * 10**9
@@ -15,8 +15,8 @@ SECOND = 10**9
 HOUR = 3600 * SECOND
 
 
-def a_span(started_ns: int, finished_ns: int) -> ReceivedSpan:
-    return ReceivedSpan(started_ns=started_ns, finished_ns=finished_ns)
+def a_span(started_ns: int, finished_ns: int) -> OtlpSpan:
+    return OtlpSpan(started_ns=started_ns, finished_ns=finished_ns)
 
 
 @pytest.mark.parametrize("nonsense", [2**63 - 1, 2**64 - 1, 2**62, NOW + 1000 * HOUR])
@@ -49,10 +49,10 @@ def test_a_span_that_began_before_its_attempt_keeps_its_length() -> None:
     assert times == (NOW - 5 * HOUR, NOW, 0, ())
 
 
-TIMES = st.integers(-5, 2**64) | st.integers(BEGAN - 2 * LONGEST_NS, NOW + 2 * LONGEST_NS)
+TIMES = st.integers(-5, 2**64) | st.integers(BEGAN - 2 * MAX_SPAN_NS, NOW + 2 * MAX_SPAN_NS)
 
 
-@given(st.lists(st.lists(st.tuples(TIMES, TIMES), max_size=4), max_size=2 * MOST_CLOCKS))
+@given(st.lists(st.lists(st.tuples(TIMES, TIMES), max_size=4), max_size=2 * MAX_CLOCKS))
 def test_whatever_spans_say_a_store_takes_their_times_and_sound_ones_stay(
     requests: list[list[tuple[int, int]]],
 ) -> None:
@@ -60,7 +60,7 @@ def test_whatever_spans_say_a_store_takes_their_times_and_sound_ones_stay(
     for request in requests:
         spans = [a_span(*times) for times in request]
         for span, times in zip(spans, clocks.read(spans, NOW), strict=True):
-            assert 0 <= times.started_ns <= times.finished_ns <= LATEST_NS
+            assert 0 <= times.started_ns <= times.finished_ns <= MAX_TIME_NS
             assert times.finished_ns <= NOW + TOLERATED_SKEW_NS
             if BEGAN <= span.started_ns <= span.finished_ns <= NOW:
                 assert times == (span.started_ns, span.finished_ns, 0, ())

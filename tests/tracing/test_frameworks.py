@@ -25,9 +25,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from agentlightning.gateway.trace_context import parent_span
-from agentlightning.tracing.frameworks import acting_agent, acting_as
-from agentlightning.tracing.http_clients import CallContext
+from agentlightning.gateway.asgi_response import parent_span
+from agentlightning.tracing.frameworks import current_agent, use_agent
+from agentlightning.tracing.propagation import ContextPropagator
 from agentlightning.tracing.tracer import Tracer
 
 INFO = ModelInfo(
@@ -39,7 +39,7 @@ INFO = ModelInfo(
 async def noted() -> AsyncIterator[CallsNoted]:
     async with serve() as calls, httpx2.AsyncClient() as client:
         calls.client, calls.synchronous = client, httpx2.Client()
-        context = CallContext(calls.url)
+        context = ContextPropagator(calls.url)
         context.install()
         yield calls
         context.remove()
@@ -184,7 +184,7 @@ async def test_what_the_code_itself_says_goes_before_any_framework(noted: CallsN
     ask = model_node(noted)
 
     async def named(state: MessagesState) -> Any:
-        with acting_as("judge"):
+        with use_agent("judge"):
             return await ask(state)
 
     await graph(writer=named, rewriter=ask).ainvoke(QUESTION)
@@ -192,7 +192,7 @@ async def test_what_the_code_itself_says_goes_before_any_framework(noted: CallsN
 
 
 def test_nobody_acts_where_no_framework_runs() -> None:
-    assert acting_agent() is None
+    assert current_agent() is None
 
 
 @pytest.mark.parametrize(
@@ -202,6 +202,6 @@ def test_another_release_of_a_framework_leaves_calls_without_a_name(module: str)
     loaded = sys.modules[module]
     sys.modules[module] = type(sys)("without what is read")
     try:
-        assert acting_agent() is None
+        assert current_agent() is None
     finally:
         sys.modules[module] = loaded

@@ -15,8 +15,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from agentlightning.errors import InputError
 from agentlightning.tracing.otlp import from_object, hex_of, read_json, write_json
+from agentlightning.tracing.otlp_types import OtlpRequest, OtlpSpan
 from agentlightning.tracing.protobuf import read_protobuf, read_response, write_protobuf, write_response, write_status
-from agentlightning.tracing.received import Received, ReceivedSpan
 from agentlightning.types import Span
 
 TRACE, SPAN, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "00f067aa0ba902b8"
@@ -112,13 +112,13 @@ def set_value(value: Any, given: dict[str, Any]) -> None:
                 setattr(value, kind.replace("Value", "_value"), plain)
 
 
-def only(received: Received) -> ReceivedSpan:
+def only(received: OtlpRequest) -> OtlpSpan:
     [resource] = received.resources
     [span] = resource.spans
     return span
 
 
-EXPECTED = ReceivedSpan(
+EXPECTED = OtlpSpan(
     trace_id=TRACE,
     span_id=SPAN,
     parent_id=PARENT,
@@ -237,7 +237,7 @@ def test_one_span_that_protobuf_refuses_is_lost_alone() -> None:
     body = message(a_request(good, bad)).SerializeToString().replace(b"badbadbad", b"bad\xffad\xfed")
     received = read_protobuf(body)
     assert received.lost == 1
-    assert only(received) == ReceivedSpan(**{**_fields(EXPECTED), "name": "good"})
+    assert only(received) == OtlpSpan(**{**_fields(EXPECTED), "name": "good"})
     assert received.resources[0].attributes == {"service.name": "agent"}
 
 
@@ -292,7 +292,7 @@ def test_what_is_written_is_read_back() -> None:
         events=EXPECTED.events,
     )
     received = read_json(write_json([span], {"service.name": "agent"}))
-    assert only(received) == ReceivedSpan(**{**_fields(EXPECTED), "attributes": PLAIN | {"scope.name": "lib"}})
+    assert only(received) == OtlpSpan(**{**_fields(EXPECTED), "attributes": PLAIN | {"scope.name": "lib"}})
     assert received.resources[0].attributes == {"service.name": "agent"}
 
 
@@ -311,7 +311,7 @@ def test_a_refusal_is_a_status_with_its_message() -> None:
     assert write_status("é" * 100) == b"\x12\xc8\x01" + ("é" * 100).encode()
 
 
-def _fields(span: ReceivedSpan) -> dict[str, Any]:
+def _fields(span: OtlpSpan) -> dict[str, Any]:
     return {name: getattr(span, name) for name in span.__slots__}
 
 
@@ -361,8 +361,11 @@ def test_more_spans_than_a_request_may_have_are_refused_before_they_are_read(cut
     request = a_request(*[a_span()] * 3)
     body = message(request).SerializeToString()
     body = body.replace(b"search", b"\xff" * 6, 1) if cut else body
-    assert len(read_protobuf(body, most=3).resources[0].spans) == 3 - cut
-    for read in (lambda: read_json(json.dumps(request).encode(), most=2), lambda: read_protobuf(body, most=2)):
+    assert len(read_protobuf(body, max_spans=3).resources[0].spans) == 3 - cut
+    for read in (
+        lambda: read_json(json.dumps(request).encode(), max_spans=2),
+        lambda: read_protobuf(body, max_spans=2),
+    ):
         with pytest.raises(InputError, match="at most 2 spans in one request"):
             read()
 

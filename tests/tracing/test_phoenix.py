@@ -11,10 +11,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from test_outgoing import FIRST, ROLLOUT, a_call, a_reward, a_span
+from test_exporters import FIRST, ROLLOUT, a_call, a_reward, a_span
 
-from agentlightning.tracing.export import Collector
-from agentlightning.tracing.outgoing import resource_of, trace_of
+from agentlightning.tracing.exporters import OtlpHttpExporter
+from agentlightning.tracing.rollout_trace import resource_of, trace_of
 
 PHOENIX = Path(__file__).parents[2] / ".venv-phoenix" / "bin" / "phoenix"
 
@@ -70,9 +70,9 @@ async def test_a_rollout_is_one_trace_however_often_it_is_sent(phoenix: str) -> 
         [a_span(FIRST, attributes={"openinference.span.kind": "TOOL", "deep": {"list": [1, None]}})],
         [a_reward(0.5)],
     )
-    async with Collector(f"{phoenix}/v1/traces", {}) as sink:
-        await sink.send(trace, resource_of("my run"))
-        await sink.send(trace, resource_of("my run"))
+    async with OtlpHttpExporter(f"{phoenix}/v1/traces", {}) as exporter:
+        await exporter.send(trace, resource_of("my run"))
+        await exporter.send(trace, resource_of("my run"))
     where = f"{phoenix}/v1/projects/my%20run/spans?limit=50"
     await until(lambda: has(where, len(trace)))
     spans = {span["name"] + span["attributes"].get("agl.call_id", ""): span for span in await get(where)}

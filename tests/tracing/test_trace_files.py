@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentlightning.errors import DataError
-from agentlightning.tracing.trace_files import TraceFile
+from agentlightning.tracing.trace_files import TraceFileReader
 
 ROW = {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "Two."}]}
 
@@ -44,7 +44,7 @@ def otlp(number: int, trace: int, text: str) -> dict[str, Any]:
 
 
 def prompts(path: Path) -> list[list[str]]:
-    return [[str(call.messages[0]["content"]) for call in one.calls if call.messages] for one in TraceFile(path)]
+    return [[str(call.messages[0]["content"]) for call in one.calls if call.messages] for one in TraceFileReader(path)]
 
 
 @pytest.mark.parametrize("make", [sdk, otlp])
@@ -89,15 +89,15 @@ def test_a_file_that_is_not_understood_says_where(content: bytes, sentence: str,
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"rows.jsonl(, |: ){sentence}"):
-        list(TraceFile(path))
+        list(TraceFileReader(path))
 
 
 def test_a_file_that_is_missing_or_no_gzip_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such file"):
-        list(TraceFile(tmp_path / "none.jsonl"))
+        list(TraceFileReader(tmp_path / "none.jsonl"))
     (tmp_path / "x.gz").write_bytes(b"plain")
     with pytest.raises(DataError, match="cannot be read"):
-        list(TraceFile(tmp_path / "x.gz"))
+        list(TraceFileReader(tmp_path / "x.gz"))
 
 
 def test_broken_spans_of_otlp_are_counted(tmp_path: Path) -> None:
@@ -105,6 +105,6 @@ def test_broken_spans_of_otlp_are_counted(tmp_path: Path) -> None:
     broken["resourceSpans"][0]["scopeSpans"][0]["spans"].append("no span")
     path = tmp_path / "traces.json"
     path.write_text(json.dumps(broken))
-    file = TraceFile(path)
+    file = TraceFileReader(path)
     assert len(list(file)) == 1
     assert file.broken == {"undecodable": 1}

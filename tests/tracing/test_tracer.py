@@ -16,7 +16,7 @@ from opentelemetry.trace import Tracer as OpenTelemetryTracer
 
 from agentlightning.store.base import BROKEN_SPANS
 from agentlightning.tracing.buffer import UNFINISHED, SpanBuffer
-from agentlightning.tracing.intake import LARGEST_SPAN, LONGEST_TEXT
+from agentlightning.tracing.sanitize import MAX_SPAN_BYTES, MAX_TEXT_CHARS
 from agentlightning.tracing.tracer import Tracer
 
 HERE: ContextVar[SpanBuffer | None] = ContextVar("here", default=None)
@@ -103,7 +103,9 @@ def test_an_endless_loop_of_spans_keeps_the_first_and_counts_the_rest(tracer: Op
 def test_huge_texts_are_cut_and_counted_once_a_span(tracer: OpenTelemetryTracer) -> None:
     own = buffer()
     HERE.set(own)
-    tracer.start_span("huge", attributes={"a": "x" * (LONGEST_TEXT + 7), "b": "y" * (2 * LONGEST_TEXT), "c": "z"}).end()
+    tracer.start_span(
+        "huge", attributes={"a": "x" * (MAX_TEXT_CHARS + 7), "b": "y" * (2 * MAX_TEXT_CHARS), "c": "z"}
+    ).end()
     span, note = own.take()
     assert span.attributes["a"].endswith("… [7 more characters]")
     assert span.attributes["c"] == "z"
@@ -119,14 +121,14 @@ def test_what_could_not_be_delivered_is_counted(tracer: OpenTelemetryTracer) -> 
 def test_of_a_list_of_huge_texts_what_fits_is_kept(tracer: OpenTelemetryTracer) -> None:
     own = buffer()
     HERE.set(own)
-    tracer.start_span("huge", attributes={"a": ["x" * (2 * LARGEST_SPAN)] * 40, "b": "y"}).end()
+    tracer.start_span("huge", attributes={"a": ["x" * (2 * MAX_SPAN_BYTES)] * 40, "b": "y"}).end()
     span, note = own.take()
-    assert sum(map(len, span.attributes["a"])) < 1.1 * LARGEST_SPAN
+    assert sum(map(len, span.attributes["a"])) < 1.1 * MAX_SPAN_BYTES
     assert note.attributes == {"too_large": 1}
 
 
 def test_an_attempt_of_many_huge_spans_keeps_the_first(tracer: OpenTelemetryTracer) -> None:
-    own = SpanBuffer("run", "r", 2, most_bytes=2500)
+    own = SpanBuffer("run", "r", 2, max_bytes=2500)
     HERE.set(own)
     for number in range(3):
         tracer.start_span(f"{number}", attributes={"a": "x" * 900}).end()

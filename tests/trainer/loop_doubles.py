@@ -15,12 +15,22 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config import Config, parse_config
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.collect import Collector
-from agentlightning.trainer.policies import Trained
+from agentlightning.trainer.collect import RolloutCollector
+from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl import Loop
-from agentlightning.types import Call, Claim, Finish, Loss, Reward, Rollout, Sampling, VersionSpan, Worker
-from agentlightning.types import Sequence as Row
+from agentlightning.trainer.rl.loop import RLLoop
+from agentlightning.types import (
+    Call,
+    Claim,
+    Finish,
+    Loss,
+    Reward,
+    Rollout,
+    Sampling,
+    TrainingSequence,
+    VersionSpan,
+    WorkerStatus,
+)
 
 STEPS, TASKS, GROUP = 3, 2, 2
 
@@ -73,13 +83,15 @@ class RememberingEngine:
 
     async def close(self) -> None: ...
 
-    async def forward_backward(self, sequences: Sequence[Row], loss: Loss, policy: str = "default") -> dict[str, float]:
+    async def forward_backward(
+        self, sequences: Sequence[TrainingSequence], loss: Loss, policy: str = "default"
+    ) -> dict[str, float]:
         for row in sequences:
             self.learned.append(row.rollout_id)
             self._pending.update(json.dumps([row.tokens, row.advantages, row.weights]).encode())
         return {"loss": 0.0, "tokens": 1.0}
 
-    async def logprobs(self, sequences: Sequence[Row], policy: str = "default") -> list[list[float]]:
+    async def logprobs(self, sequences: Sequence[TrainingSequence], policy: str = "default") -> list[list[float]]:
         return [row.logprobs for row in sequences]
 
     async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = "default") -> dict[str, float]:
@@ -136,7 +148,7 @@ async def answer(store: LightningStore, claim: Claim, calls: int, reward: float)
                     history_hash="h",
                     request_hash="r",
                     messages=[],
-                    answer={"role": "assistant", "content": "x"},
+                    completion={"role": "assistant", "content": "x"},
                 )
             ]
         )
@@ -169,7 +181,7 @@ async def agents(
     reward_of: Callable[[Claim], float] = reward_of,
 ) -> AsyncIterator[None]:
     """A worker that survives the trainer's crashes; `broken` agents always fail."""
-    worker = Worker(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
+    worker = WorkerStatus(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
     gate = gate or Gate()
 
     async def wait(claim: Claim) -> None:
@@ -217,21 +229,21 @@ def loop(
     val: Sequence[dict[str, int]] = ({"n": 100},),
     algorithm: LightningRL | None = None,
     **trainer: Any,
-) -> Loop:
+) -> RLLoop:
     run_folder = RunFolder(folder, run)
     settings = config(**trainer)
     run_folder.create(settings)
-    trained = Trained(
+    trained = TrainedPolicy(
         config=settings, algorithm=algorithm or LightningRL(group_size=GROUP, minibatches=1), value={"model": "m"}
     )
-    return Loop(
+    return RLLoop(
         config=settings,
         policies={"default": trained},
         run_id=run,
         folder=run_folder,
         store=store,
         engine=engine,
-        collector=Collector(store, run),
+        collector=RolloutCollector(store, run),
         train=[{"n": number} for number in range(5)],
         val=val,
         progress=Silent(),

@@ -9,13 +9,13 @@ from typing import Any
 
 from loop_doubles import RememberingEngine
 
-from agentlightning.algorithms.recorded import Recorded
+from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.config import Config, parse_config
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder
-from agentlightning.trainer.collect import Collector
-from agentlightning.trainer.dataset import Dataset
-from agentlightning.trainer.offline import OfflineLoop
+from agentlightning.trainer.collect import RolloutCollector
+from agentlightning.trainer.offline.dataset import OfflineDataset
+from agentlightning.trainer.offline.loop import OfflineLoop
 from agentlightning.trainer.progress import Silent
 from agentlightning.types import (
     Call,
@@ -27,10 +27,10 @@ from agentlightning.types import (
     Resource,
     Reward,
     Sampling,
+    TrainingSequence,
     VersionSpan,
-    Worker,
+    WorkerStatus,
 )
-from agentlightning.types import Sequence as Row
 
 SOURCE = "source"
 TASKS, GROUP, STEPS = 12, 4, 5
@@ -41,25 +41,29 @@ class ComparingEngine(RememberingEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.batches: list[tuple[list[Preference], PreferenceLoss, list[Row]]] = []
-        self.rows: list[list[Row]] = []
+        self.batches: list[tuple[list[Preference], PreferenceLoss, list[TrainingSequence]]] = []
+        self.rows: list[list[TrainingSequence]] = []
 
-    async def forward_backward(self, sequences: Sequence[Row], loss: Loss, policy: str = "default") -> dict[str, float]:
+    async def forward_backward(
+        self, sequences: Sequence[TrainingSequence], loss: Loss, policy: str = "default"
+    ) -> dict[str, float]:
         assert loss.name == "sft"
         self.rows.append(list(sequences))
         return await super().forward_backward(sequences, loss, policy)
 
-    async def reference_logprobs(self, sequences: Sequence[Row], policy: str = "default") -> list[list[float]]:
+    async def reference_logprobs(
+        self, sequences: Sequence[TrainingSequence], policy: str = "default"
+    ) -> list[list[float]]:
         return [[-0.5] * len(row.tokens) for row in sequences]
 
-    async def logprobs(self, sequences: Sequence[Row], policy: str = "default") -> list[list[float]]:
+    async def logprobs(self, sequences: Sequence[TrainingSequence], policy: str = "default") -> list[list[float]]:
         return [[-0.5 + 0.01 * len(self.updates)] * len(row.tokens) for row in sequences]
 
     async def forward_backward_preferences(
         self,
         examples: Sequence[Preference],
         loss: PreferenceLoss,
-        mismatched: Sequence[Row] = (),
+        mismatched: Sequence[TrainingSequence] = (),
         policy: str = "default",
     ) -> dict[str, float]:
         self.batches.append((list(examples), loss, list(mismatched)))
@@ -90,7 +94,7 @@ async def record(
         for replica in range(GROUP)
     ]
     queued = await store.enqueue(new)
-    worker = Worker(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
+    worker = WorkerStatus(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
     claims = await store.claim(worker, limit=len(new))
     await store.append_calls(
         [
@@ -113,7 +117,7 @@ async def record(
                     "history_hash": "h",
                     "request_hash": "r",
                     "messages": [{"role": "user", "content": "hi"}],
-                    "answer": {"role": "assistant", "content": "x"},
+                    "completion": {"role": "assistant", "content": "x"},
                     **call,
                 }
             )
@@ -160,8 +164,10 @@ def config(name: str, *, evaluated: bool = False, **tables: Any) -> Config:
     return parse_config(table)
 
 
-def dataset(store: Any, algorithm: Recorded, folder: RunFolder, notes: list[str] | None = None) -> Dataset:
-    return Dataset(
+def dataset(
+    store: Any, algorithm: OfflineAlgorithm, folder: RunFolder, notes: list[str] | None = None
+) -> OfflineDataset:
+    return OfflineDataset(
         algorithm=algorithm,
         store=store,
         sources=[SOURCE],
@@ -173,7 +179,12 @@ def dataset(store: Any, algorithm: Recorded, folder: RunFolder, notes: list[str]
 
 
 def loop(
-    store: Any, engine: Any, folder: Path, algorithm: Recorded, run: str = "run", val: Sequence[dict[str, int]] = ()
+    store: Any,
+    engine: Any,
+    folder: Path,
+    algorithm: OfflineAlgorithm,
+    run: str = "run",
+    val: Sequence[dict[str, int]] = (),
 ) -> OfflineLoop:
     run_folder = RunFolder(folder, run)
     settings = config(algorithm.name, evaluated=bool(val))
@@ -185,7 +196,7 @@ def loop(
         folder=run_folder,
         store=store,
         engine=engine,
-        collector=Collector(store, run),
+        collector=RolloutCollector(store, run),
         policy={"model": "m"},
         dataset=dataset(store, algorithm, run_folder),
         val=val,

@@ -6,24 +6,24 @@ import pytest
 from agentlightning.errors import AgentError, NoCallsError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.collect import Collector
-from agentlightning.trainer.evaluate import evaluate, of_rollouts
-from agentlightning.types import Finish, RetryPolicy, Rollout, RolloutState, Sampling, Worker
+from agentlightning.trainer.collect import RolloutCollector
+from agentlightning.trainer.evaluate import run_held_out, summarize
+from agentlightning.types import Finish, RetryPolicy, Rollout, RolloutState, Sampling, WorkerStatus
 
 
 async def evaluated(store: LightningStore, state: Literal["succeeded", "failed"]) -> float:
     """Held-out success over two tasks whose agents make no call and end in `state`."""
 
     async def work() -> None:
-        worker = Worker(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
+        worker = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
         for claim in await store.claim(worker, limit=2, wait_s=10):
             await store.finish([Finish(lease=claim.lease, state=state, error="boom")])
 
     await store.create_run("test", {}, "run")
     working = asyncio.create_task(work())
     try:
-        return await evaluate(
-            Collector(store, "run"),
+        rollouts = await run_held_out(
+            RolloutCollector(store, "run"),
             "run",
             [{"n": 1}, {"n": 2}],
             step=0,
@@ -31,6 +31,7 @@ async def evaluated(store: LightningStore, state: Literal["succeeded", "failed"]
             max_tokens=None,
             retry=RetryPolicy(),
         )
+        return summarize(rollouts).reward_mean
     finally:
         await working
 
@@ -69,16 +70,18 @@ def rollout(reward: float | None, calls: int = 2, state: RolloutState = "succeed
 
 
 def test_an_evaluation_says_how_many_did_better_than_the_worst_and_worse_than_the_best() -> None:
-    found = of_rollouts([rollout(1.0), rollout(0.0), rollout(0.0, calls=6), rollout(None, calls=0, state="failed")])
-    assert found.metrics("heldout_sampled") == {
-        "heldout_sampled": 0.25,
-        "heldout_sampled_above_least": 0.25,
-        "heldout_sampled_below_best": 0.75,
-        "heldout_sampled_turns": 2.5,
-        "heldout_sampled_failed": 1.0,
+    found = summarize([rollout(1.0), rollout(0.0), rollout(0.0, calls=6), rollout(None, calls=0, state="failed")])
+    assert found.metrics("eval/sampled") == {
+        "eval/sampled/tasks": 4.0,
+        "eval/sampled/reward_mean": 0.25,
+        "eval/sampled/reward_stderr": 0.25,
+        "eval/sampled/share_above_min": 0.25,
+        "eval/sampled/share_below_max": 0.75,
+        "eval/sampled/turns": 2.5,
+        "eval/sampled/failed": 1.0,
     }
 
 
 def test_where_all_tasks_earn_the_same_none_did_better_or_worse() -> None:
-    found = of_rollouts([rollout(0.5), rollout(0.5)])
-    assert (found.above_least, found.below_best) == (0.0, 0.0)
+    found = summarize([rollout(0.5), rollout(0.5)])
+    assert (found.share_above_min, found.share_below_max) == (0.0, 0.0)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agentlightning.demo import tiny
+from agentlightning.demo import tiny_model
 
 CONFIG = """
 model.path = "org/tiny"
@@ -29,7 +29,7 @@ async def solve(task, llm):
 
 def test_a_model_in_the_hubs_cache_answers_under_its_name(tmp_path: Path) -> None:
     cached = tmp_path / "hub" / "models--org--tiny"
-    tiny.build(cached / "snapshots" / "1", ["a question", "an answer"], seed=0, special_words=("<a>", "</a>"))
+    tiny_model.build(cached / "snapshots" / "1", ["a question", "an answer"], seed=0, special_words=("<a>", "</a>"))
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("1")
     (tmp_path / "train.toml").write_text(CONFIG)

@@ -20,12 +20,12 @@ from agentlightning.errors import ConfigError, LearnerLostError, NoCallsError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, policies_in
-from agentlightning.trainer.collect import Collector
-from agentlightning.trainer.lessons import joint_outcomes
-from agentlightning.trainer.policies import Trained, check_groups, policy_configs, with_models
+from agentlightning.trainer.collect import RolloutCollector
+from agentlightning.trainer.policies import TrainedPolicy, check_groups, policy_configs, with_models
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl import Loop
-from agentlightning.types import Call, Claim, Finish, Reward, Sampling, VersionSpan, Worker
+from agentlightning.trainer.rl.loop import RLLoop
+from agentlightning.trainer.rl.step_planner import joint_outcomes
+from agentlightning.types import Call, Claim, Finish, Reward, Sampling, VersionSpan, WorkerStatus
 
 LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:solve"}, "data": {"train": "tasks.jsonl"}}
 
@@ -46,10 +46,10 @@ def test_a_policys_settings_replace_those_of_the_run_one_by_one() -> None:
     found = policy_configs(
         configured(
             algorithm={"group_size": 4, "entropy": 0.1},
-            engine={"weight_decay": 0.5, "max_rows": 8},
+            engine={"weight_decay": 0.5, "max_num_seqs": 8},
             policies={
                 "white": {"model": "w", "learning_rate": 0.5, "algorithm": {"entropy": 0.2}},
-                "black": {"engine": {"max_rows": 16}},
+                "black": {"engine": {"max_num_seqs": 16}},
             },
         )
     )
@@ -58,7 +58,7 @@ def test_a_policys_settings_replace_those_of_the_run_one_by_one() -> None:
     assert (white.trainer.learning_rate, black.trainer.learning_rate) == (0.5, 1e-5)
     assert white.algorithm == {"group_size": 4, "entropy": 0.2}
     assert black.algorithm == {"group_size": 4, "entropy": 0.1}
-    assert (white.engine.max_rows, black.engine.max_rows, black.engine.weight_decay) == (8, 16, 0.5)
+    assert (white.engine.max_num_seqs, black.engine.max_num_seqs, black.engine.weight_decay) == (8, 16, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_runs_model_may_be_left_out_and_is_an_error_where_no_policy_uses_it(
 def test_no_upstream_may_have_the_name_of_a_policy() -> None:
     upstream = {"url": "https://host/v1", "models": ["bl*"]}
     with pytest.raises(ConfigError, match="would take the calls of the policy 'black'"):
-        configured(policies={"white": {}, "black": {}}, upstreams={"judge": upstream})
+        configured(policies={"white": {}, "black": {}}, external={"judge": upstream})
 
 
 def test_policies_learn_from_the_same_rollouts_and_so_have_groups_of_one_size() -> None:
@@ -152,7 +152,7 @@ async def answer(store: LightningStore, claim: Claim, names: tuple[str, ...], po
             history_hash="h",
             request_hash="r",
             messages=[],
-            answer={"role": "assistant", "content": "x"},
+            completion={"role": "assistant", "content": "x"},
         )
         await store.append_calls([call])
     told = [("reward", reward_of(claim), "return"), *((name, float(name == "black"), "emitted") for name in names)]
@@ -175,7 +175,7 @@ async def answer(store: LightningStore, claim: Claim, names: tuple[str, ...], po
 async def agents(
     store: LightningStore, run: str = "run", names: tuple[str, ...] = NAMES, policy: str | None = None
 ) -> AsyncIterator[None]:
-    worker = Worker(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
+    worker = WorkerStatus(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
 
     async def work() -> None:
         while True:
@@ -225,7 +225,7 @@ def game(
     run: str = "run",
     progress: Silent | None = None,
     **algorithms: LightningRL,
-) -> Loop:
+) -> RLLoop:
     run_folder = RunFolder(folder, run)
     settings = config()
     run_folder.create(settings)
@@ -235,15 +235,15 @@ def game(
         trainer = settings.trainer.model_copy(update={"learning_rate": rates[name]})
         own = settings.model_copy(update={"trainer": trainer})
         algorithm = algorithms.get(name) or LightningRL(group_size=GROUP, minibatches=1)
-        policies[name] = Trained(config=own, algorithm=algorithm, value={"model": name})
-    return Loop(
+        policies[name] = TrainedPolicy(config=own, algorithm=algorithm, value={"model": name})
+    return RLLoop(
         config=settings,
         policies=policies,
         run_id=run,
         folder=run_folder,
         store=store,
         engine=engine,
-        collector=Collector(store, run),
+        collector=RolloutCollector(store, run),
         train=[{"n": number} for number in range(5)],
         val=[{"n": 100}],
         progress=progress or Silent(),
@@ -301,12 +301,15 @@ async def test_policies_of_different_algorithms_have_outcomes_and_metrics_of_the
     assert both.updates["black"] == []
     rows = [row for row in RunFolder(tmp_path, "run").metrics() if row["kind"] == "step"]
     for row in rows:
-        assert row["black/zero_variance"] == 1.0
-        assert row["black/reward_mean"] == 1.0
-        assert row["white/reward_mean"] == row["reward_mean"]
-        assert row["white/zero_variance"] < 1.0
-        assert row["tokens_sampled"] == row["white/tokens_sampled"] + row["black/tokens_sampled"]
-        assert row["turns"] == 2.0
+        assert row["policies/black/train/zero_variance"] == 1.0
+        assert row["policies/black/train/reward_mean"] == 1.0
+        assert row["policies/white/train/reward_mean"] == row["train/reward_mean"]
+        assert row["policies/white/train/zero_variance"] < 1.0
+        assert (
+            row["train/tokens_sampled"]
+            == row["policies/white/train/tokens_sampled"] + row["policies/black/train/tokens_sampled"]
+        )
+        assert row["rollout/turns"] == 2.0
     consumed = {one.outcome for step in await store.steps("run") for one in step.consumed}
     assert "trained" in consumed  # by white
 
@@ -318,9 +321,11 @@ async def test_a_policy_with_rewards_of_its_own_is_evaluated_by_them(store: Ligh
     }
     async with agents(store):
         await game(store, Game().engine, tmp_path, **own).run(resume=False)
-    rows = [row for row in RunFolder(tmp_path, "run").metrics() if row["kind"] == "heldout_greedy"]
-    assert {(row["white/heldout_greedy"], row["black/heldout_greedy"]) for row in rows} == {(0.0, 0.5)}
-    assert all(row["heldout_greedy"] in (0.0, 1.0) for row in rows)
+    rows = [row for row in RunFolder(tmp_path, "run").metrics() if row["kind"] == "eval/greedy"]
+    assert {
+        (row["policies/white/eval/greedy/reward_mean"], row["policies/black/eval/greedy/reward_mean"]) for row in rows
+    } == {(0.0, 0.5)}
+    assert all(row["eval/greedy/reward_mean"] in (0.0, 1.0) for row in rows)
 
 
 async def test_all_policies_are_published_together_under_versions_of_one_number(

@@ -41,8 +41,8 @@ def test_metrics_that_were_undone_and_not_executed_again_are_left_out(tmp_path: 
     folder = RunFolder(tmp_path, "run")
     folder.make()
     for step, kind, reward in ((1, "step", 0.1), (2, "step", 0.2), (3, "step", 0.3), (1, RESUMED, 0), (2, "step", 0.5)):
-        folder.append_metrics({"step": step, "kind": kind, "reward_mean": reward})
-    assert [(row["step"], row["reward_mean"]) for row in folder.metrics()] == [(1, 0.1), (2, 0.5)]
+        folder.append_metrics({"step": step, "kind": kind, "train/reward_mean": reward})
+    assert [(row["step"], row["train/reward_mean"]) for row in folder.metrics()] == [(1, 0.1), (2, 0.5)]
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, config: Config) -> None:
@@ -72,11 +72,11 @@ def test_half_a_line_of_metrics_costs_that_line_only(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "run")
     folder.make()
     for step in (1, 2):
-        folder.append_metrics({"step": step, "kind": "step", "reward_mean": 0.5})
+        folder.append_metrics({"step": step, "kind": "step", "train/reward_mean": 0.5})
     with (folder.path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 3, "ki')
-    folder.append_metrics({"step": 4, "kind": "step", "reward_mean": 0.5})
-    folder.append_metrics({"step": 5, "kind": "step", "reward_mean": 0.5})
+    folder.append_metrics({"step": 4, "kind": "step", "train/reward_mean": 0.5})
+    folder.append_metrics({"step": 5, "kind": "step", "train/reward_mean": 0.5})
     assert [row["step"] for row in folder.metrics()] == [1, 2, 5]
 
 

@@ -5,12 +5,14 @@ from pathlib import Path
 import orjson
 import pytest
 
+from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.preference import DPO
-from agentlightning.config import Config, parse_config
-from agentlightning.errors import AgentLightningError, ConfigError, DataError, ModelError
+from agentlightning.config import Config, TrainerConfig, parse_config
+from agentlightning.errors import AgentLightningError, ConfigError, DataError, ModelError, NotFoundError
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.processes import Processes
-from agentlightning.trainer.trainer import Trainer, default_store
+from agentlightning.trainer.trainer import Trainer
+from agentlightning.trainer.training import default_store
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def config(model: str, **agent: object) -> Config:
 def test_settings_of_the_data_are_kept_beside_the_tasks_given_to_fit(tmp_path: Path) -> None:
     trainer = Trainer("org/model", settings={"data": {"fields": ["question"]}}, runs=tmp_path)
     with pytest.raises(DataError, match="unknown field 'q'"):
-        trainer.fit("a.py:f", train=[{"question": "1+1", "q": "2"}])
+        trainer.fit("a.py:f", train_dataset=[{"question": "1+1", "q": "2"}])
 
 
 def test_a_data_function_gets_the_seed_of_the_run(tmp_path: Path) -> None:
@@ -38,7 +40,7 @@ def test_a_data_function_gets_the_seed_of_the_run(tmp_path: Path) -> None:
         return [{"n": seed}]
 
     with pytest.raises(ModelError):
-        Trainer(str(tmp_path / "nowhere"), seed=7, runs=tmp_path / "runs").fit("a.py:f", train=rows)
+        Trainer(str(tmp_path / "nowhere"), seed=7, runs=tmp_path / "runs").fit("a.py:f", train_dataset=rows)
     [file] = tmp_path.glob("runs/*/train.jsonl")
     assert orjson.loads(file.read_bytes()) == {"n": 7}
 
@@ -92,10 +94,96 @@ def test_an_algorithm_of_the_record_and_a_recorded_run_belong_together(tmp_path:
     with pytest.raises(ConfigError, match="'lightning_rl' does not learn from recorded rollouts"):
         Trainer("org/model", runs=tmp_path).fit(from_run="RUN")
     with pytest.raises(ConfigError, match=r"name their run with data\.from_run"):
-        Trainer("org/model", algorithm=DPO(), runs=tmp_path).fit("a.py:f", train=[{"n": 1}])
+        Trainer("org/model", algorithm=DPO(), runs=tmp_path).fit("a.py:f", train_dataset=[{"n": 1}])
 
 
 def test_fit_from_a_run_needs_neither_agent_nor_tasks(tmp_path: Path) -> None:
     trainer = Trainer(str(tmp_path / "nowhere"), algorithm=DPO(beta=0.25), runs=tmp_path / "runs")
     with pytest.raises(ModelError, match="nowhere"):
         trainer.fit(from_run="RUN")
+
+
+def test_a_table_of_settings_may_be_an_object(tmp_path: Path) -> None:
+    offline = Trainer("org/model", settings={"trainer": TrainerConfig(max_staleness=2)}, runs=tmp_path)
+    with pytest.raises(ConfigError, match=r"trainer\.max_staleness"):  # has no effect there
+        Trainer(algorithm=DPO(), settings=offline._given, runs=tmp_path).fit(from_run="RUN")
+
+
+def test_an_object_of_another_table_is_refused(tmp_path: Path) -> None:
+    trainer = Trainer("org/model", settings={"engine": TrainerConfig(grad_clip=0.5)}, runs=tmp_path)
+    with pytest.raises(ConfigError, match=r"engine\.grad_clip: no such setting"):
+        trainer.fit("a.py:f", train_dataset=[{"n": 1}])
+
+
+def test_epochs_beside_steps_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="epochs: conflicts with steps; give one of the two"):
+        Trainer("org/model", steps=3, epochs=1, runs=tmp_path).fit("a.py:f", train_dataset=[{"n": 1}])
+
+
+@pytest.mark.parametrize(
+    ("functions", "weights", "sentence"),
+    [
+        (["a.py:f", "a.py:g"], [1.0], "reward_weights: expected one for each of 2 reward_funcs, got 1"),
+        ("a.py:f", [1.0], "reward_weights: expected a list of reward_funcs beside it"),
+        (["a.py:f", "b.py:f"], None, "two rewards are called 'f'; give each a name of its own"),
+        (
+            ["a.py:reward", "b.py:f"],
+            None,
+            "'reward' is the name of the sum of several rewards; give each a name of its own",
+        ),
+    ],
+)
+def test_reward_functions_that_do_not_fit_together_are_refused(
+    tmp_path: Path, functions: list[str] | str, weights: list[float] | None, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Trainer("org/model", runs=tmp_path).fit(
+            "a.py:f", train_dataset=[{"n": 1}], reward_funcs=functions, reward_weights=weights
+        )
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A folder of runs with the run "run", which was started with one task and a learning rate of its own."""
+    folder = RunFolder(tmp_path / "runs", "run")
+    folder.make()
+    tasks = folder.write_tasks("train.jsonl", [{"n": 1}])
+    trainer = {"learning_rate": 0.5, "steps": 4, "tasks_per_step": 1}
+    table = {"model": {"path": str(tmp_path / "nowhere")}, "agent": {"run": "a.py:f"}, "trainer": trainer}
+    folder.create(parse_config(table | {"data": {"train": tasks}, "store": {"url": "memory://"}}))
+    return tmp_path / "runs"
+
+
+def test_a_resumed_run_goes_on_with_its_own_settings(begun: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):  # of the run: nothing was given here
+        Trainer(runs=begun).fit(resume="run")
+    with pytest.raises(ConfigError, match=r"trainer\.learning_rate is 0\.5 there, and 0\.25 here"):
+        Trainer(learning_rate=0.25, runs=begun).fit(resume="run")
+    with pytest.raises(ConfigError, match=r"trainer\.steps is 4 there, and 2 here"):
+        Trainer(epochs=2, runs=begun).fit(resume="run")
+
+
+def test_a_resumed_run_takes_no_other_algorithm_than_the_one_that_it_had_by_default(begun: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        Trainer(algorithm=LightningRL(), runs=begun).fit(resume="run")
+    with pytest.raises(ConfigError, match=r"algorithm\.group_size is 8 there, and 4 here"):
+        Trainer(algorithm=LightningRL(group_size=4), runs=begun).fit(resume="run")
+    with pytest.raises(ConfigError, match=r"algorithm\.reward_weights is None there"):
+        Trainer(runs=begun).fit(reward_funcs=["a.py:f", "a.py:g"], reward_weights=[1, 0], resume="run")
+
+
+def test_a_resumed_run_takes_the_same_tasks_and_other_code(begun: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        Trainer(epochs=4, runs=begun).fit("other.py:g", train_dataset=[{"n": 1}], resume="run")
+    with pytest.raises(ConfigError, match="train_dataset has other tasks than run run was started with"):
+        Trainer(runs=begun).fit("a.py:f", train_dataset=[{"n": 2}], resume="run")
+
+
+def test_a_run_that_is_not_there_is_not_resumed(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="nothing: no such run"):
+        Trainer(runs=tmp_path).fit(resume="nothing")
+
+
+def test_before_anything_was_trained_nothing_is_exported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="call fit first"):
+        Trainer("org/model", runs=tmp_path).export(tmp_path / "model")

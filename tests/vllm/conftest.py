@@ -54,7 +54,7 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer
 
 @pytest.fixture(params=["generate", "completions"])
 async def vllm_house(vllm_server: VllmServer, request: pytest.FixtureRequest) -> AsyncIterator[VllmHouse]:
-    """A gateway that speaks to the server through each face."""
+    """A gateway that speaks to the server through each api."""
     async with open_house(vllm_server, request.param) as house:
         yield house
 

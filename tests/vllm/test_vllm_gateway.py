@@ -73,7 +73,7 @@ async def test_the_face_of_an_engine_is_found_out(vllm_server: VllmServer) -> No
     async with open_house(vllm_server, None) as house:
         claim = await house.claim()
         await say(house, claim, [{"role": "user", "content": "hi"}], False)
-        assert house.app._upstreams._faces == {vllm_server.url: "generate"}
+        assert house.app._engine_router._apis == {vllm_server.url: "generate"}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -115,12 +115,12 @@ async def test_a_prompt_that_is_too_long_is_the_agents_fault(vllm_house: VllmHou
 
 
 async def test_sampling_that_raw_logprobs_would_misstate_is_refused(vllm_house: VllmHouse) -> None:
-    from agentlightning.types import NewRollout, Sampling, Worker
+    from agentlightning.types import NewRollout, Sampling, WorkerStatus
 
     store, run_id = vllm_house.store, vllm_house.run_id
     warm = NewRollout(run_id=run_id, task={}, group_id="warm", replica=0, sampling=Sampling(temperature=0.5))
     await store.enqueue([warm])
-    [claim] = await store.claim(Worker(id="w", run_id=run_id, host="h", pid=1, running=0, seen_ns=0))
+    [claim] = await store.claim(WorkerStatus(id="w", run_id=run_id, host="h", pid=1, running=0, seen_ns=0))
     with pytest.raises(openai.ConflictError, match="raw log-probabilities"):
         await say(vllm_house, claim, [{"role": "user", "content": "hi"}], False)
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from agentlightning.gateway.app import App, create_app
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import Call, Claim, NewRollout, Resource, Worker
+from agentlightning.types import Call, Claim, NewRollout, Resource, WorkerStatus
 
 
 @dataclass
@@ -51,7 +51,7 @@ class VllmHouse:
     """Everything real."""
 
     server: VllmServer
-    face: str
+    api: str
     store: LightningStore
     app: App
     run_id: str
@@ -59,7 +59,7 @@ class VllmHouse:
 
     async def claim(self, group: str = "g") -> Claim:
         await self.store.enqueue([NewRollout(run_id=self.run_id, task={}, group_id=group, replica=0)])
-        worker = Worker(id="w", run_id=self.run_id, host="h", pid=1, running=0, seen_ns=0)
+        worker = WorkerStatus(id="w", run_id=self.run_id, host="h", pid=1, running=0, seen_ns=0)
         return (await self.store.claim(worker))[0]
 
     def openai(self, claim: Claim) -> AsyncOpenAI:
@@ -79,7 +79,7 @@ class VllmHouse:
 
 
 @asynccontextmanager
-async def open_house(server: VllmServer, face: str | None) -> AsyncIterator[VllmHouse]:
+async def open_house(server: VllmServer, api: str | None) -> AsyncIterator[VllmHouse]:
     async with InMemoryLightningStore() as store:
         run = await store.create_run("vllm", {})
         value = {
@@ -88,9 +88,9 @@ async def open_house(server: VllmServer, face: str | None) -> AsyncIterator[Vllm
             "endpoints": [server.url],
             "tokenizer": str(server.models[0]),
         }
-        value |= {"seed": None, "logprobs": "raw", **({} if face is None else {"face": face})}
+        value |= {"seed": None, "logprobs": "raw", **({} if api is None else {"api": api})}
         await store.put_resources([Resource(run_id=run.id, name="default", kind="policy", value=value)])
-        house = VllmHouse(server, face or "", store, create_app(store), run.id)
+        house = VllmHouse(server, api or "", store, create_app(store), run.id)
         try:
             yield house
         finally:

@@ -188,7 +188,7 @@ class _Reading:
                 self._part(part)
 
     def messages(self, value: JSON) -> list[JSON]:
-        """What was read: results of tools as messages of their own, before what was said beside them."""
+        """The messages read: results of tools as messages of their own, before the text beside them."""
         content: str | list[JSON] | None = "".join(self.texts)
         if self.others:
             content = [*([{"type": "text", "text": content}] if content else []), *self.others]
@@ -246,5 +246,5 @@ def _first(table: JSON, *names: str) -> Any:
 
 
 def same_calls(one: Sequence[JSON], other: Sequence[JSON]) -> bool:
-    """Whether two lists of tool calls name the same functions in the same order."""
+    """True where two lists of tool calls name the same functions in the same order."""
     return [call["function"]["name"] for call in one] == [call["function"]["name"] for call in other]

@@ -1,14 +1,13 @@
 """Rows of files that hold what agents did, to episodes: a task, its model calls and what it earned. Pure.
 
-The import of traces drives it (`trainer/imported.py`). Each format is recognised by its keys; `FORMATS` lists them. A
-row that looks like one and is broken raises DataError, which names the field: a file that is half understood is not
-understood. Spans are another matter (`spans.py`): of these only what is broken is lost.
+Driven by `trainer/data/import_traces.py`. Each format is recognised by its keys; `FORMATS` lists them. A row that looks like
+one and is broken raises DataError, which names the field: a file that is half understood is not understood. Spans are
+another matter (`spans.py`): of these only what is broken is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +20,7 @@ from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.adapters.spans import ModelCall, model_calls
 from agentlightning.errors import DataError, RewardError
 from agentlightning.protocols import chat, responses
-from agentlightning.protocols.neutral import Refusal
+from agentlightning.protocols.base import ApiError
 from agentlightning.store.base import reward_number
 from agentlightning.types import JSON, Mode, Span
 
@@ -44,10 +43,10 @@ class Episode:
     mode: Mode = "train"
     """eval: of held-out tasks, which nothing learns from."""
     error: str | None = None
-    """Why it failed as a whole; what failed is not learned from."""
+    """Reason why it failed as a whole; failures are not trained on."""
 
 
-def episodes_of_row(row: Any, task_fields: Seq[str] = ()) -> list[Episode] | None:
+def episodes_of_row(row: Any, task_fields: Sequence[str] = ()) -> list[Episode] | None:
     """The episodes of one row; None where it is none of `FORMATS`.
 
     task_fields: fields of the row that belong to the task, such as the right answer, for reward functions to see.
@@ -60,7 +59,7 @@ def episodes_of_row(row: Any, task_fields: Seq[str] = ()) -> list[Episode] | Non
         if recognises(row):
             try:
                 found = read(row)
-            except Refusal as refusal:
+            except ApiError as refusal:
                 raise DataError(str(refusal)) from None
             except RewardError as wrong:
                 raise DataError(str(wrong)) from None
@@ -87,7 +86,7 @@ def episode_of_spans(spans: Iterable[Span], output: Any = None) -> Episode:
 
 
 def _as_exported(episode: Episode, root: Span, tree: SpanTree) -> Episode:
-    """With what the root of an exported trace and its calls tell (tracing/outgoing.py); what is broken there is lost."""
+    """With what the root of an exported trace and its calls tell (`rollout_trace`); what is broken there is lost."""
     try:
         task = orjson.loads(str(root.attributes.get("input.value")))
     except orjson.JSONDecodeError:
@@ -122,7 +121,7 @@ def _reward(value: Any) -> float | None:
         return None
 
 
-def conversation(messages: Seq[JSON], tools: list[JSON] | None = None, model: str = "") -> list[ModelCall]:
+def conversation(messages: Sequence[JSON], tools: list[JSON] | None = None, model: str = "") -> list[ModelCall]:
     """A call for each answer of a conversation, whose prompt is all before it.
 
     (system, user, assistant, tool, assistant) are two calls. An answer with ``"weight": 0`` is not learned from.
@@ -133,7 +132,7 @@ def conversation(messages: Seq[JSON], tools: list[JSON] | None = None, model: st
             span_id="",
             model=model,
             messages=plain[:place],
-            answer=plain[place],
+            completion=plain[place],
             tools=tools,
             finish_reason="tool_calls" if plain[place].get("tool_calls") else "stop",
         )
@@ -168,7 +167,7 @@ def _chat_pair(row: JSON) -> list[Episode]:
             span_id="",
             model=request.model,
             messages=request.messages,
-            answer=reader.message,
+            completion=reader.message,
             tools=request.tools,
             finish_reason=reader.finish_reason,
             usage={"prompt_tokens": reader.prompt_tokens, "sampled_tokens": reader.sampled_tokens},
@@ -229,7 +228,7 @@ def _messages(row: JSON) -> list[Episode]:
     """``{"messages", "tools"?, "reward"?}``: the format of fine-tuning."""
     messages = _conversation(row["messages"], "messages")
     if all(message.get("role") != "assistant" for message in messages[1:]):
-        raise DataError("messages: expected an answer of the assistant after the first message")
+        raise DataError("messages: expected a message of the assistant after the first message")
     calls = conversation(messages, tool_definitions(row.get("tools")), str(row.get("model") or ""))
     return [Episode(task={"messages": _opening(messages)}, calls=calls, **_earned(row))]
 
@@ -255,7 +254,7 @@ def _prompted(row: JSON, name: str, earned: JSON) -> Episode:
         if len(call.messages or ()) >= len(prompt)
     ]
     if not calls:
-        raise DataError(f"{name}: expected an answer of the assistant")
+        raise DataError(f"{name}: expected a message of the assistant")
     return Episode(task={"messages": prompt or _opening(whole)}, calls=calls, **earned)
 
 
@@ -322,8 +321,8 @@ def _conversation(value: Any, name: str) -> list[JSON]:
     return found
 
 
-def _opening(messages: Seq[JSON]) -> list[JSON]:
-    """What came before the first answer."""
+def _opening(messages: Sequence[JSON]) -> list[JSON]:
+    """The messages before the first completion."""
     first = next((place for place, message in enumerate(messages) if message.get("role") == "assistant"), len(messages))
     return list(messages[:first])
 

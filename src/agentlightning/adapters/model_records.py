@@ -6,10 +6,10 @@ stored by what that one did not have, as a gateway stores it, so that `rendered`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence
 
 from agentlightning.adapters.spans import ModelCall
+from agentlightning.rendering.call_chain import call_chain, chain_messages, chain_tools
 from agentlightning.rendering.message import answer_digests, chain, root, verbatim
 from agentlightning.types import JSON, Call, Rollout, Sampling
 
@@ -22,7 +22,7 @@ def call_records(
 ) -> list[Call]:
     """The calls that can be learned from (`ModelCall.missing`) as records of an attempt.
 
-    call_id: the id of the n-th record, from 0. The policy is '': what an outside model answered. Token counts are
+    call_id: the id of the n-th record, from 0. The policy is '': what an external model answered. Token counts are
     those that the trace tells.
     """
     histories: dict[bytes, Call] = {}
@@ -31,11 +31,11 @@ def call_records(
         if one.missing is not None:
             continue
         assert one.messages is not None  # missing says so
-        assert one.answer is not None
+        assert one.completion is not None
         hashes = chain(root(one.tools), [verbatim(message) for message in one.messages])
         place = next((at for at in range(len(hashes) - 1, 0, -1) if hashes[at] in histories), 0)
         parent = histories.get(hashes[place]) if place else None
-        answers = answer_digests(one.answer, verbatim)
+        answers = answer_digests(one.completion, verbatim)
         history = [chain(hashes[-1], [answer])[-1] for answer in answers]
         record = Call(
             id=call_id(len(records)),
@@ -55,7 +55,7 @@ def call_records(
             history_hash=history[0].hex(),
             request_hash=hashes[-1].hex(),
             messages=one.messages[place:],
-            answer=one.answer,
+            completion=one.completion,
             tools=one.tools if parent is None else None,
             usage=one.usage,
             agent=one.agent,
@@ -70,26 +70,15 @@ def call_records(
     return records
 
 
-def full_messages(calls: Seq[Call]) -> list[tuple[list[JSON], list[JSON] | None]]:
+def full_messages(calls: Sequence[Call]) -> list[tuple[list[JSON], list[JSON] | None]]:
     """The whole prompt of each call, from its parents, and its tools. A parent that is not among them counts as
     empty; one may stand after its child, where it finished later."""
-    prompts: dict[str, tuple[list[JSON], list[JSON] | None]] = {}
     by_id = {call.id: call for call in calls}
-    for call in calls:
-        path = [call]
-        while path[-1].id not in prompts and path[-1].parent_id in by_id:
-            path.append(by_id[path[-1].parent_id])
-        for one in reversed(path):
-            if one.id in prompts:
-                continue
-            before, tools = prompts.get(one.parent_id or "", ([], None))
-            if one.parent_id in by_id:
-                before = [*before, by_id[one.parent_id].answer]
-            prompts[one.id] = [*before, *one.messages], one.tools if one.tools is not None else tools
-    return [prompts[call.id] for call in calls]
+    chains = [call_chain(call, by_id) for call in calls]
+    return [(chain_messages(chain)[:-1], chain_tools(chain)) for chain in chains]
 
 
-def conversations(calls: Seq[Call]) -> list[JSON]:
+def conversations(calls: Sequence[Call]) -> list[JSON]:
     """Rows ``{"messages", "tools"?}``, one for each conversation as far as it went, as fine-tuning formats have them.
 
     A call that another one continues is part of that one's row. Calls (a), (a, b), (c) are rows (a, b) and (c).
@@ -98,12 +87,12 @@ def conversations(calls: Seq[Call]) -> list[JSON]:
     rows = []
     for call, (messages, tools) in zip(calls, full_messages(calls), strict=True):
         if call.id not in continued:
-            row: JSON = {"messages": [*messages, call.answer]}
+            row: JSON = {"messages": [*messages, call.completion]}
             rows.append(row | ({"tools": tools} if tools else {}))
     return rows
 
 
-def preference_row(better: Seq[Call], worse: Seq[Call]) -> JSON | None:
+def preference_row(better: Sequence[Call], worse: Sequence[Call]) -> JSON | None:
     """A row ``{"prompt", "chosen", "rejected", "tools"?}`` of messages, as preference trainers take them (TRL's
     DPOTrainer, conversational format): what both rollouts begin with, and how each went on.
 

@@ -6,14 +6,16 @@ is one row, in which everything else is context.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import replace
 
 from agentlightning.adapters.sequences import merge, unmerged
-from agentlightning.types import Sequence, Trajectory
+from agentlightning.types import TrainingSequence, Trajectory
 
 
-def answer_rows(trajectory: Trajectory, *, merged: bool = True, weights: Seq[float] | None = None) -> list[Sequence]:
+def completion_rows(
+    trajectory: Trajectory, *, merged: bool = True, weights: Sequence[float] | None = None
+) -> list[TrainingSequence]:
     """The rows of one rollout, whose trained tokens are what the model wrote.
 
     weights: of each transition's tokens; None: 0. Rows are computed at temperature 1, whatever they were sampled at: the
@@ -26,7 +28,7 @@ def answer_rows(trajectory: Trajectory, *, merged: bool = True, weights: Seq[flo
     )
 
 
-def mismatched_rows(answers: Seq[Seq[Sequence]], longest: int) -> list[Sequence]:
+def mismatched_rows(answers: Sequence[Sequence[TrainingSequence]], longest: int) -> list[TrainingSequence]:
     """Each answer beside the opening of another task: what precedes its first trained token is that of the one before it.
 
     Ethayarajh et al. (2024), KTO, section 4.1: another example's y beside this x, from which the baseline is estimated. Of
@@ -48,11 +50,11 @@ def mismatched_rows(answers: Seq[Seq[Sequence]], longest: int) -> list[Sequence]
     return found
 
 
-def _opening(row: Sequence) -> list[int]:
+def _opening(row: TrainingSequence) -> list[int]:
     return row.tokens[: row.mask.index(True)]
 
 
-def _beside(row: Sequence, opening: list[int]) -> Sequence:
+def _beside(row: TrainingSequence, opening: list[int]) -> TrainingSequence:
     start = row.mask.index(True)
     nothing = [0.0] * len(opening)
     moved = len(opening) - start

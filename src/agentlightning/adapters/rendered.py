@@ -1,6 +1,6 @@
 """Recorded calls as if this model had made them: messages and answers, rendered by its own template.
 
-The offline trainer drives it to distil: a call that an outside model answered has text and no token ids, and one of another
+The offline trainer drives it to distil: a call that an external model answered has text and no token ids, and one of another
 policy has ids of another tokenizer. A conversation graph makes each prompt exactly as the gateway would, so that calls that
 continue each other become one row. Nothing is guessed: what the template does not write as the continuation of its own
 opening is left out, with the reason. No I/O.
@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Iterable
 
 from agentlightning.adapters.trajectories import JUDGE
-from agentlightning.rendering.conversation import COMPLETIONS, Conversation
+from agentlightning.rendering.call_chain import call_chain, chain_messages, chain_tools, is_whole
+from agentlightning.rendering.conversation import COMPLETIONS, Conversation, RequestView
 from agentlightning.rendering.message import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
 from agentlightning.types import ABANDONED, JSON, Call, Rollout, Trajectory, Transition
@@ -32,50 +33,52 @@ def rendered(
     attempt = [call for call in calls if call.attempt == rollout.attempt]
     by_id = {call.id: call for call in attempt}
     conversation = Conversation(renderer)
+    made: dict[str, Transition] = {}
     transitions = []
     for call in attempt:
         if call.finish_reason == ABANDONED or call.agent == JUDGE or not taught(call):
             continue
-        path = _path(call, by_id)
-        if isinstance(path, str):
-            return path
-        messages = [message for step in path for message in ([*step.messages, step.answer])][:-1]
+        chain = call_chain(call, by_id)
+        if not is_whole(chain):
+            return f"call {chain[0].id} continues call {chain[0].parent_id}, which is not recorded"
+        messages, tools = chain_messages(chain)[:-1], chain_tools(chain)
         if call.protocol == COMPLETIONS:
             return f"call {call.id} has a raw prompt, which belongs to the model that was asked"
         try:
-            plan = conversation.plan(messages, path[0].tools)
-            answer_ids = _answer_ids(call, messages, path[0].tools, plan.prompt_ids, renderer)
+            plan = conversation.plan(RequestView.of(messages, tools))
+            answer_ids = _answer_ids(call, messages, tools, plan.prompt_ids, renderer)
         except RenderError as refusal:
             return f"call {call.id}: {refusal}"
         if answer_ids is None:
             return f"call {call.id}: the model's chat template writes an answer otherwise than it opens one"
-        conversation.record(plan, call.id, answer_ids, call.answer)
+        conversation.record(plan, call.id, answer_ids, call.completion)
+        made[call.id] = Transition(
+            call_id=call.id,
+            suffix_ids=plan.suffix_ids,
+            sampled_ids=answer_ids,
+            logprobs=[0.0] * len(answer_ids),
+            versions=[],
+            policy=call.policy,
+            agent=call.agent,
+            messages=messages[plan.known :],
+            completion=call.completion,
+            parent=None if plan.parent is None else made[plan.parent.call_id],
+        )
         if answer_ids:
-            transitions.append(_transition(call, plan.prompt_ids, answer_ids, messages))
+            transitions.append(made[call.id])
     if not transitions:
         return "the teacher answered none of its calls"
     reward = math.nan if rollout.reward is None else rollout.reward
     return Trajectory(rollout_id=rollout.id, group_id=rollout.group_id, reward=reward, transitions=transitions)
 
 
-def _path(call: Call, by_id: dict[str, Call]) -> list[Call] | str:
-    """The calls from the first of the conversation to this one; the reason where one is missing."""
-    path = [call]
-    while path[-1].parent_id is not None:
-        parent = by_id.get(path[-1].parent_id)
-        if parent is None:
-            return f"call {path[-1].id} continues call {path[-1].parent_id}, which is not recorded"
-        path.append(parent)
-    return path[::-1]
-
-
 def _answer_ids(
     call: Call, messages: list[JSON], tools: list[JSON] | None, prompt_ids: list[int], renderer: Renderer
 ) -> list[int] | None:
-    """What the model would have sampled, with the token that ends it; None where the template cannot tell."""
+    """The ids that the model would have sampled, with the token that ends them; None where the template cannot tell."""
     view = [normal(message) for message in messages]
     opening = renderer.render(view, tools, generate=True)
-    whole = renderer.render([*view, normal(call.answer)], tools, generate=False)
+    whole = renderer.render([*view, normal(call.completion)], tools, generate=False)
     if not whole.startswith(opening):
         return None
     ids = renderer.encode(whole[len(opening) :], after=prompt_ids[-1] if prompt_ids else None)
@@ -85,17 +88,3 @@ def _answer_ids(
     elif renderer.end_ids:  # the template never writes one, and the model has to learn to stop all the same
         ids = [*ids, next(iter(renderer.end_ids))]
     return renderer.split_end(ids)[0] if call.finish_reason == CUT else ids
-
-
-def _transition(call: Call, prompt_ids: list[int], answer_ids: list[int], messages: list[JSON]) -> Transition:
-    return Transition(
-        call_id=call.id,
-        prompt_ids=prompt_ids,
-        sampled_ids=answer_ids,
-        logprobs=[0.0] * len(answer_ids),
-        versions=[],
-        policy=call.policy,
-        agent=call.agent,
-        messages=messages,
-        answer=call.answer,
-    )

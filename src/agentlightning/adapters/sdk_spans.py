@@ -17,7 +17,7 @@ LATEST_NS = 2**63 - 1
 
 
 def is_sdk_span(value: Any) -> bool:
-    """Whether it looks like a span of an SDK."""
+    """True where it looks like a span of an SDK."""
     return (
         isinstance(value, dict) and isinstance(value.get("context"), dict) and "name" in value and "attributes" in value
     )

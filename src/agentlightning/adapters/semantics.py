@@ -1,4 +1,4 @@
-"""What a span says it is, in the words of whoever wrote it: a model call, a tool, an agent, or none of these.
+"""Semantics: the role of a span under each known convention. A model call, a tool, an agent, or none of these.
 
 Read are the GenAI semantic conventions of OpenTelemetry (and any-agent's, which came before them), OpenInference,
 OpenLLMetry (traceloop), the Vercel AI SDK, pydantic-ai, LangSmith, and our own names. Adapters, rules of AIR and
@@ -74,7 +74,7 @@ PREBUILT_NODES = frozenset({"agent", "model", "call_model", "tools"})
 """Nodes within LangGraph's prebuilt agents."""
 
 RUN_OF = (".run", "._execute_core", ".kickoff", ".run_stream")
-"""How OpenInference ends the name of an agent's span, after the agent's own."""
+"""Suffix that OpenInference gives the name of an agent's span."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,17 +86,17 @@ class ToolUse:
     arguments: str | None
     """As the framework wrote them, JSON where it did; None where it did not."""
     result: str | None
-    """What the tool gave, as text; None where the span does not say."""
+    """Result of the tool as text; None where the span does not say."""
     call_id: str | None
     """The id that the model's answer gave the tool call."""
     error: str | None
-    """Why it failed; None where it did not."""
+    """Reason why it failed; None where it did not."""
     started_ns: int
     finished_ns: int
 
 
 def role_of(span: Span) -> SpanRole:
-    """What the span is.
+    """The role of the span.
 
     >>> role_of(Span(id="1", run_id="", rollout_id="", attempt=1, name="x", attributes={"gen_ai.operation.name":
     "chat"})) 'model'
@@ -166,7 +166,7 @@ def graph_node(path: object, node: object) -> str | None:
 
 
 def tool_use(span: Span) -> ToolUse | None:
-    """What a tool's span says; None for any other span."""
+    """The tool use of a tool's span; None for any other span."""
     if role_of(span) != "tool":
         return None
     own = span.attributes
@@ -185,7 +185,7 @@ def tool_use(span: Span) -> ToolUse | None:
 
 
 def error_of(span: Span) -> str | None:
-    """Why the span failed, in one text; None where it did not.
+    """The span's error, in one text; None where it did not fail.
 
     Its status says whether; an exception that somebody recorded and caught is no failure of the span.
     """
@@ -267,7 +267,7 @@ def written(table: Mapping[str, Any], key: str) -> str | None:
 
 
 def plain_result(value: Any) -> str | None:
-    """What a tool gave, without the wrappers that frameworks put around it.
+    """A tool's result, without the wrappers that frameworks put around it.
 
     >>> plain_result({"type": "text", "text": "42"}), plain_result({"content": "42", "tool_name": "add"}),
     plain_result([1]) ('42', '42', '[1]')

@@ -1,4 +1,4 @@
-"""Trajectories to sequences: the rows that an engine trains on, merged where one call's prompt continues another.
+"""Trajectories to sequences: the rows that an engine trains on, merged where one call continues another.
 
 LightningRL drives it after credit and advantage. It knows nothing of rewards: advantages and weights are given, by
 transition or by token, and merging changes how often a token is *read*, never how often or how strongly it is *trained*.
@@ -6,30 +6,29 @@ transition or by token, and merging changes how often a token is *read*, never h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-from agentlightning.types import Sequence, Trajectory, Transition
+from agentlightning.types import TrainingSequence, Trajectory, Transition
 
 Aggregation = Literal["token_mean", "sequence_mean", "rollout_mean", "fixed_length"]
-PerToken = float | Seq[float]
+PerToken = float | Sequence[float]
 """Of one transition: a number for all its sampled tokens, or one for each."""
-NOTHING: Mapping[str, Seq[PerToken]] = MappingProxyType({})
+NOTHING: Mapping[str, Sequence[PerToken]] = MappingProxyType({})
 
 
 def merge(
     rollout_id: str,
-    transitions: Seq[Transition],
-    advantages: Seq[PerToken],
-    weights: Seq[PerToken],
-    others: Mapping[str, Seq[PerToken]] = NOTHING,
-) -> list[Sequence]:
-    """Sequences in which a transition follows the earlier one whose prompt and answer its own prompt begins with.
+    transitions: Sequence[Transition],
+    advantages: Sequence[PerToken],
+    weights: Sequence[PerToken],
+    others: Mapping[str, Sequence[PerToken]] = NOTHING,
+) -> list[TrainingSequence]:
+    """Sequences in which a transition follows the nearest call before it in its tree that ends one.
 
     `advantages` and `weights` hold one entry per transition, for its sampled tokens; `others` the same for optional fields
-    of `Sequence`, such as kl_weights. Of transitions with observations O and answers A (an answer's tokens are trained,
+    of `TrainingSequence`, such as kl_weights. With observations O and answers A (an answer's tokens are trained,
     marked with a star; all others are context):
 
         (O1, A1), (O1+A1+O2, A2), (O3, A3)        ->  O1 A1* O2 A2*   and   O3 A3*
@@ -39,36 +38,40 @@ def merge(
 
         (O1, A1), (O1+A1+O2, A2), (O1+A1+O3, A3)  ->  O1 A1* O2 A2*   and   O1 A1 O3 A3*
 
-    Transitions of different temperatures never share a row. Costs O(tokens of all prompts) for a conversation.
+    Transitions of different temperatures never share a row. Costs O(tokens of the rows): no prompt is built or compared.
     """
-    rows: list[Sequence] = []
+    rows: list[TrainingSequence] = []
+    ends: dict[str, TrainingSequence] = {}  # by the call whose completion a row ends with
     for place, transition in enumerate(transitions):
-        row = _longest_beginning(transition, rows)
-        if row is None:
+        before = _end_of_row(transition, ends)
+        if before is None:
             row = _empty_row(rollout_id, transition, others)
             rows.append(row)
-        _append(row, transition, place, {"advantages": advantages, "weights": weights, **others})
+        else:
+            row = ends.pop(before.call_id)
+        ends[transition.call_id] = row
+        _append(row, transition, before, place, {"advantages": advantages, "weights": weights, **others})
     return rows
 
 
 def unmerged(
     rollout_id: str,
-    transitions: Seq[Transition],
-    advantages: Seq[PerToken],
-    weights: Seq[PerToken],
-    others: Mapping[str, Seq[PerToken]] = NOTHING,
-) -> list[Sequence]:
-    """One row a call: (O1, A1), (O1+A1+O2, A2) -> O1 A1* and O1 A1 O2 A2*. Trains the same tokens with the same weights."""
+    transitions: Sequence[Transition],
+    advantages: Sequence[PerToken],
+    weights: Sequence[PerToken],
+    others: Mapping[str, Sequence[PerToken]] = NOTHING,
+) -> list[TrainingSequence]:
+    """One row per call: (O1, A1), (O1+A1+O2, A2) -> O1 A1* and O1 A1 O2 A2*. Trains the same tokens."""
     rows = []
     for place, transition in enumerate(transitions):
         row = _empty_row(rollout_id, transition, others)
-        _append(row, transition, place, {"advantages": advantages, "weights": weights, **others})
+        _append(row, transition, None, place, {"advantages": advantages, "weights": weights, **others})
         rows.append(row)
     return rows
 
 
-def by_call(rows: Seq[Sequence], numbers: Seq[Seq[float]]) -> list[list[float]]:
-    """What an engine said of each token of `rows`, by transition and sampled token.
+def by_call(rows: Sequence[TrainingSequence], numbers: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Numbers of an engine for the tokens of `rows`, by transition and sampled token.
 
     The rows must have been made with each transition's place, 0, 1, 2, …, as its advantage: that is how a merged row's
     calls are told apart. Rows O1 A1* O2 A2* and O3 A3* of transitions (1, 3, 2) give [numbers of A1, A3, A2].
@@ -81,7 +84,7 @@ def by_call(rows: Seq[Sequence], numbers: Seq[Seq[float]]) -> list[list[float]]:
 
 
 def token_weights(
-    trajectories: Seq[Trajectory], aggregation: Aggregation, fixed_length: int | None = None
+    trajectories: Sequence[Trajectory], aggregation: Aggregation, fixed_length: int | None = None
 ) -> list[list[float]]:
     """The weight of each sampled token, one number per trajectory and transition.
 
@@ -110,26 +113,20 @@ def token_weights(
     return [[1.0 / (len(lengths) * sum(rollout))] * len(rollout) for rollout in lengths]
 
 
-def _longest_beginning(transition: Transition, rows: list[Sequence]) -> Sequence | None:
-    """The longest row that the prompt begins with, as a whole."""
-    prompt = transition.prompt_ids
-    best: Sequence | None = None
-    for row in rows:
-        length = len(row.tokens)
-        if (
-            length <= len(prompt)
-            and row.temperature == transition.temperature
-            and (best is None or length > len(best.tokens))
-            and prompt[length - 1] == row.tokens[-1]  # turns most rows away without comparing them whole
-            and prompt[:length] == row.tokens
-        ):
-            best = row
-    return best
+def _end_of_row(transition: Transition, ends: Mapping[str, TrainingSequence]) -> Transition | None:
+    """The nearest ancestor whose completion ends a row of the same temperature; None: the transition begins a row."""
+    node = transition.parent
+    while node is not None:
+        row = ends.get(node.call_id)
+        if row is not None and row.temperature == transition.temperature:
+            return node
+        node = node.parent
+    return None
 
 
-def _empty_row(rollout_id: str, transition: Transition, others: Mapping[str, Seq[PerToken]]) -> Sequence:
+def _empty_row(rollout_id: str, transition: Transition, others: Mapping[str, Sequence[PerToken]]) -> TrainingSequence:
     optional: dict[str, Any] = {name: [] for name in others}
-    return Sequence(
+    return TrainingSequence(
         rollout_id=rollout_id,
         tokens=[],
         mask=[],
@@ -142,19 +139,30 @@ def _empty_row(rollout_id: str, transition: Transition, others: Mapping[str, Seq
     )
 
 
-def _append(row: Sequence, transition: Transition, place: int, columns: Mapping[str, Seq[PerToken]]) -> None:
-    """What the row lacks of the transition's prompt, as context, then its answer, trained."""
-    context = transition.prompt_ids[len(row.tokens) :]
-    answer = transition.sampled_ids
-    start = len(row.tokens) + len(context)
-    nothing = [0.0] * len(context)
-    row.tokens.extend(context + answer)
-    row.mask.extend([False] * len(context) + [True] * len(answer))
-    row.logprobs.extend(nothing + transition.logprobs)
+def _append(
+    row: TrainingSequence,
+    transition: Transition,
+    before: Transition | None,
+    place: int,
+    columns: Mapping[str, Sequence[PerToken]],
+) -> None:
+    """Appends the prompt's tokens after `before`, with which the row ends, as context, then the completion, trained."""
+    context: list[list[int]] = [transition.suffix_ids]
+    node = transition.parent
+    while node is not None and (before is None or node.call_id != before.call_id):
+        context += (node.sampled_ids, node.suffix_ids)
+        node = node.parent
+    for ids in reversed(context):
+        row.tokens.extend(ids)
+    start, sampled = len(row.tokens), transition.sampled_ids
+    unread = start - len(row.mask)
+    row.tokens.extend(sampled)
+    row.mask.extend([False] * unread + [True] * len(sampled))
+    row.logprobs.extend([0.0] * unread + transition.logprobs)
     for name, values in columns.items():
         value = values[place]
-        each = [value] * len(answer) if isinstance(value, int | float) else list(value)
-        if len(each) != len(answer):
-            raise ValueError(f"{name}: expected {len(answer)} numbers for call {transition.call_id}, got {len(each)}")
-        getattr(row, name).extend(nothing + each)
-    row.segments.append((start, start + len(answer)))
+        each = [value] * len(sampled) if isinstance(value, int | float) else list(value)
+        if len(each) != len(sampled):
+            raise ValueError(f"{name}: expected {len(sampled)} numbers for call {transition.call_id}, got {len(each)}")
+        getattr(row, name).extend([0.0] * unread + each)
+    row.segments.append((start, start + len(sampled)))

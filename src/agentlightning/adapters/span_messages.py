@@ -168,7 +168,7 @@ def _first_event(span: Span, name: str, key: str) -> Any:
 
 
 def _details(span: Span) -> list[Mapping[str, Any]]:
-    """Where current conventions put messages: on the span, or on an event of it."""
+    """The attributes that hold messages under current conventions: the span's, or those of an event of it."""
     events = (event.get("attributes") for event in span.events if event.get("name") == DETAILS)
     return [span.attributes, *(table for table in events if isinstance(table, dict))]
 
@@ -265,7 +265,7 @@ def _vercel_answer(span: Span) -> JSON | None:
 
 
 def _tells_more(other: JSON, best: JSON) -> bool:
-    """Whether another convention's reading of an answer has what the first one lacks."""
+    """True where another convention's reading of a completion has parts that the first one lacks."""
     calls = best.get("tool_calls") or []
     if not calls:
         return not best.get("content") and bool(other.get("tool_calls") or other.get("content"))

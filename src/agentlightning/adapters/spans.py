@@ -8,8 +8,7 @@ Reward functions, imports of traces and the views on a rollout drive it. Broken 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TypeVar
@@ -39,14 +38,14 @@ class ModelCall:
     model: str = ""
     messages: list[JSON] | None = None
     """The whole prompt in the form of Chat Completions."""
-    answer: JSON | None = None
+    completion: JSON | None = None
     """The assistant message."""
     tools: list[JSON] | None = None
     finish_reason: str = "stop"
     usage: JSON = field(default_factory=dict)
     """prompt_tokens and sampled_tokens, those that are known."""
     error: str | None = None
-    """Why the call failed."""
+    """Reason why the call failed."""
     mended: bool = False
     """The prompt was not recorded and was put together from the calls and tools before; see `mended`."""
     started_ns: int = 0
@@ -54,12 +53,12 @@ class ModelCall:
 
     @property
     def missing(self) -> str | None:
-        """Why it cannot be learned from; None where it can."""
+        """The reason why it cannot be trained on; None where it can."""
         if self.error is not None:
             return "the call failed"
         if not self.messages:
             return "its prompt was not recorded"
-        if self.answer is None or not (self.answer.get("content") or self.answer.get("tool_calls")):
+        if self.completion is None or not (self.completion.get("content") or self.completion.get("tool_calls")):
             return "its answer was not recorded"
         return None
 
@@ -88,7 +87,7 @@ def tool_uses(spans: Iterable[Span] | SpanTree) -> list[ToolUse]:
     return [use for span in tree.spans if (use := tool_use(span)) is not None]
 
 
-def mended(calls: Seq[ModelCall], tree: SpanTree) -> list[ModelCall]:
+def mended(calls: Sequence[ModelCall], tree: SpanTree) -> list[ModelCall]:
     """The calls, in order of time, with prompts that were not recorded put together where the trace tells all of them.
 
     Some instrumentations record the messages of an agent's first call alone. The next call of the same agent then
@@ -108,7 +107,7 @@ def mended(calls: Seq[ModelCall], tree: SpanTree) -> list[ModelCall]:
         before = last.get(scope)
         if call.messages is None and before is not None and before.missing is None:
             assert before.messages is not None  # missing says so
-            assert before.answer is not None
+            assert before.completion is not None
             read = _replies(
                 before, [use for use in uses[scope] if use.finished_ns <= max(call.started_ns, before.finished_ns)]
             )
@@ -122,11 +121,11 @@ def mended(calls: Seq[ModelCall], tree: SpanTree) -> list[ModelCall]:
     return result
 
 
-def _replies(call: ModelCall, uses: Seq[ToolUse]) -> tuple[JSON, list[JSON]] | None:
+def _replies(call: ModelCall, uses: Sequence[ToolUse]) -> tuple[JSON, list[JSON]] | None:
     """The answer of a call with an id for each of its tool calls, and the messages with their results; None where one
     of these is unknown."""
-    assert call.answer is not None
-    asked = call.answer.get("tool_calls") or []
+    assert call.completion is not None
+    asked = call.completion.get("tool_calls") or []
     since = [use for use in uses if use.started_ns >= call.started_ns]
     named, replies = [], []
     for place, one in enumerate(asked):
@@ -142,7 +141,7 @@ def _replies(call: ModelCall, uses: Seq[ToolUse]) -> tuple[JSON, list[JSON]] | N
         named.append({**one, "id": identity})
         content = fits[0].result if fits[0].result is not None else f"Error: {fits[0].error}"
         replies.append({"role": "tool", "content": content, "tool_call_id": identity})
-    return ({**call.answer, "tool_calls": named}, replies) if replies else None
+    return ({**call.completion, "tool_calls": named}, replies) if replies else None
 
 
 def _same_arguments(ran: str | None, asked: str) -> bool:
@@ -150,12 +149,12 @@ def _same_arguments(ran: str | None, asked: str) -> bool:
 
 
 def _scope(tree: SpanTree, span: Span | None) -> str | None:
-    """What tells one agent's calls from another's: the span of the agent around them."""
+    """The span of the agent around a call, which tells one agent's calls from another's."""
     found = tree.agent_span(span) if span is not None else None
     return None if found is None else found.id
 
 
-def _model_call(layers: Seq[Span], tree: SpanTree) -> ModelCall:
+def _model_call(layers: Sequence[Span], tree: SpanTree) -> ModelCall:
     """The call that these spans tell of, the innermost first."""
     span = layers[0]
     answer = _first(answer_of(layer) for layer in layers)
@@ -164,7 +163,7 @@ def _model_call(layers: Seq[Span], tree: SpanTree) -> ModelCall:
         agent=tree.agent(span),
         model=_first(model_of(layer) or None for layer in layers) or "",
         messages=_first(prompt_of(layer) for layer in layers),
-        answer=answer,
+        completion=answer,
         tools=_first(tools_of(layer) for layer in layers),
         finish_reason=finish_reason_of(span, answer),
         usage=_first(usage_of(layer) or None for layer in layers) or {},

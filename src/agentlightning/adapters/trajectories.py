@@ -1,4 +1,4 @@
-"""Store records to trajectories: full prompts are rebuilt from parents and suffixes, step rewards join their transition.
+"""Store records to trajectories: calls become transitions of the same tree, step rewards join their transition.
 
 The trainer drives it with the records of finished rollouts. It knows nothing of credit, advantages or engines, and
 judges nothing: a rollout that cannot be learned from is left out with the reason.
@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from agentlightning.store.base import final_reward
-from agentlightning.types import ABANDONED, JSON, Call, Reward, Rollout, Trajectory, Transition
+from agentlightning.types import ABANDONED, Call, Reward, Rollout, Trajectory, Transition
 
 JUDGE = "agl.judge"
 """`agent` of a call by which a reward function asked a model about the rollout: nothing learns from it."""
@@ -30,13 +30,13 @@ def trajectories(
     they finished. Posted rewards count until the rollout finished, and what it was rescored with never does: a later
     one would make a step that is executed again another step. With `keep_unrewarded` a rollout that succeeded without
     a final reward is kept, with NaN. A call is trained where the policy sampled it and the agent read it: one that an
-    outside model answered (policy '') is context at most, and so are an abandoned one and a judge's. Costs O(tokens of
-    all full prompts): each prompt is built once, from its parent's.
+    external model answered (policy '') is context at most, and so are an abandoned one and a judge's. Costs O(calls):
+    a transition refers to its parent's, and nothing is copied.
 
     A conversation of two calls, the second stored by its suffix alone:
 
-        call a: suffix [1, 2], sampled [3]             transition a: prompt [1, 2],       sampled [3]
-        call b: parent a, suffix [4], sampled [5, 6]   transition b: prompt [1, 2, 3, 4], sampled [5, 6]
+        call a: suffix [1, 2], sampled [3]             transition a: prompt [1, 2],           sampled [3]
+        call b: parent a, suffix [4], sampled [5, 6]   transition b: prompt (a, its [3]) + [4], sampled [5, 6]
     """
     calls_of: defaultdict[str, list[Call]] = defaultdict(list)
     for call in calls:
@@ -102,65 +102,61 @@ def final_rewards(rewards: Iterable[Reward]) -> dict[str, float]:
 
 
 def _transitions(attempt: list[Call], step_rewards: dict[str, dict[str, float]]) -> tuple[str | None, list[Transition]]:
-    """Why these calls cannot be trained (None where they can), and their transitions."""
+    """Returns the reason why these calls cannot be trained (None where they can), and their transitions."""
     by_id = {call.id: call for call in attempt}
-    prompts: dict[str, list[int]] = {}
-    messages: dict[str, list[JSON]] = {}
+    tree: dict[str, Transition] = {}
+    lengths: dict[str, int] = {}
     transitions = []
     for call in attempt:
-        missing = _build_prompt(call, by_id, prompts, messages)
+        missing = _add(call, by_id, step_rewards, tree, lengths)
         if missing is not None:
             return f"call {call.id} continues call {missing}, which is not recorded", []
-        prompt = prompts[call.id]
         if not call.policy or call.finish_reason == ABANDONED or call.agent == JUDGE:
             continue
-        if not call.sampled_ids or not prompt:  # without a prompt, the first token has no condition
+        length = lengths[call.id]
+        if not call.sampled_ids or not length:  # without a prompt, the first token has no condition
             continue
-        if len(prompt) != call.prompt_tokens or len(call.logprobs) != len(call.sampled_ids):
+        if length != call.prompt_tokens or len(call.logprobs) != len(call.sampled_ids):
             return (
                 f"call {call.id} is recorded with {call.prompt_tokens} prompt tokens and {len(call.logprobs)} logprobs, "
-                f"but its parts have {len(prompt)} prompt tokens and {len(call.sampled_ids)} sampled ones"
+                f"but its parts have {length} prompt tokens and {len(call.sampled_ids)} sampled ones"
             ), []
-        transitions.append(
-            Transition(
-                call_id=call.id,
-                prompt_ids=prompt,
-                sampled_ids=call.sampled_ids,
-                logprobs=call.logprobs,
-                versions=call.versions,
-                # greedy calls are recorded with the logprobs of temperature 1
-                temperature=call.sampling.temperature or 1.0,
-                policy=call.policy,
-                agent=call.agent,
-                reward=sum(step_rewards.get(call.id, {}).values()),
-                rewards=step_rewards.get(call.id, {}),
-                messages=messages[call.id],
-                answer=call.answer,
-            )
-        )
+        transitions.append(tree[call.id])
     return (None if transitions else "the policy answered none of its calls"), transitions
 
 
-def _build_prompt(
-    call: Call, by_id: dict[str, Call], prompts: dict[str, list[int]], messages: dict[str, list[JSON]]
+def _add(
+    call: Call,
+    by_id: dict[str, Call],
+    step_rewards: dict[str, dict[str, float]],
+    tree: dict[str, Transition],
+    lengths: dict[str, int],
 ) -> str | None:
-    """Put the full prompt of `call`, and of each ancestor that lacks one, into `prompts`, and as messages into
-    `messages`; the id of a missing parent."""
-    chain: list[Call] = []
-    node = call
-    while node.id not in prompts:
-        chain.append(node)
-        if node.parent_id is None:
-            break
-        parent = by_id.get(node.parent_id)
-        if parent is None:
-            return node.parent_id
-        node = parent
-    for link in reversed(chain):
-        if link.parent_id is None:
-            prompts[link.id], messages[link.id] = list(link.suffix_ids), link.messages
-            continue
-        parent = by_id[link.parent_id]
-        prompts[link.id] = prompts[parent.id] + parent.sampled_ids + link.suffix_ids
-        messages[link.id] = [*messages[parent.id], parent.answer, *link.messages]
+    """Puts `call` and its ancestors into `tree`, with the lengths of their prompts; returns the id of a missing parent."""
+    chain = [call]
+    while (parent_id := chain[-1].parent_id) is not None and parent_id not in tree:
+        if parent_id not in by_id:
+            return parent_id
+        chain.append(by_id[parent_id])
+    for one in reversed(chain):
+        parent = None if one.parent_id is None else tree[one.parent_id]
+        before = 0 if parent is None else lengths[parent.call_id] + len(parent.sampled_ids)
+        lengths[one.id] = before + len(one.suffix_ids)
+        rewards = step_rewards.get(one.id, {})
+        tree[one.id] = Transition(
+            call_id=one.id,
+            suffix_ids=one.suffix_ids,
+            sampled_ids=one.sampled_ids,
+            logprobs=one.logprobs,
+            versions=one.versions,
+            # greedy calls are recorded with the logprobs of temperature 1
+            temperature=one.sampling.temperature or 1.0,
+            policy=one.policy,
+            agent=one.agent,
+            reward=sum(rewards.values()),
+            rewards=rewards,
+            messages=one.messages,
+            completion=one.completion,
+            parent=parent,
+        )
     return None

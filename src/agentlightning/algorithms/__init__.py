@@ -1,5 +1,5 @@
-"""How rewards become updates. Numbers in, numbers out: no I/O, no torch."""
+"""Algorithms turn rewards into updates. Numbers in, numbers out: no I/O, no torch."""
 
-from agentlightning.algorithms.lightning_rl import LightningRL, Plan
+from agentlightning.algorithms.lightning_rl import LightningRL, UpdatePlan
 
-__all__ = ["LightningRL", "Plan"]
+__all__ = ["LightningRL", "UpdatePlan"]

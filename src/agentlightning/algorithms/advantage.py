@@ -1,4 +1,4 @@
-"""How much better than its group a call did: credits of a group to advantages.
+"""Advantage estimators: the credits of a group to advantages, how much better than its group each call did.
 
 Statistics are taken over rollouts, never over rows: a rollout with more calls must not weigh more. LightningRL drives
 it; the rules that need a critic are in `gae.py`. Knows nothing of tokens or losses.
@@ -18,7 +18,7 @@ from types import MappingProxyType
 from agentlightning.errors import RewardError
 
 Credits = Sequence[Sequence[float]]
-"""By rollout and transition."""
+"""One number per rollout and transition."""
 AdvantageRule = Callable[..., list[list[float]]]
 """(credits, reward by rollout, divide by the deviation?, shares) -> advantage by rollout and transition."""
 
@@ -173,4 +173,4 @@ ADVANTAGES: Mapping[str, AdvantageRule] = MappingProxyType(
 BATCH: Mapping[str, Callable[[Credits], list[list[float]]]] = MappingProxyType(
     {"reinforce_pp": whiten_batch, "reinforce_pp_baseline": scale_batch}
 )
-"""What follows once all groups of a step have their advantages."""
+"""The normalisation that follows once all groups of a step have their advantages."""

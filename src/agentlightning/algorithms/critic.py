@@ -1,4 +1,4 @@
-"""Advantage gae: what a critic says of each sampled token, and what was earned, to advantages and the critic's targets.
+"""Advantage gae: a critic's values of sampled tokens, and rewards, to advantages and the critic's targets.
 
 LightningRL drives it with the values of an engine's value head. Pure; the formulas are in `gae.py`. Knows no engine.
 """
@@ -15,7 +15,7 @@ from agentlightning.algorithms.settings import is_number, require, require_numbe
 from agentlightning.types import Trajectory
 
 Values = Mapping[str, Sequence[float]]
-"""By id of the call, one number per sampled token: the critic's estimate of the state before that token."""
+"""Call id -> one number per sampled token: the critic's estimate of the state before that token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,16 +23,16 @@ class Critic:
     """Settings of gae, the table `critic` of LightningRL."""
 
     learning_rate: float = 1e-3
-    """Of the value head, with the schedule of the policy's own."""
+    """Learning rate of the value head, with the schedule of the policy's own."""
     gamma: float = 1.0
     """Discount from token to token of a call."""
     call_gamma: float = 1.0
     """Discount from call to call."""
     lam: float = 0.95
-    """λ, at both levels: 1 trusts what was earned, 0 what the critic says of the next state."""
+    """λ, at both levels: 1 trusts what was earned, 0 the critic's value of the next state."""
     clip: float | None = None
     """An estimate that moved further than this within a step is not moved on. None: no bound."""
-    trunk: float = 0.1
+    backbone_grad_scale: float = 0.1
     """The critic's gradient goes on into the policy's own layers times this; 0 leaves them alone."""
 
     def __post_init__(self) -> None:
@@ -41,12 +41,12 @@ class Critic:
             require_number(f"critic.{name}", getattr(self, name), 0, 1)
         if self.clip is not None:
             require(is_number(self.clip, 0) and self.clip > 0, "critic.clip", "a number above 0", self.clip)
-        require_number("critic.trunk", self.trunk, 0)
+        require_number("critic.backbone_grad_scale", self.backbone_grad_scale, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Of one rollout; the lists have one entry per transition and sampled token."""
+    """GAE of one rollout; the lists have one entry per transition and sampled token."""
 
     advantages: list[list[float]]
     returns: list[list[float]]
@@ -64,13 +64,13 @@ def estimates(
     """
     found = []
     for trajectory in trajectories:
-        said = [list(values[transition.call_id]) for transition in trajectory.transitions]
+        estimated = [list(values[transition.call_id]) for transition in trajectory.transitions]
         earned = [transition.reward for transition in trajectory.transitions]
         earned[-1] += trajectory.reward
         advantages, returns = bilevel_gae(
-            earned, said, gamma=critic.gamma, call_gamma=critic.call_gamma, lam=critic.lam
+            earned, estimated, gamma=critic.gamma, call_gamma=critic.call_gamma, lam=critic.lam
         )
-        found.append(Estimate(advantages=advantages, returns=returns, values=said))
+        found.append(Estimate(advantages=advantages, returns=returns, values=estimated))
     return _normalized(found) if normalize else found
 
 
@@ -86,7 +86,7 @@ def explained(found: Sequence[Estimate]) -> dict[str, float]:
     stats = {"value_mean": statistics.fmean(values)}
     spread = statistics.pvariance(returns)
     if spread:
-        errors = [earned - said for earned, said in zip(returns, values, strict=True)]
+        errors = [earned - value for earned, value in zip(returns, values, strict=True)]
         stats["explained_variance"] = 1.0 - statistics.pvariance(errors) / spread
     return stats
 

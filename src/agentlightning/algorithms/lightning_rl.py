@@ -9,8 +9,7 @@ Source: Luo et al. 2025, "Agent Lightning: Train ANY AI Agents with Reinforcemen
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
@@ -26,7 +25,7 @@ from agentlightning.algorithms.selection import own_groups, own_part
 from agentlightning.algorithms.settings import is_number, require, require_number, require_one_of, require_whole
 from agentlightning.algorithms.updates import Signal, Updates
 from agentlightning.errors import ConfigError, RewardError
-from agentlightning.types import Loss, Outcome, Sequence, Trajectory
+from agentlightning.types import Loss, Outcome, TrainingSequence, Trajectory
 
 GAE = "gae"
 """The advantage that asks an engine for a critic's values."""
@@ -40,20 +39,20 @@ section 5.1; MiniMax-M1 (2025) without a lower bound, with DAPO's upper one, sin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What one training step does."""
+class UpdatePlan:
+    """The updates of one training step."""
 
-    minibatches: list[list[Sequence]]
+    minibatches: list[list[TrainingSequence]]
     """One optimizer update each, epoch after epoch; the weights of a minibatch's trained tokens sum to 1, except with
     fixed_length. A rollout is never split."""
     loss: Loss
     outcomes: dict[str, Outcome]
-    """By rollout: trained, zero_variance where nothing could be learned from it, or invalid by a policy of the
+    """Outcome of each rollout: trained, zero_variance where nothing could be learned from it, or invalid by a policy of the
     settings."""
     resample: list[str] = field(default_factory=list)
-    """With dynamic sampling: the groups from which nothing is learned, to be made up for by new ones."""
+    """With dynamic sampling: the groups from which nothing is learned, to be replaced by new ones."""
     stats: dict[str, float] = field(default_factory=dict)
-    """reward_mean, reward_std (sample, over rollouts), shares of groups: mixed_groups (their rewards differ), solved_groups
+    """reward_mean, reward_std (sample, over rollouts), shares of groups: groups_with_signal (rewards differ), solved_groups
     and unsolved_groups (every rollout has the highest reward of all, or the lowest), turns
     (calls a rollout), tokens_sampled, tokens_trained, sequences (rows of an epoch), zero_variance (share of rollouts);
     where there are any: unrewarded and filled (rollouts), incomplete_groups; with gae value_mean and
@@ -65,12 +64,12 @@ class LightningRL:
     """The algorithm's settings; `plan` is the algorithm."""
 
     agents: tuple[str, ...] | None = None
-    """Whose calls are learned from, by the agent's name, the model name it asks for, or a predicate ``file.py:name`` of a
-    call; the other calls are context. None: all calls."""
+    """Selects the calls that are trained on, by the agent's name, the model name it asks for, or a predicate
+    ``file.py:name`` of a call; the other calls are context. None: all calls."""
     group_size: int = 8
     """Rollouts of one task that are compared with each other."""
     credit: str | Rule = "uniform"
-    """Which call earned what: a name in `credit.CREDIT`, ``file.py:name`` of a rule of your own, or that rule itself."""
+    """Credit rule: a name in `credit.CREDIT`, ``file.py:name`` of a custom rule, or the rule itself."""
     credit_settings: Mapping[str, Any] | None = None
     """The rule's own settings."""
     advantage: str = "grpo"
@@ -80,21 +79,21 @@ class LightningRL:
     critic: Critic | Mapping[str, Any] | None = None
     """Settings of gae. None: the defaults of `Critic` with gae; without gae it has none."""
     reward_weights: Mapping[str, float] | None = None
-    """By name of a reward: rollouts are rewarded by their weighted sum. None: by the one final reward."""
+    """Weight of each reward by name: rollouts are rewarded by their weighted sum. None: by the one final reward."""
     missing_reward: MissingReward = "drop"
-    """What becomes of a rollout with a reward that is missing, late or no finite number: drop, fill (`fill_reward`)
+    """Treatment of a rollout with a reward that is missing, late or no finite number: drop, fill (`fill_reward`)
     or fail."""
     fill_reward: float | None = None
     incomplete_groups: Literal["train", "drop", "fail"] = "train"
-    """What becomes of a group with fewer than group_size usable rollouts."""
+    """Treatment of a group with fewer than group_size usable rollouts."""
     dynamic_sampling: bool = False
     """Make up for groups from which nothing is learned (Yu et al. 2025, "DAPO", section 3.2)."""
     solved_bonus: float = 0.0
     """Adds solved_bonus × R to each advantage of a rollout: groups that are solved throughout are trained on, too."""
     loss: Literal["ppo_clip", "gspo", "cispo", "reinforce"] = "ppo_clip"
     """The loss of a token; see docs/losses.md. reinforce has no ratio: it takes one update a step, or `importance`."""
-    ratio: Literal["sampler", "trainer"] = "sampler"
-    """What the loss's ratio is taken to: the recorded logprobs, or the trainer's own of before the step's first update,
+    ratio: Literal["rollout", "old_policy"] = "rollout"
+    """Denominator of the loss's ratio: the recorded logprobs, or the trainer's own of before the step's first update,
     one forward pass more; importance then corrects for the sampler."""
     clip_low: float | None = None
     clip_high: float | None = None
@@ -110,19 +109,19 @@ class LightningRL:
     kl: float = 0.0
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_aggregation: Aggregation | None = None
-    """How tokens are weighed in the KL term. None: as in the loss."""
+    """Loss aggregation of the KL term. None: that of the loss."""
     entropy: float = 0.0
     """Coefficient of the entropy bonus."""
     entropy_aggregation: Aggregation | None = None
-    """How tokens are weighed in the entropy bonus. None: as in the loss."""
+    """Loss aggregation of the entropy bonus. None: that of the loss."""
     aggregation: Aggregation = "token_mean"
-    """How tokens are weighed against each other; see `adapters.sequences.token_weights`."""
+    """Loss aggregation mode; see `adapters.sequences.token_weights`."""
     fixed_length: int | None = None
     """Tokens that a rollout counts for under an aggregation of that name."""
     minibatches: int = 4
     """Optimizer updates an epoch; fewer where there are fewer rollouts to learn from. A rollout is never split."""
     epochs: int = 1
-    """How often a step goes over its rollouts."""
+    """Passes of a step over its rollouts."""
     merge: bool = True
     """Merge calls whose prompts continue each other into one row; False: one row a call. The gradient is the same."""
 
@@ -167,13 +166,13 @@ class LightningRL:
             kl=self.kl,
             kl_estimator=self.kl_estimator,
             entropy=self.entropy,
-            value=None if critic is None else critic.trunk,
+            value=None if critic is None else critic.backbone_grad_scale,
             value_clip=None if critic is None else critic.clip,
         )
 
     @property
     def needs_reference(self) -> bool:
-        """Whether an engine must keep a frozen reference."""
+        """True where an engine must keep a frozen reference."""
         return self.kl > 0
 
     @property
@@ -183,16 +182,16 @@ class LightningRL:
 
     @property
     def reads_steps(self) -> bool:
-        """Whether step rewards make a difference to what is learned."""
+        """True where step rewards make a difference to what is learned."""
         return self.advantage == GAE or find_rule(str(self.credit)).reads_steps
 
     def plan(
         self,
-        groups: Seq[Seq[Trajectory]],
+        groups: Sequence[Sequence[Trajectory]],
         seed: int,
         evidence: Evidence | None = None,
         values: Values | None = None,
-    ) -> Plan:
+    ) -> UpdatePlan:
         """The updates for these groups. `seed` decides which rollouts share a minibatch, and nothing else.
 
         A rollout whose advantages are all 0 is dropped as zero_variance and counts in no weight. `evidence` is what
@@ -202,7 +201,7 @@ class LightningRL:
         if evidence.history:
             evidence = replace(evidence, history=self._rewards().settle(evidence.history).groups)
         usable, outcomes, counts = self._usable(groups, evidence)
-        signals, said = self._signals(usable, evidence, values)
+        signals, critic_stats = self._signals(usable, evidence, values)
         outcomes |= {one.rollout_id: "zero_variance" for group in usable for one in group}
         usable = own_groups(usable)
         trajectories = [trajectory for group in usable for trajectory in group]
@@ -213,28 +212,28 @@ class LightningRL:
         trained = [trajectory for trajectory in trajectories if outcomes[trajectory.rollout_id] == "trained"]
         minibatches = self._updates().plan(trained, signals, seed)
         rows = sum(map(len, minibatches)) / self.epochs
-        return Plan(
+        return UpdatePlan(
             minibatches=minibatches,
             loss=self.loss_terms,
             outcomes=outcomes,
             resample=_without_signal(groups, outcomes) if self.dynamic_sampling else [],
-            stats=_stats(usable, trajectories, trained) | counts | said | {"sequences": rows},
+            stats=_stats(usable, trajectories, trained) | counts | critic_stats | {"sequences": rows},
         )
 
-    def advantages(self, group: Seq[Trajectory]) -> list[list[float]]:
+    def advantages(self, group: Sequence[Trajectory]) -> list[list[float]]:
         """One number per trajectory of a group on its own and transition; for every advantage but gae."""
         found = self._advantages([group], Evidence())
         return [found.get(trajectory.rollout_id, []) for trajectory in group]
 
-    def call_advantages(self, groups: Seq[Seq[Trajectory]]) -> dict[str, list[float]] | None:
-        """By usable rollout, one number per call of the policy's own; None where that takes a critic or other evidence."""
+    def call_advantages(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, list[float]] | None:
+        """Advantages of usable rollouts, one per own call; None where that takes a critic or other evidence."""
         if self.advantage == GAE or find_rule(str(self.credit)).needs:
             return None
         usable, _, _ = self._usable(groups, Evidence())
         return self._advantages(usable, Evidence())
 
     def _usable(
-        self, groups: Seq[Seq[Trajectory]], evidence: Evidence
+        self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence
     ) -> tuple[list[list[Trajectory]], dict[str, Outcome], dict[str, float]]:
         """Groups with known rewards and as many rollouts as the settings ask for; the others' outcomes, and how many
         they are."""
@@ -270,16 +269,16 @@ class LightningRL:
         return kept, outcomes, {name: float(count) for name, count in counts.items() if count}
 
     def _signals(
-        self, groups: Seq[Seq[Trajectory]], evidence: Evidence, values: Values | None
+        self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence, values: Values | None
     ) -> tuple[dict[str, Signal], dict[str, float]]:
-        """By rollout what is learned from it, and what the critic was worth."""
+        """Returns the training signal of each rollout, and metrics of the critic."""
         if not isinstance(self.critic, Critic):
             return {
                 rollout_id: Signal(advantages=ofrollout)
                 for rollout_id, ofrollout in self._advantages(groups, evidence).items()
             }, {}
         if values is None:
-            raise ValueError("values: gae needs what the critic says of every sampled token")
+            raise ValueError("values: gae needs the critic's value of every sampled token")
         groups = own_groups(groups)
         trajectories = [trajectory for group in groups for trajectory in group]
         found = estimates(trajectories, values, self.critic, self.normalize_std)
@@ -302,8 +301,8 @@ class LightningRL:
             fixed_length=self.fixed_length,
         )
 
-    def _advantages(self, groups: Seq[Seq[Trajectory]], evidence: Evidence) -> dict[str, list[float]]:
-        """By rollout: one number per transition."""
+    def _advantages(self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence) -> dict[str, list[float]]:
+        """Returns for each rollout one number per transition."""
         rule = find_rule(str(self.credit))
         credits = rule.credits(groups, evidence, rule.settings(self.credit_settings or {}))
         groups, credits = own_part(groups, credits)
@@ -317,7 +316,7 @@ class LightningRL:
             for trajectory, credit, row in zip(trajectories, flat, values, strict=True)
         }
 
-    def _within(self, group: Seq[Trajectory], credits: Seq[Credit]) -> list[list[float]]:
+    def _within(self, group: Sequence[Trajectory], credits: Sequence[Credit]) -> list[list[float]]:
         if not group:
             return []
         scores = [
@@ -329,7 +328,7 @@ class LightningRL:
             shares = [[1.0] * len(credit.values) if credit.shares is None else credit.shares for credit in credits]
         return ADVANTAGES[self.advantage]([credit.values for credit in credits], scores, self.normalize_std, shares)
 
-    def _with_bonus(self, trajectory: Trajectory, credit: Credit, values: Seq[float]) -> list[float]:
+    def _with_bonus(self, trajectory: Trajectory, credit: Credit, values: Sequence[float]) -> list[float]:
         solved = self.solved_bonus * trajectory.reward
         return [
             value + extra + solved for value, extra in zip(values, credit.bonus or [0.0] * len(values), strict=True)
@@ -342,7 +341,7 @@ class LightningRL:
         if self.agents is None:
             return
         given: Any = self.agents
-        named = isinstance(given, Seq) and not isinstance(given, str) and bool(given)
+        named = isinstance(given, Sequence) and not isinstance(given, str) and bool(given)
         right = named and all(isinstance(one, str) and one for one in given)
         require(right, "agents", "a list of agents' names, or nothing for all of them", given)
         object.__setattr__(self, "agents", tuple(given))
@@ -372,7 +371,9 @@ class LightningRL:
             known = list(Critic.__dataclass_fields__)
             for name in given:
                 if name not in known:
-                    raise ConfigError(f"algorithm.critic.{name}: no such setting; known here: {', '.join(known)}")
+                    raise ConfigError(
+                        f"algorithm.critic.{name}: no such setting; known here: {', '.join(known) or 'none'}"
+                    )
             given = Critic(**given)
         object.__setattr__(self, "critic", given)
 
@@ -401,7 +402,7 @@ class LightningRL:
             raise ConfigError("algorithm.fixed_length: has no effect without an aggregation 'fixed_length'")
 
     def _check_loss(self) -> None:
-        """What an engine's own check cannot see; that one knows the rest."""
+        """Checks what an engine's own check cannot see."""
         for name in ("clip_low", "clip_high"):
             if getattr(self, name) is not None and self.loss not in CLIPS:
                 raise ConfigError(f"algorithm.{name}: has no effect with loss = {self.loss!r}")
@@ -413,8 +414,10 @@ class LightningRL:
                     f"algorithm.{name}: expected 1 with loss = {self.loss!r} without importance, whose gradient holds for "
                     f"fresh samples only, got {one}"
                 )
-        if self.ratio == "trainer" and self.ratio_mask is None:
-            raise ConfigError(f"algorithm.ratio: 'trainer' has no effect with loss = {self.loss!r}, which has no ratio")
+        if self.ratio == "old_policy" and self.ratio_mask is None:
+            raise ConfigError(
+                f"algorithm.ratio: 'old_policy' has no effect with loss = {self.loss!r}, which has no ratio"
+            )
 
 
 _CHOICES: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
@@ -423,7 +426,7 @@ _CHOICES: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
         "kl_aggregation": (None, *get_args(Aggregation)),
         "entropy_aggregation": (None, *get_args(Aggregation)),
         "loss": (*CLIPS, "reinforce"),
-        "ratio": ("sampler", "trainer"),
+        "ratio": ("rollout", "old_policy"),
         "importance": (None, "token", "call"),
         "ratio_mask": (None, "token", "call"),
         "kl_estimator": ("k1", "k2", "k3"),
@@ -446,7 +449,9 @@ _NUMBERS = (
 _MAY_BE_NONE = ("clip_low", "clip_high", "dual_clip", "off_policy_kl")
 
 
-def _stats(groups: Seq[Seq[Trajectory]], trajectories: Seq[Trajectory], trained: Seq[Trajectory]) -> dict[str, float]:
+def _stats(
+    groups: Sequence[Sequence[Trajectory]], trajectories: Sequence[Trajectory], trained: Sequence[Trajectory]
+) -> dict[str, float]:
     rewards = [trajectory.reward for trajectory in trajectories]
     earned = [{trajectory.reward for trajectory in group} for group in groups if group]
     least, best = min(rewards, default=0.0), max(rewards, default=0.0)
@@ -455,20 +460,22 @@ def _stats(groups: Seq[Seq[Trajectory]], trajectories: Seq[Trajectory], trained:
     solved = sum(value == best and (best > least or all_same_is_good) for value in alike)
     unsolved = sum(value == least and (best > least or not all_same_is_good) for value in alike)
     count = max(1, len(trajectories))
+    names = sorted({name for trajectory in trajectories for name in trajectory.rewards} - {"reward"})
+    named = {name: [one.rewards[name] for one in trajectories if name in one.rewards] for name in names}
     return {
         "reward_mean": statistics.fmean(rewards) if rewards else 0.0,
         "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
-        "mixed_groups": 1.0 - len(alike) / len(earned) if earned else 0.0,
+        "groups_with_signal": 1.0 - len(alike) / len(earned) if earned else 0.0,
         "solved_groups": solved / max(1, len(earned)),
         "unsolved_groups": unsolved / max(1, len(earned)),
         "turns": sum(len(trajectory.transitions) for trajectory in trajectories) / count,
         "tokens_sampled": float(sum(map(_sampled, trajectories))),
         "tokens_trained": float(sum(map(_sampled, trained))),
         "zero_variance": 1.0 - len(trained) / count if trajectories else 0.0,
-    }
+    } | {f"rewards/{name}/mean": statistics.fmean(values) for name, values in named.items()}
 
 
-def _without_signal(groups: Seq[Seq[Trajectory]], outcomes: Mapping[str, Outcome]) -> list[str]:
+def _without_signal(groups: Sequence[Sequence[Trajectory]], outcomes: Mapping[str, Outcome]) -> list[str]:
     return [
         group[0].group_id
         for group in groups
@@ -480,5 +487,5 @@ def _sampled(trajectory: Trajectory) -> int:
     return sum(len(transition.sampled_ids) for transition in trajectory.transitions)
 
 
-def _any(advantages: Seq[float | Seq[float]]) -> bool:
+def _any(advantages: Sequence[float | Sequence[float]]) -> bool:
     return any(one if isinstance(one, int | float) else any(one) for one in advantages)

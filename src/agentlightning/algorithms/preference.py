@@ -1,7 +1,7 @@
-"""Preferences from the record: pairs and labels from the rewards of rollouts, and the numbers that tell how well they hold.
+"""Preferences from recorded rollouts: pairs and labels from their rewards, and metrics of how well they hold.
 
 The offline trainer drives it; see `recorded`. An answer is a whole rollout: all that the model wrote in it, over all its
-calls; what the environment said is context. The engine computes the losses (engines/preferences.py); the same formulas
+calls; what the environment wrote is context. The engine computes the losses (engines/preferences.py); the same formulas
 stand here once more over plain numbers, for held-out examples, which need no gradient.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from agentlightning.algorithms.recorded import (
+from agentlightning.algorithms.offline import (
     Candidate,
     Example,
-    Recorded,
+    OfflineAlgorithm,
     best_first,
     by_task,
     is_number,
@@ -28,25 +28,25 @@ from agentlightning.types import PreferenceLoss
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preferring(Recorded):
-    """What DPO and KTO have in common."""
+class PreferenceAlgorithm(OfflineAlgorithm):
+    """Base of DPO and KTO."""
 
     needs_reference: ClassVar[bool] = True
 
     beta: float = 0.1
-    """How strongly the policy is held at the weights that the run began with."""
+    """Strength of the pull towards the weights that the run began with (β)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(is_number(self.beta, 0) and self.beta > 0, "beta", "a number above 0", self.beta)
 
-    def loss(self, examples: Seq[Example]) -> PreferenceLoss:
+    def loss(self, examples: Sequence[Example]) -> PreferenceLoss:
         """The loss for these examples."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPO(Preferring):
+class DPO(PreferenceAlgorithm):
     """Direct preference optimisation: of two rollouts of one task, the one with the higher reward is preferred.
 
     Rafailov et al. (2023), Direct Preference Optimization; over whole trajectories as in Song et al. (2024), Trial and
@@ -58,7 +58,7 @@ class DPO(Preferring):
     margin: float = 0.0
     """A pair's rewards must differ by more than this."""
     pairs_per_task: int | None = None
-    """Most pairs of one task; None: as many as it has."""
+    """Pairs of one task, at most; None: all that it has."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +66,7 @@ class DPO(Preferring):
         most = self.pairs_per_task
         require(most is None or is_whole(most, 1), "pairs_per_task", "a whole number above 0", most)
 
-    def examples(self, candidates: Seq[Candidate]) -> list[Example]:
+    def examples(self, candidates: Sequence[Candidate]) -> list[Example]:
         found = [
             Example(wanted=better.rollout_id, unwanted=worse.rollout_id, held_out=self.is_held_out(better.task))
             for group in by_task(candidates)
@@ -79,12 +79,12 @@ class DPO(Preferring):
             )
         return found
 
-    def loss(self, examples: Seq[Example]) -> PreferenceLoss:
+    def loss(self, examples: Sequence[Example]) -> PreferenceLoss:
         return PreferenceLoss(name="dpo", beta=self.beta)
 
 
 @dataclass(frozen=True, kw_only=True)
-class KTO(Preferring):
+class KTO(PreferenceAlgorithm):
     """Kahneman-Tversky optimisation: each rollout is wanted or not, and needs no counterpart.
 
     Ethayarajh et al. (2024), KTO: Model Alignment as Prospect Theoretic Optimization.
@@ -95,9 +95,9 @@ class KTO(Preferring):
     threshold: float = 0.5
     """Rollouts with at least this reward are wanted, others are not."""
     chosen_weight: float | None = None
-    """Of wanted rollouts (lambda_D). None: both kinds weigh the same in sum; see `balance`."""
+    """Weight of wanted rollouts (lambda_D). None: both kinds weigh the same in sum; see `balance`."""
     rejected_weight: float | None = None
-    """Of the others (lambda_U)."""
+    """Weight of unwanted rollouts (lambda_U)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,7 +108,7 @@ class KTO(Preferring):
         if (self.chosen_weight is None) != (self.rejected_weight is None):
             raise ConfigError("algorithm.chosen_weight: give it together with rejected_weight, or neither")
 
-    def examples(self, candidates: Seq[Candidate]) -> list[Example]:
+    def examples(self, candidates: Sequence[Candidate]) -> list[Example]:
         known = [one for one in candidates if one.reward is not None]
         found = [self._labelled(one) for group in by_task(known) for one in group]
         wanted = sum(one.wanted is not None for one in found)
@@ -120,7 +120,7 @@ class KTO(Preferring):
             )
         return found
 
-    def loss(self, examples: Seq[Example]) -> PreferenceLoss:
+    def loss(self, examples: Sequence[Example]) -> PreferenceLoss:
         wanted = sum(one.wanted is not None for one in examples)
         chosen, rejected = balance(wanted, len(examples) - wanted)
         return PreferenceLoss(
@@ -137,7 +137,7 @@ class KTO(Preferring):
         return Example(unwanted=one.rollout_id, held_out=held_out)
 
 
-def pairs(group: Seq[Candidate], margin: float) -> list[tuple[Candidate, Candidate]]:
+def pairs(group: Sequence[Candidate], margin: float) -> list[tuple[Candidate, Candidate]]:
     """(better, worse) of one task: the best with the worst, the second best with the second worst, and so on.
 
     Each rollout is in one pair at most, so that none weighs more than others, and the widest difference comes first. Two
@@ -164,7 +164,7 @@ def balance(wanted: int, unwanted: int) -> tuple[float, float]:
 
 
 def preference_values(
-    loss: PreferenceLoss, chosen: Seq[float], rejected: Seq[float], mismatched: Seq[float] = ()
+    loss: PreferenceLoss, chosen: Sequence[float], rejected: Sequence[float], mismatched: Sequence[float] = ()
 ) -> dict[str, float]:
     """Mean loss, margin and accuracy of held-out examples, from log(policy / reference) of each answer.
 

@@ -1,4 +1,4 @@
-"""The rewards that learning may use: named rewards weighed into one number, and what becomes of one that is not known.
+"""Reward of a rollout: named rewards weighed into one number, and the treatment of a missing one.
 
 LightningRL applies it before credit. A reward is not known where the rollout has none, where it is no finite number,
 or where it came after the rollout had finished (the adapter leaves those out, so that a step that is executed again
@@ -32,10 +32,10 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPolicy:
-    """What a rollout's reward is."""
+    """The rules that settle a rollout's reward."""
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    """By name of a reward: the reward is their weighted sum, for final and for step rewards. Empty: the settled
+    """Weight of each reward by name: the reward is their weighted sum, for final and for step rewards. Empty: the settled
     reward. Rewards of AIR (``air.RULE``), which have weights already, count once where none is given here."""
     missing: MissingReward = "drop"
     """A final reward that is not known drops its rollout, is filled with `fill`, or fails the step. A call without a step

@@ -37,7 +37,7 @@ class Selection:
 
 
 def selection(policy: str, agents: Sequence[str] | None) -> Selection:
-    """What `agents` means for a policy: names, and predicates ``file.py:name`` over a `types.Call`.
+    """`agents` of a policy, parsed: names, and predicates ``file.py:name`` over a `types.Call`.
 
     ConfigError where a predicate cannot be loaded.
     """
@@ -48,7 +48,7 @@ def selection(policy: str, agents: Sequence[str] | None) -> Selection:
 
 
 def is_predicate(agent: str) -> bool:
-    """Whether an entry of `agents` names a function, not an agent."""
+    """True where an entry of `agents` names a function, not an agent."""
     return ".py:" in agent
 
 
@@ -79,7 +79,7 @@ def _acts(trajectory: Trajectory) -> bool:
 
 
 def _own(trajectory: Trajectory) -> Trajectory:
-    """With the step rewards of context on the own call before it, which it follows from; nothing owns what came first."""
+    """Moves the step rewards of context to the own call before it, which it follows from; nothing owns what came first."""
     if all(transition.trained for transition in trajectory.transitions):
         return trajectory
     own = []
@@ -112,9 +112,9 @@ def _predicate(spec: str) -> Predicate:
 
     def predicate(call: Call) -> bool:
         with boundary(f"agents predicate {spec!r}"):
-            said = function(call)
-        if not isinstance(said, bool):
-            raise ConfigError(f"agents predicate {spec!r}: expected true or false, got {type(said).__name__}")
-        return said
+            selected = function(call)
+        if not isinstance(selected, bool):
+            raise ConfigError(f"agents predicate {spec!r}: expected true or false, got {type(selected).__name__}")
+        return selected
 
     return predicate

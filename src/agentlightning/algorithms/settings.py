@@ -1,4 +1,4 @@
-"""What a setting of an algorithm may be: checks that name the setting, what was expected and what was given.
+"""Checks of an algorithm's settings: they name the setting, what was expected and what was given.
 
 The algorithms' tables drive it when they are made, from Python or from TOML. Knows no setting by name.
 """
@@ -37,5 +37,5 @@ def require_whole(name: str, got: object, least: int) -> None:
 
 
 def is_number(got: object, least: float = -math.inf, most: float = math.inf) -> bool:
-    """Whether it is a finite number within the bounds; true and false are none."""
+    """True for a finite number within the bounds; booleans are none."""
     return isinstance(got, int | float) and not isinstance(got, bool) and math.isfinite(got) and least <= got <= most

@@ -1,21 +1,21 @@
-"""Imitation from the record: all of it, the best of it, or what a stronger model did.
+"""Imitation of recorded rollouts: all of them, the best ones, or those of a stronger model.
 
 The offline trainer drives these; see `recorded`. The loss is the cross-entropy of what the model wrote, nothing else: what
-the environment, the user and other models said is context.
+the environment, the user and other models wrote is context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from agentlightning.adapters.sequences import Aggregation
-from agentlightning.algorithms.recorded import (
+from agentlightning.algorithms.offline import (
     Candidate,
     Example,
-    Recorded,
+    OfflineAlgorithm,
     are_names,
     best_first,
     by_task,
@@ -29,11 +29,11 @@ from agentlightning.types import Loss
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supervised(Recorded):
-    """What the three have in common."""
+class SupervisedAlgorithm(OfflineAlgorithm):
+    """Base of SFT, RFT and Distill."""
 
     aggregation: Aggregation = "token_mean"
-    """How tokens are weighed against each other; see `adapters.sequences.token_weights`."""
+    """Loss aggregation mode; see `adapters.sequences.token_weights`."""
     threshold: float | None = None
     """Rollouts with a lower reward, or with none, are left out; None: none is."""
 
@@ -46,7 +46,7 @@ class Supervised(Recorded):
     def loss(self) -> Loss:
         return Loss(name="sft")
 
-    def examples(self, candidates: Seq[Candidate]) -> list[Example]:
+    def examples(self, candidates: Sequence[Candidate]) -> list[Example]:
         good = [one for one in candidates if self.threshold is None or at_least(one, self.threshold)]
         if candidates and not good:
             known = [one.reward for one in candidates if one.reward is not None]
@@ -57,20 +57,20 @@ class Supervised(Recorded):
             )
         return [Example(wanted=one.rollout_id, held_out=self.is_held_out(one.task)) for one in self.chosen(good)]
 
-    def chosen(self, good: Seq[Candidate]) -> list[Candidate]:
+    def chosen(self, good: Sequence[Candidate]) -> list[Candidate]:
         """Those that are imitated."""
         return list(good)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFT(Supervised):
+class SFT(SupervisedAlgorithm):
     """Supervised fine-tuning: imitate every recorded rollout, or with `threshold` every good one."""
 
     name: ClassVar[str] = "sft"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RFT(Supervised):
+class RFT(SupervisedAlgorithm):
     """Rejection-sampling fine-tuning: imitate the best rollouts of each task, each way of solving it once.
 
     Yuan et al. (2023), Scaling Relationship on Learning Mathematical Reasoning with LLMs, section 3.3 (correct samples,
@@ -81,9 +81,9 @@ class RFT(Supervised):
 
     threshold: float | None = 0.5
     per_task: int | None = 4
-    """Most rollouts of one task, so that easy tasks do not crowd out the others; None: all."""
+    """Rollouts of one task, at most, so that easy tasks do not crowd out the others; None: all."""
     distinct: bool = True
-    """Of rollouts of one task in which the model wrote the same, keep one."""
+    """Keep one of several rollouts of one task in which the model wrote the same."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,12 +93,12 @@ class RFT(Supervised):
         )
         require(isinstance(self.distinct, bool), "distinct", "true or false", self.distinct)
 
-    def chosen(self, good: Seq[Candidate]) -> list[Candidate]:
+    def chosen(self, good: Sequence[Candidate]) -> list[Candidate]:
         return [one for group in by_task(good) for one in best(group, self.per_task, self.distinct)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distill(Supervised):
+class Distill(SupervisedAlgorithm):
     """Distillation: imitate what a stronger model answered, rendered as this model's template writes it.
 
     Kim and Rush (2016), Sequence-Level Knowledge Distillation, equation 6 (the teacher's samples in place of its
@@ -108,7 +108,7 @@ class Distill(Supervised):
     name: ClassVar[str] = "distill"
     renders: ClassVar[bool] = True
 
-    models: Seq[str] | None = None
+    models: Sequence[str] | None = None
     """The teacher: model names as agents asked for them, in which * and ? stand for other text; None: every model that
     is not the run's own."""
 
@@ -117,13 +117,13 @@ class Distill(Supervised):
         require(self.models is None or are_names(self.models), "models", "a list of model names", self.models)
 
     def teaches(self, policy: str, model: str) -> bool:
-        """Whether a call is the teacher's; `policy` is empty where an outside model answered."""
+        """True where a call is the teacher's; `policy` is empty where an external model answered."""
         if self.models is None:
             return not policy
         return any(fnmatchcase(model, pattern) for pattern in self.models)
 
 
-def best(group: Seq[Candidate], most: int | None, distinct: bool) -> list[Candidate]:
+def best(group: Sequence[Candidate], most: int | None, distinct: bool) -> list[Candidate]:
     """The best rollouts of one task, `most` of them, with `distinct` only the first of those that say the same.
 
     Rewards and answers (1, a), (1, a), (.5, b): with distinct (1, a) and (.5, b).
@@ -138,5 +138,5 @@ def best(group: Seq[Candidate], most: int | None, distinct: bool) -> list[Candid
 
 
 def at_least(candidate: Candidate, threshold: float) -> bool:
-    """Whether its reward is known and reaches the threshold."""
+    """True where its reward is known and reaches the threshold."""
     return candidate.reward is not None and candidate.reward >= threshold

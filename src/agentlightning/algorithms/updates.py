@@ -11,33 +11,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentlightning.adapters.sequences import Aggregation, PerToken, merge, token_weights, unmerged
-from agentlightning.types import Sequence as Row
-from agentlightning.types import Trajectory
+from agentlightning.types import TrainingSequence, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """What is learned from one rollout; every list has one entry per transition."""
+    """The training signal of one rollout; every list has one entry per transition."""
 
     advantages: Sequence[PerToken]
     others: Mapping[str, Sequence[PerToken]] = field(default_factory=dict)
-    """Further columns of `types.Sequence`, such as a critic's returns."""
+    """Further columns of `types.TrainingSequence`, such as a critic's returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updates:
-    """How a step's rollouts become optimizer updates."""
+    """Splits a step's rollouts into optimizer updates."""
 
     epochs: int = 1
     minibatches: int = 1
     merged: bool = True
     aggregation: Aggregation = "token_mean"
     kl_aggregation: Aggregation | None = None
-    """Of the KL term where it is not the loss's own; likewise the next one."""
+    """Aggregation of the KL term where it is not the loss's own; likewise the next one."""
     entropy_aggregation: Aggregation | None = None
     fixed_length: int | None = None
 
-    def plan(self, trajectories: Sequence[Trajectory], signals: Mapping[str, Signal], seed: int) -> list[list[Row]]:
+    def plan(
+        self, trajectories: Sequence[Trajectory], signals: Mapping[str, Signal], seed: int
+    ) -> list[list[TrainingSequence]]:
         """One minibatch an update; every rollout is in one minibatch of each epoch, whole.
 
         Fewer minibatches where there are fewer rollouts. Epochs follow each other, each in an order of its own.
@@ -51,7 +52,7 @@ class Updates:
             found += [self._minibatch(order[part::parts], signals) for part in range(parts)]
         return found
 
-    def _minibatch(self, trajectories: Sequence[Trajectory], signals: Mapping[str, Signal]) -> list[Row]:
+    def _minibatch(self, trajectories: Sequence[Trajectory], signals: Mapping[str, Signal]) -> list[TrainingSequence]:
         rows = merge if self.merged else unmerged
         weights = token_weights(trajectories, self.aggregation, self.fixed_length)
         terms = {
@@ -62,7 +63,7 @@ class Updates:
             )
             if aggregation is not None
         }
-        found: list[Row] = []
+        found: list[TrainingSequence] = []
         for place, trajectory in enumerate(trajectories):
             signal = signals[trajectory.rollout_id]
             others = {name: ofbatch[place] for name, ofbatch in terms.items()} | dict(signal.others)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from agentlightning.store.base import LightningStore
     from agentlightning.tracing.air import Air
-    from agentlightning.trainer.rejudge import AirReport
+    from agentlightning.trainer.data.air_report import AirReport
 
 
 def show_air(
@@ -24,19 +24,19 @@ def show_air(
     ] = None,
     mode: Annotated[str | None, typer.Option("--mode", help="train or eval; both by default.")] = None,
     step: Annotated[int | None, typer.Option("--step", help="Only rollouts enqueued for this training step.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most rollouts to judge, the first ones.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Rollouts to read, at most.")] = None,
     store: Store = None,
 ) -> None:
-    """Say what AIR's rules give the calls of a run, and whether that agrees with the final rewards."""
+    """Show the rewards that AIR's rules give the calls of a run, and whether they agree with the final rewards."""
     import asyncio
     from dataclasses import asdict
     from typing import get_args
 
     import orjson
 
-    from agentlightning.cli.display import screen
     from agentlightning.errors import ConfigError
-    from agentlightning.trainer.rejudge import judge_again
+    from agentlightning.trainer.data.air_report import report_air
+    from agentlightning.trainer.display import screen
     from agentlightning.types import Mode
 
     if mode is not None and mode not in get_args(Mode):
@@ -45,7 +45,7 @@ def show_air(
     async def work() -> AirReport:
         async with open_store(store_url(store)) as opened:
             air = await _rules(opened, run, rules)
-            return await judge_again(
+            return await report_air(
                 opened,
                 run,
                 air,
@@ -62,7 +62,7 @@ def show_air(
 async def _rules(store: LightningStore, run: str, file: Path | None) -> Air:
     from agentlightning.config_file import load_air_table
     from agentlightning.errors import ConfigError, NotFoundError
-    from agentlightning.runner.judging import load_air
+    from agentlightning.runner.air import load_air
 
     found = await store.runs(ids=[run])
     if not found:

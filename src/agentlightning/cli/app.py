@@ -21,6 +21,7 @@ from agentlightning.cli import (
     runs,
     serve,
     store,
+    tiny,
     train,
     worker,
 )
@@ -37,6 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("demo")(demo.demo)
+app.command("tiny")(tiny.tiny)
 app.command("train")(train.train)
 app.command("check")(check.check)
 app.command("record")(record.record)

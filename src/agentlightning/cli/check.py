@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.options import Runs, Settings, Store, store_setting
+from agentlightning.cli.options import Runs, Settings, Store, run_until_signal, store_setting
 
 
 def check(
@@ -18,31 +18,34 @@ def check(
     runs: Runs = Path("runs"),
 ) -> None:
     """Run the agent on one task and show its calls, tokens and reward; then the base success over a few tasks."""
-    import asyncio
-
     import orjson
 
-    from agentlightning.cli.display import Display
-    from agentlightning.cli.rollouts import print_rollout
+    from agentlightning.analysis.rollout_view import print_rollout
     from agentlightning.config_file import load_config
     from agentlightning.errors import AgentError, NoCallsError
     from agentlightning.trainer.check import check_agent
     from agentlightning.trainer.checkpoint import RunFolder
-    from agentlightning.trainer.guard import LEAST_SUCCESS
-    from agentlightning.trainer.trainer import new_run_id
+    from agentlightning.trainer.display import Display
+    from agentlightning.trainer.monitor.health_checks import MIN_SUCCESS
+    from agentlightning.trainer.training import new_run_id
 
     loaded = load_config(config, settings or [], store_setting(store))
     with Display(f"check {config}") as display:
-        checked = asyncio.run(check_agent(loaded, RunFolder(runs, new_run_id()), display, tasks))
+        checked = run_until_signal(check_agent(loaded, RunFolder(runs, new_run_id()), display, tasks))
     print_rollout(display.console, checked.rollout, checked.attempts, checked.calls, checked.rewards)
     if checked.rollout.state != "succeeded":
         raise AgentError("the agent failed on the first task; its error is above")
     if not checked.calls:
         raise NoCallsError(f"there would be nothing to learn from: {checked.rollout.warning}")
-    if checked.success < LEAST_SUCCESS:
+    if checked.success < MIN_SUCCESS:
         display.note(
-            f"base success {checked.success:.2f} is below {LEAST_SUCCESS}: most groups would have nothing to compare; "
-            "warm-start the model, or begin with easier tasks"
+            f"base success {checked.success:.2f} over {checked.tasks} tasks is below {MIN_SUCCESS}: most groups would have "
+            "nothing to compare; warm-start the model, or begin with easier tasks"
+        )
+    elif checked.spread == 0 and checked.tasks > 1:
+        display.note(
+            f"all {checked.tasks} tasks earned {checked.success:g}: a reward that is always the same teaches nothing; check "
+            "the reward function, or take harder tasks"
         )
     typer.echo(
         orjson.dumps(
@@ -53,6 +56,7 @@ def check(
                 "forked_calls": sum(call.fork_cause is not None for call in checked.calls),
                 "reward": checked.rollout.reward,
                 "base_success": checked.success,
+                "tasks": checked.tasks,
             }
         ).decode()
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.options import Runs, Store, store_url
+from agentlightning.cli.options import Runs, Store, run_until_signal, store_url
 
 
 class Task(StrEnum):
@@ -31,29 +31,31 @@ def demo(
     runs: Runs = Path("runs"),
 ) -> None:
     """Build a tiny model, warm-start it on flawed demonstrations, train it on reward, and print what it learned."""
-    import asyncio
-
     import orjson
 
-    from agentlightning.cli.display import Display
     from agentlightning.cli.train import report, supervised
-    from agentlightning.demo.first_light import configure, process_started, summarize, warm_start
+    from agentlightning.demo.training import configure, process_started, summarize, warm_start
     from agentlightning.trainer.checkpoint import RunFolder
-    from agentlightning.trainer.trainer import new_run_id
+    from agentlightning.trainer.display import Display
+    from agentlightning.trainer.training import new_run_id
 
     started = process_started()
     folder = RunFolder(runs, new_run_id())
     title = f"demo {task.value}, seed {seed}{f', {control.value}' if control else ''}"
     folder.make()
     with Display(title) as display:
-        warm = asyncio.run(warm_start(task.value, seed, folder.path / "warm-start", display))
+        try:
+            warm = run_until_signal(warm_start(task.value, seed, folder.path / "warm-start", display))
+        except KeyboardInterrupt:
+            display.note("ended in the warm start: nothing is kept; the same command begins again")
+            raise
         display.note(
             f"warm start: {warm.parameters:,} parameters imitated a scripted demonstrator with bad habits "
             f"({warm.demonstrator:.0%} success) for {warm.seconds:.0f} s; from here on only the reward teaches"
         )
         config = configure(task.value, seed, folder, warm.folder, store_url(store), control is not None)
         result = supervised(config, folder, display, name=title)
-    report(display.console, result, config)
+    report(display.console, result)
     if not result.finished:
         return
     summary = summarize(task.value, seed, started, warm, result)

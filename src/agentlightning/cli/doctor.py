@@ -9,9 +9,9 @@ import typer
 from agentlightning.cli.options import Store, open_store, store_url
 
 if TYPE_CHECKING:
-    from agentlightning.store.doctor import Checked
+    from agentlightning.store.doctor import DoctorProgress
 
-MOST_SHOWN = 100
+MAX_SHOWN = 100
 """Findings that are printed; the rest are counted."""
 
 
@@ -19,7 +19,7 @@ def doctor(
     runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN…]", help="Only these runs.")] = None,
     store: Store = None,
 ) -> None:
-    """Look through the store for what must never be; exits with 1 where something is.
+    """Check the store's invariants; exits with 1 if one is violated.
 
     Reads everything and changes nothing; the store may be in use meanwhile.
     """
@@ -31,14 +31,14 @@ def doctor(
     from agentlightning.store import doctor as doctors
 
     console = Console(stderr=True)
-    checked = doctors.Checked()
+    checked = doctors.DoctorProgress()
     wrong = 0
 
     async def work(bar: Progress) -> None:
         nonlocal wrong
         task = bar.add_task("looking", total=None)
 
-        def on_progress(now: Checked) -> None:
+        def on_progress(now: DoctorProgress) -> None:
             nonlocal checked
             checked = now
             bar.update(task, description=_said(now))
@@ -48,26 +48,26 @@ def doctor(
                 wrong += finding.kind == "wrong"
                 if finding.kind == "note":
                     typer.echo(f"note: run {finding.run_id}: {finding.sentence}")
-                elif wrong <= MOST_SHOWN:
+                elif wrong <= MAX_SHOWN:
                     typer.echo(f"wrong: run {finding.run_id}: {finding.sentence}")
 
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         asyncio.run(work(bar))
-    if wrong > MOST_SHOWN:
-        typer.echo(f"and {wrong - MOST_SHOWN} more")
+    if wrong > MAX_SHOWN:
+        typer.echo(f"and {wrong - MAX_SHOWN} more")
     if wrong:
-        typer.echo(f"{wrong} things are wrong in {_said(checked)}")
+        typer.echo(f"{wrong} invariants are violated in {_said(checked)}")
         raise typer.Exit(1)
     typer.echo(f"nothing is wrong in {_said(checked)}")
 
 
 def status(store: Store = None) -> None:
-    """What goes on in each running run."""
+    """Prints the state of each running run."""
     import asyncio
 
     from rich.table import Table
 
-    from agentlightning.cli.display import screen
+    from agentlightning.trainer.display import screen
 
     async def work() -> None:
         async with open_store(store_url(store)) as opened:
@@ -85,5 +85,5 @@ def status(store: Store = None) -> None:
     asyncio.run(work())
 
 
-def _said(checked: Checked) -> str:
+def _said(checked: DoctorProgress) -> str:
     return f"{checked.runs} runs, {checked.rollouts} rollouts, {checked.calls} calls, {checked.steps} steps"

@@ -1,6 +1,6 @@
 """``agl rollouts drift``: how exactly the prompts of a run continued the tokens that its policy had sampled before.
 
-Reads the record page by page, so that a run of any size takes the memory of one page. It judges nothing: what each call's
+Reads the rollouts page by page, so that a run of any size takes the memory of one page. It judges nothing: what each call's
 prompt did, and why, was decided by the gateway when the call was made.
 """
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
     from agentlightning.types import Call
 
-PAGE = 50
 """Rollouts whose calls are read at a time."""
 
 CAUSES = {
@@ -35,11 +34,11 @@ CAUSES = {
 
 
 def show_drift(run: Annotated[str, typer.Argument(help="Id of the run.")], store: Store = None) -> None:
-    """Show how exactly the calls of a run continue the tokens sampled before, and why some do not."""
+    """Show which calls of a run do not continue the tokens sampled before, and why."""
     import asyncio
 
-    from agentlightning.cli.display import screen
     from agentlightning.errors import NotFoundError
+    from agentlightning.trainer.display import screen
 
     async def work() -> None:
         drift = Drift()
@@ -55,27 +54,27 @@ def show_drift(run: Annotated[str, typer.Argument(help="Id of the run.")], store
 
 @dataclass(slots=True)
 class Drift:
-    """What the calls of a run did, counted."""
+    """Counts over the calls of a run."""
 
     rollouts: int = 0
     continuations: Counter[str] = field(default_factory=Counter)
     """Calls of the policy by `Call.continuation`."""
     sampled: int = 0
     """Sampled tokens."""
-    context_only: int = 0
-    outside: int = 0
-    """Calls that an outside model answered; nothing of them is trained."""
+    untrained_tokens: int = 0
+    external: int = 0
+    """Calls that an external model answered; nothing of them is trained."""
 
     def add(self, page: list[list[Call]]) -> None:
         """Count the calls of some rollouts."""
         self.rollouts += len(page)
         for call in (call for calls in page for call in calls):
             if not call.policy:
-                self.outside += 1
+                self.external += 1
                 continue
             self.continuations[call.continuation] += 1
             self.sampled += len(call.sampled_ids)
-            self.context_only += call.context_only
+            self.untrained_tokens += call.untrained_tokens
 
     @property
     def calls(self) -> int:
@@ -91,10 +90,9 @@ class Drift:
 async def pages(store: LightningStore, run_id: str) -> AsyncIterator[list[list[Call]]]:
     """The calls of each rollout of the run (of its latest attempt), some rollouts at a time, oldest first."""
     from agentlightning.store.base import RolloutQuery
+    from agentlightning.store.scan import read_rollouts
 
-    after: str | None = None
-    while found := await store.rollouts(RolloutQuery(run_id=run_id, after=after, limit=PAGE)):
-        after = found[-1].id
+    async for found in read_rollouts(store, RolloutQuery(run_id=run_id)):
         calls: dict[str, list[Call]] = {rollout.id: [] for rollout in found}
         for call in await store.calls(list(calls)):
             calls[call.rollout_id].append(call)
@@ -118,13 +116,13 @@ def print_drift(console: Console, drift: Drift) -> None:
         ),
     ]
     rows += [(f"{calls:,}", f"    {cause}: {CAUSES.get(cause, 'unknown cause')}") for cause, calls in forks.items()]
-    lost = drift.context_only / max(1, drift.sampled)
+    lost = drift.untrained_tokens / max(1, drift.sampled)
     rows.append((f"{drift.sampled:,}", "sampled tokens"))
     rows.append(
-        (f"{drift.context_only:,}", f"sampled tokens that forks repeat as context only ({lost:.2%} of all sampled)")
+        (f"{drift.untrained_tokens:,}", f"sampled tokens that forks repeat as context only ({lost:.2%} of all sampled)")
     )
-    if drift.outside:
-        rows.append((f"{drift.outside:,}", "calls answered by outside models, not counted above"))
+    if drift.external:
+        rows.append((f"{drift.external:,}", "calls answered by external models, not counted above"))
     width = max(len(number) for number, _ in rows)
     for number, words in rows:
         console.print(f"{number:>{width}}  {words}", soft_wrap=True)

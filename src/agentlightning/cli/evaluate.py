@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.options import Runs, Settings, Store, open_store, store_setting
+from agentlightning.cli.options import Runs, Settings, Store, open_store, run_until_signal, store_setting
 
 
 def evaluate(
@@ -21,13 +21,13 @@ def evaluate(
 
     import orjson
 
-    from agentlightning.cli.display import Display
     from agentlightning.config_file import load_config
     from agentlightning.errors import ConfigError, NotFoundError
     from agentlightning.trainer.check import evaluate_model
     from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, policies_in
+    from agentlightning.trainer.display import Display
     from agentlightning.trainer.policies import with_models
-    from agentlightning.trainer.trainer import new_run_id
+    from agentlightning.trainer.training import new_run_id
 
     async def models_of(run: str, url: str) -> dict[str, Path]:
         async with open_store(url) as opened:
@@ -44,5 +44,7 @@ def evaluate(
         config = RunFolder(runs, target).config(store)
         config = with_models(config, asyncio.run(models_of(target, config.store.url)))
     with Display(f"eval {target}") as display:
-        success = asyncio.run(evaluate_model(config, RunFolder(runs, new_run_id()), display, name=f"eval {target}"))
+        success = run_until_signal(
+            evaluate_model(config, RunFolder(runs, new_run_id()), display, name=f"eval {target}")
+        )
     typer.echo(orjson.dumps({"target": target, **success}).decode())

@@ -20,21 +20,15 @@ def export(
     """Write the model of the run's last checkpoint as a folder that transformers (and vLLM) loads."""
     import asyncio
 
-    from agentlightning.errors import ConfigError, NotFoundError
-    from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, policies_in
-    from agentlightning.trainer.checkpoint import export as copy
+    from agentlightning.errors import NotFoundError
+    from agentlightning.trainer.checkpoint import RunFolder, export_policy, last_checkpoint
 
     async def work() -> None:
         async with open_store(store or RunFolder(runs, run).config().store.url) as opened:
             checkpoint = await last_checkpoint(opened, run)
         if checkpoint is None:
             raise NotFoundError(f"{run}: has no checkpoint yet; see: agl runs list")
-        found = policies_in(Path(checkpoint.path))
-        one = policy or ""
-        if one not in found:  # the only policy of a run has no name there
-            given = f"{one!r} is none of {run}'s policies" if one else f"{run} has several policies"
-            raise ConfigError(f"--policy: {given}; expected {', '.join(filter(None, found)) or 'none'}")
-        copy(found[one], to)
+        export_policy(Path(checkpoint.path), to, policy)
         typer.echo(f"step {checkpoint.step}, version {checkpoint.version}: {to}")
 
     asyncio.run(work())

@@ -35,7 +35,7 @@ def export_rows(
     import orjson
 
     from agentlightning.errors import ConfigError
-    from agentlightning.trainer.rows import Rows
+    from agentlightning.trainer.data.export_dataset import DatasetExport
 
     if kind not in KINDS:
         raise ConfigError(f"--as: expected {' or '.join(KINDS)}, got {kind!r}")
@@ -47,9 +47,9 @@ def export_rows(
     if not to.parent.is_dir():
         raise ConfigError(f"--to: there is no folder {to.parent}")
 
-    async def work() -> tuple[int, Rows]:
+    async def work() -> tuple[int, DatasetExport]:
         async with open_store(store_url(store)) as opened:
-            rows = Rows(store=opened, run_id=run, reward=reward)
+            rows = DatasetExport(store=opened, run_id=run, reward=reward)
             found = rows.conversations(threshold) if kind == KINDS[0] else rows.preferences(margin or 0.0)
             lines = [orjson.dumps(row) + b"\n" async for row in found]
         to.write_bytes(b"".join(lines))

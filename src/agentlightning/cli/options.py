@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
+
+T = TypeVar("T")
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds a folder for every run.")]
 Store = Annotated[
@@ -32,25 +35,34 @@ Settings = Annotated[
 
 def store_url(store: str | None) -> str:
     """--store, else AGL_STORE, else the SQLite file under runs/."""
-    from agentlightning.config import DEFAULT_STORE
+    from agentlightning.store import open as stores
 
-    return store or os.environ.get("AGL_STORE") or DEFAULT_STORE
+    return stores.store_url(store)
 
 
 def open_store(url: str) -> LightningStore:
     """The store that exists at `url`, for ``async with``; a server's key is read from AGL_SERVER_KEY."""
     from agentlightning.store import open as stores
 
-    require_file(url)
-    return stores.open_store(url, os.environ.get("AGL_SERVER_KEY"))
+    return stores.existing_store(url)
 
 
-def require_file(url: str) -> None:
-    """NotFoundError where the URL names an SQLite file that is not there: opening it would make one."""
-    from agentlightning.errors import NotFoundError
+def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
+    """Run it as `asyncio.run` does; SIGTERM and SIGHUP end it as Ctrl-C does, so that its run is recorded as interrupted."""
+    import asyncio
+    import signal
 
-    if url.startswith("sqlite:///") and not (file := Path(url.removeprefix("sqlite:///").partition("?")[0])).exists():
-        raise NotFoundError(f"{file}: there is no store yet; start a run with: agl demo, or name a store with --store")
+    async def ended_by_signals() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(ended_by_signals())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def one_store(store: str | None, server: str | None) -> str | None:

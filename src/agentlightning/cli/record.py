@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli.options import Runs, Settings, Store, store_setting, store_url
+from agentlightning.cli.options import Runs, Settings, Store, run_until_signal, store_setting, store_url
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -22,7 +22,7 @@ def record(
         int | None, typer.Option("--rollouts", min=1, help="Rollouts of each task.", show_default=str(ROLLOUTS))
     ] = None,
     tasks: Annotated[
-        int | None, typer.Option("--tasks", min=1, help="Most training tasks to use, the first ones; all by default.")
+        int | None, typer.Option("--tasks", min=1, help="Training tasks to use, at most; all by default.")
     ] = None,
     traces: Annotated[
         list[Path] | None,
@@ -44,7 +44,7 @@ def record(
     store: Store = None,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Run the agent on its training tasks and keep the record, for `agl train --from-run` to learn from."""
+    """Run the agent on its training tasks and store the rollouts, for offline training by `agl train --from-run`."""
     from agentlightning.errors import ConfigError
 
     if (config is None) == (not traces):
@@ -64,20 +64,19 @@ def record(
 def _record_agent(
     config: Path, rollouts: int, tasks: int | None, settings: list[str] | None, store: str | None, runs: Path
 ) -> None:
-    import asyncio
     from dataclasses import asdict
 
     import orjson
 
-    from agentlightning.cli.display import Display
     from agentlightning.config_file import load_config
     from agentlightning.trainer.checkpoint import RunFolder
-    from agentlightning.trainer.recording import record_rollouts
-    from agentlightning.trainer.trainer import new_run_id
+    from agentlightning.trainer.data.record_rollouts import record_rollouts
+    from agentlightning.trainer.display import Display
+    from agentlightning.trainer.training import new_run_id
 
     loaded = load_config(config, settings or [], store_setting(store))
     with Display(f"record {config}") as display:
-        done = asyncio.run(record_rollouts(loaded, RunFolder(runs, new_run_id()), display, rollouts, tasks))
+        done = run_until_signal(record_rollouts(loaded, RunFolder(runs, new_run_id()), display, rollouts, tasks))
     typer.echo(orjson.dumps(asdict(done)).decode())
 
 
@@ -89,16 +88,16 @@ def _record_traces(files: list[Path], task_fields: str | None, name: str | None,
 
     from agentlightning.store import open as stores
     from agentlightning.trainer.checkpoint import make_default_folder
-    from agentlightning.trainer.imported import Import
-    from agentlightning.trainer.trainer import new_run_id
+    from agentlightning.trainer.data.import_traces import TraceImport
+    from agentlightning.trainer.training import new_run_id
 
     url = store_url(store)
     fields = [field.strip() for field in (task_fields or "").split(",") if field.strip()]
 
-    async def work() -> Import:
+    async def work() -> TraceImport:
         make_default_folder(url)
         async with stores.open_store(url, os.environ.get("AGL_SERVER_KEY")) as opened:
-            done = Import(store=opened, run_id=new_run_id(), task_fields=fields)
+            done = TraceImport(store=opened, run_id=new_run_id(), task_fields=fields)
             await done.read(files, name or ", ".join(file.name for file in files), lambda _: None)
             return done
 

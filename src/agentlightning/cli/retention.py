@@ -88,7 +88,9 @@ def prune(
         str | None,
         typer.Option("--keep-records", help="Delete calls and spans of rollouts learned from so long ago: 7d."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
     store: Store = None,
     yes: Yes = False,
 ) -> None:
@@ -148,7 +150,7 @@ async def _refuse_running(store: LightningStore, run: str, force: bool) -> None:
     if not found:
         raise NotFoundError(f"{run}: no such run; see: agl runs list")
     if found[0].state == "running" and not force:
-        raise ConflictError(f"{run}: is running; end it first (or, where its trainer is gone for good, add --force)")
+        raise ConflictError(f"{run}: is running; end it first (or, where its trainer has ended for good, add --force)")
 
 
 def _ask(question: str, yes: bool) -> None:

@@ -1,4 +1,4 @@
-"""``agl rewards``: what rollouts earned, and what another reward function says of them."""
+"""``agl rewards``: rewards of stored rollouts, and their score by another reward function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from agentlightning.runner.scoring import Scorer
-    from agentlightning.trainer.rescore import Comparison, Rescored
+    from agentlightning.trainer.data.rescore import RescoredRollout, RewardComparison
 
 SHOWN = 10
 THREADS = 8
@@ -51,7 +51,7 @@ def rescore(
     name: Annotated[str, typer.Option("--name", help="Name of the rewards that are kept.")] = "rescored",
     mode: Annotated[str | None, typer.Option("--mode", help="train or eval; both by default.")] = None,
     step: Annotated[int | None, typer.Option("--step", help="Only rollouts enqueued for this training step.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most rollouts to score, the first ones.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Rollouts to score, at most.")] = None,
     store: Store = None,
 ) -> None:
     """Score the finished rollouts of a run with another reward function, and compare old and new."""
@@ -62,9 +62,9 @@ def rescore(
 
     import orjson
 
-    from agentlightning.cli.display import screen
     from agentlightning.errors import ConfigError, RewardError
-    from agentlightning.trainer.rescore import Rescoring, compare
+    from agentlightning.trainer.data.rescore import Rescoring, compare
+    from agentlightning.trainer.display import screen
     from agentlightning.types import Mode
 
     if mode is not None and mode not in get_args(Mode):
@@ -72,7 +72,7 @@ def rescore(
     if not name or name == OWN:
         raise ConfigError(f"--name: {name!r} is the name of the rollouts' own rewards; choose another")
 
-    async def work(scorer: Scorer) -> list[Rescored]:
+    async def work(scorer: Scorer) -> list[RescoredRollout]:
         async with open_store(store_url(store)) as opened:
             rescoring = Rescoring(
                 store=opened,
@@ -114,16 +114,18 @@ def _progress() -> Callable[[int], None]:
 def _scorer(function: str, threads: Executor) -> Scorer:
     from agentlightning.config_file import load_config
     from agentlightning.errors import ConfigError
-    from agentlightning.runner.judge import own_judge
-    from agentlightning.runner.scoring import load_scorer
+    from agentlightning.runner.llm_judge import endpoint_judge
+    from agentlightning.runner.scoring import load_scorers
 
-    spec = load_config(Path(function)).agent.reward_spec if function.endswith(".toml") else function
-    if spec is None:
+    specs = load_config(Path(function)).agent.reward_specs if function.endswith(".toml") else [function]
+    if not specs:
         raise ConfigError(f"{function}: its [agent] has no reward function")
-    return load_scorer(spec, threads, own_judge)
+    return load_scorers(specs, threads, endpoint_judge)
 
 
-def _print(console: Console, found: list[Rescored], comparison: Comparison, name: str, written: int | None) -> None:
+def _print(
+    console: Console, found: list[RescoredRollout], comparison: RewardComparison, name: str, written: int | None
+) -> None:
     rows = [("", "old", "new"), ("mean", _number(comparison.old_mean), _number(comparison.new_mean))]
     changed = sorted((one for one in found if one.change), key=lambda one: -abs(one.change or 0.0))
     rows += [(one.rollout_id, _number(one.old), _number(one.new)) for one in changed[:SHOWN]]
@@ -137,6 +139,9 @@ def _print(console: Console, found: list[Rescored], comparison: Comparison, name
         f"order within groups kept {_number(comparison.order_kept)}",
         soft_wrap=True,
     )
+    new = {one.new for one in found if one.new is not None}
+    if len(new) == 1 and comparison.scored > 1:
+        console.print(f"note: all {comparison.scored} new rewards are {new.pop():g}: they tell no rollout from another")
     failures = [one for one in found if one.problem]
     if failures:
         first = failures[0]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentlightning.cli import retention
-from agentlightning.cli.options import Store, open_store, store_url
+from agentlightning.cli.options import Runs, Store, open_store, store_url
+
+if TYPE_CHECKING:
+    from agentlightning.types import Run
 
 app = typer.Typer(help="List, show, export and delete runs.", no_args_is_help=True, rich_markup_mode=None)
 app.command("export")(retention.export)
@@ -19,19 +23,23 @@ app.command("prune")(retention.prune)
 @app.command("list")
 def list_runs(
     store: Store = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Most runs to list.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="List at most this many runs.")] = 20,
+    everything: Annotated[bool, typer.Option("--all", help="Also the runs of agl check.")] = False,
+    runs: Runs = Path("runs"),
     sizes: Annotated[bool, typer.Option("--sizes", help="Also how much each holds; reads all of it.")] = False,
 ) -> None:
-    """List runs, newest first."""
+    """List runs, newest first. One that says it runs, and whose process on this machine is gone, was killed."""
     import asyncio
 
     from rich.table import Table
 
-    from agentlightning.cli.display import screen
+    from agentlightning.trainer.check import CHECK
+    from agentlightning.trainer.display import screen
 
     async def work() -> None:
         async with open_store(store_url(store)) as opened:
-            found = await opened.runs(limit=limit)
+            found = await opened.runs(limit=limit if everything else None)
+            found = [run for run in found if everything or run.name != CHECK][:limit]
             held = {size.run_id: size for size in await opened.sizes([run.id for run in found])} if sizes else {}
         table = Table(box=None)
         for column in ("run", "name", "state", "step", "reward", "held-out greedy", "created (UTC)"):
@@ -49,10 +57,10 @@ def list_runs(
             table.add_row(
                 run.id,
                 run.name,
-                run.state,
+                state_of(run, runs),
                 str(summary.get("step", "")),
-                _number(summary.get("reward_mean")),
-                _number(summary.get("heldout_greedy")),
+                _number(summary.get("train/reward_mean")),
+                _number(summary.get("eval/greedy/reward_mean")),
                 _time(run.created_ns),
                 *shown,
             )
@@ -68,9 +76,9 @@ def show_run(run: Annotated[str, typer.Argument(help="Id of the run.")], store: 
 
     import orjson
 
-    from agentlightning.cli.display import screen
     from agentlightning.errors import NotFoundError
-    from agentlightning.trainer.metrics import group_of, in_order
+    from agentlightning.trainer.display import screen
+    from agentlightning.trainer.monitor.metrics import group_of, in_order
 
     async def work() -> None:
         async with open_store(store_url(store)) as opened:
@@ -88,7 +96,7 @@ def show_run(run: Annotated[str, typer.Argument(help="Id of the run.")], store: 
         for checkpoint in checkpoints:
             console.print(f"checkpoint step {checkpoint.step}: {checkpoint.path}", soft_wrap=True)
         if undone := sorted({metric.step for metric in metrics if metric.abandoned}):
-            console.print(f"steps that a crash undid: {', '.join(map(str, undone))}; what they measured is not shown")
+            console.print(f"steps that a crash undid: {', '.join(map(str, undone))}; their metrics are left out")
         latest = {metric.name: metric for metric in metrics if not metric.abandoned}
         group = ""
         for name in in_order(latest):
@@ -100,6 +108,16 @@ def show_run(run: Annotated[str, typer.Argument(help="Id of the run.")], store: 
             console.print(f"warning {name}: {text}", soft_wrap=True)
 
     asyncio.run(work())
+
+
+def state_of(run: Run, runs: Path) -> str:
+    """The run's state; killed where it says that it runs, its folder is here, and no process holds it."""
+    from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.training import resume_line
+
+    folder = RunFolder(runs, run.id)
+    gone = run.state == "running" and (folder.path / "lock").exists() and not folder.is_held
+    return f"killed; {resume_line(folder.path)}" if gone else run.state
 
 
 def _number(value: object) -> str:

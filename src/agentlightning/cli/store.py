@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from agentlightning.cli import doctor
+from agentlightning.cli.options import Runs
+from agentlightning.store.open import Upgraded
 
 app = typer.Typer(help="Upgrade and look after a store.", no_args_is_help=True, rich_markup_mode=None)
 app.command("doctor")(doctor.doctor)
@@ -17,20 +21,37 @@ app.command("status")(doctor.status)
 def upgrade_store(
     store: Annotated[
         str | None,
-        typer.Argument(help="Store URL: sqlite:///PATH or postgresql://… [AGL_STORE, else runs/agl.db]"),
+        typer.Argument(help="Store URL: sqlite:///PATH, postgresql://… or redis://… [AGL_STORE, else runs/agl.db]"),
     ] = None,
+    runs: Runs = Path("runs"),
 ) -> None:
-    """Bring the database of an older version to this one, in one transaction. Make a copy first."""
-    from agentlightning.cli.display import screen
-    from agentlightning.cli.options import require_file, store_url
-    from agentlightning.store.sql.database import database_at
-    from agentlightning.store.sql.schema import upgrade
+    """Bring a store and the folders of its runs from an older version to this one. Make a copy first.
+
+    End what uses them before. The store is upgraded in one transaction; what was interrupted is completed by doing it again.
+    """
+    from agentlightning.store.open import require_file, store_url
+    from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.display import screen
 
     url = store_url(store)
     require_file(url)
-    done = upgrade(database_at(url))
+    done = _upgrade(url)
     if done.before == done.after:
-        said = f"{done.name}: its schema has version {done.after}, the newest there is; nothing to do"
+        text = f"{done.name}: its schema has version {done.after}, the newest there is; nothing to do"
     else:
-        said = f"{done.name}: upgraded from version {done.before} to {done.after}"
-    screen().print(said, soft_wrap=True)
+        text = f"{done.name}: upgraded from version {done.before} to {done.after}"
+    screen().print(text, soft_wrap=True)
+    for folder in sorted(path.parent for path in runs.glob("*/config.json")):
+        if RunFolder(runs, folder.name).upgrade():
+            screen().print(f"{folder}: upgraded", soft_wrap=True)
+
+
+def _upgrade(url: str) -> Upgraded:
+    if url.startswith(("redis://", "rediss://")):
+        from agentlightning.store.redis.upgrade import upgrade as upgrade_redis
+
+        return asyncio.run(upgrade_redis(url))
+    from agentlightning.store.sql.database import database_at
+    from agentlightning.store.sql.schema import upgrade
+
+    return upgrade(database_at(url))

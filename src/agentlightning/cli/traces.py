@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agentlightning.types import Call, Span
 
 DEEPEST_SHOWN = 40
-LONGEST_TOLD = 160
+MAX_TEXT_CHARS = 160
 """Characters that a span's line shows of each text that the agent gave."""
 
 
@@ -34,22 +34,28 @@ def export_traces(
     import os
 
     from agentlightning.errors import NotFoundError
-    from agentlightning.tracing.export import Collector, TraceFile, finished_rollouts, headers_of, send_rollouts
-    from agentlightning.tracing.outgoing import resource_of
+    from agentlightning.tracing.exporters import (
+        OtlpFileExporter,
+        OtlpHttpExporter,
+        finished_rollouts,
+        headers_of,
+        send_rollouts,
+    )
+    from agentlightning.tracing.rollout_trace import resource_of
 
     remote = to.startswith(("http://", "https://"))
-    sink = Collector(to, headers_of(os.environ), patience_s=30.0) if remote else TraceFile(Path(to))
+    exporter = OtlpHttpExporter(to, headers_of(os.environ), timeout_s=30.0) if remote else OtlpFileExporter(Path(to))
 
     async def work() -> None:
         sent = spans = 0
         async with open_store(store_url(store)) as opened:
             if not await opened.runs(ids=[run]):
                 raise NotFoundError(f"{run}: no such run; see: agl runs list")
-            async with sink:
+            async with exporter:
                 async for rollouts in finished_rollouts(opened, run):
-                    spans += await send_rollouts(opened, rollouts, sink, resource_of(run))
+                    spans += await send_rollouts(opened, rollouts, exporter, resource_of(run))
                     sent += len(rollouts)
-        rejected = f", of which {sink.rejected} are rejected: {sink.reason}" if sink.rejected else ""
+        rejected = f", of which {exporter.rejected} are rejected: {exporter.reason}" if exporter.rejected else ""
         typer.echo(f"{sent} rollouts, {spans} spans: {to}{rejected}")
 
     asyncio.run(work())
@@ -92,12 +98,12 @@ def print_spans(console: Console, spans: list[Span], calls: list[Call]) -> None:
 
 
 def _said(span: Span) -> str:
-    """What the agent gave with the span: a message, an object, what a tool was asked and answered; '' of any other."""
+    """Content that the agent gave with the span: a message, an object, a tool's arguments and result; '' for any other."""
     from agentlightning.adapters.semantics import text_of, tool_use
 
     use = tool_use(span)
     texts = [text_of(span.attributes, name) for name in ("agl.message", "agl.object.name", "agl.object")]
     if use is not None:
         texts += [use.arguments, None if use.result is None else f"→ {use.result}"]
-    told = [" ".join(text.split()) for text in texts if text]
-    return "".join(f"  {text if len(text) <= LONGEST_TOLD else text[: LONGEST_TOLD - 1] + '…'}" for text in told)
+    parts = [" ".join(text.split()) for text in texts if text]
+    return "".join(f"  {text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 1] + '…'}" for text in parts)

@@ -1,8 +1,7 @@
-"""``agl train``: train from a TOML file or from the record of a run, or go on with a run that was interrupted."""
+"""``agl train``: train from a TOML file or offline from recorded runs, or resume a run."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,17 +12,15 @@ from agentlightning.cli.options import Runs, Server, Settings, Store, one_store,
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agentlightning.cli.display import Display
     from agentlightning.config import Config
     from agentlightning.trainer.checkpoint import RunFolder
-    from agentlightning.trainer.trainer import Result
+    from agentlightning.trainer.display import Display
+    from agentlightning.trainer.training import TrainResult
 
 
 def train(
     config: Annotated[Path | None, typer.Argument(help="TOML file with the configuration.")] = None,
-    resume: Annotated[
-        str | None, typer.Option("--resume", help="Go on with this run from its last checkpoint.")
-    ] = None,
+    resume: Annotated[str | None, typer.Option("--resume", help="Continue this run from its last checkpoint.")] = None,
     agent: Annotated[
         str | None, typer.Option("--agent", help="file.py:name, or a command such as 'node agent.js'.")
     ] = None,
@@ -37,7 +34,7 @@ def train(
         str | None,
         typer.Option(
             "--algorithm",
-            help="lightning_rl, or from the record: sft, rft, distill, dpo, kto. One that is not the file's has none of its "
+            help="lightning_rl, or offline: sft, rft, distill, dpo, kto. One that is not the file's has none of its "
             "settings.",
         ),
     ] = None,
@@ -55,7 +52,7 @@ def train(
     With --from-run and no file, the model, its engine and the agent that is evaluated are those of that run.
     """
     from agentlightning.trainer.checkpoint import RunFolder
-    from agentlightning.trainer.trainer import new_run_id
+    from agentlightning.trainer.training import new_run_id
 
     url = one_store(store, server)
     options = {"data.train": tasks, "data.val": val, "agent.reward": reward, "model.path": model}
@@ -86,15 +83,13 @@ def _unchanged(folder: RunFolder, file: Path | None, given: list[str], url: str 
 
 
 def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: str | None) -> Config:
-    """The configuration of a new run, of the file, else of the run whose record it learns from, and what was given."""
+    """The configuration of a new run, of the file, else of the run of --from-run, and the options given."""
     from agentlightning.config_file import load_config
     from agentlightning.errors import ConfigError
 
     from_run, algorithm = given.get("data.from_run"), given.get("algorithm.name")
     if algorithm not in (None, "lightning_rl") and file is None and not from_run:
-        raise ConfigError(
-            f"--algorithm {algorithm}: give --from-run RUN, whose record it learns from, or a file with data.from_run"
-        )
+        raise ConfigError(f"--algorithm {algorithm}: give --from-run RUN to train on, or a file with data.from_run")
     if from_run and file is None:
         given = _settings_of(from_run[0], store_url(url)) | given
         if not any(name.startswith("model") for name in [*given, *settings]):
@@ -106,11 +101,11 @@ def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: s
 
 
 def _settings_of(run: str, url: str) -> dict[str, Any]:
-    """What a run that learns from the record of this one takes over from it."""
+    """Settings that offline training takes over from the run it learns from."""
     import asyncio
 
     from agentlightning.errors import NotFoundError
-    from agentlightning.trainer.recorded import inherited
+    from agentlightning.trainer.offline.settings import inherited
 
     async def work() -> dict[str, Any]:
         async with open_store(url) as opened:
@@ -123,7 +118,7 @@ def _settings_of(run: str, url: str) -> dict[str, Any]:
 
 
 def agent_setting(agent: str) -> str:
-    """Which setting an agent is: agent.run for a function (file.py:name, package.module:name), else agent.command."""
+    """The setting of an agent: agent.run for a function (file.py:name, package.module:name), else agent.command."""
     head, separator, name = agent.rpartition(":")
     named = bool(separator) and all(part.isidentifier() for part in name.split("."))
     named = named and (" " not in head or Path(head).is_file())
@@ -134,23 +129,21 @@ def agent_setting(agent: str) -> str:
 
 def run_and_report(config: Config, folder: RunFolder, *, resume: bool = False) -> None:
     """Train under a live display, then say where things are."""
-    from agentlightning.cli.display import Display
+    from agentlightning.trainer.display import Display
 
     with Display(folder.run_id) as display:
         result = supervised(config, folder, display, resume=resume)
-    report(display.console, result, config)
+    report(display.console, result)
 
 
-def supervised(config: Config, folder: RunFolder, display: Display, *, resume: bool = False, name: str = "") -> Result:
-    """Train with Ctrl-C handled: the first ends after the step that is under way, the second at once.
-
-    Where it ends without a result, and there is a checkpoint, the line that resumes is told.
-    """
+def supervised(
+    config: Config, folder: RunFolder, display: Display, *, resume: bool = False, name: str = ""
+) -> TrainResult:
+    """Train with Ctrl-C handled: the first ends after the step that is under way, the second at once."""
     import asyncio
     import signal
 
-    from agentlightning.errors import ConflictError, NotFoundError
-    from agentlightning.trainer.trainer import Training
+    from agentlightning.trainer.training import Training
 
     training = Training(config, folder, display)
     asked = False
@@ -162,43 +155,24 @@ def supervised(config: Config, folder: RunFolder, display: Display, *, resume: b
             return
         asked = True
         training.stop()
-        display.note("ending after this step, with a checkpoint; Ctrl-C again ends at once")
 
-    async def work() -> Result:
+    async def work() -> TrainResult:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, interrupt)
         return await training.run(resume=resume, name=name)
 
     try:
         return asyncio.run(work())
-    except BaseException as error:
-        if folder.has_checkpoint() and survives(config) and not isinstance(error, ConflictError | NotFoundError):
-            display.note(f"what was learned is kept; go on with: {resume_line(folder.path)}")
-        if isinstance(error, asyncio.CancelledError):
-            raise KeyboardInterrupt from None
-        raise
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
-def report(console: Console, result: Result, config: Config) -> None:
-    """Where the run, its policy and its curve are; how to go on if it was stopped."""
+def report(console: Console, result: TrainResult) -> None:
+    """Prints where the run, its policy and its curve are."""
     for label, value in (
         ("run folder", result.folder),
         ("policy", result.policy),
         ("curve", result.folder / "curve.png"),
     ):
         console.print(f"{label:<11} {value}", soft_wrap=True)
-    if not result.finished:
-        on = f"go on with: {resume_line(result.folder)}" if survives(config) else "its store was in memory and is gone"
-        console.print(f"stopped after step {result.step}; {on}", soft_wrap=True)
-
-
-def survives(config: Config) -> bool:
-    """Whether the run's store is there for a later process to go on from."""
-    return config.store.url != "memory://"
-
-
-def resume_line(folder: Path) -> str:
-    """The command that goes on with the run of this folder."""
-    runs = [] if folder.parent == Path("runs") else ["--runs", str(folder.parent)]
-    return shlex.join(["agl", "train", "--resume", folder.name, *runs])

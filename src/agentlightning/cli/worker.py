@@ -11,7 +11,9 @@ def worker(
     agent: Annotated[str, typer.Argument(help="file.py:name, or a command such as 'node agent.js'.")],
     server: Annotated[str, typer.Option("--server", help="URL of the server (its key in AGL_SERVER_KEY).")],
     run: Annotated[str, typer.Option("--run", help="Id of the run to work for.")],
-    reward: Annotated[str | None, typer.Option("--reward", help="Reward function file.py:name.")] = None,
+    reward: Annotated[
+        list[str] | None, typer.Option("--reward", help="Reward function file.py:name. May be repeated.")
+    ] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Rollouts at a time.")] = 32,
 ) -> None:
     """Claim rollouts of a run and run the agent on them until Ctrl-C."""
@@ -27,5 +29,5 @@ def worker(
         raise ConfigError(f"--server: expected http://HOST:PORT or https://…, got {server!r}")
     arguments = ["--server", server, "--run", run, "--concurrency", str(concurrency)]
     arguments += ["--agent" if agent_setting(agent) == "agent.run" else "--command", agent]
-    arguments += ["--reward", reward] if reward is not None else []
+    arguments += [word for spec in reward or [] for word in ("--reward", spec)]
     raise SystemExit(main([*arguments, "--worker-id", f"{socket.gethostname()}-{os.getpid()}"]))

@@ -1,4 +1,4 @@
-"""What a demo task is: questions, a flawed demonstrator, an environment and an agent, each in one module.
+"""Demo tasks: each module has the questions, a flawed demonstrator, an environment and an agent of one task.
 
 The warm start, the demo command and the tests drive it. A task module knows nothing of models, engines or training; its
 `solve` is ordinary OpenAI-SDK code that would run against any provider. A question is held out by its content, and where
@@ -28,7 +28,7 @@ NAMES = ("sql", "calculator", "lookup")
 
 
 class DemoTask(Protocol):
-    """What a task module offers."""
+    """The interface of a task module."""
 
     @property
     def SPECIAL_WORDS(self) -> tuple[str, str]:
@@ -81,5 +81,5 @@ def demonstrations(task: DemoTask, count: int, seed: int) -> tuple[list[list[Mes
 
 
 def held_out(content: str) -> bool:
-    """Whether a question with this content belongs to the test split; true for a quarter of all contents."""
+    """Tells whether a question with this content belongs to the test split; true for a quarter of all contents."""
     return hashlib.md5(content.encode(), usedforsecurity=False).digest()[0] < 64

@@ -7,12 +7,12 @@ engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from agentlightning.engines.support import Support
-from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
+from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 Metrics = dict[str, float]
 
@@ -20,14 +20,14 @@ DEFAULT_POLICY = "default"
 
 
 class Engine(Protocol):
-    """The verbs of learning. Every one may raise EngineError; the policy's alias is `default` unless several are trained.
+    """The operations of learning. Each may raise EngineError; the policy's alias is `default` unless several are trained.
 
     LearnerLostError: what was learned since the last `save` is gone; `restart_learner`, then `load`.
     """
 
     @property
     def support(self) -> Support:
-        """What it can do as configured; known before `start`, so that other settings stop a run before it begins."""
+        """Capabilities as configured; known before `start`, so that other settings stop a run before it begins."""
         ...
 
     async def start(self) -> list[str]:
@@ -38,7 +38,9 @@ class Engine(Protocol):
         """Stop everything that `start` started; a second call does nothing."""
         ...
 
-    async def forward_backward(self, sequences: Seq[Sequence], loss: Loss, policy: str = DEFAULT_POLICY) -> Metrics:
+    async def forward_backward(
+        self, sequences: Sequence[TrainingSequence], loss: Loss, policy: str = DEFAULT_POLICY
+    ) -> Metrics:
         """Add the gradient of SUM over tokens of weight × loss to what is accumulated since the last optim_step.
 
         Metrics are sums or means over the trained tokens of this call: loss, tokens, ratio_max (largest |ratio - 1|),
@@ -49,9 +51,9 @@ class Engine(Protocol):
 
     async def forward_backward_preferences(
         self,
-        examples: Seq[Preference],
+        examples: Sequence[Preference],
         loss: PreferenceLoss,
-        mismatched: Seq[Sequence] = (),
+        mismatched: Sequence[TrainingSequence] = (),
         policy: str = DEFAULT_POLICY,
     ) -> Metrics:
         """Add the gradient of SUM over examples of weight × loss, a loss of whole answers; see engines/preferences.py.
@@ -61,16 +63,18 @@ class Engine(Protocol):
         """
         ...
 
-    async def logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+    async def logprobs(self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
         """Log-probability of every token given those before it, at the sequence's temperature; 0 for the first."""
         ...
 
-    async def reference_logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+    async def reference_logprobs(
+        self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY
+    ) -> list[list[float]]:
         """The same under the frozen weights that the engine was made with, where it keeps them."""
         ...
 
-    async def values(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
-        """What the value head, where there is one, says of the state before every token; 0 for the first token."""
+    async def values(self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+        """Values of the state before every token, by the value head where there is one; 0 for the first token."""
         ...
 
     async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:

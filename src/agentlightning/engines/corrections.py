@@ -1,4 +1,4 @@
-"""What is done about tokens that another policy sampled: importance weights, masks, and the call statistics they need.
+"""Off-policy corrections: importance weights, masks, and the call statistics they need.
 
 `losses.token_loss` drives it. Two policies are compared: the sampler's, recorded with each token, and the trainer's: the
 old logprobs of before the step where there are any, else the policy as it is now. Everything here is a constant to the
@@ -20,7 +20,7 @@ from agentlightning.types import Loss
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What is known of N sampled tokens; every field is a float32 tensor of shape [N], calls int64. See types.Sequence."""
+    """The loss's inputs for N tokens; every field is a float32 tensor of shape [N], calls int64. See TrainingSequence."""
 
     sampler_logprobs: Tensor
     advantages: Tensor
@@ -32,13 +32,13 @@ class Tokens:
     returns: Tensor | None = None
     values: Tensor | None = None
     calls: Tensor | None = None
-    """Which call each token belongs to, from 0."""
+    """Number of the call that each token belongs to, from 0."""
     ratios: Tensor | None = None
-    """Where calls are cut in pieces: `call_ratios` of all pieces, shape [N, 3]."""
+    """`call_ratios` of all pieces where calls are cut in pieces, shape [N, 3]."""
 
     @property
     def base_logprobs(self) -> Tensor:
-        """What the loss's ratio is taken to."""
+        """Log-probabilities in the ratio's denominator."""
         return self.sampler_logprobs if self.old_logprobs is None else self.old_logprobs
 
     def columns(self) -> tuple[list[str], list[Tensor]]:
@@ -49,7 +49,7 @@ class Tokens:
 
 
 def needs_calls(loss: Loss) -> bool:
-    """Whether the loss of a token depends on the other tokens of its call."""
+    """True where the loss of a token depends on the other tokens of its call."""
     return (
         loss.name == "gspo" or loss.importance == "call" or loss.ratio_mask == "call" or loss.off_policy_kl is not None
     )
@@ -84,7 +84,7 @@ def importance(log_ratios_N: Tensor, cap: float) -> Tensor:
 
 
 def inside(log_ratios_N: Tensor, low: float, high: float) -> Tensor:
-    """Whether trainer / sampler is in [low, high]. Log ratios [0, log 6, log 0.4] with 0.5 and 5: [True, False, False].
+    """True where trainer / sampler is in [low, high]. Log ratios [0, log 6, log 0.4] with 0.5 and 5: [True, False, False].
 
     Of tokens: IcePop, Ling Team (2025), Every Step Evolves (bounds 0.5 and 5). Of calls, by the geometric mean of their
     tokens' ratios: Liu et al. (2025), When Speed Kills Stability, geometric sequence masking.
@@ -93,13 +93,13 @@ def inside(log_ratios_N: Tensor, low: float, high: float) -> Tensor:
     return (ratios_N >= low) & (ratios_N <= high)
 
 
-def off_policy(log_ratios_N: Tensor, advantages_N: Tensor, most: float) -> Tensor:
-    """Whether a call drifted too far to be learned from as a bad example: A < 0 and mean log(sampler / policy) > most.
+def off_policy(log_ratios_N: Tensor, advantages_N: Tensor, max_kl: float) -> Tensor:
+    """True where a call drifted too far to be a bad example: A < 0 and mean log(sampler / policy) > max_kl.
 
     DeepSeek-AI (2025), DeepSeek-V3.2, off-policy sequence masking. log_ratios are a call's mean log(policy / sampler), at
-    each of its tokens. [-0.3, -0.3, 0.1], A = [-1, 1, -1], most 0.2: [True, False, False].
+    each of its tokens. [-0.3, -0.3, 0.1], A = [-1, 1, -1], max_kl 0.2: [True, False, False].
     """
-    return (advantages_N < 0) & (-log_ratios_N > most)
+    return (advantages_N < 0) & (-log_ratios_N > max_kl)
 
 
 def corrections(loss: Loss, logprobs_N: Tensor, tokens: Tokens) -> tuple[Tensor | None, Tensor | None]:

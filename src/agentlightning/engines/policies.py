@@ -1,14 +1,13 @@
 """PolicyEngines: several policies as one engine, each with an engine of its own.
 
-The trainer drives it like any engine; every verb goes to the engine of the policy that it names. Knows nothing of what
+The trainer drives it like any engine; every operation goes to the engine of the policy that it names. Knows nothing of what
 those engines are.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 from agentlightning.engines.base import DEFAULT_POLICY, Engine, Metrics
 from agentlightning.engines.support import Support
 from agentlightning.errors import EngineError
-from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
+from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 
 class WatchedEngine(Engine, Protocol):
@@ -37,7 +36,7 @@ class PolicyEngines:
 
     @property
     def support(self) -> Support:
-        """What all of them can."""
+        """Capabilities that all of them have."""
         known = [engine.support for engine in self._engines.values()]
         first = asdict(known[0])
         for other in known[1:]:
@@ -75,25 +74,29 @@ class PolicyEngines:
         """All of them: whoever lost one goes back to a checkpoint, and the others with it."""
         await _all([engine.restart_learner() for engine in self._engines.values()])
 
-    async def forward_backward(self, sequences: Seq[Sequence], loss: Loss, policy: str = DEFAULT_POLICY) -> Metrics:
+    async def forward_backward(
+        self, sequences: Sequence[TrainingSequence], loss: Loss, policy: str = DEFAULT_POLICY
+    ) -> Metrics:
         return await self._of(policy).forward_backward(sequences, loss)
 
     async def forward_backward_preferences(
         self,
-        examples: Seq[Preference],
+        examples: Sequence[Preference],
         loss: PreferenceLoss,
-        mismatched: Seq[Sequence] = (),
+        mismatched: Sequence[TrainingSequence] = (),
         policy: str = DEFAULT_POLICY,
     ) -> Metrics:
         return await self._of(policy).forward_backward_preferences(examples, loss, mismatched)
 
-    async def logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+    async def logprobs(self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
         return await self._of(policy).logprobs(sequences)
 
-    async def reference_logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+    async def reference_logprobs(
+        self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY
+    ) -> list[list[float]]:
         return await self._of(policy).reference_logprobs(sequences)
 
-    async def values(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+    async def values(self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
         return await self._of(policy).values(sequences)
 
     async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:
@@ -117,8 +120,8 @@ class PolicyEngines:
         return engine
 
 
-async def _all(verbs: Seq[Coroutine[Any, Any, None]]) -> None:
+async def _all(operations: Sequence[Coroutine[Any, Any, None]]) -> None:
     """All of them to their ends, then the first error."""
-    for result in await asyncio.gather(*verbs, return_exceptions=True):
+    for result in await asyncio.gather(*operations, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

@@ -11,7 +11,7 @@ micro-batches, and the gradient is exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ def kto_baseline(mismatched_M: Tensor) -> Tensor:
 
 
 def preference_loss(
-    loss: PreferenceLoss, examples: Seq[Preference], log_ratios_A: Tensor, mismatched_M: Tensor
+    loss: PreferenceLoss, examples: Sequence[Preference], log_ratios_A: Tensor, mismatched_M: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
     """(SUM over examples of weight × loss, metrics), from log(policy / reference) of every answer.
 
@@ -82,7 +82,7 @@ def preference_loss(
 
 
 def coefficients(
-    loss: PreferenceLoss, examples: Seq[Preference], log_ratios_A: Tensor, mismatched_M: Tensor
+    loss: PreferenceLoss, examples: Sequence[Preference], log_ratios_A: Tensor, mismatched_M: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
     """(dL/dS of each answer, metrics): what its tokens' logprobs are weighted by in the second pass."""
     with torch.enable_grad():
@@ -92,7 +92,7 @@ def coefficients(
     return gradient_A, metrics
 
 
-def check_preferences(loss: PreferenceLoss, examples: Seq[Preference]) -> None:
+def check_preferences(loss: PreferenceLoss, examples: Sequence[Preference]) -> None:
     """EngineError unless every example has what the loss compares, with reference logprobs on every row."""
     for example in examples:
         kinds = bool(example.chosen) + bool(example.rejected)

@@ -1,4 +1,4 @@
-"""What an engine can do, as data: every setting that it would ignore or cannot carry out stops the run before it begins.
+"""Capabilities of an engine, as data: a setting that it would ignore or cannot carry out stops the run before it begins.
 
 Engines declare a Support; the trainer calls `check_loss` or `check_preference_loss` with the algorithm's loss before
 anything starts. Knows no engine and no algorithm.
@@ -15,7 +15,7 @@ from agentlightning.types import Loss, PreferenceLoss
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
-    """What one engine, as configured, supports."""
+    """Capabilities of one engine, as configured."""
 
     engine: str
     losses: frozenset[str] = frozenset({"ppo_clip", "reinforce", "sft"})
@@ -30,7 +30,7 @@ class Support:
     old_logprobs: bool = False
     """Sequences with old_logprobs, to which ratios are then taken."""
     values: bool = False
-    """As configured, a value head: `values`, and losses that train it."""
+    """A value head: `values`, and losses that train it."""
 
 
 CLIPPED = ("ppo_clip", "gspo", "cispo")
@@ -89,14 +89,14 @@ def _ignored(loss: Loss, old_logprobs: bool) -> list[str]:
         found.append("value_clip has no effect without a value head")
     if loss.importance is not None and loss.name in CLIPPED and not old_logprobs:
         found.append(
-            f"importance with the loss {loss.name!r} needs old logprobs, ratio = 'trainer': its ratio to the sampler "
+            f"importance with the loss {loss.name!r} needs old logprobs, ratio = 'old_policy': its ratio to the sampler "
             "corrects already, and the weight would count twice"
         )
     return found
 
 
 def _ranges(loss: Loss) -> list[str]:
-    """Numbers outside what the formulas mean anything for."""
+    """Checks bounds outside which the formulas mean nothing."""
     checks = [
         ("clip_low", 0 <= loss.clip_low <= 1, "from 0 to 1"),
         ("clip_high", loss.clip_high >= 0, "of at least 0"),

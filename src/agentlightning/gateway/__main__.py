@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from agentlightning.children import end_with_parent, listen
 from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
 from agentlightning.gateway import log, serverkey
+from agentlightning.gateway.access import is_loopback
 from agentlightning.gateway.app import create_app
-from agentlightning.gateway.connections import Server
-from agentlightning.gateway.guard import is_loopback
+from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
@@ -46,6 +46,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     if not options.store:
         raise ConfigError("--store: is required, as an argument or as AGL_STORE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # prompts are encoded one at a time
     level = log.log_level()
     given = os.environ.get(serverkey.VARIABLE) or None
     log.configure(level, [given] if given else [])
@@ -76,7 +77,7 @@ def _made_key(store_url: str, address: str) -> str | None:
     if is_loopback(address):
         return None
     path = serverkey.key_path(store_url)
-    key = serverkey.kept_key(path)
+    key = serverkey.load_or_create_key(path)
     sys.stderr.write(f"{address} is reachable from elsewhere: /api wants the key in {path} (as {serverkey.VARIABLE})\n")
     return key
 
@@ -95,7 +96,7 @@ async def _serve(
         logging.getLogger("agentlightning.gateway").info("serving on %s port %s", *listener.getsockname()[:2])
         pruning = None if keep == KEEP_ALL else asyncio.create_task(keep_pruned(store, keep))
         try:
-            await Server(app).serve(sockets=[listener])
+            await UvicornServer(app).serve(sockets=[listener])
         finally:
             if pruning is not None:
                 pruning.cancel()

@@ -15,30 +15,30 @@ import orjson
 from uuid_utils import uuid7
 
 from agentlightning.errors import StoreError
-from agentlightning.gateway import verbs
-from agentlightning.gateway.api import create_api
-from agentlightning.gateway.auth import Attempts
-from agentlightning.gateway.calls import DEADLINE_S, GRACE_S, PolicyCalls
+from agentlightning.gateway import store_rpc
+from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, Receive, Scope, Send
+from agentlightning.gateway.attempts import AttemptCache
+from agentlightning.gateway.external.calls import ExternalCalls
 from agentlightning.gateway.metrics import GatewayMetrics
-from agentlightning.gateway.news import News
-from agentlightning.gateway.otlp import Traces
-from agentlightning.gateway.outside import OutsideModels
+from agentlightning.gateway.otlp import TraceReceiver
+from agentlightning.gateway.policy.calls import DEADLINE_S, GRACE_S, PolicyCalls
+from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.proxy import Proxy
-from agentlightning.gateway.reply import Incoming, Receive, Reply, Scope, Send
+from agentlightning.gateway.resource_watcher import ResourceWatcher
+from agentlightning.gateway.rest import create_api
 from agentlightning.gateway.store_metrics import StoreMetrics
-from agentlightning.gateway.upstreams import Upstreams
 from agentlightning.protocols import chat, messages
-from agentlightning.protocols.neutral import Refusal
+from agentlightning.protocols.base import ApiError
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 
 log = logging.getLogger(__name__)
 
-LONG_POLLS = frozenset(f"/api/{name}" for name in verbs.LONG_POLLS)
+LONG_POLLS = frozenset(f"/api/{name}" for name in store_rpc.LONG_POLLS)
 
 EXPIRY_S = 1.0
-"""Seconds between two looks for leases that have run out."""
+"""Seconds between two searches for expired leases."""
 
 STOPPING = "the server is stopping; try again"
 AWAY = ((b"retry-after", b"1"), (b"connection", b"close"))
@@ -72,7 +72,7 @@ class App:
         deadline_s: float,
     ) -> None:
         self.boot = str(uuid7())
-        """Names this start of the server; every response carries it, so that clients notice a restart."""
+        """Id of this start of the server; every response carries it, so that clients notice a restart."""
         self._boot = self.boot.encode()
         self._stopping = asyncio.Event()
         self._finished = asyncio.Event()
@@ -80,27 +80,27 @@ class App:
         self._store = store
         self._keeps_leases = not isinstance(store, LightningStoreClient)
         """Else the store is another process's, and so is this."""
-        self._attempts = Attempts(store, shared=store.shared)
+        self._attempts = AttemptCache(store, shared=store.shared)
         self._metrics = GatewayMetrics()
         self._store_metrics = StoreMetrics(store, self._metrics.registry)
-        self._news = News(store, self._follow)
-        self._upstreams = Upstreams(store, self._metrics, load_renderer, patience_s, news=self._news)
-        self._outside = OutsideModels(store, self._attempts, self._metrics, news=self._news, grace_s=grace_s)
+        self._watcher = ResourceWatcher(store, self._changed)
+        self._engine_router = EngineRouter(self._watcher, self._metrics, load_renderer, patience_s)
+        self._external = ExternalCalls(store, self._attempts, self._metrics, watcher=self._watcher, grace_s=grace_s)
         self._policy_calls = PolicyCalls(
-            store, self._attempts, self._upstreams, self._metrics, grace_s=grace_s, deadline_s=deadline_s
+            store, self._attempts, self._engine_router, self._metrics, grace_s=grace_s, deadline_s=deadline_s
         )
-        traces = Traces(store, self._attempts, self._metrics, server_key)
+        traces = TraceReceiver(store, self._attempts, self._metrics, server_key)
         self._proxy = Proxy(
-            store, self._attempts, self._upstreams, self._outside, self._policy_calls, self._metrics, traces
+            store, self._attempts, self._engine_router, self._external, self._policy_calls, self._metrics, traces
         )
         self._api = create_api(
             store,
             server_key,
             boot=self.boot,
             on_claim=self._attempts.expect,
-            on_finish=lambda leases: self._attempts.forget({lease.rollout_id for lease in leases}),
+            on_end=self._attempts.forget,
             on_calls=self._attempts.learn,
-            on_resources=self._follow,
+            on_resources=self._watcher.forget,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,19 +122,19 @@ class App:
         await self._finished.wait()
 
     async def close(self) -> None:
-        """Close the connections to engines and outside models."""
-        await self._news.close()
-        await self._upstreams.close()
-        await self._outside.close()
+        """Close the connections to engines and external models."""
+        await self._watcher.close()
+        await self._engine_router.close()
+        await self._external.close()
 
-    def _follow(self, run_id: str) -> None:
-        """A run has new resources."""
-        self._upstreams.forget(run_id)
-        self._outside.forget(run_id)
+    def _changed(self, run_id: str) -> None:
+        """A run has new resources, or is not in use any more."""
+        self._engine_router.forget(run_id)
+        self._external.forget(run_id)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        reply = Reply(send, self._boot)
+        reply = AgentResponse(send, self._boot)
         if path.startswith("/api/") or path == "/api":
             mounted = {**scope, "root_path": scope.get("root_path", "") + "/api"}
             if path in LONG_POLLS:
@@ -160,15 +160,15 @@ class App:
                 if self._calls == 0 and self._stopping.is_set():
                     self._finished.set()
 
-    async def _proxied(self, scope: Scope, receive: Receive, reply: Reply) -> None:
+    async def _proxied(self, scope: Scope, receive: Receive, reply: AgentResponse) -> None:
         try:
-            incoming = Incoming(scope, receive)
-        except Refusal as refusal:
+            incoming = AgentRequest(scope, receive)
+        except ApiError as refusal:
             await reply.whole(refusal.status, chat.error(refusal))
             return
         await self._proxy(incoming, reply)
 
-    async def _poll(self, scope: Scope, receive: Receive, reply: Reply) -> None:
+    async def _poll(self, scope: Scope, receive: Receive, reply: AgentResponse) -> None:
         """A long poll, which must not hold up the end of the server."""
         poll = asyncio.ensure_future(self._api(scope, receive, reply.send))
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -185,7 +185,7 @@ class App:
             poll.cancel()
             stopping.cancel()
 
-    async def _ready(self, reply: Reply) -> None:
+    async def _ready(self, reply: AgentResponse) -> None:
         if self._stopping.is_set():
             await reply.whole(503, orjson.dumps({"status": "unavailable", "reason": STOPPING}))
             return
@@ -217,7 +217,7 @@ class App:
             await asyncio.sleep(EXPIRY_S)
 
 
-async def _refuse_stopping(path: str, reply: Reply) -> None:
-    refusal = Refusal(STOPPING, status=503, type="server_error", code="stopping")
+async def _refuse_stopping(path: str, reply: AgentResponse) -> None:
+    refusal = ApiError(STOPPING, status=503, type="server_error", code="stopping")
     shape = messages if path.endswith(("/v1/messages", "/v1/messages/count_tokens")) else chat
     await reply.whole(503, shape.error(refusal), headers=AWAY)

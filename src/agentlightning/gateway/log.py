@@ -18,7 +18,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.auth import caller
+from agentlightning.gateway.attempts import caller
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 

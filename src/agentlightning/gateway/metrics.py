@@ -1,14 +1,14 @@
-"""What /metrics shows (Prometheus text format): one registry an app, so that two apps in a process do not add up.
+"""The gateway's Prometheus metrics: one registry per app, so that two apps in a process do not add up.
 
 Driven by the proxy; refuses to know what a call is beyond the record of it. A call that is recorded costs two or three
 microseconds: the children of every label are bound once. What changes seldom is read when somebody looks (`watch_engines`).
 
     record(call)                 a call that was recorded: result, seconds, tokens, fork, context only, policy version
     call(protocol, result)       one that was not: replayed | joined | refused | failed
-    outside(upstream, result)    a call to an outside model: recorded | refused | failed
+    external(model, result)       a call to an external model: recorded | refused | failed
     first_token(seconds)         from a request to the first token sent on, or to the whole answer
     spans(recorded, broken)      spans that programs sent
-    in_flight, held              gauges with inc() and dec(): calls being answered; those waiting for an engine
+    in_flight, paused            gauges with inc() and dec(): calls being answered; those waiting for an engine
     watch_engines(read)          read() -> [(url, state, calls in flight), …] at every look; state: up | down | paused
 """
 
@@ -28,7 +28,7 @@ from agentlightning.types import ABANDONED, Call
 BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 FIRST_TOKEN_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
-MOST_POLICIES = 64
+MAX_POLICIES = 64
 """Policies whose version is shown, the last ones used: a server sees runs come and go for months."""
 
 Result = Literal["recorded", "abandoned", "replayed", "joined", "refused", "failed"]
@@ -45,8 +45,8 @@ class GatewayMetrics:
         self._calls = Counter(
             "agl_calls", "Model calls by wire format and result", ["protocol", "result"], registry=registry
         )
-        self._outside = Counter(
-            "agl_outside_calls", "Calls to outside models", ["upstream", "result"], registry=registry
+        self._external = Counter(
+            "agl_external_calls", "Calls to external models", ["model", "result"], registry=registry
         )
         self._forks = Counter(
             "agl_forks", "Prompts that do not continue a call, by cause", ["cause"], registry=registry
@@ -65,11 +65,11 @@ class GatewayMetrics:
         )
         self._prompt_tokens = Counter("agl_prompt_tokens", "Tokens of prompts", registry=registry)
         self._sampled_tokens = Counter("agl_sampled_tokens", "Tokens sampled", registry=registry)
-        self._context_only = Counter(
-            "agl_context_only_tokens", "Sampled tokens that forks left as context only", registry=registry
+        self._untrained_tokens = Counter(
+            "agl_untrained_tokens", "Sampled tokens that forks left as context only", registry=registry
         )
         self.in_flight = Gauge("agl_calls_in_flight", "Model calls being answered", registry=registry)
-        self.held = Gauge("agl_calls_held", "Model calls waiting for an engine", registry=registry)
+        self.paused = Gauge("agl_calls_paused", "Model calls waiting for an engine", registry=registry)
         self._spans = Counter("agl_spans", "Spans that were recorded", registry=registry)
         self._broken_spans = Counter(
             "agl_broken_spans",
@@ -81,7 +81,7 @@ class GatewayMetrics:
         self._last_versions: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def record(self, call: Call) -> None:
-        """Count a call that was recorded, of a policy or of an outside model.
+        """Count a call that was recorded, of a policy or of an external model.
 
         A call with n > 1 choices is recorded as n; the further ones have sampled tokens of their own and nothing else.
         """
@@ -93,7 +93,7 @@ class GatewayMetrics:
         self._prompt_tokens.inc(call.prompt_tokens)
         if call.fork_cause is not None:
             self._forks.labels(call.fork_cause).inc()
-            self._context_only.inc(call.context_only)
+            self._untrained_tokens.inc(call.untrained_tokens)
         if call.versions:
             self._version(call.run_id, call.policy, call.versions[-1].version)
 
@@ -104,9 +104,9 @@ class GatewayMetrics:
             counter = self._by_result[protocol, result] = self._calls.labels(protocol, result)
         counter.inc()
 
-    def outside(self, upstream: str, result: Result) -> None:
-        """Count a call to an outside model; `upstream` is its name in the configuration."""
-        self._outside.labels(upstream, result).inc()
+    def external(self, model: str, result: Result) -> None:
+        """Count a call to an external model; `model` is its name in the configuration."""
+        self._external.labels(model, result).inc()
 
     def first_token(self, seconds: float) -> None:
         """Count a first token."""
@@ -133,7 +133,7 @@ class GatewayMetrics:
         self._last_versions[key] = version
         self._last_versions.move_to_end(key)
         self._versions.labels(run_id, policy).set(version)
-        if len(self._last_versions) > MOST_POLICIES:
+        if len(self._last_versions) > MAX_POLICIES:
             oldest, _ = self._last_versions.popitem(last=False)
             self._versions.remove(*oldest)
 

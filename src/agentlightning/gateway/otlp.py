@@ -22,32 +22,32 @@ from typing import Literal, TypeVar
 import orjson
 
 from agentlightning.errors import AgentLightningError, InputError
-from agentlightning.gateway.auth import Attempts
-from agentlightning.gateway.guard import foreign_page, is_loopback, presents_key
+from agentlightning.gateway.access import cross_site_reason, is_loopback, presents_key
+from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
+from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.gateway.metrics import GatewayMetrics
-from agentlightning.gateway.reply import Incoming, Reply
-from agentlightning.protocols.neutral import Refusal
+from agentlightning.protocols.base import ApiError
 from agentlightning.store import keys
 from agentlightning.store.base import BROKEN_SPANS, LightningStore, RolloutQuery
-from agentlightning.tracing.intake import Intake, Place, Taken
 from agentlightning.tracing.otlp import read_json
-from agentlightning.tracing.received import Received, ReceivedResource, ReceivedSpan
+from agentlightning.tracing.otlp_types import OtlpRequest, OtlpResource, OtlpSpan
+from agentlightning.tracing.sanitize import SanitizedSpans, SpanOwner, SpanSanitizer
 from agentlightning.types import JSON, Rollout, Span
 
-LARGEST_REQUEST = 32 * 1024 * 1024
+MAX_REQUEST_BYTES = 32 * 1024 * 1024
 """Bytes of a request, uncompressed."""
-LATE_NS = 10 * 60 * 10**9
-"""How long after its end an attempt's spans are taken."""
-MOST_INTAKES = 256
-MOST_KEPT = 200_000
+MAX_LATE_NS = 10 * 60 * 10**9
+"""Time after its end for which an attempt's spans are accepted."""
+MAX_CACHED_ATTEMPTS = 256
+MAX_CACHED_SPAN_IDS = 200_000
 """Attempts whose spans' ids are kept in memory, and such ids; those of others are read again from the store when needed."""
-MOST_SPANS_A_REQUEST = 50_000
-MOST_TOLD = 1000
+MAX_SPANS_PER_REQUEST = 50_000
+MAX_REPORTS = 1000
 """Requests of an attempt of which the store keeps what was broken: a program may send nothing else, without end."""
-MOST_NAMED = 256
-TOO_MANY_NAMED = f"of more than {MOST_NAMED} attempts in one request"
-SPANS_A_WRITE = 500
-SMALL = 256 * 1024
+MAX_ATTEMPTS_PER_REQUEST = 256
+TOO_MANY_ATTEMPTS = f"of more than {MAX_ATTEMPTS_PER_REQUEST} attempts in one request"
+SPANS_PER_WRITE = 500
+MAX_INLINE_BYTES = 256 * 1024
 """Bytes that are read at once; what is more is read in a thread, so that model calls need not wait for it."""
 ASSUMED_RATIO = 16
 """Of what a body is unpacked and packed, to tell how long it will take."""
@@ -61,21 +61,21 @@ WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 
 
 @dataclass(slots=True, eq=False)
-class _Held:
-    """An attempt's intake; None before it is read from the store, and after a write that failed."""
+class _AttemptState:
+    """An attempt's sanitizer; None before it is read from the store, and after a write that failed."""
 
-    intake: Intake | None = None
+    sanitizer: SpanSanitizer | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """What is known of an attempt's spans is read and written in turns."""
+    """Counts of an attempt's spans are read and written in turns."""
     users: int = 0
     """Requests that have the lock or wait for it: another one must not be made beside it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """What a request holds."""
+class _Body:
+    """Content of a request."""
 
-    received: Received
+    received: OtlpRequest
     size: int
     """Bytes, unpacked."""
     digest: str
@@ -83,33 +83,33 @@ class _Read:
 
 
 @dataclass(frozen=True, slots=True)
-class _Caller:
+class _Sender:
     own: Rollout | None
     """The rollout of the path or key; None under the server key."""
     number: int
 
 
 @dataclass(slots=True)
-class _Sorted:
+class _ByAttempt:
     """A request's spans by the attempt they belong to."""
 
-    by_attempt: dict[tuple[str, int], tuple[Place, list[ReceivedResource]]] = field(default_factory=dict)
+    by_attempt: dict[tuple[str, int], tuple[SpanOwner, list[OtlpResource]]] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
 
 
-class Traces:
+class TraceReceiver:
     """Takes spans in."""
 
     def __init__(
-        self, store: LightningStore, attempts: Attempts, metrics: GatewayMetrics, server_key: str | None
+        self, store: LightningStore, attempts: AttemptCache, metrics: GatewayMetrics, server_key: str | None
     ) -> None:
         self._store = store
         self._attempts = attempts
         self._metrics = metrics
         self._server_key = server_key
-        self._held: OrderedDict[tuple[str, int], _Held] = OrderedDict()
+        self._held: OrderedDict[tuple[str, int], _AttemptState] = OrderedDict()
 
-    async def answer(self, incoming: Incoming, reply: Reply) -> None:
+    async def answer(self, incoming: AgentRequest, reply: AgentResponse) -> None:
         """Answer one request, whatever goes wrong, in the encoding that it came in."""
         encoding: Encoding = "json"
         try:
@@ -119,7 +119,7 @@ class Traces:
             packing = _packing(incoming)
             size = len(body) * (ASSUMED_RATIO if packing else 1)
             taken, refused = await self._take(caller, await _aside(size, lambda: _read(encoding, packing, body)))
-        except Refusal as refusal:
+        except ApiError as refusal:
             await _refuse(reply, encoding, refusal.status, str(refusal))
         except InputError as cause:
             await _refuse(reply, encoding, 400, str(cause))
@@ -131,40 +131,40 @@ class Traces:
 
     # --- whose spans --------------------------------------------------------------------------------------------------
 
-    async def _caller(self, incoming: Incoming) -> _Caller:
-        """Who sends them. Raises Refusal."""
+    async def _caller(self, incoming: AgentRequest) -> _Sender:
+        """Authenticates the sender. Raises ApiError."""
         if incoming.named is None:
             if self._server_key is not None and presents_key(incoming.headers, self._server_key):
-                return _Caller(None, 0)
+                return _Sender(None, 0)
             keyless = incoming.key is None or not incoming.key.startswith(keys.PREFIX)
             if keyless and self._server_key is None and incoming.client is not None and is_loopback(incoming.client):
                 _refuse_pages(incoming)
-                return _Caller(None, 0)
+                return _Sender(None, 0)
         rollout_id, number = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
         try:
-            return _Caller((await self._attempts.running((rollout_id, number))).rollout, number)
-        except Refusal as refusal:
+            return _Sender((await self._attempts.running((rollout_id, number))).rollout, number)
+        except ApiError as refusal:
             if refusal.code != "attempt_over":
                 raise
         rollout = await self._rollout(rollout_id)
         if rollout is None:  # never without one: that is what the server key has
-            raise Refusal(f"no rollout {rollout_id}", status=404, code="unknown_attempt")
-        return _Caller(rollout, number)
+            raise ApiError(f"no rollout {rollout_id}", status=404, code="unknown_attempt")
+        return _Sender(rollout, number)
 
     async def _rollout(self, rollout_id: str) -> Rollout | None:
         found = await self._store.rollouts(RolloutQuery(ids=[rollout_id]))
         return found[0] if found else None
 
-    async def _sort(self, caller: _Caller, received: Received) -> _Sorted:
+    async def _sort(self, caller: _Sender, received: OtlpRequest) -> _ByAttempt:
         known: dict[tuple[str | None, int | None], tuple[Rollout, int] | str] = {}
-        found = _Sorted()
+        found = _ByAttempt()
         for resource in received.resources:
-            parts: dict[tuple[str, int], ReceivedResource] = {}
+            parts: dict[tuple[str, int], OtlpResource] = {}
             for span in resource.spans:
                 named = _named(span, resource.attributes)
                 if named not in known:
-                    over = len(known) >= MOST_NAMED
-                    known[named] = TOO_MANY_NAMED if over else await self._meant(caller, *named)
+                    over = len(known) >= MAX_ATTEMPTS_PER_REQUEST
+                    known[named] = TOO_MANY_ATTEMPTS if over else await self._meant(caller, *named)
                 meant = known[named]
                 if isinstance(meant, str):
                     found.refused[meant] += 1
@@ -172,12 +172,12 @@ class Traces:
                 rollout, number = meant
                 identity = (rollout.id, number)
                 if identity not in parts:
-                    part = parts[identity] = ReceivedResource(attributes=resource.attributes, wrong=resource.wrong)
-                    found.by_attempt.setdefault(identity, (_place(rollout, number), []))[1].append(part)
+                    part = parts[identity] = OtlpResource(attributes=resource.attributes, wrong=resource.wrong)
+                    found.by_attempt.setdefault(identity, (_owner(rollout, number), []))[1].append(part)
                 parts[identity].spans.append(span)
         return found
 
-    async def _meant(self, caller: _Caller, rollout_id: str | None, number: int | None) -> tuple[Rollout, int] | str:
+    async def _meant(self, caller: _Sender, rollout_id: str | None, number: int | None) -> tuple[Rollout, int] | str:
         """The attempt, or why its spans are not taken."""
         if rollout_id is None:
             if caller.own is None:
@@ -195,26 +195,26 @@ class Traces:
             number = rollout.attempt if number is None else number
         if not 1 <= number <= rollout.attempt:
             return "of an attempt that does not exist"
-        if rollout.finished_ns is not None and time.time_ns() - rollout.finished_ns > LATE_NS:
+        if rollout.finished_ns is not None and time.time_ns() - rollout.finished_ns > MAX_LATE_NS:
             return "of an attempt that has long been over"
         return rollout, number
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
-    async def _take(self, caller: _Caller, request: _Read) -> tuple[Taken, Counter[str]]:
+    async def _take(self, caller: _Sender, request: _Body) -> tuple[SanitizedSpans, Counter[str]]:
         """Record its spans; all that was taken, and what was refused, by cause."""
-        together = Taken()
+        together = SanitizedSpans()
         found = await self._sort(caller, request.received)
         lost = request.received.lost
         if lost and caller.own is not None and not found.by_attempt:
-            found.by_attempt[caller.own.id, caller.number] = (_place(caller.own, caller.number), [])
-        for identity, (place, resources) in found.by_attempt.items():
-            held = self._held.setdefault(identity, _Held())
+            found.by_attempt[caller.own.id, caller.number] = (_owner(caller.own, caller.number), [])
+        for identity, (owner, resources) in found.by_attempt.items():
+            held = self._held.setdefault(identity, _AttemptState())
             self._held.move_to_end(identity)
             held.users += 1
             try:
                 async with held.lock:
-                    taken = await self._take_of(held, place, resources, lost, request)
+                    taken = await self._take_of(held, owner, resources, lost, request)
             finally:
                 held.users -= 1
             together.spans += taken.spans
@@ -230,42 +230,42 @@ class Traces:
         kept = 0
         for number, identity in enumerate(reversed(list(self._held))):
             held = self._held[identity]
-            kept += held.intake.count if held.intake is not None else 0
-            if (number >= MOST_INTAKES or kept > MOST_KEPT) and not held.users:
+            kept += held.sanitizer.count if held.sanitizer is not None else 0
+            if (number >= MAX_CACHED_ATTEMPTS or kept > MAX_CACHED_SPAN_IDS) and not held.users:
                 del self._held[identity]
 
     async def _take_of(
-        self, held: _Held, place: Place, resources: list[ReceivedResource], lost: int, request: _Read
-    ) -> Taken:
-        intake, held.intake = held.intake, None  # where a write fails, it is read anew
-        if intake is None:
-            spans = await self._store.spans([place.rollout_id])
-            intake = Intake(place, [span for span in spans if span.attempt == place.attempt])
-        taken = await _aside(request.size, lambda: intake.take(resources, time.time_ns()))
+        self, held: _AttemptState, owner: SpanOwner, resources: list[OtlpResource], lost: int, request: _Body
+    ) -> SanitizedSpans:
+        sanitizer, held.sanitizer = held.sanitizer, None  # where a write fails, it is read anew
+        if sanitizer is None:
+            spans = await self._store.spans([owner.rollout_id])
+            sanitizer = SpanSanitizer(owner, [span for span in spans if span.attempt == owner.attempt])
+        taken = await _aside(request.size, lambda: sanitizer.take(resources, time.time_ns()))
         if lost:
             taken.broken["undecodable"] += lost
-        told = [_broken(place, taken, request.digest)] if taken.broken and intake.told < MOST_TOLD else []
-        intake.told += len(told)
+        told = [_broken(owner, taken, request.digest)] if taken.broken and sanitizer.told < MAX_REPORTS else []
+        sanitizer.told += len(told)
         records = [*told, *taken.spans]
-        for start in range(0, len(records), SPANS_A_WRITE):
-            await self._store.append_spans(records[start : start + SPANS_A_WRITE])
-        held.intake = intake
+        for start in range(0, len(records), SPANS_PER_WRITE):
+            await self._store.append_spans(records[start : start + SPANS_PER_WRITE])
+        held.sanitizer = sanitizer
         return taken
 
 
-def _place(rollout: Rollout, number: int) -> Place:
+def _owner(rollout: Rollout, number: int) -> SpanOwner:
     began_ns = rollout.started_ns or rollout.created_ns
-    return Place(run_id=rollout.run_id, rollout_id=rollout.id, attempt=number, began_ns=began_ns)
+    return SpanOwner(run_id=rollout.run_id, rollout_id=rollout.id, attempt=number, began_ns=began_ns)
 
 
-def _broken(place: Place, taken: Taken, digest: str) -> Span:
+def _broken(owner: SpanOwner, taken: SanitizedSpans, digest: str) -> Span:
     """Says what was wrong; under an id that follows from the request, so that what is sent again is not counted again."""
     now_ns = time.time_ns()
     return Span(
-        id=place.span_id(f"broken.{digest}"),
-        run_id=place.run_id,
-        rollout_id=place.rollout_id,
-        attempt=place.attempt,
+        id=owner.span_id(f"broken.{digest}"),
+        run_id=owner.run_id,
+        rollout_id=owner.rollout_id,
+        attempt=owner.attempt,
         name=BROKEN_SPANS,
         attributes=dict(taken.broken),
         started_ns=now_ns,
@@ -273,7 +273,7 @@ def _broken(place: Place, taken: Taken, digest: str) -> Span:
     )
 
 
-def _named(span: ReceivedSpan, resource: JSON) -> tuple[str | None, int | None]:
+def _named(span: OtlpSpan, resource: JSON) -> tuple[str | None, int | None]:
     for attributes in (span.attributes, resource):
         rollout_id = attributes.get("agl.rollout_id")
         if isinstance(rollout_id, str) and rollout_id:
@@ -284,68 +284,68 @@ def _named(span: ReceivedSpan, resource: JSON) -> tuple[str | None, int | None]:
     return None, None
 
 
-def _refuse_pages(incoming: Incoming) -> None:
+def _refuse_pages(incoming: AgentRequest) -> None:
     headers = [(name, value) for name, value in incoming.headers if name != b"content-type"]
-    why = foreign_page("POST", [*headers, (b"content-type", b"application/json")])
+    why = cross_site_reason("POST", [*headers, (b"content-type", b"application/json")])
     if why is not None:
-        raise Refusal(why, status=403, type="permission_error", code="foreign_page")
+        raise ApiError(why, status=403, type="permission_error", code="cross_site")
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-def _encoding(incoming: Incoming) -> Encoding:
+def _encoding(incoming: AgentRequest) -> Encoding:
     given = next((value for name, value in incoming.headers if name == b"content-type"), b"")
     kind = given.partition(b";")[0].strip().lower()
     for encoding, content_type in CONTENT_TYPES.items():
         if kind == content_type:
             return encoding
     expected = " or ".join(name.decode() for name in CONTENT_TYPES.values())
-    raise Refusal(f"Content-Type: expected {expected}, got {kind[:80].decode('latin-1')!r}", status=415)
+    raise ApiError(f"Content-Type: expected {expected}, got {kind[:80].decode('latin-1')!r}", status=415)
 
 
-def _packing(incoming: Incoming) -> bytes:
+def _packing(incoming: AgentRequest) -> bytes:
     """gzip, deflate, or nothing."""
     given = next((value for name, value in incoming.headers if name == b"content-encoding"), b"").strip().lower()
     if given in (b"", b"identity"):
         return b""
     if given in WINDOW_BITS:
         return given
-    raise Refusal(f"Content-Encoding: expected gzip, got {given[:80].decode('latin-1')!r}", status=415)
+    raise ApiError(f"Content-Encoding: expected gzip, got {given[:80].decode('latin-1')!r}", status=415)
 
 
 def _unpacked(packing: bytes, body: bytes) -> bytes:
     if packing:
         unpacker = zlib.decompressobj(wbits=WINDOW_BITS[packing])
         try:
-            body = unpacker.decompress(body, LARGEST_REQUEST + 1)
+            body = unpacker.decompress(body, MAX_REQUEST_BYTES + 1)
         except zlib.error as cause:
-            raise Refusal(f"the body is not what Content-Encoding says: {cause}") from None
-        if not unpacker.eof and len(body) <= LARGEST_REQUEST:
-            raise Refusal("the body ends in the middle of its compressed data")
+            raise ApiError(f"the body is not what Content-Encoding says: {cause}") from None
+        if not unpacker.eof and len(body) <= MAX_REQUEST_BYTES:
+            raise ApiError("the body ends in the middle of its compressed data")
         if unpacker.unused_data:
-            raise Refusal("the body goes on after the end of its compressed data")
-    if len(body) > LARGEST_REQUEST:
-        raise Refusal(f"the body is larger than {LARGEST_REQUEST} bytes", status=413)
+            raise ApiError("the body goes on after the end of its compressed data")
+    if len(body) > MAX_REQUEST_BYTES:
+        raise ApiError(f"the body is larger than {MAX_REQUEST_BYTES} bytes", status=413)
     return body
 
 
 async def _aside(size: int, work: Callable[[], R]) -> R:
     """The result of some work, in a thread where there is much of it."""
-    return work() if size <= SMALL else await asyncio.to_thread(work)
+    return work() if size <= MAX_INLINE_BYTES else await asyncio.to_thread(work)
 
 
-def _read(encoding: Encoding, packing: bytes, body: bytes) -> _Read:
+def _read(encoding: Encoding, packing: bytes, body: bytes) -> _Body:
     body = _unpacked(packing, body)
     digest = hashlib.blake2b(body, digest_size=8).hexdigest()
     if encoding == "json":
-        return _Read(read_json(body, MOST_SPANS_A_REQUEST), len(body), digest)
+        return _Body(read_json(body, MAX_SPANS_PER_REQUEST), len(body), digest)
     from agentlightning.tracing.protobuf import read_protobuf  # its schema costs 0.1 s, which most servers never need
 
-    return _Read(read_protobuf(body, MOST_SPANS_A_REQUEST), len(body), digest)
+    return _Body(read_protobuf(body, MAX_SPANS_PER_REQUEST), len(body), digest)
 
 
-async def _succeed(reply: Reply, encoding: Encoding, taken: Taken, refused: Counter[str]) -> None:
+async def _succeed(reply: AgentResponse, encoding: Encoding, taken: SanitizedSpans, refused: Counter[str]) -> None:
     rejected = taken.lost + refused.total()
     causes = [f"{count} {cause}" for cause, count in sorted((*taken.broken.items(), *refused.items()))]
     message = "; ".join(causes)
@@ -358,7 +358,7 @@ async def _succeed(reply: Reply, encoding: Encoding, taken: Taken, refused: Coun
     await reply.whole(200, write_response(rejected, message), CONTENT_TYPES["protobuf"])
 
 
-async def _refuse(reply: Reply, encoding: Encoding, status: int, message: str) -> None:
+async def _refuse(reply: AgentResponse, encoding: Encoding, status: int, message: str) -> None:
     again = ((b"retry-after", b"1"),) if status == 503 else ()
     if encoding == "json":
         await reply.whole(status, orjson.dumps({"message": message}), headers=again)

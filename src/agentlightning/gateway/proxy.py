@@ -2,7 +2,8 @@
 
 Driven by the ASGI app for paths under ``/r/{rollout}/{attempt}/v1`` and, with a key, under ``/v1``. It finds who calls and
 which model is meant, and puts whatever goes wrong into the shape of the protocol in use. A call of the policy goes to
-calls.py, one of a configured outside model to outside.py, traces to otlp.py, which answers in OTLP's own terms.
+policy/calls.py, one of a configured external model to external/calls.py, traces to otlp.py, which answers in OTLP's own
+terms.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import orjson
 from uuid_utils import uuid7
 
 from agentlightning.errors import AgentLightningError, EngineError, InputError
-from agentlightning.gateway.auth import Attempt, Attempts
-from agentlightning.gateway.calls import PolicyCalls
+from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
+from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
+from agentlightning.gateway.external.calls import ExternalCalls
 from agentlightning.gateway.metrics import GatewayMetrics
-from agentlightning.gateway.otlp import Traces
-from agentlightning.gateway.outside import OutsideModels
-from agentlightning.gateway.reply import Incoming, Reply
-from agentlightning.gateway.retries import recorded_answer
-from agentlightning.gateway.upstreams import Upstreams
+from agentlightning.gateway.otlp import TraceReceiver
+from agentlightning.gateway.policy.calls import PolicyCalls
+from agentlightning.gateway.policy.engine_router import EngineRouter
+from agentlightning.gateway.policy.sdk_retries import recorded_answer
 from agentlightning.protocols import chat, completions, embeddings, messages, responses
-from agentlightning.protocols.neutral import Refusal, Request, WireFormat, call_id, read_object
+from agentlightning.protocols.base import ApiError, CompletionRequest, WireFormat, call_id, read_object
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.store.base import UNKNOWN_ROUTE, LightningStore, reward_number
 from agentlightning.types import Reward, Span
@@ -38,17 +39,17 @@ class Proxy:
     def __init__(
         self,
         store: LightningStore,
-        attempts: Attempts,
-        upstreams: Upstreams,
-        outside: OutsideModels,
+        attempts: AttemptCache,
+        engine_router: EngineRouter,
+        external: ExternalCalls,
         calls: PolicyCalls,
         metrics: GatewayMetrics,
-        traces: Traces,
+        traces: TraceReceiver,
     ) -> None:
         self._store = store
         self._attempts = attempts
-        self._upstreams = upstreams
-        self._outside = outside
+        self._engine_router = engine_router
+        self._external = external
         self._calls = calls
         self._metrics = metrics
         self._traces = traces
@@ -60,7 +61,7 @@ class Proxy:
             "embeddings": embeddings,
         }
 
-    async def __call__(self, incoming: Incoming, reply: Reply) -> None:
+    async def __call__(self, incoming: AgentRequest, reply: AgentResponse) -> None:
         """Answer one request; whatever goes wrong becomes an error in the protocol's shape."""
         wire = self._wire(incoming)
         try:
@@ -68,29 +69,29 @@ class Proxy:
                 await self._traces.answer(incoming, reply)
             else:
                 await self._answer(wire, incoming, reply)
-        except Refusal as refusal:
+        except ApiError as refusal:
             await self._refuse(wire, reply, refusal)
         except RenderError as cause:
-            await self._refuse(wire, reply, Refusal(str(cause), param="messages"))
+            await self._refuse(wire, reply, ApiError(str(cause), param="messages"))
         except InputError as cause:
-            await self._refuse(wire, reply, Refusal(str(cause), status=cause.http_status))
+            await self._refuse(wire, reply, ApiError(str(cause), status=cause.http_status))
         except AgentLightningError as cause:
             code = "invalid_engine_response" if isinstance(cause, EngineError) else "store_unavailable"
-            failure = Refusal(str(cause), status=cause.http_status, type="server_error", code=code)
+            failure = ApiError(str(cause), status=cause.http_status, type="server_error", code=code)
             await self._refuse(wire, reply, failure)
         except Exception:
             log.exception("a request to %s failed", incoming.path)
             sentence = "the gateway failed; its log says why"
-            await self._refuse(wire, reply, Refusal(sentence, status=500, type="server_error", code="internal"))
+            await self._refuse(wire, reply, ApiError(sentence, status=500, type="server_error", code="internal"))
 
-    def _wire(self, incoming: Incoming) -> WireFormat:
+    def _wire(self, incoming: AgentRequest) -> WireFormat:
         """The protocol that a route belongs to, for calls and for errors."""
         route = incoming.route or ""
         if route.startswith("models"):
             return messages if any(name == b"anthropic-version" for name, _ in incoming.headers) else chat
         return self._wires.get(route) or self._wires.get(route.partition("/")[0]) or chat
 
-    async def _refuse(self, wire: WireFormat, reply: Reply, refusal: Refusal) -> None:
+    async def _refuse(self, wire: WireFormat, reply: AgentResponse, refusal: ApiError) -> None:
         failed = refusal.status >= 500
         self._metrics.call(wire.NAME, "failed" if failed else "refused")
         log.log(logging.WARNING if failed else logging.INFO, "refused: %d %s", refusal.status, refusal)
@@ -99,7 +100,7 @@ class Proxy:
         elif reply.failed is not None:
             await reply.end(reply.failed(refusal))
 
-    async def _answer(self, wire: WireFormat, incoming: Incoming, reply: Reply) -> None:
+    async def _answer(self, wire: WireFormat, incoming: AgentRequest, reply: AgentResponse) -> None:
         identity = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
         route, method = incoming.route or "", incoming.method
         attempt = await self._attempts.running(identity)
@@ -117,22 +118,24 @@ class Proxy:
         else:
             await self._unknown(attempt, incoming)
 
-    async def _call(self, wire: WireFormat, route: str, attempt: Attempt, incoming: Incoming, reply: Reply) -> None:
+    async def _call(
+        self, wire: WireFormat, route: str, attempt: TrackedAttempt, incoming: AgentRequest, reply: AgentResponse
+    ) -> None:
         body = await incoming.body()
         data = read_object(body)
         model = data.get("model")
-        outside = await self._outside.find(attempt.rollout.run_id, model) if isinstance(model, str) else None
-        if outside is None:
+        external = await self._external.find(attempt.rollout.run_id, model) if isinstance(model, str) else None
+        if external is None:
             await self._calls.answer(wire, data, attempt, incoming, reply)
         else:
-            await self._outside.answer(outside, wire, route, data, body, attempt, incoming, reply)
+            await self._external.answer(external, wire, route, data, body, attempt, incoming, reply)
 
     # --- everything else --------------------------------------------------------------------------------------------
 
-    async def _models(self, wire: WireFormat, route: str, attempt: Attempt, reply: Reply) -> None:
+    async def _models(self, wire: WireFormat, route: str, attempt: TrackedAttempt, reply: AgentResponse) -> None:
         run_id = attempt.rollout.run_id
-        names = [policy.model for policy in (await self._upstreams.policies(run_id)).values()]
-        names += await self._outside.names(run_id)
+        names = [policy.model for policy in (await self._engine_router.policies(run_id)).values()]
+        names += await self._external.names(run_id)
         shape = messages if wire is cast(WireFormat, messages) else chat
         name = route.partition("/")[2]
         if not name:
@@ -141,34 +144,34 @@ class Proxy:
             await reply.whole(200, shape.model(name))
         else:
             known = ", ".join(names) or "none yet"
-            raise Refusal(f"no model is named {name!r}; known are {known}", status=404, param="model")
+            raise ApiError(f"no model is named {name!r}; known are {known}", status=404, param="model")
 
-    async def _stored(self, response_id: str, attempt: Attempt, reply: Reply) -> None:
+    async def _stored(self, response_id: str, attempt: TrackedAttempt, reply: AgentResponse) -> None:
         calls = await self._store.calls([attempt.rollout.id], attempt.number)
         answer = recorded_answer(calls, call_id(response_id))
         if answer is None:
-            raise Refusal(f"this attempt has no response {response_id!r}", status=404, code="response_not_found")
-        await reply.whole(200, responses.body(Request(model=answer.model, messages=[]), answer))
+            raise ApiError(f"this attempt has no response {response_id!r}", status=404, code="response_not_found")
+        await reply.whole(200, responses.body(CompletionRequest(model=answer.model, messages=[]), answer))
 
-    async def _reward(self, attempt: Attempt, incoming: Incoming, reply: Reply) -> None:
+    async def _reward(self, attempt: TrackedAttempt, incoming: AgentRequest, reply: AgentResponse) -> None:
         if not await self._attempts.may_reward(attempt):
-            raise Refusal(
-                "this run takes no rewards from its agents; agent.posts_rewards = true in its configuration lets them",
+            raise ApiError(
+                "this run takes no rewards from its agents; agent.allow_posted_rewards = true lets them",
                 status=403,
                 type="permission_error",
                 code="rewards_not_allowed",
             )
         data = read_object(await incoming.body())
         if "value" not in data:
-            raise Refusal('value: expected {"value": <a finite number>}, got none', status=422, param="value")
+            raise ApiError('value: expected {"value": <a finite number>}, got none', status=422, param="value")
         name = data.get("name", "reward")
         if not isinstance(name, str) or not name:
-            raise Refusal(f"name: expected a text, got {name!r}", status=422, param="name")
+            raise ApiError(f"name: expected a text, got {name!r}", status=422, param="name")
         named = data.get("call_id")
         if named is not None:
             named = call_id(named) if isinstance(named, str) else ""
             if not await self._has_call(attempt, named):
-                raise Refusal("call_id: expected the id of a call of this attempt", status=422, param="call_id")
+                raise ApiError("call_id: expected the id of a call of this attempt", status=422, param="call_id")
         reward = Reward(
             id=str(uuid7()),
             run_id=attempt.rollout.run_id,
@@ -183,12 +186,12 @@ class Proxy:
         await self._store.record_rewards([reward])
         await reply.whole(200, orjson.dumps({"id": reward.id, "value": reward.value}))
 
-    async def _has_call(self, attempt: Attempt, name: str) -> bool:
+    async def _has_call(self, attempt: TrackedAttempt, name: str) -> bool:
         if attempt.knows(name):
             return True
         return any(call.id == name for call in await self._store.calls([attempt.rollout.id], attempt.number))
 
-    async def _unknown(self, attempt: Attempt, incoming: Incoming) -> None:
+    async def _unknown(self, attempt: TrackedAttempt, incoming: AgentRequest) -> None:
         now = time.time_ns()
         span = Span(
             id=str(uuid7()),
@@ -202,7 +205,7 @@ class Proxy:
         )
         await self._store.append_spans([span])
         base = incoming.base_url(incoming.named)
-        raise Refusal(
+        raise ApiError(
             f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, "
             "once), that of an Anthropic client ends before /v1; routes under /v1 are chat/completions, completions, "
             "responses, messages, messages/count_tokens, embeddings, models, reward and traces",

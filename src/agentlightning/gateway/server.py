@@ -12,12 +12,12 @@ from typing import Self
 
 from agentlightning.children import listen
 from agentlightning.errors import GatewayError
+from agentlightning.gateway.access import is_loopback
 from agentlightning.gateway.app import create_app
-from agentlightning.gateway.connections import Server
-from agentlightning.gateway.guard import is_loopback
+from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.store.open import open_store
 
-START_DEADLINE_S = 30.0
+START_TIMEOUT_S = 30.0
 
 
 class AgentLightningServer:
@@ -37,7 +37,7 @@ class AgentLightningServer:
         self._store_url = store
         self._server_key = server_key
         self._address = (host, port)
-        self._server: Server | None = None
+        self._server: UvicornServer | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self.url = ""
@@ -62,8 +62,8 @@ class AgentLightningServer:
 
         self._thread = threading.Thread(target=run, name="agentlightning-server", daemon=True)
         self._thread.start()
-        if not started.wait(START_DEADLINE_S):
-            raise GatewayError(f"the server did not start within {START_DEADLINE_S:.0f} s")
+        if not started.wait(START_TIMEOUT_S):
+            raise GatewayError(f"the server did not start within {START_TIMEOUT_S:.0f} s")
         if self._failure is not None:
             raise self._failure
         self.url = f"http://{host}:{listener.getsockname()[1]}"
@@ -84,5 +84,5 @@ class AgentLightningServer:
 
     async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
         async with open_store(self._store_url, self._server_key) as store:
-            self._server = Server(create_app(store, self._server_key), started=started.set)
+            self._server = UvicornServer(create_app(store, self._server_key), started=started.set)
             await self._server.serve(sockets=[listener])

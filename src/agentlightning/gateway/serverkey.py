@@ -26,7 +26,7 @@ def key_path(store_url: str) -> Path:
     return Path(states) / "agentlightning" / "server-key"
 
 
-def kept_key(path: Path) -> str:
+def load_or_create_key(path: Path) -> str:
     """The key in the file, which is made with a new one if it does not exist. Raises ConfigError."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""What /metrics shows of the store: what waits, what runs, how long a write takes.
+"""Prometheus metrics of the store: queued and running rollouts, duration of writes.
 
 Numbers of runs are read when somebody looks, never in between; writes are counted once a commit, from the thread that makes
-it. Driven by the application; knows no store but by its verb `statistics`.
+it. Driven by the application; knows a store only by its method `statistics`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentlightning.types import RunStatistics
 WRITE_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 60)
 GROUP = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 LOOK_S = 2.0
-"""Seconds that a look waits for the store, which then counts as away: whoever looks must not hang with it."""
+"""Timeout of a scrape's read; a store that takes longer counts as down, and the scrape does not hang with it."""
 
 
 class StoreMetrics(Collector):  # type: ignore[misc]  # the package has no types
@@ -48,7 +48,7 @@ class StoreMetrics(Collector):  # type: ignore[misc]  # the package has no types
             self._numbers = None
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """For the registry."""
+        """Yields the gauges for the registry."""
         yield GaugeMetricFamily("agl_store_up", "1 if the store answers", value=float(self._numbers is not None))
         shown = {
             name: GaugeMetricFamily(f"agl_store_{name}", text, labels=["run"])

@@ -1,4 +1,5 @@
-"""OpenAI Chat Completions: JSON <-> Request, Answer, Delta, Refusal; and what outside models of this protocol answer. Pure.
+"""OpenAI Chat Completions: JSON <-> CompletionRequest, Completion, Delta, ApiError; and what external models of this
+protocol answer. Pure.
 
 Driven by the gateway, which chooses the protocol by route. Every documented field is honoured, refused, collected as
 unsupported, or accepted because it has no effect on what is sampled (metadata, user, store, caching, service tiers, a
@@ -13,42 +14,43 @@ from typing import Any
 import orjson
 
 from agentlightning.protocols import fields, sse
-from agentlightning.protocols.fields import ENGINE_KNOBS, Knob, expected
-from agentlightning.protocols.neutral import (
-    Answer,
+from agentlightning.protocols.base import (
+    ApiError,
+    Completion,
+    CompletionReader,
+    CompletionRequest,
     Delta,
     EventStream,
-    Refusal,
-    Request,
     TokenLogprob,
     ToolDelta,
     assistant_message,
     short,
 )
+from agentlightning.protocols.fields import ENGINE_PARAMS, UnsupportedParam, expected
 from agentlightning.types import JSON
 
 NAME = "chat"
 
 ROLES = ("assistant", "developer", "system", "tool", "user")
 
-KNOBS: dict[str, Knob] = {
-    **ENGINE_KNOBS,
-    "best_of": Knob(int, (1,)),
-    "audio": Knob(dict),
-    "modalities": Knob(list, (["text"],)),
-    "moderation": Knob(dict),
-    "reasoning_effort": Knob(str),
-    "verbosity": Knob(str),
-    "web_search_options": Knob(dict),
-    "add_generation_prompt": Knob(bool, (True,)),
-    "continue_final_message": Knob(bool, (False,)),
-    "echo": Knob(bool, (False,)),
-    "chat_template": Knob(str),
-    "chat_template_kwargs": Knob(dict, ({},)),
-    "documents": Knob(list, ([],)),
-    "enable_thinking": Knob(bool),
-    "thinking": Knob(dict),
-    "reasoning": Knob(dict),
+UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
+    **ENGINE_PARAMS,
+    "best_of": UnsupportedParam(int, (1,)),
+    "audio": UnsupportedParam(dict),
+    "modalities": UnsupportedParam(list, (["text"],)),
+    "moderation": UnsupportedParam(dict),
+    "reasoning_effort": UnsupportedParam(str),
+    "verbosity": UnsupportedParam(str),
+    "web_search_options": UnsupportedParam(dict),
+    "add_generation_prompt": UnsupportedParam(bool, (True,)),
+    "continue_final_message": UnsupportedParam(bool, (False,)),
+    "echo": UnsupportedParam(bool, (False,)),
+    "chat_template": UnsupportedParam(str),
+    "chat_template_kwargs": UnsupportedParam(dict, ({},)),
+    "documents": UnsupportedParam(list, ([],)),
+    "enable_thinking": UnsupportedParam(bool),
+    "thinking": UnsupportedParam(dict),
+    "reasoning": UnsupportedParam(dict),
 }
 """Fields that ask for another prompt or another distribution than the trained policy's own."""
 
@@ -66,17 +68,17 @@ WITHOUT_EFFECT: dict[str, type] = {
 """Fields that change nothing of what is sampled."""
 
 
-def parse(data: JSON, trained: bool = True) -> Request:
-    """The request in a body. Raises Refusal, naming the field and what was expected."""
+def parse(data: JSON, trained: bool = True) -> CompletionRequest:
+    """The request in a body. Raises ApiError, naming the field and what was expected."""
     if not trained:
-        return _outside_request(data)
+        return _external_request(data)
     fields.check_kinds(data, WITHOUT_EFFECT)
     _refuse_functions(data)
     tools = fields.tools(data)
     parse_tools, forced_choice = tool_choice(data, tools)
     logprobs = fields.boolean(data, "logprobs")
     stream = fields.boolean(data, "stream")
-    return Request(
+    return CompletionRequest(
         model=fields.text(data, "model"),
         messages=_messages(data),
         tools=tools,
@@ -85,17 +87,17 @@ def parse(data: JSON, trained: bool = True) -> Request:
         max_tokens=_max_tokens(data),
         stop=fields.stops(data),
         n=_count(data),
-        seed=fields.whole(data, "seed", -fields.LARGEST - 1),
+        seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
         logprobs=logprobs,
         top_logprobs=_top_logprobs(data, logprobs),
         stream=stream,
         include_usage=include_usage(data, stream),
         forced=fields.forced(data),
-        unsupported={**fields.unsupported(data, KNOBS), **_response_format(data), **forced_choice},
+        unsupported={**fields.unsupported(data, UNSUPPORTED_PARAMS), **_response_format(data), **forced_choice},
     )
 
 
-def body(request: Request, answer: Answer) -> bytes:
+def body(request: CompletionRequest, answer: Completion) -> bytes:
     """The whole response of a call that is not streamed."""
     choices = [
         {
@@ -110,12 +112,12 @@ def body(request: Request, answer: Answer) -> bytes:
     return orjson.dumps({**head, "choices": choices, "usage": usage(answer)})
 
 
-def stream(request: Request, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
+def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
     """The events of a streamed response."""
-    return _Events(request, _frame("chat.completion.chunk", call_id, model, created_s))
+    return _ChatEvents(request, _frame("chat.completion.chunk", call_id, model, created_s))
 
 
-def error(refusal: Refusal) -> bytes:
+def error(refusal: ApiError) -> bytes:
     """An error in the protocol's own shape."""
     return orjson.dumps(
         {
@@ -129,9 +131,9 @@ def error(refusal: Refusal) -> bytes:
     )
 
 
-def reader() -> Reader:
-    """For one answer of an outside model that speaks this protocol."""
-    return Reader()
+def reader() -> ChatReader:
+    """A reader for one response of an external model with this protocol."""
+    return ChatReader()
 
 
 def models(names: list[str]) -> bytes:
@@ -144,16 +146,13 @@ def model(name: str) -> bytes:
     return orjson.dumps(_model(name))
 
 
-class Reader:
-    """What an outside model answered (its first choice), whole or in chunks."""
+class ChatReader(CompletionReader):
+    """The first choice of an external model's response, whole or in chunks."""
 
     def __init__(self) -> None:
-        self.message: JSON = {"role": "assistant", "content": None}
-        self.finish_reason = "stop"
-        self.prompt_tokens = 0
-        self.sampled_tokens = 0
+        super().__init__()
         self._places: dict[int, int] = {}
-        """Of the tool calls: the protocol's index -> the place in the message."""
+        """Tool calls: the protocol's index -> the position in the message."""
 
     def whole(self, body: JSON) -> None:
         """Take in a complete response."""
@@ -203,17 +202,17 @@ class Reader:
 
 
 def include_usage(data: JSON, streamed: bool) -> bool:
-    """Whether a chunk with the token counts is asked for; options of a stream that is none are refused, as OpenAI does."""
+    """True where a chunk with the token counts is requested; stream options without a stream are refused, as OpenAI does."""
     options = fields.record(data, "stream_options")
     if options is None:
         return False
     if not streamed:
-        raise Refusal('stream_options: only allowed where "stream" is true', param="stream_options")
+        raise ApiError('stream_options: only allowed where "stream" is true', param="stream_options")
     fields.check_kind(options, "include_obfuscation", bool, "stream_options")
     return fields.boolean(options, "include_usage", at="stream_options")
 
 
-def usage(answer: Answer) -> JSON:
+def usage(answer: Completion) -> JSON:
     """The token counts of an answer."""
     return {
         "prompt_tokens": answer.prompt_tokens,
@@ -223,13 +222,13 @@ def usage(answer: Answer) -> JSON:
     }
 
 
-def failure(refusal: Refusal) -> bytes:
+def failure(refusal: ApiError) -> bytes:
     """The event that ends a stream that cannot go on."""
     return b"data: " + error(refusal) + b"\n\n"
 
 
 def first_choice(data: Any) -> JSON:
-    """Choice 0 of what an outside model sent; empty where there is none."""
+    """Choice 0 of what an external model sent; empty where there is none."""
     choices = data.get("choices") if isinstance(data, dict) else None
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and choice.get("index", 0) == 0:
@@ -238,7 +237,7 @@ def first_choice(data: Any) -> JSON:
 
 
 def read_usage(data: Any, prompt_tokens: int, sampled_tokens: int) -> tuple[int, int]:
-    """The token counts that an outside model sent; those known so far where it sent none."""
+    """The token counts that an external model sent; those known so far where it sent none."""
     counts = data.get("usage") if isinstance(data, dict) else None
     if not isinstance(counts, dict):
         return prompt_tokens, sampled_tokens
@@ -252,20 +251,21 @@ def read_usage(data: Any, prompt_tokens: int, sampled_tokens: int) -> tuple[int,
 # --- parsing ------------------------------------------------------------------------------------------------------------
 
 
-def _outside_request(data: JSON) -> Request:
-    """What the record needs of a request that goes elsewhere as it is: how it is built is for the outside model to judge."""
+def _external_request(data: JSON) -> CompletionRequest:
+    """The recorded fields of a request that is passed on as it is: its validation is left to the external model to
+    judge."""
     options = data.get("stream_options")
     tools = data.get("tools")
-    return Request(
+    return CompletionRequest(
         model=fields.text(data, "model"),
-        messages=_outside_messages(data),
+        messages=_external_messages(data),
         tools=[tool for tool in tools if isinstance(tool, dict)] or None if isinstance(tools, list) else None,
         stream=fields.boolean(data, "stream"),
         include_usage=bool(isinstance(options, dict) and options.get("include_usage")),
     )
 
 
-def _outside_messages(data: JSON) -> list[JSON]:
+def _external_messages(data: JSON) -> list[JSON]:
     messages = fields.items(data, "messages")
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
@@ -278,11 +278,11 @@ def _outside_messages(data: JSON) -> list[JSON]:
 
 def _refuse_functions(data: JSON) -> None:
     if fields.items(data, "functions"):
-        raise Refusal(
+        raise ApiError(
             "functions: no longer supported; give them as `tools`", param="functions", code="unsupported_value"
         )
     if data.get("function_call") not in (None, "auto", "none"):
-        raise Refusal(
+        raise ApiError(
             "function_call: no longer supported; give `tools` and `tool_choice`",
             param="function_call",
             code="unsupported_value",
@@ -290,7 +290,7 @@ def _refuse_functions(data: JSON) -> None:
 
 
 def tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, JSON]:
-    """Whether the answer may hold tool calls, and the choice where it would force or narrow them."""
+    """(tool calls are parsed, the choice where it would force or narrow them)."""
     value = data.get("tool_choice")
     if value == "none":
         return False, {}
@@ -320,7 +320,7 @@ def _max_tokens(data: JSON) -> int | None:
     newer = fields.whole(data, "max_completion_tokens", 1)
     older = fields.whole(data, "max_tokens", 1)
     if newer is not None and older is not None and newer != older:
-        raise Refusal(
+        raise ApiError(
             f"max_tokens: the older name of max_completion_tokens; expected one of them, got {older} and {newer}",
             param="max_tokens",
         )
@@ -328,14 +328,14 @@ def _max_tokens(data: JSON) -> int | None:
 
 
 def _count(data: JSON) -> int:
-    count = fields.whole(data, "n", 1, fields.MOST_CHOICES)
+    count = fields.whole(data, "n", 1, fields.MAX_CHOICES)
     return 1 if count is None else count
 
 
 def _top_logprobs(data: JSON, logprobs: bool) -> int:
-    count = fields.whole(data, "top_logprobs", 0, fields.MOST_ALTERNATIVES) or 0
+    count = fields.whole(data, "top_logprobs", 0, fields.MAX_TOP_LOGPROBS) or 0
     if count and not logprobs:
-        raise Refusal('top_logprobs: only allowed where "logprobs" is true', param="top_logprobs")
+        raise ApiError('top_logprobs: only allowed where "logprobs" is true', param="top_logprobs")
     return count
 
 
@@ -353,6 +353,8 @@ def _message(message: Any, where: str) -> JSON:
     role = message.get("role")
     if role not in ROLES:
         raise expected(f"one of {', '.join(ROLES)}", role, "role", where)
+    if len(message) == 2 and isinstance(message.get("content"), str):
+        return message  # most are so: nothing else can be wrong with them
     _check_content(message.get("content"), f"{where}.content")
     for name in ("tool_call_id", "reasoning_content", "name", "refusal"):
         fields.check_kind(message, name, str, where)
@@ -362,7 +364,7 @@ def _message(message: Any, where: str) -> JSON:
     ):
         if message.get(name) is not None:
             path = f"{where}.{name}"
-            raise Refusal(f"{path}: not supported; {instead}", param=path, code="unsupported_value")
+            raise ApiError(f"{path}: not supported; {instead}", param=path, code="unsupported_value")
     for index, call in enumerate(fields.items(message, "tool_calls", where)):
         _check_tool_call(call, f"{where}.tool_calls[{index}]")
     if message.get("refusal") and not message.get("content"):
@@ -380,7 +382,7 @@ def _check_content(value: Any, where: str) -> None:
         if kind in ("text", "refusal") and isinstance(part.get(kind), str):
             continue
         path = f"{where}[{index}]"
-        raise Refusal(
+        raise ApiError(
             f"{path}: expected a text part, the only kind the trained policy reads, got {short(part)}",
             param=path,
             code="unsupported_value",
@@ -401,10 +403,10 @@ def _check_tool_call(call: Any, where: str) -> None:
 # --- building -----------------------------------------------------------------------------------------------------------
 
 
-class _Events:
+class _ChatEvents:
     """The chunks of a streamed response."""
 
-    def __init__(self, request: Request, frame: JSON) -> None:
+    def __init__(self, request: CompletionRequest, frame: JSON) -> None:
         self._count = request.n
         self._usage = request.include_usage
         self._frame = {**frame, "usage": None} if self._usage else frame
@@ -428,7 +430,7 @@ class _Events:
             logprobs = None
         return b"".join(chunks)
 
-    def last(self, answer: Answer) -> bytes:
+    def last(self, answer: Completion) -> bytes:
         """The finish reasons, the usage where asked for, and the end mark."""
         parts = [
             self._chunk(index, {}, finish_reason=choice.finish_reason) for index, choice in enumerate(answer.choices)
@@ -438,7 +440,7 @@ class _Events:
         parts.append(sse.DONE)
         return b"".join(parts)
 
-    def failed(self, refusal: Refusal) -> bytes:
+    def failed(self, refusal: ApiError) -> bytes:
         """Ends a stream that cannot go on; SDKs raise the error that it carries."""
         return failure(refusal)
 
@@ -477,7 +479,7 @@ def _model(name: str) -> JSON:
 
 
 def _read_text(value: Any) -> str | None:
-    """Text of an outside model: a string, or the text of its parts."""
+    """Text of an external model: a string, or the text of its parts."""
     if isinstance(value, list):
         parts = [part.get("text") for part in value if isinstance(part, dict)]
         return "".join(part for part in parts if isinstance(part, str))

@@ -1,4 +1,5 @@
-"""OpenAI Completions, the older protocol of raw prompts: JSON <-> Request, Answer, Delta; and outside answers. Pure.
+"""OpenAI Completions, the older protocol of raw prompts: JSON <-> CompletionRequest, Completion, Delta; and external
+answers. Pure.
 
 Driven by the gateway. A prompt is a text or token ids and reaches the model as it is, without a template; the answer is
 text, in which neither reasoning nor tool calls are looked for. One prompt a request. Without `max_tokens` the rollout's
@@ -12,27 +13,35 @@ from typing import Any
 import orjson
 
 from agentlightning.protocols import chat, fields, sse
-from agentlightning.protocols.fields import ENGINE_KNOBS, Knob, expected
-from agentlightning.protocols.neutral import Answer, Delta, EventStream, Refusal, Request, TokenLogprob
+from agentlightning.protocols.base import (
+    ApiError,
+    Completion,
+    CompletionReader,
+    CompletionRequest,
+    Delta,
+    EventStream,
+    TokenLogprob,
+)
+from agentlightning.protocols.fields import ENGINE_PARAMS, UnsupportedParam, expected
 from agentlightning.types import JSON
 
 NAME = "completions"
 
-KNOBS: dict[str, Knob] = {
-    **ENGINE_KNOBS,
-    "suffix": Knob(str, ("",)),
-    "response_format": Knob(dict, ({"type": "text"},)),
+UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
+    **ENGINE_PARAMS,
+    "suffix": UnsupportedParam(str, ("",)),
+    "response_format": UnsupportedParam(dict, ({"type": "text"},)),
 }
 """Fields that ask for another prompt or another distribution than the trained policy's own."""
 
-MOST_ALTERNATIVES = 5
-LARGEST_TOKEN = 2**31 - 1
+MAX_TOP_LOGPROBS = 5
+MAX_TOKEN_ID = 2**31 - 1
 
 
-def parse(data: JSON, trained: bool = True) -> Request:
-    """The request in a body. Raises Refusal, naming the field and what was expected."""
+def parse(data: JSON, trained: bool = True) -> CompletionRequest:
+    """The request in a body. Raises ApiError, naming the field and what was expected."""
     if not trained:
-        return Request(
+        return CompletionRequest(
             model=fields.text(data, "model"),
             messages=[fields.user_message(data, "prompt")],
             stream=fields.boolean(data, "stream"),
@@ -40,28 +49,28 @@ def parse(data: JSON, trained: bool = True) -> Request:
         )
     fields.check_kind(data, "user", str)
     if fields.boolean(data, "echo"):
-        raise Refusal("echo: true is not supported; the answer never repeats the prompt", param="echo")
-    count = fields.whole(data, "n", 1, fields.MOST_CHOICES) or 1
-    alternatives = fields.whole(data, "logprobs", 0, MOST_ALTERNATIVES)
+        raise ApiError("echo: true is not supported; the answer never repeats the prompt", param="echo")
+    count = fields.whole(data, "n", 1, fields.MAX_CHOICES) or 1
+    alternatives = fields.whole(data, "logprobs", 0, MAX_TOP_LOGPROBS)
     stream = fields.boolean(data, "stream")
-    return Request(
+    return CompletionRequest(
         model=fields.text(data, "model"),
         messages=[],
         prompt=_prompt(data.get("prompt")),
         max_tokens=fields.whole(data, "max_tokens", 1),
         stop=fields.stops(data),
         n=count,
-        seed=fields.whole(data, "seed", -fields.LARGEST - 1),
+        seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
         logprobs=alternatives is not None,
         top_logprobs=alternatives or 0,
         stream=stream,
         include_usage=chat.include_usage(data, stream),
         forced=fields.forced(data),
-        unsupported={**fields.unsupported(data, KNOBS), **_best_of(data, count)},
+        unsupported={**fields.unsupported(data, UNSUPPORTED_PARAMS), **_best_of(data, count)},
     )
 
 
-def body(request: Request, answer: Answer) -> bytes:
+def body(request: CompletionRequest, answer: Completion) -> bytes:
     """The whole response of a call that is not streamed."""
     choices = [
         {
@@ -76,29 +85,26 @@ def body(request: Request, answer: Answer) -> bytes:
     return orjson.dumps({**head, "choices": choices, "usage": chat.usage(answer)})
 
 
-def stream(request: Request, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
+def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
     """The events of a streamed response."""
-    return _Events(request, _frame(call_id, model, created_s))
+    return _TextCompletionEvents(request, _frame(call_id, model, created_s))
 
 
-def error(refusal: Refusal) -> bytes:
+def error(refusal: ApiError) -> bytes:
     """An error in the protocol's own shape."""
     return chat.error(refusal)
 
 
-def reader() -> Reader:
-    """For one answer of an outside model that speaks this protocol."""
-    return Reader()
+def reader() -> TextCompletionReader:
+    """A reader for one response of an external model with this protocol."""
+    return TextCompletionReader()
 
 
-class Reader:
-    """What an outside model answered (its first choice), whole or in chunks."""
+class TextCompletionReader(CompletionReader):
+    """The first choice of an external model's response, whole or in chunks."""
 
     def __init__(self) -> None:
-        self.message: JSON = {"role": "assistant", "content": ""}
-        self.finish_reason = "stop"
-        self.prompt_tokens = 0
-        self.sampled_tokens = 0
+        super().__init__("")
 
     def whole(self, body: JSON) -> None:
         """Take in a complete response."""
@@ -124,7 +130,7 @@ def _asks_usage(options: Any) -> bool:
 def _prompt(value: Any) -> str | list[int]:
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
-            raise Refusal(
+            raise ApiError(
                 f"prompt: expected one prompt a request, got {len(value)}; send a request for each",
                 param="prompt",
                 code="unsupported_value",
@@ -133,15 +139,15 @@ def _prompt(value: Any) -> str | list[int]:
     if isinstance(value, str) and value:
         return value
     if isinstance(value, list) and value and all(fields.is_kind(one, int) for one in value):
-        if not 0 <= min(value) <= max(value) <= LARGEST_TOKEN:
-            raise Refusal(f"prompt: expected token ids from 0 to {LARGEST_TOKEN}", param="prompt")
+        if not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
+            raise ApiError(f"prompt: expected token ids from 0 to {MAX_TOKEN_ID}", param="prompt")
         return value
     raise expected("a string or a list of token ids, not empty", value, "prompt")
 
 
 def _best_of(data: JSON, count: int) -> JSON:
-    """How many are to be sampled for the best `count`, where that is more."""
-    among = fields.whole(data, "best_of", 1, fields.MOST_CHOICES)
+    """The number of samples from which the best `count` are to be chosen, where it is more."""
+    among = fields.whole(data, "best_of", 1, fields.MAX_CHOICES)
     if among is None or among == count:
         return {}
     if among < count:
@@ -152,17 +158,17 @@ def _best_of(data: JSON, count: int) -> JSON:
 # --- building -----------------------------------------------------------------------------------------------------------
 
 
-class _Events:
+class _TextCompletionEvents:
     """The chunks of a streamed response; the protocol has no opening one."""
 
-    def __init__(self, request: Request, frame: JSON) -> None:
+    def __init__(self, request: CompletionRequest, frame: JSON) -> None:
         self._usage = request.include_usage
         self._frame = {**frame, "usage": None} if self._usage else frame
         self._offsets = [0] * request.n
         """Characters of each choice whose logprobs have been sent."""
 
     def first(self) -> bytes:
-        """Nothing."""
+        """Returns nothing: the protocol has no opening event."""
         return b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
@@ -173,7 +179,7 @@ class _Events:
         self._offsets[index] += sum(len(one.text) for one in delta.logprobs or ())
         return self._chunk(index, delta.content, None, logprobs)
 
-    def last(self, answer: Answer) -> bytes:
+    def last(self, answer: Completion) -> bytes:
         """The finish reasons, the usage where asked for, and the end mark."""
         parts = [self._chunk(index, "", choice.finish_reason) for index, choice in enumerate(answer.choices)]
         if self._usage:
@@ -181,7 +187,7 @@ class _Events:
         parts.append(sse.DONE)
         return b"".join(parts)
 
-    def failed(self, refusal: Refusal) -> bytes:
+    def failed(self, refusal: ApiError) -> bytes:
         """Ends a stream that cannot go on; SDKs raise the error that it carries."""
         return chat.failure(refusal)
 

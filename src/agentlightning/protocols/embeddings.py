@@ -1,54 +1,48 @@
-"""OpenAI Embeddings, which only outside models give: what the record needs of a request and of its answer. Pure.
+"""OpenAI Embeddings, which only external models give: what the record needs of a request and of its answer. Pure.
 
-Driven by the gateway. The policy that is trained has no embeddings, so a request that names no configured upstream is
+Driven by the gateway. The policy that is trained has no embeddings, so a request that names no configured external model is
 refused.
 """
 
 from __future__ import annotations
 
 from agentlightning.protocols import chat, fields
-from agentlightning.protocols.neutral import Answer, EventStream, Refusal, Request
+from agentlightning.protocols.base import ApiError, Completion, CompletionReader, CompletionRequest, EventStream
 from agentlightning.types import JSON
 
 NAME = "embeddings"
 
 
-def parse(data: JSON, trained: bool = True) -> Request:
-    """The request in a body, for the record. Raises Refusal where it is for the trained policy."""
+def parse(data: JSON, trained: bool = True) -> CompletionRequest:
+    """The request in a body, for the record. Raises ApiError where it is for the trained policy."""
     model = fields.text(data, "model")
     if trained:
         raise _no_embeddings()
-    return Request(model=model, messages=[fields.user_message(data, "input")])
+    return CompletionRequest(model=model, messages=[fields.user_message(data, "input")])
 
 
-def body(request: Request, answer: Answer) -> bytes:
-    """Raises Refusal: the trained policy has no answer in this protocol."""
+def body(request: CompletionRequest, answer: Completion) -> bytes:
+    """Raises ApiError: the trained policy has no answer in this protocol."""
     raise _no_embeddings()
 
 
-def stream(request: Request, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    """Raises Refusal: the trained policy has no answer in this protocol."""
+def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
+    """Raises ApiError: the trained policy has no answer in this protocol."""
     raise _no_embeddings()
 
 
-def error(refusal: Refusal) -> bytes:
+def error(refusal: ApiError) -> bytes:
     """An error in the protocol's own shape."""
     return chat.error(refusal)
 
 
-def reader() -> Reader:
-    """For one answer of an outside model that speaks this protocol."""
-    return Reader()
+def reader() -> EmbeddingsReader:
+    """A reader for one response of an external model with this protocol."""
+    return EmbeddingsReader()
 
 
-class Reader:
+class EmbeddingsReader(CompletionReader):
     """Counts the tokens of an answer; the vectors themselves are not recorded."""
-
-    def __init__(self) -> None:
-        self.message: JSON = {"role": "assistant", "content": None}
-        self.finish_reason = "stop"
-        self.prompt_tokens = 0
-        self.sampled_tokens = 0
 
     def whole(self, body: JSON) -> None:
         """Take in a complete response."""
@@ -59,9 +53,9 @@ class Reader:
         self.whole(data)
 
 
-def _no_embeddings() -> Refusal:
-    return Refusal(
-        "model: the policy that is trained gives no embeddings; name a model of a configured upstream",
+def _no_embeddings() -> ApiError:
+    return ApiError(
+        "model: the policy that is trained gives no embeddings; name a model of a configured external model",
         param="model",
         code="unsupported_value",
     )

@@ -1,8 +1,8 @@
-"""What a field of a request holds: one small function per kind of value, each of which returns it or refuses it by name.
+"""Field validators: one function per kind of value, each of which returns the value or refuses it by name.
 
-Used by every protocol's parser. A field that is missing or null has its default; a value of another kind is a Refusal whose
-`param` is the field's path. `at` is the path of the object that holds the field ("messages[0]"), empty for the body itself.
-Pure: knows no protocol.
+Used by every protocol's parser. A field that is missing or null has its default; a value of another kind is an ApiError
+whose `param` is the field's path. `at` is the path of the object that holds the field ("messages[0]"), empty for the body
+itself. Pure: knows no protocol.
 """
 
 from __future__ import annotations
@@ -13,55 +13,55 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols.neutral import Refusal, short
+from agentlightning.protocols.base import ApiError, short
 from agentlightning.types import JSON
 
-LARGEST = 2**63 - 1
-"""Of whole numbers, where nothing narrower is said."""
+MAX_INTEGER = 2**63 - 1
+"""Bound of whole numbers without a narrower one."""
 
-MOST_CHOICES = 128
-MOST_ALTERNATIVES = 20
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
 """Alternatives that may be listed with a token."""
 
 
 @dataclass(frozen=True, slots=True)
-class Knob:
+class UnsupportedParam:
     """A field that changes what is sampled: the kind of its value, and the values (beside null) with which it does not."""
 
     kind: type | tuple[type, ...]
     neutral: tuple[Any, ...] = ()
 
 
-ENGINE_KNOBS: dict[str, Knob] = {
-    "presence_penalty": Knob(float, (0,)),
-    "frequency_penalty": Knob(float, (0,)),
-    "logit_bias": Knob(dict, ({},)),
-    "top_k": Knob(int, (0, -1)),
-    "min_p": Knob(float, (0,)),
-    "top_a": Knob(float, (0,)),
-    "typical_p": Knob(float, (1,)),
-    "repetition_penalty": Knob(float, (1,)),
-    "repeat_penalty": Knob(float, (1,)),
-    "length_penalty": Knob(float, (1,)),
-    "min_tokens": Knob(int, (0,)),
-    "ignore_eos": Knob(bool, (False,)),
-    "stop_token_ids": Knob(list, ([],)),
-    "include_stop_str_in_output": Knob(bool, (False,)),
-    "skip_special_tokens": Knob(bool, (True,)),
-    "bad_words": Knob(list, ([],)),
-    "allowed_token_ids": Knob(list),
-    "logits_processors": Knob(list, ([],)),
-    "use_beam_search": Knob(bool, (False,)),
-    "truncate_prompt_tokens": Knob(int),
-    "guided_json": Knob((dict, str, bool)),
-    "guided_regex": Knob(str),
-    "guided_choice": Knob(list),
-    "guided_grammar": Knob(str),
-    "structured_outputs": Knob(dict),
-    "json_schema": Knob((dict, str)),
-    "regex": Knob(str),
-    "ebnf": Knob(str),
-    "grammar": Knob(str),
+ENGINE_PARAMS: dict[str, UnsupportedParam] = {
+    "presence_penalty": UnsupportedParam(float, (0,)),
+    "frequency_penalty": UnsupportedParam(float, (0,)),
+    "logit_bias": UnsupportedParam(dict, ({},)),
+    "top_k": UnsupportedParam(int, (0, -1)),
+    "min_p": UnsupportedParam(float, (0,)),
+    "top_a": UnsupportedParam(float, (0,)),
+    "typical_p": UnsupportedParam(float, (1,)),
+    "repetition_penalty": UnsupportedParam(float, (1,)),
+    "repeat_penalty": UnsupportedParam(float, (1,)),
+    "length_penalty": UnsupportedParam(float, (1,)),
+    "min_tokens": UnsupportedParam(int, (0,)),
+    "ignore_eos": UnsupportedParam(bool, (False,)),
+    "stop_token_ids": UnsupportedParam(list, ([],)),
+    "include_stop_str_in_output": UnsupportedParam(bool, (False,)),
+    "skip_special_tokens": UnsupportedParam(bool, (True,)),
+    "bad_words": UnsupportedParam(list, ([],)),
+    "allowed_token_ids": UnsupportedParam(list),
+    "logits_processors": UnsupportedParam(list, ([],)),
+    "use_beam_search": UnsupportedParam(bool, (False,)),
+    "truncate_prompt_tokens": UnsupportedParam(int),
+    "guided_json": UnsupportedParam((dict, str, bool)),
+    "guided_regex": UnsupportedParam(str),
+    "guided_choice": UnsupportedParam(list),
+    "guided_grammar": UnsupportedParam(str),
+    "structured_outputs": UnsupportedParam(dict),
+    "json_schema": UnsupportedParam((dict, str)),
+    "regex": UnsupportedParam(str),
+    "ebnf": UnsupportedParam(str),
+    "grammar": UnsupportedParam(str),
 }
 """Sampling fields that the OpenAI APIs and the engines behind them (vLLM, SGLang, llama.cpp) take in common."""
 
@@ -103,7 +103,7 @@ def boolean(data: JSON, name: str, default: bool = False, at: str = "") -> bool:
     return value
 
 
-def whole(data: JSON, name: str, low: int = 0, high: int = LARGEST, at: str = "") -> int | None:
+def whole(data: JSON, name: str, low: int = 0, high: int = MAX_INTEGER, at: str = "") -> int | None:
     """A whole number from `low` to `high`, or None."""
     value = data.get(name)
     if value is None:
@@ -163,7 +163,7 @@ def forced(data: JSON, hottest: float = 2) -> JSON:
     return {name: data[name] for name, value in given.items() if value is not None}
 
 
-def unsupported(data: JSON, knobs: Mapping[str, Knob]) -> JSON:
+def unsupported(data: JSON, knobs: Mapping[str, UnsupportedParam]) -> JSON:
     """The fields of `knobs` whose values would change what is sampled, as the agent gave them."""
     result: JSON = {}
     for name in knobs.keys() & data.keys():
@@ -225,14 +225,14 @@ def check_function(function: JSON, at: str) -> None:
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def expected(what: str, value: Any, name: str, at: str = "") -> Refusal:
+def expected(what: str, value: Any, name: str, at: str = "") -> ApiError:
     """The refusal of a value that is not what was expected."""
     path = f"{at}.{name}" if at else name
-    return Refusal(f"{path}: expected {what}, got {short(value)}", param=path)
+    return ApiError(f"{path}: expected {what}, got {short(value)}", param=path)
 
 
 def is_kind(value: Any, kind: type) -> bool:
-    """Whether a JSON value is of a kind; a whole number is a number, and true is neither.
+    """True where a JSON value is of a kind; a whole number is a number, and true is neither.
 
     >>> is_kind(1, float), is_kind(True, int), is_kind(True, bool)
     (True, False, True)
@@ -243,7 +243,7 @@ def is_kind(value: Any, kind: type) -> bool:
 
 
 def _range(low: int, high: int) -> str:
-    return f"of at least {low}" if high == LARGEST else f"from {low} to {high}"
+    return f"of at least {low}" if high == MAX_INTEGER else f"from {low} to {high}"
 
 
 def _among(value: Any, neutral: Sequence[Any]) -> bool:

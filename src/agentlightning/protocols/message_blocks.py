@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols.neutral import Choice
+from agentlightning.protocols.base import Choice
 from agentlightning.types import JSON
 
 RAW = "_arguments"
@@ -55,9 +55,9 @@ class InputText:
     def __init__(self) -> None:
         self._raw: list[str] = []
         self._member = ""
-        """What was sampled since the last member that went out; it begins with a brace or a comma."""
+        """Text since the last complete member; it begins with a brace or a comma."""
         self._read = 0
-        """How much of it has been looked at."""
+        """Characters of it that have been scanned."""
         self._depth = 0
         self._in_string = False
         self._escaped = False
@@ -84,7 +84,7 @@ class InputText:
         return "".join(out)
 
     def end(self) -> str:
-        """What makes it an object."""
+        """The text that completes the object."""
         rest = None if self._broken else _members(self._member, first=not self._given)
         if rest is not None and (rest or not self._given):
             return self._member
@@ -108,7 +108,7 @@ class InputText:
 
 
 def _members(text: str, first: bool) -> JSON | None:
-    """What stands in the end of an object, from its brace or a comma on; None where that is no JSON, or could be taken for
+    """The members at the end of an object, from its brace or a comma on; None where that is no JSON, or could be taken for
     ours."""
     text = text.lstrip() if first else text
     if not text.startswith("{" if first else ","):
@@ -121,12 +121,12 @@ def _members(text: str, first: bool) -> JSON | None:
 
 
 def signature(call_id: str) -> str:
-    """What stands for Anthropic's seal on a thinking block: the recorded call."""
+    """The signature of a thinking block: the id of the recorded call."""
     return call_id
 
 
 def stop_reason(choice: Choice) -> str:
-    """Why an answer ended."""
+    """The protocol's stop reason of a choice."""
     if choice.stop is not None and not choice.tool_calls:
         return "stop_sequence"
     return STOP_REASONS.get(choice.finish_reason, "end_turn")

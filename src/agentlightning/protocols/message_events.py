@@ -1,4 +1,4 @@
-"""Streams of Anthropic Messages: the events that the gateway sends, and those that outside models send. Pure."""
+"""Streams of Anthropic Messages: the events that the gateway sends, and those that external models send. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
+from agentlightning.protocols.base import ApiError, Completion, CompletionReader, Delta, ToolDelta
 from agentlightning.protocols.message_blocks import InputText, arguments_text, signature, stop_reason, usage
-from agentlightning.protocols.neutral import Answer, Delta, Refusal, ToolDelta
 from agentlightning.types import JSON
 
 FINISH_REASONS = {"max_tokens": "length", "tool_use": "tool_calls"}
@@ -17,7 +17,7 @@ FINISH_REASONS = {"max_tokens": "length", "tool_use": "tool_calls"}
 class MessageEvents:
     """The events of one streamed message; every kind of content is a block of its own."""
 
-    def __init__(self, call_id: str, model: str, prompt_tokens: int, error: Callable[[Refusal], bytes]) -> None:
+    def __init__(self, call_id: str, model: str, prompt_tokens: int, error: Callable[[ApiError], bytes]) -> None:
         self._call_id = call_id
         self._model = model
         self._prompt_tokens = prompt_tokens
@@ -26,7 +26,7 @@ class MessageEvents:
         """Kind of the open block, and the tool call it is."""
         self._index = -1
         self._input = InputText()
-        """Of the open tool call."""
+        """The input of the open tool call."""
 
     def first(self) -> bytes:
         """Opens the message."""
@@ -54,7 +54,7 @@ class MessageEvents:
         parts += [self._tool(tool) for tool in delta.tools]
         return b"".join(parts)
 
-    def last(self, answer: Answer) -> bytes:
+    def last(self, answer: Completion) -> bytes:
         """Closes the open block and the message."""
         choice = answer.choices[0]
         return b"".join(
@@ -69,7 +69,7 @@ class MessageEvents:
             )
         )
 
-    def failed(self, refusal: Refusal) -> bytes:
+    def failed(self, refusal: ApiError) -> bytes:
         """Ends a stream that cannot go on."""
         return b"event: error\ndata: " + self._error(refusal) + b"\n\n"
 
@@ -107,14 +107,11 @@ class MessageEvents:
         return _event("content_block_delta", index=self._index, delta=delta)
 
 
-class MessageReader:
-    """What an outside model answered, whole or event by event. What it does not know it passes over."""
+class MessageReader(CompletionReader):
+    """An external model's response, whole or event by event. Unknown fields are passed over."""
 
     def __init__(self) -> None:
-        self.message: JSON = {"role": "assistant", "content": None}
-        self.finish_reason = "stop"
-        self.prompt_tokens = 0
-        self.sampled_tokens = 0
+        super().__init__()
         self._block: JSON = {}
         """The tool call under way."""
 

@@ -1,4 +1,5 @@
-"""Anthropic Messages: JSON <-> Request, Answer, Delta, Refusal; and what outside models of this protocol answer. Pure.
+"""Anthropic Messages: JSON <-> CompletionRequest, Completion, Delta, ApiError; and what external models of this protocol
+answer. Pure.
 
 Driven by the gateway, which chooses the protocol by route. Whether the model thinks before it answers is its own and its
 template's: its thinking is always given, and `thinking` is accepted without effect. So are cache control, metadata and
@@ -15,15 +16,19 @@ from typing import Any
 import orjson
 
 from agentlightning.protocols import fields
-from agentlightning.protocols.fields import Knob, expected
+from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream, short
+from agentlightning.protocols.fields import UnsupportedParam, expected
 from agentlightning.protocols.message_blocks import arguments_text, blocks, stop_reason, usage
 from agentlightning.protocols.message_events import MessageEvents, MessageReader
-from agentlightning.protocols.neutral import Answer, EventStream, Refusal, Request, short
 from agentlightning.types import JSON
 
 NAME = "messages"
 
-KNOBS: dict[str, Knob] = {"top_k": Knob(int), "output_format": Knob(dict), "output_config": Knob(dict)}
+UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
+    "top_k": UnsupportedParam(int),
+    "output_format": UnsupportedParam(dict),
+    "output_config": UnsupportedParam(dict),
+}
 """Fields that ask for another distribution than the trained policy's own."""
 
 WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
@@ -53,11 +58,11 @@ ERROR_TYPES = {
 }
 
 
-def parse(data: JSON, trained: bool = True) -> Request:
-    """The request in a body. Raises Refusal, naming the field and what was expected."""
+def parse(data: JSON, trained: bool = True) -> CompletionRequest:
+    """The request in a body. Raises ApiError, naming the field and what was expected."""
     messages = _messages(data, trained)
     if not trained:
-        return Request(
+        return CompletionRequest(
             model=fields.text(data, "model"),
             messages=messages,
             tools=[_tool(tool) for tool in fields.items(data, "tools") if isinstance(tool, dict)] or None,
@@ -66,12 +71,12 @@ def parse(data: JSON, trained: bool = True) -> Request:
     fields.check_kinds(data, WITHOUT_EFFECT)
     for name in NOT_OURS:
         if data.get(name) not in (None, [], {}):
-            raise Refusal(f"{name}: not supported by the trained policy", param=name, code="unsupported_value")
+            raise ApiError(f"{name}: not supported by the trained policy", param=name, code="unsupported_value")
     limit = fields.whole(data, "max_tokens", 1)
     if limit is None:
         raise expected("a whole number of at least 1", None, "max_tokens")
     if messages[-1]["role"] == "assistant":
-        raise Refusal(
+        raise ApiError(
             "messages: expected the last one to be the user's; the trained policy continues no message that was begun",
             param="messages",
             code="unsupported_value",
@@ -79,7 +84,7 @@ def parse(data: JSON, trained: bool = True) -> Request:
     _check_thinking(data)
     tools = _tools(data)
     parse_tools, one_call, forced_choice = _tool_choice(data, tools)
-    return Request(
+    return CompletionRequest(
         model=fields.text(data, "model"),
         messages=messages,
         tools=tools,
@@ -89,11 +94,11 @@ def parse(data: JSON, trained: bool = True) -> Request:
         stop=fields.stops(data, "stop_sequences"),
         stream=fields.boolean(data, "stream"),
         forced=fields.forced(data, hottest=1),
-        unsupported={**fields.unsupported(data, KNOBS), **_examples(data), **forced_choice},
+        unsupported={**fields.unsupported(data, UNSUPPORTED_PARAMS), **_examples(data), **forced_choice},
     )
 
 
-def body(request: Request, answer: Answer) -> bytes:
+def body(request: CompletionRequest, answer: Completion) -> bytes:
     """The whole response of a call that is not streamed."""
     choice = answer.choices[0]
     return orjson.dumps(
@@ -110,19 +115,19 @@ def body(request: Request, answer: Answer) -> bytes:
     )
 
 
-def stream(request: Request, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
+def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
     """The events of a streamed response."""
     return MessageEvents(call_id, model, prompt_tokens, error)
 
 
-def error(refusal: Refusal) -> bytes:
+def error(refusal: ApiError) -> bytes:
     """An error in the protocol's own shape."""
     kind = ERROR_TYPES.get(refusal.status) or ("api_error" if refusal.status >= 500 else "invalid_request_error")
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": refusal.message}})
 
 
 def reader() -> MessageReader:
-    """For one answer of an outside model that speaks this protocol."""
+    """A reader for one response of an external model with this protocol."""
     return MessageReader()
 
 
@@ -271,14 +276,14 @@ def _text_of(value: Any, where: str, trained: bool) -> Any:
 
 
 def _joined(parts: list[JSON]) -> str | list[JSON]:
-    """One text where all parts are text; the parts, where an outside model reads others."""
+    """One text where all parts are text; the parts, where an external model reads others."""
     if all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts):
         return "".join(part["text"] for part in parts)
     return parts
 
 
-def _not_text(part: Any, where: str) -> Refusal:
-    return Refusal(
+def _not_text(part: Any, where: str) -> ApiError:
+    return ApiError(
         f"{where}: expected a text block, a tool call or its result, all that the trained policy reads, got {short(part)}",
         param=where,
         code="unsupported_value",
@@ -319,7 +324,7 @@ def _tool(tool: JSON) -> JSON:
 
 
 def _tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, bool, JSON]:
-    """Whether tool calls are parsed, whether there may be one at most, and the choice where it forces one."""
+    """(tool calls are parsed, at most one is allowed, the choice where it forces one)."""
     value = fields.record(data, "tool_choice")
     if value is None:
         return tools is not None, False, {}

@@ -1,4 +1,4 @@
-"""Streams of OpenAI Responses: the events that the gateway sends, and those that outside models send. Pure."""
+"""Streams of OpenAI Responses: the events that the gateway sends, and those that external models send. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols.neutral import Answer, Delta, Refusal, TokenLogprob, ToolDelta
+from agentlightning.protocols.base import ApiError, Completion, CompletionReader, Delta, TokenLogprob, ToolDelta
 from agentlightning.protocols.response_items import (
     AssistantTurn,
     call_item,
@@ -30,17 +30,17 @@ class ResponseEvents:
         self._model = model
         self._created_s = created_s
         self._number = 0
-        """Of the next event."""
+        """Sequence number of the next event."""
         self._output: list[JSON] = []
         """Items that are closed."""
         self._open: JSON | None = None
         """The item under way."""
         self._text: list[str] = []
-        """What was said of it."""
+        """The text of the open item."""
         self._logprobs: list[TokenLogprob] = []
-        """Of the tokens of the message under way."""
+        """Log-probabilities of the open message's tokens."""
         self._unplaced: list[TokenLogprob] = []
-        """Of tokens whose text is held back: what they belong to is known with their text."""
+        """Log-probabilities of tokens whose text is held back: their item is known with their text."""
         self._tool = -1
         """Index of the tool call under way."""
         self._messages = 0
@@ -73,7 +73,7 @@ class ResponseEvents:
         parts += [self._tool_call(tool) for tool in delta.tools]
         return b"".join(parts)
 
-    def last(self, answer: Answer) -> bytes:
+    def last(self, answer: Completion) -> bytes:
         """Closes the open item and the response."""
         choice = answer.choices[0]
         parts: list[bytes] = []
@@ -85,7 +85,7 @@ class ResponseEvents:
         parts.append(self._event(f"response.{whole['status']}", response=whole))
         return b"".join(parts)
 
-    def failed(self, refusal: Refusal) -> bytes:
+    def failed(self, refusal: ApiError) -> bytes:
         """Ends a stream that cannot go on."""
         about = {"message": refusal.message, "code": refusal.code, "param": refusal.param}
         whole = response(self._call_id, self._model, self._created_s, self._echo, "failed", self._output)
@@ -190,14 +190,8 @@ class ResponseEvents:
         return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
 
 
-class ResponseReader:
-    """What an outside model answered, whole or event by event. What it does not know it passes over."""
-
-    def __init__(self) -> None:
-        self.message: JSON = {"role": "assistant", "content": None}
-        self.finish_reason = "stop"
-        self.prompt_tokens = 0
-        self.sampled_tokens = 0
+class ResponseReader(CompletionReader):
+    """An external model's response, whole or event by event. Unknown fields are passed over."""
 
     def whole(self, body: JSON) -> None:
         """Take in a complete response."""

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from agentlightning.protocols.neutral import Answer, Choice, TokenLogprob
+from agentlightning.protocols.base import Choice, Completion, TokenLogprob
 from agentlightning.types import JSON
 
 SEALED = "agl:"
-"""How our encrypted_content begins; what follows is the reasoning in base64, no secret."""
+"""Prefix of our encrypted_content; the rest is the reasoning in base64, no secret."""
 
 OUR_ID = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})(?:_\d+)?\Z")
 """Calls have a UUID of version 7, which says that an item with another is not ours."""
@@ -55,7 +55,7 @@ def response(answer_id: str, model: str, created_s: int, echo: JSON, status: str
     }
 
 
-def finished(answer: Answer, echo: JSON, output: list[JSON]) -> JSON:
+def finished(answer: Completion, echo: JSON, output: list[JSON]) -> JSON:
     """The response object of a finished answer."""
     cut = answer.choices[0].finish_reason == "length"
     status = "incomplete" if cut else "completed"
@@ -73,7 +73,7 @@ def finished(answer: Answer, echo: JSON, output: list[JSON]) -> JSON:
 
 
 def output_items(choice: Choice, answer_id: str, echo: JSON) -> list[JSON]:
-    """What an answer consists of: reasoning, message, function calls."""
+    """The items of a response: reasoning, message, function calls."""
     status = "incomplete" if choice.finish_reason == "length" else "completed"
     items: list[JSON] = []
     if choice.reasoning:
@@ -102,7 +102,7 @@ def reasoning_item(item_id: str, text: str, echo: JSON, status: str) -> JSON:
 
 
 def summarises(echo: JSON) -> bool:
-    """Whether the request asked for summaries of the reasoning: they are the reasoning itself."""
+    """True where the request asked for summaries of the reasoning: they are the reasoning itself."""
     asked = echo.get("reasoning") or {}
     return any(asked.get(name) is not None for name in ("summary", "generate_summary"))
 
@@ -126,7 +126,8 @@ def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str
 
 
 def spoken(tokens: Sequence[TokenLogprob], text: str, before: str = "") -> slice:
-    """Those of the tokens that wrote a text which came after another. All, where it was cut within a character."""
+    """The slice of tokens that wrote `text`, which followed `before`; all of them where the text was cut within a
+    character."""
     written = "".join(one.text for one in tokens)
     start = written.find(text, max(written.find(before), 0) + len(before))
     if start < 0:
@@ -159,7 +160,7 @@ class AssistantTurn:
         self._origin = ""
 
     def takes(self, item: JSON) -> bool:
-        """Whether `item` belongs to the same answer: by its id, else by the order in which answers are given."""
+        """True where `item` belongs to the same response: by its id, else by the order of items in a response."""
         origin = _origin(item)
         if self._origin and origin:
             return origin == self._origin
@@ -211,7 +212,7 @@ def plain(content: Any) -> Any:
 
 
 def is_text(part: Any) -> bool:
-    """Whether a content part is text."""
+    """True where a content part is text."""
     if not isinstance(part, dict) or part.get("type") not in TEXT_PARTS:
         return False
     return isinstance(part.get("refusal" if part["type"] == "refusal" else "text"), str)

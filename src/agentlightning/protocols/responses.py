@@ -1,4 +1,5 @@
-"""OpenAI Responses: JSON <-> Request, Answer, Delta, Refusal; and what outside models of this protocol answer. Pure.
+"""OpenAI Responses: JSON <-> CompletionRequest, Completion, Delta, ApiError; and what external models of this protocol
+answer. Pure.
 
 Driven by the gateway, which chooses the protocol by route. Function tools are the policy's only ones. Every documented field
 is honoured, refused, collected as unsupported, or accepted because it changes nothing of what is sampled; the tables say
@@ -12,18 +13,18 @@ from typing import Any
 import orjson
 
 from agentlightning.protocols import chat, fields
-from agentlightning.protocols.fields import Knob, expected
-from agentlightning.protocols.neutral import Answer, EventStream, Refusal, Request, call_id, short
+from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream, call_id, short
+from agentlightning.protocols.fields import UnsupportedParam, expected
 from agentlightning.protocols.response_events import ResponseEvents, ResponseReader
 from agentlightning.protocols.response_items import AssistantTurn, finished, is_text, output_items, plain
 from agentlightning.types import JSON
 
 NAME = "responses"
 
-KNOBS: dict[str, Knob] = {
-    "truncation": Knob(str, ("disabled",)),
-    "moderation": Knob(dict),
-    **fields.ENGINE_KNOBS,
+UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
+    "truncation": UnsupportedParam(str, ("disabled",)),
+    "moderation": UnsupportedParam(dict),
+    **fields.ENGINE_PARAMS,
 }
 """Fields that ask for another prompt or another distribution than the trained policy's own."""
 
@@ -42,7 +43,11 @@ WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
 }
 """Fields that change nothing of what is sampled."""
 
-REASONING: dict[str, Knob] = {"effort": Knob(str), "context": Knob(str, ("auto",)), "mode": Knob(str, ("standard",))}
+REASONING: dict[str, UnsupportedParam] = {
+    "effort": UnsupportedParam(str),
+    "context": UnsupportedParam(str, ("auto",)),
+    "mode": UnsupportedParam(str, ("standard",)),
+}
 """Fields of `reasoning` that ask for another prompt or more thinking than the policy's own."""
 
 NOT_OURS = ("background", "context_management", "conversation", "prompt")
@@ -52,16 +57,16 @@ ECHOED = (
     "prompt_cache_key", "reasoning", "safety_identifier", "service_tier", "store", "temperature", "text", "tool_choice",
     "tools", "top_logprobs", "top_p", "truncation", "user",
 )  # fmt: skip
-"""What a response repeats of its request."""
+"""Fields of the request that a response repeats."""
 
 INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 
 
-def parse(data: JSON, trained: bool = True) -> Request:
-    """The request in a body. Raises Refusal, naming the field and what was expected."""
+def parse(data: JSON, trained: bool = True) -> CompletionRequest:
+    """The request in a body. Raises ApiError, naming the field and what was expected."""
     messages = _instructions(data) + _messages(data, trained)
     if not trained:
-        return Request(
+        return CompletionRequest(
             model=fields.text(data, "model"),
             messages=messages,
             tools=[_tool(tool) for tool in fields.items(data, "tools") if isinstance(tool, dict)] or None,
@@ -71,15 +76,15 @@ def parse(data: JSON, trained: bool = True) -> Request:
     fields.check_kinds(data, WITHOUT_EFFECT)
     for name in NOT_OURS:
         if data.get(name) not in (None, False, []):
-            raise Refusal(f"{name}: not supported by the trained policy", param=name, code="unsupported_value")
+            raise ApiError(f"{name}: not supported by the trained policy", param=name, code="unsupported_value")
     tools = _tools(data)
     parse_tools, forced_choice = chat.tool_choice(data, tools)
     included = _included(data)
-    top_logprobs = fields.whole(data, "top_logprobs", 0, fields.MOST_ALTERNATIVES) or 0
+    top_logprobs = fields.whole(data, "top_logprobs", 0, fields.MAX_TOP_LOGPROBS) or 0
     logprobs = "message.output_text.logprobs" in included or top_logprobs > 0
     _check_stream_options(data)
     echo = {name: data[name] for name in ECHOED if data.get(name) is not None}
-    return Request(
+    return CompletionRequest(
         model=fields.text(data, "model"),
         messages=messages,
         tools=tools,
@@ -90,29 +95,34 @@ def parse(data: JSON, trained: bool = True) -> Request:
         top_logprobs=top_logprobs,
         stream=fields.boolean(data, "stream"),
         forced=fields.forced(data),
-        unsupported={**fields.unsupported(data, KNOBS), **_format(data), **_reasoning(data), **forced_choice},
+        unsupported={
+            **fields.unsupported(data, UNSUPPORTED_PARAMS),
+            **_format(data),
+            **_reasoning(data),
+            **forced_choice,
+        },
         previous_id=_previous(data),
         echo={**echo, "_sealed": "reasoning.encrypted_content" in included},
     )
 
 
-def body(request: Request, answer: Answer) -> bytes:
+def body(request: CompletionRequest, answer: Completion) -> bytes:
     """The whole response of a call that is not streamed."""
     return orjson.dumps(finished(answer, request.echo, output_items(answer.choices[0], answer.call_id, request.echo)))
 
 
-def stream(request: Request, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
+def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
     """The events of a streamed response."""
     return ResponseEvents(request.echo, call_id, model, created_s)
 
 
-def error(refusal: Refusal) -> bytes:
+def error(refusal: ApiError) -> bytes:
     """An error in the protocol's own shape, which is that of Chat Completions."""
     return chat.error(refusal)
 
 
 def reader() -> ResponseReader:
-    """For one answer of an outside model that speaks this protocol."""
+    """A reader for one response of an external model with this protocol."""
     return ResponseReader()
 
 
@@ -156,7 +166,7 @@ def _messages(data: JSON, trained: bool) -> list[JSON]:
 
 
 def _is_assistants(item: JSON, where: str, trained: bool) -> bool:
-    """Whether an item is a part of an assistant's answer; its shape is checked."""
+    """True where an item is part of an assistant's response; checks its shape."""
     kind = item.get("type", "message")
     if kind == "message" and item.get("role") == "assistant":
         _check_content(item.get("content"), f"{where}.content", trained)
@@ -191,7 +201,7 @@ def _message(item: JSON, where: str, trained: bool) -> JSON:
             "content": plain(item.get("output")),
         }
     if trained:
-        raise Refusal(
+        raise ApiError(
             f"{where}: expected a message, reasoning, function_call or function_call_output item, all that the trained "
             f"policy reads, got {short(item)}",
             param=where,
@@ -208,7 +218,7 @@ def _check_content(content: Any, where: str, trained: bool) -> None:
     for index, part in enumerate(content):
         if trained and not is_text(part):
             path = f"{where}[{index}]"
-            raise Refusal(
+            raise ApiError(
                 f"{path}: expected a text part, the only kind the trained policy reads, got {short(part)}",
                 param=path,
                 code="unsupported_value",
@@ -229,7 +239,7 @@ def _tools(data: JSON) -> list[JSON] | None:
 
 
 def _tool(tool: JSON) -> JSON:
-    """A function in the form of Chat Completions; what only an outside model has stays as it is."""
+    """A function in the form of Chat Completions; what only an external model has stays as it is."""
     if tool.get("type") != "function":
         return tool
     kept = ("name", "description", "parameters", "strict")
@@ -237,7 +247,7 @@ def _tool(tool: JSON) -> JSON:
 
 
 def _included(data: JSON) -> list[Any]:
-    """What the answer should hold beside the usual; what only built-in tools could add is passed over."""
+    """The extra fields that `include` requests; those that only built-in tools could add are passed over."""
     return [one for one in fields.items(data, "include") if one in INCLUDED]
 
 

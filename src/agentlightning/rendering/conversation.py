@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentlightning.rendering.diagnosis import ForkCause, diagnose
-from agentlightning.rendering.graph import Graph, Node, Step
+from agentlightning.rendering.graph import CallGraph, CallNode, Turn
 from agentlightning.rendering.message import (
     Digest,
     answer_digests,
@@ -27,72 +27,94 @@ from agentlightning.rendering.message import (
     root,
     verbatim,
 )
-from agentlightning.rendering.prompts import Prompt, PromptNode, Prompts, Running, prompt_hash
+from agentlightning.rendering.prompts import Prompt, PromptIndex, PromptNode, RunningHash, prompt_hash
 from agentlightning.rendering.renderer import PROBE, Renderer, RenderError
 from agentlightning.types import ABANDONED, JSON, Call
 
-OUTSIDE = b"outside"
-"""Keeps the hashes of calls to outside models apart: the same question to a judge is another call."""
+EXTERNAL = b"external"
+"""Keeps the hashes of calls to external models apart: the same question to a judge is another call."""
 
 COMPLETIONS = "completions"
 """`Call.protocol` of calls with a raw prompt in place of messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PromptPlan:
     """The prompt of one request."""
 
     prompt_ids: list[int]
     suffix_ids: list[int]
-    """What the parent's path does not have; the whole prompt without a parent."""
-    parent: Node | None
+    """Ids that the parent's path does not have; the whole prompt without a parent."""
+    parent: CallNode | None
     known: int
-    """How many messages the parent's history has."""
+    """Number of messages in the parent's history."""
     fork_cause: ForkCause | None
-    """Why tokens of an earlier answer are not continued though the request contains it."""
-    context_only: int
+    """Cause of a fork: tokens of an earlier completion are not continued though the request contains it."""
+    untrained_tokens: int
     """Sampled tokens of earlier calls that the prompt repeats without continuing them: the calls on the recorded path that
     shares most with the request, below `parent`, whose answers the request has as they were (or edited, for the call that
     assistant_message_edited names). Answers that a cut history has lost do not count: the prompt does not have them."""
     request_hash: Digest
     position: int
-    """How many requests with this hash came before in the attempt: with the hash, it names the call."""
+    """Number of earlier requests of the attempt with this hash: with the hash, it identifies the call."""
     root: Digest
-    """Of the tools."""
-    step: Step | None
-    """What `record` keeps of the messages; None for a raw prompt."""
+    """Hash of the tools."""
+    step: Turn | None
+    """Messages and digests that `record` keeps; None for a raw prompt."""
     prompt_text: str
     """The prompt as text; no more than its end where the model family's own renderer made it."""
     messages: list[JSON]
-    """Those that the parent's history does not have, as the agent sent them: what `Call.messages` holds. Of a raw prompt
+    """Messages that the parent's history does not have, as the agent sent them: `Call.messages`. Of a raw prompt
     the text that follows the parent's, as one user message."""
     head: tuple[int, Digest] | None = None
     """Length and hash of `prompt_text`, where that is the whole prompt."""
-    outside: bool = False
-    """An outside model answers it."""
+    external: bool = False
+    """An external model answers it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """A request as the graph sees it."""
+class RequestView:
+    """The messages and tools of one request, normalised and hashed once."""
 
     messages: list[JSON]
+    """As the agent sent them."""
+    tools: list[JSON] | None
+    normal: list[JSON]
     roles: str
     digests: list[Digest]
     hashes: list[Digest]
+    """Running hashes over the tools and the messages: entry i covers the first i messages."""
+
+    @classmethod
+    def of(cls, messages: list[JSON], tools: list[JSON] | None) -> RequestView:
+        """For a policy: only what its chat template reads counts."""
+        view = [normal(message) for message in messages]
+        digests = [digest(message) for message in view]
+        return cls(messages, tools, view, letters(view), digests, chain(root(tools), digests))
+
+    @classmethod
+    def of_external(cls, messages: list[JSON], tools: list[JSON] | None) -> RequestView:
+        """For an external model: whatever `normal` does not understand counts as it stands."""
+        digests = [verbatim(message) for message in messages]
+        return cls(messages, tools, messages, letters(messages), digests, chain(_external_root(tools), digests))
+
+    @property
+    def request_hash(self) -> Digest:
+        """The hash of the whole request."""
+        return self.hashes[-1]
 
 
 class Conversation:
-    """All calls of one attempt. Without a renderer it plans calls of outside models only."""
+    """All calls of one attempt. Without a renderer it plans calls of external models only."""
 
     def __init__(self, renderer: Renderer | None, calls: Iterable[Call] = ()) -> None:
         self.renderer = renderer
         self.size = 0
         """Bytes that it keeps, roughly."""
-        self._nodes: dict[str, Node] = {}
-        self._sampled = Graph()
-        self._outside = Graph()
-        self._prompts = Prompts()
+        self._nodes: dict[str, CallNode] = {}
+        self._sampled = CallGraph()
+        self._external = CallGraph()
+        self._prompts = PromptIndex()
         self._seen: dict[Digest, int] = {}
         self.add(calls)
 
@@ -101,9 +123,8 @@ class Conversation:
 
     # --- before a call ----------------------------------------------------------------------------------------------
 
-    def plan(self, messages: list[JSON], tools: list[JSON] | None) -> Plan:
+    def plan(self, view: RequestView) -> PromptPlan:
         """The exact prompt of a request. Raises RenderError where the model's template refuses the messages."""
-        view = _view(messages, tools)
         known, node = self._sampled.longest_path(view.roles, view.hashes)
         cause: ForkCause | None = None
         lost = 0
@@ -111,50 +132,49 @@ class Conversation:
         continued = None
         if node is not None:
             prefix = node.prompt_ids() + node.sampled_ids.tolist()
-            continued = self._continued(node, prefix, view.messages, known, tools)
+            continued = self._continued(node, prefix, view.normal, known, view.tools)
             if continued is None:
                 cause, lost = "template_rewrites_history", node.sampled_total
                 prefix, known, node = [], 0, None
-        suffix_ids, text, whole = continued or self._afresh(view.messages, tools)
+        suffix_ids, text, whole = continued or self._afresh(view.normal, view.tools)
         if cause is None:
             cause, lost = diagnose(self._sampled, view.roles, view.digests, view.hashes, known)
-        return Plan(
+        return PromptPlan(
             prompt_ids=prefix + suffix_ids,
             suffix_ids=suffix_ids,
             parent=node,
             known=known,
             fork_cause=cause,
-            context_only=lost,
-            request_hash=view.hashes[-1],
-            position=self._take(view.hashes[-1]),
+            untrained_tokens=lost,
+            request_hash=view.request_hash,
+            position=self._take(view.request_hash),
             root=view.hashes[0],
-            step=Step(view.digests[known:], view.roles[known:], {}, ()),
+            step=Turn(view.digests[known:], view.roles[known:], {}, ()),
             prompt_text=text,
-            messages=messages[known:],
+            messages=view.messages[known:],
             head=(len(text), fingerprint(text)) if whole else None,
         )
 
-    def plan_text(self, messages: list[JSON], tools: list[JSON] | None) -> Plan:
-        """The place of a call that an outside model answers: no ids, and no template has a say."""
-        view = _outside_view(messages, tools)
-        known, node = self._outside.longest_path(view.roles, view.hashes)
-        return Plan(
+    def plan_external(self, view: RequestView) -> PromptPlan:
+        """The place of a call that an external model answers: no ids, and no template has a say."""
+        known, node = self._external.longest_path(view.roles, view.hashes)
+        return PromptPlan(
             prompt_ids=[],
             suffix_ids=[],
             parent=node,
             known=known,
             fork_cause=None,
-            context_only=0,
-            request_hash=view.hashes[-1],
-            position=self._take(view.hashes[-1]),
+            untrained_tokens=0,
+            request_hash=view.request_hash,
+            position=self._take(view.request_hash),
             root=view.hashes[0],
-            step=Step(view.digests[known:], view.roles[known:], {}, ()),
+            step=Turn(view.digests[known:], view.roles[known:], {}, ()),
             prompt_text="",
-            messages=messages[known:],
-            outside=True,
+            messages=view.messages[known:],
+            external=True,
         )
 
-    def plan_prompt(self, prompt: Prompt) -> Plan:
+    def plan_prompt(self, prompt: Prompt) -> PromptPlan:
         """The exact ids of a raw prompt: it continues the call whose prompt and answer it begins with, if there is one.
 
         An answer that the agent cut (at a stop string, for one) was not sampled so: the prompt is then encoded afresh, as
@@ -174,13 +194,13 @@ class Conversation:
             text = renderer.decode(prompt, special=True)
         cause, lost = self._cut(prompt, node)
         request_hash = prompt_hash(prompt)
-        return Plan(
+        return PromptPlan(
             prompt_ids=prefix + suffix_ids,
             suffix_ids=suffix_ids,
             parent=node,
             known=0,
             fork_cause=cause,
-            context_only=lost,
+            untrained_tokens=lost,
             request_hash=request_hash,
             position=self._take(request_hash),
             root=b"",
@@ -189,20 +209,12 @@ class Conversation:
             messages=[{"role": "user", "content": rest}],
         )
 
-    def withdraw(self, plan: Plan) -> None:
+    def withdraw(self, plan: PromptPlan) -> None:
         """The call was not answered: the next try takes its place, and so its noise."""
         if self._seen.get(plan.request_hash) == plan.position + 1:
             self._seen[plan.request_hash] = plan.position
 
-    def request_hash(self, messages: list[JSON], tools: list[JSON] | None, outside: bool = False) -> Digest:
-        """The hash that `plan` (or, for an outside model, `plan_text`) would give this request, without counting it."""
-        return (_outside_view(messages, tools) if outside else _view(messages, tools)).hashes[-1]
-
-    def prompt_hash(self, prompt: Prompt) -> Digest:
-        """The hash that `plan_prompt` would give this prompt, without counting it."""
-        return prompt_hash(prompt)
-
-    def history_hash(self, plan: Plan, answer: JSON) -> Digest:
+    def history_hash(self, plan: PromptPlan, answer: JSON) -> Digest:
         """The hash of the history up to and with this answer."""
         return link(plan.request_hash, verbatim(answer))
 
@@ -211,30 +223,31 @@ class Conversation:
 
         Of several samples of one request the first is named, and all must be without successor.
         """
-        nodes = [*self._sampled.by_request.get(request_hash, ()), *self._outside.by_request.get(request_hash, ())]
+        nodes = [*self._sampled.by_request.get(request_hash, ()), *self._external.by_request.get(request_hash, ())]
         nodes += self._prompts.by_request.get(request_hash, ())
         continued = {_first(node.call_id) for node in nodes if node.children}
         return next((_first(node.call_id) for node in reversed(nodes) if _first(node.call_id) not in continued), None)
 
-    def lacks_answer(self, messages: list[JSON], tools: list[JSON] | None) -> bool:
-        """Whether the request has an assistant message that no recorded call explains: another gateway may know it.
+    def lacks_answer(self, view: RequestView) -> bool:
+        """True where the request has an assistant message that no recorded call explains: another gateway may know it.
 
         Explained is what lies on a recorded path, and a recorded answer to the same message in another history.
         """
-        view = _view(messages, tools)
+        if "a" not in view.roles:
+            return False
         known, _ = self._sampled.longest_path(view.roles, view.hashes)
         for at in range(len(view.roles) - 1, known - 1, -1):
             answer, before = view.digests[at], view.digests[max(0, at - 1) : at]
             if view.roles[at] != "a":
                 continue
-            known_as = (*self._sampled.by_answer.get(answer, ()), *self._outside.by_answer.get(answer, ()))
+            known_as = (*self._sampled.by_answer.get(answer, ()), *self._external.by_answer.get(answer, ()))
             if not any(node.step.digests[-1:] == before for node in known_as):
                 return True
         return False
 
     # --- after it ---------------------------------------------------------------------------------------------------
 
-    def record(self, plan: Plan, call_id: str, sampled_ids: list[int], answer: JSON) -> None:
+    def record(self, plan: PromptPlan, call_id: str, sampled_ids: list[int], answer: JSON) -> None:
         """Add an answer, so that later requests continue it. One plan may be recorded several times, with other ids."""
         if call_id in self._nodes:  # the store told of it first, and it was counted twice
             self._count(plan.request_hash, -1 if call_id == _first(call_id) else 0)
@@ -243,17 +256,17 @@ class Conversation:
             self._add_prompt(call_id, plan.parent, plan.suffix_ids, sampled_ids, plan.messages, plan.request_hash)
             return
         self._add(
-            Node(
+            CallNode(
                 call_id=call_id,
                 parent=plan.parent,
                 suffix_ids=array("i", plan.suffix_ids),
                 sampled_ids=array("i", sampled_ids),
                 root=plan.root,
-                step=_step(plan.step.digests, plan.step.roles, answer, plan.outside),
+                step=_step(plan.step.digests, plan.step.roles, answer, plan.external),
                 request_hash=plan.request_hash,
                 head=plan.head,
             ),
-            plan.outside,
+            plan.external,
         )
 
     def add(self, calls: Iterable[Call]) -> None:
@@ -268,24 +281,24 @@ class Conversation:
                 continue
             request_hash = bytes.fromhex(call.request_hash)
             self._count(request_hash, 1 if call.id == _first(call.id) else 0)
-            outside = not call.policy
-            if call.protocol == COMPLETIONS and not outside:
-                if self.renderer is None:  # built for outside models: whoever brings a renderer builds it anew
+            external = not call.policy
+            if call.protocol == COMPLETIONS and not external:
+                if self.renderer is None:  # built for external models: whoever brings a renderer builds it anew
                     continue
                 self._add_prompt(call.id, parent, call.suffix_ids, call.sampled_ids, call.messages, request_hash)
                 continue
-            digests = [verbatim(message) if outside else digest(normal(message)) for message in call.messages]
-            base = _outside_root(call.tools) if outside else root(call.tools)
-            node = Node(
+            digests = [verbatim(message) if external else digest(normal(message)) for message in call.messages]
+            base = _external_root(call.tools) if external else root(call.tools)
+            node = CallNode(
                 call_id=call.id,
                 parent=parent,
                 suffix_ids=array("i", call.suffix_ids),
                 sampled_ids=array("i", call.sampled_ids),
                 root=base if parent is None else parent.root,
-                step=_step(digests, letters(call.messages), call.answer, outside),
+                step=_step(digests, letters(call.messages), call.completion, external),
                 request_hash=request_hash,
             )
-            self._add(node, outside)
+            self._add(node, external)
 
     # --- how a path is continued ------------------------------------------------------------------------------------
 
@@ -300,7 +313,7 @@ class Conversation:
         return self._renderer.encode(text), text, True
 
     def _continued(
-        self, node: Node, prefix: list[int], view: list[JSON], known: int, tools: list[JSON] | None
+        self, node: CallNode, prefix: list[int], view: list[JSON], known: int, tools: list[JSON] | None
     ) -> tuple[list[int], str, bool] | None:
         """The ids that follow `prefix`, all ids of the node's path, the prompt's text, and whether it is the whole text.
 
@@ -320,7 +333,7 @@ class Conversation:
         last = node.sampled_ids[-1] if node.sampled_ids else None
         return renderer.encode(suffix, after=last), text, True
 
-    def _suffix(self, node: Node, filled: list[JSON], tools: list[JSON] | None, text: str) -> str | None:
+    def _suffix(self, node: CallNode, filled: list[JSON], tools: list[JSON] | None, text: str) -> str | None:
         """The text that follows the node's sampled ids in `text`; None where it cannot be proven.
 
         First the plain case: the rendering begins with the node's own prompt and answer, letter for letter. Else the
@@ -349,7 +362,7 @@ class Conversation:
         return renderer.after_answer(end, text[stop + len(closing) :], text)
 
     def _cut(self, prompt: Prompt, node: PromptNode | None) -> tuple[ForkCause | None, int]:
-        """Whether the prompt goes on, after one that was asked before, with a part of its answer and then otherwise."""
+        """The fork where a prompt continues an earlier prompt with an edited part of its completion, and the tokens lost."""
         asked, rest = self._prompts.asked(prompt)
         if asked is None or asked is node or asked.parent is not node:
             return None, 0
@@ -371,23 +384,23 @@ class Conversation:
     def _count(self, request_hash: Digest, more: int) -> None:
         self._seen[request_hash] = self._seen.get(request_hash, 0) + more
 
-    def _add(self, node: Node, outside: bool) -> None:
+    def _add(self, node: CallNode, external: bool) -> None:
         self._nodes[node.call_id] = node
-        (self._outside if outside else self._sampled).add(node)
+        (self._external if external else self._sampled).add(node)
         self.size += node.size
 
     def _add_prompt(
         self,
         call_id: str,
-        parent: Node | None,
+        parent: CallNode | None,
         suffix_ids: list[int],
         sampled_ids: list[int],
         messages: list[JSON],
         request_hash: Digest,
     ) -> None:
         before = parent if isinstance(parent, PromptNode) else None
-        text = (before.text if before else Running.empty()).plus("".join(one["content"] for one in messages))
-        ids = (before.ids if before else Running.empty()).plus(suffix_ids)
+        text = (before.text if before else RunningHash.empty()).plus("".join(one["content"] for one in messages))
+        ids = (before.ids if before else RunningHash.empty()).plus(suffix_ids)
         body, _ = self._renderer.split_end(sampled_ids)
         node = PromptNode(
             call_id=call_id,
@@ -395,7 +408,7 @@ class Conversation:
             suffix_ids=array("i", suffix_ids),
             sampled_ids=array("i", sampled_ids),
             root=b"",
-            step=Step([], "", {}, ()),
+            step=Turn([], "", {}, ()),
             request_hash=request_hash,
             text=text.plus(self._renderer.decode(body)),
             ids=ids.plus(sampled_ids),
@@ -405,43 +418,18 @@ class Conversation:
         self.size += node.size
 
 
-def path_messages(calls: Iterable[Call], call_id: str) -> list[JSON] | None:
-    """All messages of a recorded path, from the first to the answer of `call_id`; None where a call of it is missing."""
-    by_id = {call.id: call for call in calls}
-    parts: list[list[JSON]] = []
-    step: str | None = call_id
-    while step is not None:
-        call = by_id.get(step)
-        if call is None:
-            return None
-        parts.append([*call.messages, call.answer])
-        step = call.parent_id
-    return [message for part in reversed(parts) for message in part]
+def _external_root(tools: list[JSON] | None) -> Digest:
+    return link(EXTERNAL, root(tools))
 
 
-def _view(messages: list[JSON], tools: list[JSON] | None) -> _View:
-    view = [normal(message) for message in messages]
-    digests = [digest(message) for message in view]
-    return _View(view, letters(view), digests, chain(root(tools), digests))
-
-
-def _outside_view(messages: list[JSON], tools: list[JSON] | None) -> _View:
-    digests = [verbatim(message) for message in messages]
-    return _View(messages, letters(messages), digests, chain(_outside_root(tools), digests))
-
-
-def _outside_root(tools: list[JSON] | None) -> Digest:
-    return link(OUTSIDE, root(tools))
-
-
-def _step(digests: list[Digest], roles: str, answer: JSON, outside: bool) -> Step:
-    if outside:
-        return Step(digests, roles, {}, answer_digests(answer, verbatim))
+def _step(digests: list[Digest], roles: str, answer: JSON, external: bool) -> Turn:
+    if external:
+        return Turn(digests, roles, {}, answer_digests(answer, verbatim))
     answer = normal(answer)
-    return Step(digests, roles, answer, answer_digests(answer, digest))
+    return Turn(digests, roles, answer, answer_digests(answer, digest))
 
 
-def _with_answers(view: list[JSON], node: Node) -> list[JSON]:
+def _with_answers(view: list[JSON], node: CallNode) -> list[JSON]:
     """The messages with the path's own answers: equal, but for the reasoning that an agent may have dropped (the model did
     sample it, and some templates keep it) and for the order of arguments."""
     filled = list(view)
@@ -450,7 +438,9 @@ def _with_answers(view: list[JSON], node: Node) -> list[JSON]:
     return filled
 
 
-def _head_size(renderer: Renderer, node: Node, history: list[JSON], tools: list[JSON] | None, text: str) -> int | None:
+def _head_size(
+    renderer: Renderer, node: CallNode, history: list[JSON], tools: list[JSON] | None, text: str
+) -> int | None:
     """Length of the rendering of the node's own request, with which `text` must begin; None where it does not."""
     if node.head is not None:
         size, expected = node.head
@@ -462,7 +452,7 @@ def _head_size(renderer: Renderer, node: Node, history: list[JSON], tools: list[
 def _answer_end(
     renderer: Renderer, filled: list[JSON], depth: int, tools: list[JSON] | None, text: str, closing: str
 ) -> int | None:
-    """Where the answer that is message `depth` (from 1) ends in `text`, and the template's closing begins.
+    """Offset in `text` at which message `depth` (from 1) ends and the template's closing begins.
 
     Told by the rendering that ends with the answer, if `text` begins so; else (some templates write the last answer in
     another way) by the rendering in which another answer is in its place, if both end alike after it.

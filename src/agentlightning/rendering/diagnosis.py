@@ -1,4 +1,4 @@
-"""Why a prompt does not continue an answer that was sampled: the request compared with the recorded path nearest to it.
+"""Diagnosis of forks: a request that does not continue a sampled completion, compared with the nearest recorded path.
 
 Driven by the conversation where a request repeats more than it continues. It compares digests only, so it knows what was
 changed (an answer, a tool result, the tools, …) and nothing of texts, templates or tokens. Pure.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agentlightning.rendering.graph import Graph, Node
+from agentlightning.rendering.graph import CallGraph, CallNode
 from agentlightning.rendering.message import Digest
 
 ForkCause = Literal[
@@ -21,15 +21,15 @@ ForkCause = Literal[
     "history_edited",
 ]
 
-MOST_CANDIDATES = 16
+MAX_CANDIDATES = 16
 """Equal answers that are compared, latest first: sub-agents may all have said "done"."""
 
-LONGEST_COMMON = 8
+MAX_COMMON_TOKENS = 8
 """Sampled tokens of an answer that two conversations may have in common by chance."""
 
 
 def diagnose(
-    graph: Graph, roles: str, digests: list[Digest], hashes: list[Digest], known: int
+    graph: CallGraph, roles: str, digests: list[Digest], hashes: list[Digest], known: int
 ) -> tuple[ForkCause | None, int]:
     """The cause, and the sampled tokens of recorded answers that the request repeats after its first `known` messages.
 
@@ -70,14 +70,14 @@ class _Path:
 
     digests: list[tuple[Digest, ...]]
     roles: str
-    answers: dict[int, Node]
+    answers: dict[int, CallNode]
 
     @classmethod
-    def of(cls, tip: Node) -> _Path:
+    def of(cls, tip: CallNode) -> _Path:
         """From the root to the answer of `tip`."""
         digests: list[tuple[Digest, ...]] = []
         roles: list[str] = []
-        answers: dict[int, Node] = {}
+        answers: dict[int, CallNode] = {}
         for node in reversed(list(tip.up())):
             digests += [(one,) for one in node.step.digests]
             roles.append(node.step.roles)
@@ -87,7 +87,7 @@ class _Path:
         return cls(digests, "".join(roles), answers)
 
 
-def _nearest(graph: Graph, roles: str, digests: list[Digest], known: int) -> tuple[Node | None, int]:
+def _nearest(graph: CallGraph, roles: str, digests: list[Digest], known: int) -> tuple[CallNode | None, int]:
     """The node of the latest recorded answer in the request whose path shares most with it, and where the answer stands.
 
     A short answer alone is no kinship ("yes" is said often), unless it stands at the same place.
@@ -97,12 +97,12 @@ def _nearest(graph: Graph, roles: str, digests: list[Digest], known: int) -> tup
         if roles[at] != "a":
             continue
         best, most = None, 0
-        for node in reversed(graph.by_answer.get(digests[at], [])[-MOST_CANDIDATES:]):
+        for node in reversed(graph.by_answer.get(digests[at], [])[-MAX_CANDIDATES:]):
             shared = sum(
                 sum(one in whole for one in step.step.digests) + (not whole.isdisjoint(step.step.answer_digests))
                 for step in node.up()
             )
-            kin = shared > 1 or node.depth == at + 1 or len(node.sampled_ids) > LONGEST_COMMON
+            kin = shared > 1 or node.depth == at + 1 or len(node.sampled_ids) > MAX_COMMON_TOKENS
             if shared > most and kin:
                 best, most = node, shared
         if best is not None:
@@ -110,7 +110,7 @@ def _nearest(graph: Graph, roles: str, digests: list[Digest], known: int) -> tup
     return None, 0
 
 
-def _edited(graph: Graph, roles: str, hashes: list[Digest], known: int) -> tuple[int, Node | None]:
+def _edited(graph: CallGraph, roles: str, hashes: list[Digest], known: int) -> tuple[int, CallNode | None]:
     """The last call whose request is repeated as it was, with another answer than the one it got, and where that stands."""
     for position in range(len(roles) - 1, known - 1, -1):
         if roles[position] == "a" and (nodes := graph.by_request.get(hashes[position])):
@@ -118,7 +118,7 @@ def _edited(graph: Graph, roles: str, hashes: list[Digest], known: int) -> tuple
     return 0, None
 
 
-def _drops_answer(graph: Graph, roles: str, hashes: list[Digest]) -> bool:
+def _drops_answer(graph: CallGraph, roles: str, hashes: list[Digest]) -> bool:
     """A request that was made before is repeated and goes on without any answer to it."""
     return any(hashes[end] in graph.by_request and roles[:end].strip("s") for end in range(1, len(roles)))
 
@@ -134,7 +134,7 @@ def _common(digests: list[Digest], path: _Path) -> int:
 
 
 def _cause(roles: str, digests: list[Digest], path: _Path, same: int, at: int) -> ForkCause | None:
-    """What happened at message `same`, the first that differs; message `at` of the request is the path's last one."""
+    """The cause at message `same`, the first that differs; message `at` of the request is the path's last one."""
     if same >= min(len(path.digests), at + 1):
         return None
     end, recorded_end = _again_alike(digests, path, same, at)

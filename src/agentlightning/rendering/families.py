@@ -48,7 +48,7 @@ CONFIGS = (
     "LagunaS21RendererConfig",
     "Gemma4RendererConfig",
 )
-"""Names in `renderers` of the families that are tried, in this order. gpt-oss is not: it downloads its vocabulary."""
+"""Families in `renderers` that are tried, in this order. gpt-oss is not: it downloads its vocabulary."""
 
 ANSWER = "agl-answer-51d0be"
 """Stands for the last text of an answer; no template trims or rewrites it."""
@@ -56,7 +56,7 @@ THOUGHT = "agl-thought-8e24c7"
 
 
 class FamilyRenderer(Protocol):
-    """What is used of a renderer of the `renderers` package."""
+    """The used interface of a renderer of the `renderers` package."""
 
     def render_ids(
         self, messages: list[JSON], *, tools: list[JSON] | None = None, add_generation_prompt: bool = False
@@ -102,7 +102,8 @@ class Family:
         return ids if ids == self._renderer.encode(text, after=last) else None
 
     def _following(self, sampled_ids: list[int], new_messages: list[JSON], tools: list[JSON] | None) -> str | None:
-        """What the template writes after the sampled ids, told by its rendering of the new messages after a short answer."""
+        """The text that the template writes after the sampled ids, from its rendering of the new messages after a short
+        answer."""
         results = [message for message in new_messages if message["role"] == "tool"]
         history = _history(results)
         end = self._ends[bool(results)]
@@ -148,7 +149,7 @@ def find_family(renderer: Renderer, tokenizer: Tokenizer) -> Family | None:
 
 
 def _rewrites(renderer: Renderer) -> bool:
-    """Whether a question makes the template drop what the answer before it thought, or what opened that answer."""
+    """True where a further question makes the template drop the reasoning, or the opening, of the answer before it."""
     asked: list[JSON] = [{"role": "user", "content": "x"}]
     inline: JSON = {"role": "assistant", "content": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"}
     apart: JSON = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
@@ -165,7 +166,7 @@ def _rewrites(renderer: Renderer) -> bool:
 
 
 def _answer_end(renderer: Renderer, calls: bool) -> str | None:
-    """What the template writes after ANSWER at the end of an answer, its closing last; None where it cannot be told."""
+    """The text that the template writes after ANSWER at the end of an answer, its closing last; None where it is unknown."""
     try:
         whole = renderer.render(_history([{"role": "tool", "content": ""}] if calls else []), None, generate=False)
     except InputError:
@@ -190,7 +191,7 @@ def _call(call_id: str, word: str) -> JSON:
 
 
 def _differing(renderer: Renderer, known: FamilyRenderer) -> str | None:
-    """Which probe the family writes in other ids than the template; None where there is none."""
+    """The first probe that the family encodes differently from the template; None where there is none."""
     for name, messages, tools in _probes():
         try:
             expected = renderer.encode(renderer.render(messages, tools, generate=True))

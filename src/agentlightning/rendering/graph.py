@@ -1,4 +1,4 @@
-"""Graph: the recorded calls of one attempt, each held once, and what finds them again.
+"""CallGraph: the recorded calls of one attempt, each held once, and what finds them again.
 
 Driven by the conversation. A call is a node under the call that its prompt continues; parallel calls and sub-agents are
 branches. Nodes keep token ids, hashes and the answer, never whole histories. Knows nothing of templates or of text.
@@ -14,11 +14,11 @@ from agentlightning.rendering.message import Digest, link
 from agentlightning.types import JSON
 
 NODE_BYTES = 2600
-"""What a node and its places in the indices take beside ids, text and digests; measured."""
+"""Memory of a node and its index entries beside ids, text and digests; measured."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Turn:
     """The messages of one call that its parent's history does not have, and its answer."""
 
     digests: list[Digest]
@@ -27,20 +27,20 @@ class Step:
     answer: JSON
     """The answer as a normal message."""
     answer_digests: tuple[Digest, ...]
-    """As it is, and without its reasoning, which most agents drop when they send it back."""
+    """Digests with and without its reasoning, which most agents drop when they send it back."""
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class CallNode:
     """A recorded call."""
 
     call_id: str
-    parent: Node | None
+    parent: CallNode | None
     suffix_ids: array[int]
     sampled_ids: array[int]
     root: Digest
-    """Of the tools."""
-    step: Step
+    """Hash of the tools."""
+    step: Turn
     request_hash: Digest
     head: tuple[int, Digest] | None = None
     """Length and hash of the template's rendering of the request; None where the call was read from the store."""
@@ -55,15 +55,15 @@ class Node:
         self.depth = (before.depth if before else 0) + len(self.step.digests) + 1
         self.sampled_total = (before.sampled_total if before else 0) + len(self.sampled_ids)
 
-    def up(self) -> Iterator[Node]:
-        """This node, its parent, and so on."""
-        node: Node | None = self
+    def up(self) -> Iterator[CallNode]:
+        """Yields this node, its parent, and so on."""
+        node: CallNode | None = self
         while node is not None:
             yield node
             node = node.parent
 
     def prompt_ids(self) -> list[int]:
-        """Of the whole path, without the node's own answer."""
+        """Ids of the whole path, without the node's own completion."""
         parts = [self.suffix_ids]
         for node in self.up():
             if node is not self:
@@ -80,18 +80,18 @@ class Node:
         return NODE_BYTES + ids + 64 * len(self.step.digests) + _text_bytes(self.step.answer)
 
 
-class Graph:
+class CallGraph:
     """Nodes by what a later request shows of them."""
 
     def __init__(self) -> None:
-        self.by_history: dict[Digest, list[Node]] = {}
-        """By tools and all messages up to and with the answer."""
-        self.by_request: dict[Digest, list[Node]] = {}
-        """By tools and all messages before the answer."""
-        self.by_answer: dict[Digest, list[Node]] = {}
-        """By the answer alone."""
+        self.by_history: dict[Digest, list[CallNode]] = {}
+        """Nodes by tools and all messages including the completion."""
+        self.by_request: dict[Digest, list[CallNode]] = {}
+        """Nodes by tools and all messages before the completion."""
+        self.by_answer: dict[Digest, list[CallNode]] = {}
+        """Nodes by the completion alone."""
 
-    def add(self, node: Node) -> None:
+    def add(self, node: CallNode) -> None:
         """Let later requests find the node."""
         self.by_request.setdefault(node.request_hash, []).append(node)
         for one in set(node.step.answer_digests):
@@ -100,7 +100,7 @@ class Graph:
         if node.parent is not None:
             node.parent.children += 1
 
-    def longest_path(self, roles: str, hashes: list[Digest]) -> tuple[int, Node | None]:
+    def longest_path(self, roles: str, hashes: list[Digest]) -> tuple[int, CallNode | None]:
         """The deepest node whose whole history the request repeats, and how many messages that is.
 
         Of equal ones the first that nothing continues: equal answers to parallel calls are continued apart.

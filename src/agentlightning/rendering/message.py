@@ -57,7 +57,7 @@ def digest(message: JSON) -> Digest:
 
 
 def verbatim(message: JSON) -> Digest:
-    """Hash of a message that only an outside model need understand: images, items without a role, whatever else there is.
+    """Hash of a message that only an external model need understand: images, items without a role, whatever else there is.
 
     What `normal` understands whole hashes like `digest`, so that cosmetic changes do not count; the rest as it stands.
     """
@@ -72,7 +72,7 @@ def letters(messages: list[JSON]) -> str:
 
 
 def answer_digests(answer: JSON, of: Callable[[JSON], Digest]) -> tuple[Digest, ...]:
-    """Of the answer and, if it has reasoning, of the answer without it, which is how most agents send it back."""
+    """Digests of the completion and, if it has reasoning, of it without that, which is how most agents send it back."""
     bare = {key: value for key, value in answer.items() if key != "reasoning_content"}
     return (of(answer),) if len(bare) == len(answer) else (of(answer), of(bare))
 

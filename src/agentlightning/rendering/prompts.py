@@ -1,4 +1,5 @@
-"""Prompts: the recorded calls of one attempt that were made with raw prompts (Completions), found by how a prompt begins.
+"""PromptIndex: the recorded calls of one attempt that were made with raw prompts (Completions), found by how a prompt
+begins.
 
 Driven by the conversation. A prompt continues a call if it begins with that call's prompt and answer, as text or as token
 ids. Each is kept as a length and a hash: one pass over a prompt finds all that it begins with. Knows nothing of messages.
@@ -12,34 +13,34 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from agentlightning.rendering.graph import Node
+from agentlightning.rendering.graph import CallNode
 from agentlightning.rendering.message import DIGEST_BYTES, Digest
 from agentlightning.rendering.renderer import RenderError
 
 Prompt = str | list[int]
 
-LARGEST_ID = 2**31 - 1
-"""Ids are kept as 32-bit integers; no vocabulary comes near."""
+MAX_TOKEN_ID = 2**31 - 1
+"""Ids are stored as 32-bit integers; no vocabulary comes near."""
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningHash:
     """A length in bytes and the hash of as many, to which more can be added."""
 
     size: int
     state: Any
 
     @classmethod
-    def empty(cls) -> Running:
-        """Of nothing."""
+    def empty(cls) -> RunningHash:
+        """The hash of nothing."""
         return cls(0, blake2b(digest_size=DIGEST_BYTES))
 
-    def plus(self, more: Prompt | array[int]) -> Running:
-        """Of this and what follows."""
+    def plus(self, more: Prompt | array[int]) -> RunningHash:
+        """The hash of this and more."""
         data = _bytes(more)
         state = self.state.copy()
         state.update(data)
-        return Running(self.size + len(data), state)
+        return RunningHash(self.size + len(data), state)
 
     @property
     def digest(self) -> Digest:
@@ -48,15 +49,15 @@ class Running:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class PromptNode(Node):
+class PromptNode(CallNode):
     """A recorded call that was made with a raw prompt."""
 
-    text: Running
+    text: RunningHash
     """The prompt and all that was sampled, as text, without the token that ended it."""
-    ids: Running
+    ids: RunningHash
 
 
-class Prompts:
+class PromptIndex:
     """Calls by the beginnings that they give to later prompts."""
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ class Prompts:
         self._whole: dict[type, _Beginnings] = {str: _Beginnings(), list: _Beginnings()}
         self._asked: dict[type, _Beginnings] = {str: _Beginnings(), list: _Beginnings()}
 
-    def add(self, node: PromptNode, asked: tuple[Running, Running]) -> None:
+    def add(self, node: PromptNode, asked: tuple[RunningHash, RunningHash]) -> None:
         """`asked` are text and ids of the prompt alone."""
         self.by_request.setdefault(node.request_hash, []).append(node)
         for kind, whole, alone in zip((str, list), (node.text, node.ids), asked, strict=True):
@@ -94,7 +95,7 @@ class _Beginnings:
     def __init__(self) -> None:
         self._nodes: dict[int, dict[Digest, list[PromptNode]]] = {}
 
-    def add(self, running: Running, node: PromptNode) -> None:
+    def add(self, running: RunningHash, node: PromptNode) -> None:
         self._nodes.setdefault(running.size, {}).setdefault(running.digest, []).append(node)
 
     def of(self, prompt: Prompt) -> Iterator[tuple[list[PromptNode], int]]:
@@ -120,7 +121,7 @@ def _bytes(prompt: Prompt | array[int]) -> bytes:
         return prompt.encode()
     if isinstance(prompt, array):
         return prompt.tobytes()
-    wrong = next((index for index in prompt if not 0 <= index <= LARGEST_ID), None)
+    wrong = next((index for index in prompt if not 0 <= index <= MAX_TOKEN_ID), None)
     if wrong is not None:
-        raise RenderError(f"prompt: expected token ids from 0 to {LARGEST_ID}, got {wrong}")
+        raise RenderError(f"prompt: expected token ids from 0 to {MAX_TOKEN_ID}, got {wrong}")
     return array("i", prompt).tobytes()

@@ -17,14 +17,14 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from agentlightning.errors import InputError, ModelError
+from agentlightning.rendering.completion_parser import CompletionParser
 from agentlightning.rendering.families import find_family
-from agentlightning.rendering.tools import AnswerParser
 from agentlightning.types import JSON
 
 PROBE = "agl-probe-7f3a9c"
 """Stands for an answer's text where the template is asked what it puts after one; no template trims or rewrites it."""
 
-LONGEST_CACHED_TEXT = 16_384
+MAX_CACHED_TEXT = 16_384
 
 
 class RenderError(InputError):
@@ -50,10 +50,10 @@ class Renderer:
             index: token.content for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
         }
         self.end_ids = self._end_ids(settings)
-        """Ids that end an answer, with their texts."""
+        """End tokens: id -> text."""
         self.closing = self._find_closing()
-        """What the template puts between an answer's text and whatever follows; None where it cannot be told."""
-        self.parser = AnswerParser(self._source, settings.get("response_template"))
+        """Text that the template puts after an answer's text, before anything else; None where it is unknown."""
+        self.parser = CompletionParser(self._source, settings.get("response_template"))
         # Looked up here, since folders are loaded in a thread: the package takes half a second to import.
         self._family = find_family(self, self._tokenizer)
 
@@ -71,12 +71,12 @@ class Renderer:
             ) from cause
 
     def encode(self, text: str, after: int | None = None) -> list[int]:
-        """Ids of `text`, tokenised as what follows the token `after` (a special one), or as a beginning."""
+        """Encodes `text` as a continuation of the special token `after`, or as a beginning."""
         anchor = self._special.get(after, "") if after is not None else ""
         ids: list[int] = []
         for start, end in self._stretches(text):
             stretch, anchor = text[start:end], "" if start else anchor
-            known = end - start <= LONGEST_CACHED_TEXT
+            known = end - start <= MAX_CACHED_TEXT
             ids += self._encode_cached(stretch, anchor) if known else self._encode(stretch, anchor)
         return ids
 
@@ -136,7 +136,7 @@ class Renderer:
         return self._family.bridge(prompt_ids, sampled_ids, new_messages, tools)
 
     def _stretches(self, text: str) -> list[tuple[int, int]]:
-        """Where the parts of `text` begin and end that are tokenised without a look at each other."""
+        """Start and end of the parts of `text` that are tokenised independently."""
         if self._cuts is None:
             return [(0, len(text))]
         pattern, cutting = self._cuts

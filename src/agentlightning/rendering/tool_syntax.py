@@ -1,8 +1,8 @@
 """Tool syntaxes: how models write tool calls, read as they are sampled.
 
-Driven by tools.py, which finds where a call may begin. A reader takes the text from there on and gives the call's name as
-soon as it is certain, then its arguments piece by piece. A call that was recognised stays one, with the arguments as they
-were written, even if they are cut or broken; what is never recognised goes back as text. Pure.
+Driven by completion_parser.py, which finds where a call may begin. A reader takes the text from there on and gives the
+call's name as soon as it is certain, then its arguments piece by piece. A call that was recognised stays one, with the
+arguments as they were written, even if they are cut or broken; what is never recognised goes back as text. Pure.
 
     hermes    <tool_call>{"name": …, "arguments": {…}}</tool_call>                 Qwen2.5, Qwen3, Hermes
     tags      <tool_call><function=NAME><parameter=KEY>…</parameter></function>    Qwen3-Coder, Qwen3.5, Nemotron
@@ -27,7 +27,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 Syntax = Literal["hermes", "tags", "pairs", "bare"]
 
-News = list[tuple[str | None, str]]
+CallPieces = list[tuple[str | None, str]]
 """(name, arguments) pieces of one call: the name comes with the first and only then."""
 
 _JSON_OPENING = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)')
@@ -71,32 +71,32 @@ class JsonCall:
         self.recognised = False
         self.ended = False
         self.rest = ""
-        """What came after its end."""
+        """Text after its end."""
 
-    def feed(self, text: str) -> News:
+    def feed(self, text: str) -> CallPieces:
         """The pieces that `text` completes."""
-        news: News = []
+        pieces: CallPieces = []
         self._buffer += text
         if self._state == "opening":
             self.raw += text
-            news += self._read_opening()
+            pieces += self._read_opening()
         if self._state == "arguments":
-            news += self._read_arguments(last=False)
+            pieces += self._read_arguments(last=False)
         if self._state == "tail":
             self._read_tail()
-        return news
+        return pieces
 
-    def finish(self) -> News:
+    def finish(self) -> CallPieces:
         """The answer is over."""
         if self.ended:
             return []
         if self._state == "opening":
             return self._read_whole(self._buffer, "")
-        news = self._read_arguments(last=True) if self._state == "arguments" else []
+        pieces = self._read_arguments(last=True) if self._state == "arguments" else []
         self._end("")
-        return news
+        return pieces
 
-    def _read_opening(self) -> News:
+    def _read_opening(self) -> CallPieces:
         opening = _JSON_OPENING.match(self._buffer)
         if opening is not None and self._buffer[opening.end()] == "{":
             name = _text(opening[1])
@@ -112,7 +112,7 @@ class JsonCall:
             return self._read_whole(body, rest)
         return []
 
-    def _read_whole(self, body: str, rest: str) -> News:
+    def _read_whole(self, body: str, rest: str) -> CallPieces:
         """A call whose parts come in another order, or whose arguments are a text."""
         call = _json_call(body)
         if call is None or (self._names is not None and call[0] not in self._names):
@@ -125,8 +125,8 @@ class JsonCall:
         self._end(rest)
         return [call]
 
-    def _read_arguments(self, last: bool) -> News:
-        """Up to the end of the object; where that never comes, up to the closing mark."""
+    def _read_arguments(self, last: bool) -> CallPieces:
+        """Reads up to the end of the object; where that never comes, up to the closing mark."""
         closed = self._buffer.find(self._close) if self._close is not None else -1
         limit = closed if closed >= 0 else len(self._buffer)
         if closed < 0 and not last and self._close is not None:
@@ -181,7 +181,7 @@ class JsonCall:
 
 @dataclass(frozen=True, slots=True)
 class _Tags:
-    """How a syntax in tags writes its parts."""
+    """Patterns of a syntax in tags."""
 
     opening: re.Pattern[str]
     argument: re.Pattern[str]
@@ -220,9 +220,9 @@ class TaggedCall:
         self.recognised = False
         self.ended = False
         self.rest = ""
-        """What came after its end."""
+        """Text after its end."""
 
-    def feed(self, text: str) -> News:
+    def feed(self, text: str) -> CallPieces:
         """The pieces that `text` completes."""
         self._buffer += text
         if not self.recognised:
@@ -230,44 +230,44 @@ class TaggedCall:
         body, found, rest = self._buffer.partition(CLOSE)
         if found:
             self._buffer = body
-            news = self._read(last=True)
+            pieces = self._read(last=True)
             if not self.recognised:
                 self.raw = body + CLOSE
             elif not self._closed:
-                news.append((None, "}" if self._count else "{}"))
+                pieces.append((None, "}" if self._count else "{}"))
             self.ended, self.rest = True, rest
-            return news
+            return pieces
         return self._read(last=False)
 
-    def finish(self) -> News:
+    def finish(self) -> CallPieces:
         """The answer is over."""
         if self.ended:
             return []
         self.ended = True
         return self._read(last=True)
 
-    def _read(self, last: bool) -> News:
-        news: News = []
+    def _read(self, last: bool) -> CallPieces:
+        pieces: CallPieces = []
         if not self.recognised:
             opening = self._tags.opening.match(self._buffer if not last else self._buffer + "\n")
             if opening is None:
-                return news
+                return pieces
             self.recognised = True
             self._buffer = self._buffer[opening.end() :]
-            news.append((opening[1], ""))
+            pieces.append((opening[1], ""))
             parameters = self._functions.get(opening[1], {}).get("parameters") or {}
             properties = parameters.get("properties") if isinstance(parameters, dict) else None
             self._types = properties if isinstance(properties, dict) else {}
         while (argument := self._tags.argument.match(self._buffer)) is not None:
             self._buffer = self._buffer[argument.end() :]
-            news.append((None, self._argument(argument[1], argument[2])))
+            pieces.append((None, self._argument(argument[1], argument[2])))
         if not self._closed and (ending := self._tags.ending.match(self._buffer)) is not None:
             self._buffer = self._buffer[ending.end() :]
             self._closed = True
-            news.append((None, "}" if self._count else "{}"))
+            pieces.append((None, "}" if self._count else "{}"))
         elif last and (cut := self._tags.open_argument.match(self._buffer)) is not None:
-            news.append((None, self._argument(cut[1], cut[2])))
-        return news
+            pieces.append((None, self._argument(cut[1], cut[2])))
+        return pieces
 
     def _argument(self, key: str, written: str) -> str:
         opening = ", " if self._count else "{"
@@ -289,7 +289,7 @@ class TaggedCall:
 
 
 def may_be_bare(text: str) -> bool:
-    """Whether an answer that begins so may be a bare call."""
+    """True where a completion that begins so may be a bare call."""
     packed = "".join(text.split())
     if PYTHON_TAG.startswith(packed[: len(PYTHON_TAG)]):
         packed = packed[len(PYTHON_TAG) :]

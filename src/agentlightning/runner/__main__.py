@@ -23,18 +23,18 @@ from typing import NoReturn
 from agentlightning.children import end_with_parent
 from agentlightning.config import AgentConfig, parse_settings
 from agentlightning.errors import AgentLightningError, StoreError
+from agentlightning.runner.agent_tracing import trace_agents
+from agentlightning.runner.air import air_of_run
 from agentlightning.runner.command import MARK, CommandRunner, without_proxy
-from agentlightning.runner.connections import Connections
+from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.execution import Execution
-from agentlightning.runner.function import FunctionRunner, Runner
-from agentlightning.runner.judge import attempts_judge
-from agentlightning.runner.judging import judging_of
-from agentlightning.runner.observation import observe
-from agentlightning.runner.outbox import Outbox
+from agentlightning.runner.function import AgentRunner, FunctionRunner
+from agentlightning.runner.llm_judge import gateway_judge
 from agentlightning.runner.processes import kill_marked
-from agentlightning.runner.scoring import Scorer, load_scorer
+from agentlightning.runner.scoring import Scorer, load_scorers
+from agentlightning.runner.span_delivery import SpanDelivery
 from agentlightning.runner.user_code import load
-from agentlightning.runner.worker import BEAT_S, Worker
+from agentlightning.runner.worker import HEARTBEAT_INTERVAL_S, Worker
 from agentlightning.store.base import LEASE_S
 from agentlightning.store.client import LightningStoreClient
 
@@ -48,11 +48,11 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.pop("AGL_STORE", None)  # its URL may hold a password, and workers reach the store by their server
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = without_proxy(os.environ, options.server)
     mark = os.environ[MARK] = secrets.token_hex(8)
-    connections = Connections()
+    connections = ConnectionPool()
     with ThreadPoolExecutor(options.concurrency, thread_name_prefix="agent") as threads:
         try:
-            judge = attempts_judge(options.server, options.model, connections)
-            reward = load_scorer(options.reward, threads, judge) if options.reward else None
+            judge = gateway_judge(options.server, options.model, connections)
+            reward = load_scorers(options.reward, threads, judge) if options.reward else None
             runner = _runner(options, threads, mark, scored=reward is not None)
         except AgentLightningError as error:
             sys.stderr.write(f"worker: {error}\n")
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
             return loop.run(_work(options, server_key, runner, reward, threads, connections))
 
 
-def _runner(options: argparse.Namespace, threads: Executor, mark: str, scored: bool) -> Runner:
+def _runner(options: argparse.Namespace, threads: Executor, mark: str, scored: bool) -> AgentRunner:
     if options.command:
         return CommandRunner(options.command, scored=scored, mark=mark)
     return FunctionRunner(load(options.agent), threads, scored=scored)
@@ -70,18 +70,18 @@ def _runner(options: argparse.Namespace, threads: Executor, mark: str, scored: b
 async def _work(
     options: argparse.Namespace,
     server_key: str,
-    runner: Runner,
+    runner: AgentRunner,
     reward: Scorer | None,
     threads: Executor,
-    connections: Connections,
+    connections: ConnectionPool,
 ) -> int:
     store = LightningStoreClient(options.server, server_key)
     if not options.child:  # a person started it: a server that is away is waited for, for half a minute
         sys.stderr.write(f"note: asking {options.server} for run {options.run}\n")
     async with store:
         try:
-            judging = await judging_of(options.run, store, threads)
-            traced = not options.command and await _observe(options, store)
+            air = await air_of_run(options.run, store, threads)
+            traced = not options.command and await _trace_agents(options, store)
         except AgentLightningError as error:
             sys.stderr.write(f"worker: {error}\n")
             return error.exit_code if isinstance(error, StoreError) else 2
@@ -93,8 +93,8 @@ async def _work(
             reward=reward,
             connections=connections,
             abandon_s=options.abandon_s,
-            judging=judging,
-            outbox=Outbox(store, options.lease_s) if traced else None,
+            air=air,
+            span_delivery=SpanDelivery(store, options.lease_s) if traced else None,
         )
         worker = Worker(
             store,
@@ -105,10 +105,10 @@ async def _work(
             concurrency=options.concurrency,
             boot=lambda: store.boot,
             lease_s=options.lease_s,
-            beat_s=options.beat_s,
+            heartbeat_s=options.heartbeat_s,
             blocked_s=options.blocked_s,
             grace_s=options.grace_s,
-            last_act=kill_what_agents_left,
+            before_exit=kill_leftover_processes,
             watch_interpreter=True,
         )
         if not options.child:  # a person started it, and sees nothing else
@@ -123,25 +123,25 @@ async def _work(
     _end_now(code)
 
 
-async def _observe(options: argparse.Namespace, store: LightningStoreClient) -> bool:
-    """Whether the run's agents are traced, as its configuration in the store says: workers anywhere do alike."""
+async def _trace_agents(options: argparse.Namespace, store: LightningStoreClient) -> bool:
+    """Returns whether the run's agents are traced, as its configuration in the store says: workers anywhere do alike."""
     found = await store.runs([options.run])
     table = found[0].config.get("agent") if found else None
     told = {name: table[name] for name in ("trace", "instrument") if name in table} if isinstance(table, dict) else {}
     agent = parse_settings(AgentConfig, told, "agent")
     if agent.trace:
-        observe(agent, options.server)
+        trace_agents(agent, options.server)
     return agent.trace
 
 
-def kill_what_agents_left() -> None:
+def kill_leftover_processes() -> None:
     """SIGKILL every process that an agent of this worker started and left behind."""
     kill_marked(f"{MARK}={os.environ[MARK]}")
 
 
 def _end_now(code: int) -> NoReturn:
     """End without waiting for what agents left running: their threads and tasks must not keep the process."""
-    kill_what_agents_left()
+    kill_leftover_processes()
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -162,13 +162,13 @@ def _parser() -> argparse.ArgumentParser:
     agent = parser.add_mutually_exclusive_group(required=True)
     agent.add_argument("--agent", help="file.py:name, package.module:name or a file.pkl")
     agent.add_argument("--command", help="any program, with its arguments")
-    parser.add_argument("--reward", help="reward function, named like an agent, or the table as JSON")
+    parser.add_argument("--reward", action="append", help="reward function, named like an agent, or the table as JSON")
     parser.add_argument("--model", default="policy", help="model name given to agents")
     parser.add_argument("--concurrency", type=_places, default=8, help="attempts at a time")
     parser.add_argument("--worker-id", default=f"{socket.gethostname()}-{os.getpid()}")
     parser.add_argument("--child", action="store_true", help="end when the parent does")
     parser.add_argument("--lease-s", type=float, default=LEASE_S, help="how long a claim lasts without a heartbeat")
-    parser.add_argument("--beat-s", type=float, default=BEAT_S, help="seconds between heartbeats")
+    parser.add_argument("--heartbeat-s", type=float, default=HEARTBEAT_INTERVAL_S, help="seconds between heartbeats")
     parser.add_argument("--blocked-s", type=float, default=60.0, help="how long an agent may block the event loop")
     parser.add_argument("--grace-s", type=float, default=5.0, help="what running attempts get when the worker stops")
     parser.add_argument("--abandon-s", type=float, default=5.0, help="what an interrupted agent gets before it is hung")

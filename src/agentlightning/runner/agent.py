@@ -1,4 +1,4 @@
-"""What an agent is written against: `LLM`, `emit_reward`, `rollout`, `PromptTemplate`.
+"""The interface that an agent is written against: `LLM`, `emit_reward`, `rollout`, `PromptTemplate`.
 
 An agent is any callable ``solve(task: dict, llm: LLM) -> float | int | bool | None``, synchronous or not; a number is
 the rollout's final reward, None leaves it to the reward function (`result.py`) or to rewards that were emitted or
@@ -7,24 +7,29 @@ posted. Loads nothing but the standard library and our types.
 
 from __future__ import annotations
 
+import importlib
 import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from agentlightning.errors import AgentError, ConfigError
-from agentlightning.protocols import neutral
+from agentlightning.protocols.base import call_id as recorded_call_id
 from agentlightning.runner.attempt import CURRENT
-from agentlightning.runner.connections import Connections
+from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.store.base import reward_number
 from agentlightning.types import Claim, Sampling
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic, AsyncAnthropic
+    from openai import AsyncOpenAI, OpenAI
 
 Agent = TypeVar("Agent", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LLM:
-    """The model as an agent sees it: give these to any SDK."""
+    """The model as an agent sees it: a ready client of an SDK, or what any other SDK needs to make one."""
 
     base_url: str
     """For OpenAI clients; ends in /v1."""
@@ -34,21 +39,46 @@ class LLM:
     """Opens the gateway for this attempt only."""
     model: str
     sampling: Sampling = field(default_factory=Sampling)
-    """What the gateway samples with, whatever the agent asks for."""
-    connections: Connections = field(default_factory=Connections, repr=False, compare=False)
+    """Sampling parameters of the gateway, whatever the agent asks for."""
+    connections: ConnectionPool = field(default_factory=ConnectionPool, repr=False, compare=False)
 
     @property
     def http_client(self) -> Any:
         """``AsyncOpenAI(http_client=llm.http_client)``: one connection pool for a worker's event loop. Do not close it."""
-        return self.connections.asynchronous()
+        return self.connections.async_client()
 
     @property
     def sync_http_client(self) -> Any:
         """``OpenAI(http_client=llm.sync_http_client)``: one connection pool for a worker's threads. Do not close it."""
-        return self.connections.synchronous()
+        return self.connections.sync_client()
+
+    def openai(self, **options: Any) -> OpenAI:
+        """A client of the OpenAI SDK over the worker's connection pool: do not close it. `options` go to its constructor."""
+        return self._client("openai", "OpenAI", self.base_url, options)  # type: ignore[no-any-return]
+
+    def async_openai(self, **options: Any) -> AsyncOpenAI:
+        """The same for coroutines."""
+        return self._client("openai", "AsyncOpenAI", self.base_url, options)  # type: ignore[no-any-return]
+
+    def anthropic(self, **options: Any) -> Anthropic:
+        """The same of the Anthropic SDK."""
+        return self._client("anthropic", "Anthropic", self.anthropic_base_url, options)  # type: ignore[no-any-return]
+
+    def async_anthropic(self, **options: Any) -> AsyncAnthropic:
+        """The same of the Anthropic SDK, for coroutines."""
+        return self._client("anthropic", "AsyncAnthropic", self.anthropic_base_url, options)  # type: ignore[no-any-return]
+
+    def _client(self, package: str, kind: str, base_url: str, options: dict[str, Any]) -> Any:
+        try:
+            sdk = importlib.import_module(package)
+        except ModuleNotFoundError as cause:
+            raise ConfigError(f"llm: {kind} needs {cause.name}; install it with: pip install {package}") from cause
+        http_client = self.http_client if kind.startswith("Async") else self.sync_http_client
+        given = {"base_url": base_url, "api_key": self.api_key, "http_client": http_client}
+        return getattr(sdk, kind)(**(given | options))
 
 
-def llm_for(claim: Claim, server_url: str, model: str, connections: Connections) -> LLM:
+def llm_for(claim: Claim, server_url: str, model: str, connections: ConnectionPool) -> LLM:
     """The LLM of one claim: URLs built from the server's address, as this machine reaches it."""
     root = f"{server_url.rstrip('/')}/r/{claim.rollout.id}/{claim.lease.attempt}"
     return LLM(
@@ -104,7 +134,7 @@ def rollout(agent: Agent | None = None) -> Agent | Callable[[Agent], Agent]:
 
 
 def is_marked(value: object) -> bool:
-    """Whether `rollout` marked it."""
+    """Returns whether `rollout` marked it."""
     return getattr(value, "__agl_rollout__", False) is True
 
 
@@ -121,5 +151,5 @@ def emit_reward(value: float, name: str = "reward", call_id: str | None = None) 
             f"emit_reward({value!r}) was called outside an attempt: call it from an agent that a worker runs; a thread "
             "of your own sees its attempt when started by asyncio.to_thread or contextvars.copy_context().run"
         )
-    call = neutral.call_id(call_id) if call_id is not None else None
+    call = recorded_call_id(call_id) if call_id is not None else None
     attempt.emit(attempt.reward(reward_number(value, name), "emitted", name, call))

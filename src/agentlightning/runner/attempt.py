@@ -1,6 +1,6 @@
 """The attempt that a piece of agent code belongs to, wherever that code runs.
 
-A worker opens one `RunningAttempt` for each claim; the agent's code, its tasks and its threads find it by context variable.
+A worker opens one `AttemptContext` for each claim; the agent's code, its tasks and its threads find it by context variable.
 Knows nothing of stores, processes or HTTP.
 """
 
@@ -20,16 +20,16 @@ from agentlightning.errors import AgentError
 from agentlightning.tracing.buffer import SpanBuffer
 from agentlightning.types import Claim, Finish, Lease, Reward, RewardSource
 
-CURRENT: ContextVar[RunningAttempt] = ContextVar("agentlightning_attempt")
+CURRENT: ContextVar[AttemptContext] = ContextVar("agentlightning_attempt")
 
-MOST_REWARDS = 10_000
+MAX_REWARDS = 10_000
 """Rewards one attempt may hold: an agent that emits in an endless loop must not fill the worker's memory."""
 
 Interruption = Literal["timed_out", "lost", "revoked"]
 
 
 @dataclass(eq=False, slots=True)
-class RunningAttempt:
+class AttemptContext:
     """One claim while its agent runs."""
 
     claim: Claim
@@ -41,7 +41,7 @@ class RunningAttempt:
     open: bool = True
     """False once the attempt's end is decided; later rewards are refused."""
     interruption: Interruption | None = None
-    """Why the worker interrupted it; revoked: the lease is no longer held, so nothing is reported."""
+    """Reason why the worker interrupted it; revoked: the lease is no longer held, so nothing is reported."""
     tasks: weakref.WeakSet[asyncio.Task[Any]] = field(default_factory=weakref.WeakSet)
     """Tasks started by the agent, to find out whose code blocks an event loop."""
     thread: int | None = None
@@ -49,7 +49,7 @@ class RunningAttempt:
     work: asyncio.Task[Finish] | None = None
     """The task that runs the agent."""
     spans: SpanBuffer | None = None
-    """What its agent's code recorded and the store does not have yet; None where this worker does not trace."""
+    """Spans of its agent's code that the store does not have yet; None where this worker does not trace."""
     hung: bool = False
     """The agent could not be interrupted: its thread or task still runs."""
 
@@ -86,8 +86,8 @@ class RunningAttempt:
         """Keep a reward until the attempt finishes. AgentError once it has ended or holds too many."""
         if not self.open:
             raise AgentError(f"reward {reward.name!r}: its attempt has ended; emit rewards before the agent returns")
-        if len(self.rewards) >= MOST_REWARDS:
-            raise AgentError(f"reward {reward.name!r}: an attempt can hold at most {MOST_REWARDS} rewards")
+        if len(self.rewards) >= MAX_REWARDS:
+            raise AgentError(f"reward {reward.name!r}: an attempt can hold at most {MAX_REWARDS} rewards")
         self.rewards.append(reward)
 
 

@@ -6,26 +6,26 @@ connection, 429, 5xx) is asked again.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agentlightning.backoff import Backoff
 from agentlightning.errors import EngineError
 from agentlightning.types import JSON
 
 if TYPE_CHECKING:
     import httpx
 
-TRIES = 5
-"""Requests for one answer, with 1, 2, 4 and 8 seconds between them."""
+MAX_TRIES = 5
+"""Requests for one completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeReply:
-    """What a judge answered, and what that used."""
+    """Completion of a judge, and its usage."""
 
     text: str
     prompt_tokens: int = 0
@@ -39,14 +39,15 @@ class ChatEndpoint:
     client: httpx.AsyncClient
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    first_pause_s: float = 1.0
+    """Between the first two tries; then it doubles."""
 
     async def __call__(self, request: JSON) -> JudgeReply:
         """The first choice's text. EngineError where the endpoint refuses, or does not answer."""
-        problem = ""
-        for attempt in range(TRIES):
+        problem, backoff = "", Backoff(self.first_pause_s, max_s=8.0)
+        for attempt in range(MAX_TRIES):
             if attempt:
-                await self.pause(2 ** (attempt - 1))
+                await backoff.sleep()
             try:
                 answer = await self.client.post(
                     f"{self.url.rstrip('/')}/chat/completions", json=request, headers=dict(self.headers)
@@ -62,7 +63,7 @@ class ChatEndpoint:
                     f"the judge at {self.url} refused the request: {answer.status_code} {answer.text:.200}"
                 )
             return _reply(self.url, answer)
-        raise EngineError(f"the judge at {self.url} did not answer {TRIES} times, at last: {problem}")
+        raise EngineError(f"the judge at {self.url} did not answer {MAX_TRIES} times, at last: {problem}")
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:

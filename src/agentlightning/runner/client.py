@@ -14,11 +14,11 @@ from typing import Self
 import uuid_utils
 
 from agentlightning.runner.agent import LLM, llm_for
-from agentlightning.runner.attempt import RunningAttempt
-from agentlightning.runner.connections import Connections
+from agentlightning.runner.attempt import AttemptContext
+from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.store.base import LEASE_S, reward_number
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.types import AttemptEnd, Claim, Finish, Worker
+from agentlightning.types import AttemptEnd, Claim, Finish, WorkerStatus
 
 
 class AgentLightningClient:
@@ -39,7 +39,7 @@ class AgentLightningClient:
         self._run_id = run_id
         self._worker_id = worker_id or f"client-{uuid_utils.uuid7()}"
         self._model = model
-        self._connections = Connections()
+        self._connections = ConnectionPool()
         self._held = 0
 
     async def __aenter__(self) -> Self:
@@ -68,14 +68,14 @@ class AgentLightningClient:
         self, claim: Claim, reward: float | None = None, state: AttemptEnd = "succeeded", error: str | None = None
     ) -> bool:
         """End an attempt; False where its lease was lost. A reward of None leaves what was posted to decide."""
-        attempt = RunningAttempt(claim, time.monotonic())
+        attempt = AttemptContext(claim, time.monotonic())
         rewards = () if reward is None else (attempt.reward(reward_number(reward), "return"),)
         self._held = max(0, self._held - 1)
         [held] = await self.store.finish([Finish(lease=claim.lease, state=state, rewards=rewards, error=error)])
         return held
 
-    def _worker(self) -> Worker:
-        return Worker(
+    def _worker(self) -> WorkerStatus:
+        return WorkerStatus(
             id=self._worker_id,
             run_id=self._run_id,
             host=socket.gethostname(),

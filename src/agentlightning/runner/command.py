@@ -24,13 +24,13 @@ from urllib.parse import urlsplit
 
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.runner.agent import LLM
-from agentlightning.runner.function import Run
+from agentlightning.runner.function import AgentOutput
 from agentlightning.runner.processes import kill_group, kill_marked
 from agentlightning.types import Claim
 
-KEPT_BYTES = 64 * 1024
+MAX_OUTPUT_BYTES = 64 * 1024
 """Most output held in memory for a running program."""
-RECORDED_BYTES = 8 * 1024
+MAX_RECORDED_BYTES = 8 * 1024
 """Tail of the output kept with the attempt."""
 MARK = "AGL_WORKER_MARK"
 """Variable that every process which agents of one worker start inherits, to find those that they leave behind."""
@@ -60,7 +60,7 @@ class CommandRunner:
         self._mark = mark or secrets.token_hex(8)
         self._guardian: subprocess.Popen[str] | None = None
 
-    async def run(self, claim: Claim, llm: LLM) -> Run:
+    async def run(self, claim: Claim, llm: LLM) -> AgentOutput:
         with tempfile.TemporaryDirectory(prefix="agl-task-") as folder:
             task = Path(folder) / "task.json"
             task.write_text(json.dumps(claim.rollout.task), encoding="utf-8")
@@ -68,7 +68,7 @@ class CommandRunner:
             environment[MARK] = self._mark
             return await self._run(claim, environment)
 
-    async def _run(self, claim: Claim, environment: dict[str, str]) -> Run:
+    async def _run(self, claim: Claim, environment: dict[str, str]) -> AgentOutput:
         printed, both = Tail(), Tail()
         process: asyncio.subprocess.Process | None = None
         code: int | None
@@ -94,13 +94,15 @@ class CommandRunner:
             await asyncio.wait({reader.closed for reader in readers}, timeout=self._term_s)
             for reader in readers:
                 reader.close()
-        output = both.text(RECORDED_BYTES)
+        output = both.text(MAX_RECORDED_BYTES)
         if code is None:
             raise CommandFailed("the program was interrupted", output)
         if code != 0:
             raise CommandFailed(f"program {_ended(code)}; the end of its output:\n{output}", output)
-        reward = printed_reward(printed.text(KEPT_BYTES), bare_numbers=not self._scored)
-        return Run(output=printed.text(RECORDED_BYTES), reward=reward, reward_source="output", printed=output)
+        reward = printed_reward(printed.text(MAX_OUTPUT_BYTES), bare_numbers=not self._scored)
+        return AgentOutput(
+            output=printed.text(MAX_RECORDED_BYTES), reward=reward, reward_source="output", printed=output
+        )
 
     async def _start(self, environment: dict[str, str], stdout: int, stderr: int) -> asyncio.subprocess.Process:
         try:
@@ -187,7 +189,8 @@ def command_environment(inherited: Mapping[str, str], claim: Claim, llm: LLM, ta
 
 
 def tracing_environment(inherited: Mapping[str, str], claim: Claim, llm: LLM) -> dict[str, str]:
-    """What makes an instrumented program send its spans to the attempt; one that has an endpoint of its own keeps it.
+    """Returns the variables that make an instrumented program send its spans to the attempt; one that has an endpoint of
+    its own keeps it.
 
     Variables of traces alone: metrics and logs have no place here. The resource names the attempt whichever way its spans
     take, so that a collector of the user's can send them on.
@@ -247,8 +250,8 @@ class Tail:
 
     def add(self, chunk: bytes) -> None:
         self._bytes += chunk
-        if len(self._bytes) > 2 * KEPT_BYTES:
-            del self._bytes[:-KEPT_BYTES]
+        if len(self._bytes) > 2 * MAX_OUTPUT_BYTES:
+            del self._bytes[:-MAX_OUTPUT_BYTES]
 
     def text(self, most: int) -> str:
         return bytes(self._bytes[-most:]).decode(errors="replace")

@@ -1,4 +1,5 @@
-"""What an agent may say beyond its model calls: `operation`, `emit_message`, `emit_object`, `emit_exception`.
+"""Emitters, by which an agent records more than its model calls: `operation`, `emit_message`, `emit_object`,
+`emit_exception`.
 
 All of them are OpenTelemetry spans: where the agent runs under a worker, of its attempt; where it runs without us, of
 whatever TracerProvider the process has, else nowhere. An agent that uses them so runs anywhere. (`emit_reward` needs an
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import orjson
 
 from agentlightning.errors import InputError
-from agentlightning.tracing.frameworks import acting_as
+from agentlightning.tracing.frameworks import use_agent
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
@@ -28,7 +29,7 @@ Kind = Literal["chain", "tool", "agent"]
 MESSAGE, OBJECT, EXCEPTION = "agl.message", "agl.object", "agl.exception"
 """Names of the spans that emit_message, emit_object and emit_exception leave."""
 
-LONGEST_VALUE = 16 * 1024
+MAX_VALUE_CHARACTERS = 16 * 1024
 """Characters of what a decorated function was given, or gave, that its span keeps."""
 
 _VALUES = (("input.value", "output.value"), ("gen_ai.tool.call.arguments", "gen_ai.tool.call.result"))
@@ -67,7 +68,7 @@ def emit_exception(error: BaseException, **attributes: Any) -> None:
 
 
 class Operation(AbstractContextManager["Span"]):
-    """What `operation` returns: a context manager for one use, or a decorator for any number of calls."""
+    """Result of `operation`: a context manager for one use, or a decorator for any number of calls."""
 
     def __init__(self, name: str | None, kind: Kind, agent: str | None, attributes: Mapping[str, Any]) -> None:
         self._name = name or "operation"
@@ -115,7 +116,7 @@ class Operation(AbstractContextManager["Span"]):
             with self._tracer.start_as_current_span(self._name, attributes=attributes) as span:
                 yield span
         else:
-            with acting_as(self._agent), self._tracer.start_as_current_span(self._name, attributes=attributes) as span:
+            with use_agent(self._agent), self._tracer.start_as_current_span(self._name, attributes=attributes) as span:
                 yield span
 
     def _decorate(self, function: Function) -> Function:
@@ -134,7 +135,7 @@ class Operation(AbstractContextManager["Span"]):
 
         def note(span: Span, result: Any) -> None:
             if span.is_recording():
-                span.set_attribute(gave, result[:LONGEST_VALUE] if isinstance(result, str) else _json(result))
+                span.set_attribute(gave, result[:MAX_VALUE_CHARACTERS] if isinstance(result, str) else _json(result))
 
         if inspect.iscoroutinefunction(function):
 
@@ -217,7 +218,7 @@ def _json(value: Any) -> str:
         text = orjson.dumps(value, default=_shown, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # a number of more than 64 bits, keys of no known kind
         text = _shown(value)
-    return text[:LONGEST_VALUE]
+    return text[:MAX_VALUE_CHARACTERS]
 
 
 def _shown(value: Any) -> str:

@@ -13,15 +13,15 @@ import time
 
 from agentlightning.errors import RewardError
 from agentlightning.runner.agent import llm_for
-from agentlightning.runner.attempt import CURRENT, RunningAttempt
+from agentlightning.runner.air import AttemptAir
+from agentlightning.runner.attempt import CURRENT, AttemptContext
 from agentlightning.runner.command import CommandFailed
-from agentlightning.runner.connections import Connections
+from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.failure import bounded, describe, interrupted_at, proxy_diagnosis, stack
-from agentlightning.runner.function import Run, Runner
-from agentlightning.runner.judging import Judging
-from agentlightning.runner.outbox import Outbox
+from agentlightning.runner.function import AgentOutput, AgentRunner
 from agentlightning.runner.result import result_of
 from agentlightning.runner.scoring import Scorer
+from agentlightning.runner.span_delivery import SpanDelivery
 from agentlightning.store.base import LightningStore, reward_number
 from agentlightning.tracing.buffer import SpanBuffer
 from agentlightning.types import AttemptEnd, Finish, Reward
@@ -29,26 +29,26 @@ from agentlightning.types import AttemptEnd, Finish, Reward
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """How the attempts of one worker are executed."""
+    """Executes the attempts of one worker."""
 
     store: LightningStore
     server_url: str
     model: str
-    runner: Runner
+    runner: AgentRunner
     reward: Scorer | None
     """The reward function."""
     abandon_s: float
-    """What an interrupted agent gets before it counts as hung."""
-    connections: Connections = dataclasses.field(default_factory=Connections)
-    outbox: Outbox | None = None
+    """Time for an interrupted agent before it counts as hung."""
+    connections: ConnectionPool = dataclasses.field(default_factory=ConnectionPool)
+    span_delivery: SpanDelivery | None = None
     """Takes the spans that agents of this process make; None where they are not traced."""
-    judging: Judging | None = None
+    air: AttemptAir | None = None
     """AIR, over the record of each attempt; None where the run has no rules."""
 
-    async def execute(self, attempt: RunningAttempt) -> Finish:
+    async def execute(self, attempt: AttemptContext) -> Finish:
         """Run the attempt to its end; marks it as hung where its agent cannot be interrupted."""
         CURRENT.set(attempt)
-        if self.outbox is not None:
+        if self.span_delivery is not None:
             rollout = attempt.claim.rollout
             attempt.spans = SpanBuffer(rollout.run_id, rollout.id, attempt.lease.attempt)
         attempt.work = work = asyncio.create_task(self._work(attempt))
@@ -70,17 +70,17 @@ class Execution:
             await self.deliver(attempt)
             if attempt.spans.pending:  # how many were lost on the way
                 await self.deliver(attempt)
-        return finish if self.judging is None or attempt.hung else await self.judging.judge(finish)
+        return finish if self.air is None or attempt.hung else await self.air.add_rewards(finish)
 
-    async def deliver(self, attempt: RunningAttempt) -> None:
+    async def deliver(self, attempt: AttemptContext) -> None:
         """Bring the attempt's spans so far to the store; what cannot be brought there is counted as lost, which the next
         delivery tells."""
-        if self.outbox is not None and attempt.spans is not None:
-            lost = await self.outbox.deliver(attempt.spans.take())
+        if self.span_delivery is not None and attempt.spans is not None:
+            lost = await self.span_delivery.deliver(attempt.spans.take())
             if lost:
                 attempt.spans.count_lost(lost)
 
-    async def _work(self, attempt: RunningAttempt) -> Finish:
+    async def _work(self, attempt: AttemptContext) -> Finish:
         llm = llm_for(attempt.claim, self.server_url, self.model, self.connections)
         try:
             run = await self.runner.run(attempt.claim, llm)
@@ -102,7 +102,7 @@ class Execution:
             diagnosis=proxy_diagnosis(self.server_url, os.environ),
         )
 
-    async def _settle(self, attempt: RunningAttempt, run: Run) -> tuple[Reward, ...]:
+    async def _settle(self, attempt: AttemptContext, run: AgentOutput) -> tuple[Reward, ...]:
         """All rewards of the attempt. RewardError where the final one is missing, given twice or no number."""
         final: list[Reward] = []
         if run.reward is not None:
@@ -123,8 +123,8 @@ class Execution:
             )
         return rewards
 
-    async def _scored(self, scorer: Scorer, attempt: RunningAttempt, run: Run) -> list[Reward]:
-        """What the reward function gives; the final reward is the last."""
+    async def _scored(self, scorer: Scorer, attempt: AttemptContext, run: AgentOutput) -> list[Reward]:
+        """Returns the rewards of the reward function; the final reward is the last."""
         await self.deliver(attempt)
         ids, number = [attempt.lease.rollout_id], attempt.lease.attempt
         calls, spans, told = await asyncio.gather(
@@ -139,18 +139,18 @@ class Execution:
         ]
         return [*steps, *(attempt.reward(value, "function", name) for name, value in score.finals.items())]
 
-    async def _was_posted(self, attempt: RunningAttempt) -> bool:
+    async def _was_posted(self, attempt: AttemptContext) -> bool:
         recorded = await self.store.rewards([attempt.lease.rollout_id])
         return any(reward.attempt == attempt.lease.attempt and reward.call_id is None for reward in recorded)
 
 
-def ended(attempt: RunningAttempt, state: AttemptEnd, error: str, output: str | None = None) -> Finish:
+def ended(attempt: AttemptContext, state: AttemptEnd, error: str, output: str | None = None) -> Finish:
     """A Finish other than succeeded; a lost attempt takes its rewards with it."""
     rewards = tuple(attempt.rewards) if state != "lost" else ()
     return Finish(lease=attempt.lease, state=state, rewards=rewards, error=error, output=output)
 
 
-def _interrupted(attempt: RunningAttempt, finish: Finish) -> Finish:
+def _interrupted(attempt: AttemptContext, finish: Finish) -> Finish:
     """The end of an interrupted attempt, whatever the agent made of the interruption."""
     limit = attempt.claim.rollout.retry.timeout_s
     late = attempt.interruption == "timed_out"

@@ -1,4 +1,4 @@
-"""How a failure in agent code is told: a traceback of the user's frames, short enough to keep.
+"""Descriptions of failures in agent code: a traceback of the user's frames, short enough to keep.
 
 Pure functions of exceptions, frames and environments; driven by the worker.
 """
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from agentlightning.errors import AgentLightningError
 
-MOST_CHARACTERS = 8192
+MAX_CHARACTERS = 8192
 """Longest error text of an attempt."""
 
 _OURS = str(Path(__file__).resolve().parent)
@@ -32,7 +32,8 @@ def describe(error: BaseException) -> str:
 
 
 def interrupted_at(error: BaseException) -> str:
-    """Where an agent was when `error` was thrown into it, by its frames in the user's files; '' where it has none."""
+    """Returns where an agent was when `error` was thrown into it, by its frames in the user's files; '' where it has
+    none."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith((_OURS, "<frozen", *_LIBRARIES))]
     return bounded("".join(traceback.format_list(theirs)).rstrip())
@@ -46,7 +47,7 @@ def at_line(error: BaseException | None) -> str:
 
 
 def stack(thread: int | None) -> str:
-    """Where a thread is now, by its frames in the user's files; '' where it is not running."""
+    """Returns where a thread is now, by its frames in the user's files; '' where it is not running."""
     frame: FrameType | None = sys._current_frames().get(thread) if thread is not None else None
     if frame is None:
         return ""
@@ -54,12 +55,12 @@ def stack(thread: int | None) -> str:
 
 
 def bounded(text: str) -> str:
-    """At most `MOST_CHARACTERS`: the beginning and, three times as long, the end."""
-    if len(text) <= MOST_CHARACTERS:
+    """At most `MAX_CHARACTERS`: the beginning and, three times as long, the end."""
+    if len(text) <= MAX_CHARACTERS:
         return text
     gap = "\n…\n"
-    head = MOST_CHARACTERS // 4
-    return text[:head] + gap + text[-(MOST_CHARACTERS - head - len(gap)) :]
+    head = MAX_CHARACTERS // 4
+    return text[:head] + gap + text[-(MAX_CHARACTERS - head - len(gap)) :]
 
 
 def proxy_diagnosis(server_url: str, environment: Mapping[str, str]) -> str | None:

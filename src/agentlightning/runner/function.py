@@ -1,6 +1,6 @@
 """The runner for agents that are Python callables: coroutines on the worker's event loop, plain functions in threads.
 
-Also what both runners have in common: the `Runner` protocol and `invoke`. Driven by the worker, which owns time limits,
+Also what both runners have in common: the `AgentRunner` protocol and `invoke`. Driven by the worker, which owns time limits,
 rewards and reports; refuses to know about stores.
 """
 
@@ -23,8 +23,8 @@ from agentlightning.types import Claim, RewardSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What one run of an agent gave."""
+class AgentOutput:
+    """Outcome of one run of an agent."""
 
     output: object = None
     """The return value, or the tail of the standard output: what a reward function sees."""
@@ -35,10 +35,10 @@ class Run:
     """Tail of what a program printed, to be kept with the attempt."""
 
 
-class Runner(Protocol):
+class AgentRunner(Protocol):
     """Runs one kind of agent. Cancelling `run` stops the agent; it returns only when nothing of it runs any more."""
 
-    async def run(self, claim: Claim, llm: LLM) -> Run: ...
+    async def run(self, claim: Claim, llm: LLM) -> AgentOutput: ...
 
 
 class FunctionRunner:
@@ -50,10 +50,10 @@ class FunctionRunner:
         self._scored = scored
         """With a reward function, what the agent returns is its output unless it is a number."""
 
-    async def run(self, claim: Claim, llm: LLM) -> Run:
+    async def run(self, claim: Claim, llm: LLM) -> AgentOutput:
         output = await invoke(self._agent, self._threads, claim.rollout.task, llm)
         is_output = self._scored and (isinstance(output, str | bytes) or not hasattr(output, "__float__"))
-        return Run(output=output, reward=None if is_output else output)
+        return AgentOutput(output=output, reward=None if is_output else output)
 
 
 async def invoke(function: Callable[..., Any], threads: Executor, *arguments: Any) -> Any:

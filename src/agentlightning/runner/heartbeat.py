@@ -18,20 +18,20 @@ import time
 from collections.abc import Callable, Sequence
 
 from agentlightning.errors import AgentLightningError
-from agentlightning.runner.attempt import RunningAttempt
+from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.failure import stack
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Finish, Worker
+from agentlightning.types import Finish, WorkerStatus
 
 EXIT_REPLACE = 75
 """Exit code (EX_TEMPFAIL) of a worker process that an agent has hung: start another in its place."""
 TICK_S = 0.5
-"""How often the worker's loop is asked whether it still turns."""
+"""Interval at which the worker's event loop is probed."""
 OVERDUE_S = 1.0
 """A loop that has not turned for so long is blocked, once the deadline of the attempt that blocks it is over as well."""
-HANG_UP_S = 0.1
-"""What the server gets to see that the blocked loop no longer waits for work."""
-LAST_WORDS_S = 5.0
+CLOSE_PAUSE_S = 0.1
+"""Time for the server to see that the blocked loop no longer waits for work."""
+FINAL_REPORT_TIMEOUT_S = 5.0
 """Longest time for the report before the process ends."""
 
 
@@ -45,14 +45,14 @@ class Heartbeat:
         self,
         open_store: Callable[[], LightningStore],
         *,
-        worker: Callable[[], Worker],
-        held: Callable[[], Sequence[RunningAttempt]],
-        revoked: Callable[[RunningAttempt], None],
+        worker: Callable[[], WorkerStatus],
+        held: Callable[[], Sequence[AttemptContext]],
+        revoked: Callable[[AttemptContext], None],
         failed: Callable[[], None],
         lease_s: float,
-        beat_s: float,
+        heartbeat_s: float,
         blocked_s: float,
-        last_act: Callable[[], None],
+        before_exit: Callable[[], None],
         watch_interpreter: bool,
     ) -> None:
         self._open_store = open_store
@@ -61,9 +61,9 @@ class Heartbeat:
         self._revoked = revoked
         self._failed = failed
         self._lease_s = lease_s
-        self._beat_s = beat_s
+        self._heartbeat_s = heartbeat_s
         self._blocked_s = blocked_s
-        self._last_act = last_act
+        self._before_exit = before_exit
         self._watch_interpreter = watch_interpreter
         self._thread = threading.Thread(target=self._main, name="heartbeat", daemon=True)
         self._own: asyncio.AbstractEventLoop | None = None
@@ -80,11 +80,11 @@ class Heartbeat:
 
     def stop(self) -> None:
         """End the thread; the leases it held run out."""
-        self._started.wait(LAST_WORDS_S)
+        self._started.wait(FINAL_REPORT_TIMEOUT_S)
         if self._own is not None and self._beating is not None:
             with contextlib.suppress(RuntimeError):  # its loop is closed already
                 self._own.call_soon_threadsafe(self._beating.cancel)
-        self._thread.join(LAST_WORDS_S)
+        self._thread.join(FINAL_REPORT_TIMEOUT_S)
         if self._watch_interpreter:
             faulthandler.cancel_dump_traceback_later()
 
@@ -96,13 +96,13 @@ class Heartbeat:
         self._own = asyncio.get_running_loop()
         self._beating = asyncio.current_task()
         self._started.set()
-        next_beat = time.monotonic() + self._beat_s
+        next_beat = time.monotonic() + self._heartbeat_s
         async with self._open_store() as store:
             while True:
-                await asyncio.sleep(min(TICK_S, self._beat_s / 2))
+                await asyncio.sleep(min(TICK_S, self._heartbeat_s / 2))
                 await self._check_loop(store)
                 if time.monotonic() >= next_beat:
-                    next_beat = time.monotonic() + self._beat_s
+                    next_beat = time.monotonic() + self._heartbeat_s
                     await self._beat(store)
 
     async def _beat(self, store: LightningStore) -> None:
@@ -147,11 +147,11 @@ class Heartbeat:
     def _answer(self) -> None:
         self._answered = time.monotonic()
 
-    def _blocker(self) -> RunningAttempt | None:
+    def _blocker(self) -> AttemptContext | None:
         task = asyncio.current_task(self._loop)
         return next((attempt for attempt in self._held() if task in attempt.tasks), None)
 
-    async def _end_process(self, store: LightningStore, guilty: RunningAttempt | None, blocked: float) -> None:
+    async def _end_process(self, store: LightningStore, guilty: AttemptContext | None, blocked: float) -> None:
         where = stack(self._loop_thread)
         finishes = [
             Finish(
@@ -166,20 +166,20 @@ class Heartbeat:
             if attempt.interruption != "revoked"
         ]
         with contextlib.suppress(AgentLightningError, TimeoutError):  # their leases run out instead
-            async with asyncio.timeout(LAST_WORDS_S):
-                hang_up()
-                await asyncio.sleep(HANG_UP_S)
+            async with asyncio.timeout(FINAL_REPORT_TIMEOUT_S):
+                close_connections()
+                await asyncio.sleep(CLOSE_PAUSE_S)
                 await store.finish(finishes)
         if sys.__stderr__ is not None:
             sys.__stderr__.write(
                 f"worker: an agent blocked the event loop for {blocked:.1f} s; replacing the process\n"
             )
             sys.__stderr__.flush()
-        self._last_act()
+        self._before_exit()
         os._exit(EXIT_REPLACE)
 
 
-def hang_up() -> None:
+def close_connections() -> None:
     """Shut down every TCP connection of this process, which is about to end.
 
     One of the blocked loop's waits for work: what is given up now would be given to this very process.

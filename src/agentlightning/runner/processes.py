@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-PASSES = 200
+MAX_SCANS = 200
 """Scans at most until nothing is found: a process that forks while it is being looked for is found by the next scan."""
 EXEC_S = 0.01
 """Pause before the next scan where what was killed is not gone yet, or a process is in the middle of exec, which shows no
@@ -39,7 +39,7 @@ def kill_marked(*marks: str) -> int:
         return 0
     wanted = {mark.encode() for mark in marks}
     killed: set[int] = set()
-    for _ in range(PASSES):
+    for _ in range(MAX_SCANS):
         environments = {pid: _environment(pid) for pid in _processes()}
         found = {pid for pid, environment in environments.items() if environment and wanted <= environment}
         for pid in found:
@@ -70,8 +70,9 @@ def _environment(pid: int) -> set[bytes] | None:
 
 
 def in_exec(pid: int) -> bool:
-    """Whether a process that showed no environment is in the middle of exec, or just was. It then has memory, which a zombie
-    has not, and no address of its code, which comes last and which one that was started without an environment has."""
+    """Returns whether a process that showed no environment is in the middle of exec, or just was. It then has memory,
+    which a zombie has not, and no address of its code, which comes last and which one that was started without an
+    environment has."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

@@ -1,6 +1,6 @@
-"""What a reward function judges: one finished rollout, whatever framework and language its agent is written in.
+"""The input of a reward function: one finished rollout, whatever framework and language its agent is written in.
 
-``reward(task: dict, result: Result) -> float | dict``. Built by the worker as an attempt ends, and again from the
+``reward(task: dict, result: RolloutResult) -> float | dict``. Built by the worker as an attempt ends, and again from the
 store where rollouts are rescored: it holds nothing that is not recorded, so that a function which looks at nothing
 else gives the same reward both times.
 """
@@ -15,35 +15,35 @@ import orjson
 
 from agentlightning.adapters.model_records import conversations, full_messages
 from agentlightning.adapters.trajectories import JUDGE
-from agentlightning.tracing.steps import Step, Use, content_text, steps
+from agentlightning.tracing.tool_uses import CallStep, ToolExecution, call_steps, content_text
 from agentlightning.types import JSON, Call, Reward, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class RolloutResult:
     """A finished rollout. Lists are in the order of time."""
 
     output: object = None
-    """What the agent returned, or the tail of what a program printed on its standard output. Of a rollout that is
+    """Return value of the agent, or the tail of what a program printed on its standard output. Of a rollout that is
     read from the store: what its program printed, else None, for what a function returned is not kept."""
     calls: list[Call]
     """The recorded model calls of the attempt, in the order they finished."""
     spans: list[Span] = field(default_factory=list)
     """The recorded spans of the attempt."""
     rewards: list[Reward] = field(default_factory=list)
-    """What the agent emitted or posted."""
+    """Rewards that the agent emitted or posted."""
 
     @property
     def answer(self) -> str:
         """The text of the last call's answer; without a call, the output as text ('' for None)."""
         if self.calls:
-            return content_text(self.calls[-1].answer.get("content"))
+            return content_text(self.calls[-1].completion.get("content"))
         return "" if self.output is None else str(self.output)
 
     @property
     def messages(self) -> list[JSON]:
         """The last call's conversation from its first message to its answer, in the form of Chat Completions."""
-        return [*full_messages(self.calls)[-1][0], self.calls[-1].answer] if self.calls else []
+        return [*full_messages(self.calls)[-1][0], self.calls[-1].completion] if self.calls else []
 
     @property
     def conversations(self) -> list[list[JSON]]:
@@ -51,16 +51,16 @@ class Result:
         return [row["messages"] for row in conversations(self.calls)]
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[CallStep]:
         """Each call with what came of it: the tools it asked for, what they gave, whether they failed. What a later
         prompt and a span both tell is told once."""
-        return steps(self.calls, self.spans)
+        return call_steps(self.calls, self.spans)
 
     @property
-    def tool_calls(self) -> list[Use]:
+    def tool_calls(self) -> list[ToolExecution]:
         """The tools of all steps: ``use.name``, ``use.arguments``, ``use.result`` and ``use.failed`` (None: not
         known)."""
-        return [use for step in self.steps for use in step.uses]
+        return [use for step in self.steps for use in step.tool_calls]
 
     @property
     def step_rewards(self) -> dict[str, dict[str, float]]:
@@ -74,9 +74,9 @@ class Result:
 
 def result_of(
     calls: Sequence[Call], spans: Sequence[Span], rewards: Sequence[Reward], attempt: int, output: object = None
-) -> Result:
+) -> RolloutResult:
     """The result of one attempt, from records of its rollout. What a judge asked of it is not the agent's."""
-    return Result(
+    return RolloutResult(
         output=output,
         calls=[call for call in calls if call.attempt == attempt and call.agent != JUDGE],
         spans=[span for span in spans if span.attempt == attempt],
@@ -84,7 +84,7 @@ def result_of(
     )
 
 
-def as_json(task: JSON, result: Result) -> JSON:
+def as_json(task: JSON, result: RolloutResult) -> JSON:
     """Task and result for a program in any language: what ``reward.command`` reads from its standard input."""
     prompts = full_messages(result.calls)
     return {
@@ -99,7 +99,7 @@ def as_json(task: JSON, result: Result) -> JSON:
                 "agent": call.agent,
                 "model": call.model,
                 "messages": messages,
-                "answer": call.answer,
+                "completion": call.completion,
                 "finish_reason": call.finish_reason,
                 "rewards": result.step_rewards.get(call.id, {}),
             }
@@ -114,14 +114,14 @@ def as_json(task: JSON, result: Result) -> JSON:
                 "failed": use.failed,
             }
             for step in result.steps
-            for use in step.uses
+            for use in step.tool_calls
         ],
         "rewards": [{"name": one.name, "value": one.value, "call_id": one.call_id} for one in result.rewards],
     }
 
 
 def _plain(output: object) -> object:
-    """What JSON can hold of an agent's return value: the value itself, else its text."""
+    """Returns what JSON can hold of an agent's return value: the value itself, else its text."""
     try:
         orjson.dumps(output)
     except orjson.JSONEncodeError:

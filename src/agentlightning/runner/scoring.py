@@ -1,5 +1,4 @@
-"""Scoring: what a reward function says of a finished rollout, be it a Python function, a program or a model that
-judges.
+"""Scores a finished rollout with a reward function, be it a Python function, a program or a judge.
 
 Driven by the worker as an attempt ends, and by `agl rewards rescore` over what is stored. A scorer says; what it said
 becomes rewards of the record elsewhere. Whatever is wrong with it is a RewardError that names what was expected.
@@ -20,26 +19,26 @@ from typing import IO, Any, Protocol
 
 import orjson
 
-from agentlightning.config import RewardConfig, parse_settings
+from agentlightning.config import RewardConfig, parse_settings, reward_labels
 from agentlightning.errors import ConfigError, RewardError, boundary
 from agentlightning.runner.function import invoke
 from agentlightning.runner.processes import kill_group
-from agentlightning.runner.result import Result, as_json
+from agentlightning.runner.result import RolloutResult, as_json
 from agentlightning.runner.user_code import load
 from agentlightning.store.base import reward_number
 from agentlightning.types import JSON, Call
 
 FINAL = "reward"
 STEPS = "steps"
-KEPT_BYTES = 1024 * 1024
+MAX_OUTPUT_BYTES = 1024 * 1024
 """Of a program's output, from its end, that is read."""
-SHOWN = 2000
+MAX_SHOWN_CHARACTERS = 2000
 """Characters of a program's output that an error shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What a reward function said of one rollout."""
+    """Scores that a reward function gave one rollout."""
 
     finals: dict[str, float]
     """By name; 'reward', which is the rollout's own, is always there and last."""
@@ -50,13 +49,13 @@ class Score:
 class Scorer(Protocol):
     """Any kind of reward function."""
 
-    async def score(self, task: JSON, result: Result) -> Score:
+    async def score(self, task: JSON, result: RolloutResult) -> Score:
         """Raises RewardError where it gives no reward; of user code, what it raises."""
         ...
 
 
 def read_score(said: Any, calls: Sequence[Call]) -> Score:
-    """What a reward function returned: a number, or numbers by name, with those of single calls under ``steps``.
+    """Reads what a reward function returned: a number, or numbers by name, with those of single calls under ``steps``.
 
     Without a "reward" among the names, their sum is the rollout's reward. ``steps`` has an entry for each of `calls`,
     or for some by the call's id: a number, numbers by name, or None. Of two calls a and b:
@@ -124,7 +123,7 @@ class FunctionScorer:
     function: Callable[..., Any]
     threads: Executor
 
-    async def score(self, task: JSON, result: Result) -> Score:
+    async def score(self, task: JSON, result: RolloutResult) -> Score:
         with boundary("the reward function"):
             said = await invoke(self.function, self.threads, task, result)
         return read_score(said, result.calls)
@@ -138,7 +137,7 @@ class CommandScorer:
     arguments: Sequence[str]
     timeout_s: float
 
-    async def score(self, task: JSON, result: Result) -> Score:
+    async def score(self, task: JSON, result: RolloutResult) -> Score:
         given = orjson.dumps(as_json(task, result), default=str)
         # Files, not pipes: waiting for the program must not wait for what it leaves running with its output open.
         with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
@@ -147,7 +146,7 @@ class CommandScorer:
             code = await self._run(stdin, stdout, stderr)
             printed, errors = _end_of(stdout), _end_of(stderr)
         if code != 0:
-            why = errors.strip()[-SHOWN:] or "it wrote nothing to its standard error"
+            why = errors.strip()[-MAX_SHOWN_CHARACTERS:] or "it wrote nothing to its standard error"
             raise RewardError(f"the reward command ended with exit code {code}: {why}")
         lines = [line for line in printed.splitlines() if line.strip()]
         try:
@@ -180,12 +179,48 @@ class CommandScorer:
 
 
 def _end_of(file: IO[bytes]) -> str:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - KEPT_BYTES))
+    file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_OUTPUT_BYTES))
     return file.read().decode(errors="replace")
 
 
+@dataclass(frozen=True, slots=True)
+class SumScorer:
+    """Several reward functions, run at once: the reward of each by its name, and their sum as the rollout's."""
+
+    scorers: Mapping[str, Scorer]
+
+    async def score(self, task: JSON, result: RolloutResult) -> Score:
+        work = (one.score(task, result) for one in self.scorers.values())
+        found = await asyncio.gather(*work, return_exceptions=True)  # none is left running when another one fails
+        finals: dict[str, float] = {}
+        steps: dict[str, dict[str, float]] = {}
+        for label, score in zip(self.scorers, found, strict=True):
+            if isinstance(score, BaseException):
+                raise score
+            finals |= _labelled(label, score.finals)
+            for call_id, numbers in score.steps.items():
+                steps.setdefault(call_id, {}).update(_labelled(label, numbers))
+        finals[FINAL] = reward_number(sum(finals[label] for label in self.scorers), "the sum of the rewards")
+        return Score(finals=finals, steps=steps)
+
+
+def _labelled(label: str, numbers: Mapping[str, float]) -> dict[str, float]:
+    return {label if name == FINAL else f"{label}.{name}": number for name, number in numbers.items()}
+
+
+def load_scorers(specs: Sequence[str], threads: Executor, judge: Callable[[RewardConfig], Scorer]) -> Scorer:
+    """`load_scorer` of one spec, or of several, whose rewards are added. ConfigError where their names are not distinct."""
+    if len(specs) == 1:
+        return load_scorer(specs[0], threads, judge)
+    try:
+        labels = reward_labels([_reward_config(spec) for spec in specs])
+    except ValueError as cause:
+        raise ConfigError(f"reward: {cause}") from cause
+    return SumScorer({label: load_scorer(spec, threads, judge) for label, spec in zip(labels, specs, strict=True)})
+
+
 def load_scorer(spec: str, threads: Executor, judge: Callable[[RewardConfig], Scorer]) -> Scorer:
-    """What `spec` means: ``file.py:name``, ``package.module:name``, or a RewardConfig as JSON.
+    """Loads a `spec`: ``file.py:name``, ``package.module:name``, or a RewardConfig as JSON.
 
     judge: makes the scorer that asks a model. ConfigError where it cannot be loaded.
     """
@@ -196,11 +231,7 @@ def load_scorer(spec: str, threads: Executor, judge: Callable[[RewardConfig], Sc
                 "configuration, as command in [agent.reward]"
             )
         return FunctionScorer(load(spec, ("task", "result"), "reward function"), threads)
-    try:
-        table = json.loads(spec)
-    except ValueError:
-        raise ConfigError(f"reward: {spec!r} is neither file.py:name nor a table as JSON") from None
-    config = parse_settings(RewardConfig, table, "reward")
+    config = _reward_config(spec)
     if config.run is not None:
         return load_scorer(config.run, threads, judge)
     if config.command is None:
@@ -212,3 +243,13 @@ def load_scorer(spec: str, threads: Executor, judge: Callable[[RewardConfig], Sc
     if not arguments or shutil.which(arguments[0]) is None:
         raise ConfigError(f"reward.command: the program of {config.command!r} is not found on PATH")
     return CommandScorer(arguments=arguments, timeout_s=config.timeout_s)
+
+
+def _reward_config(spec: str) -> RewardConfig:
+    if not spec.startswith("{"):
+        return RewardConfig(run=spec)
+    try:
+        table = json.loads(spec)
+    except ValueError:
+        raise ConfigError(f"reward: {spec!r} is neither file.py:name nor a table as JSON") from None
+    return parse_settings(RewardConfig, table, "reward")

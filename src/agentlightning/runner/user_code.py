@@ -1,4 +1,4 @@
-"""How user code reaches a worker process: ``file.py:name``, ``package.module:name``, or a ``.pkl`` written by cloudpickle.
+"""Loads user code in a worker process: ``file.py:name``, ``package.module:name``, or a ``.pkl`` written by cloudpickle.
 
 `agent_spec` turns a callable into such a text where a trainer starts, `load` turns it back in a worker. Whatever is wrong
 becomes one sentence. Knows nothing of what the callables do.
@@ -87,7 +87,7 @@ def check_signature(value: Any, parameters: tuple[str, ...], label: str) -> None
 
 
 def _has_name(spec: str) -> bool:
-    """Whether a colon separates a name: 'a.py:solve', 'C:/a.py:solve', 'pkg.mod:solve', not 'C:/a.py'."""
+    """Returns whether a colon separates a name: 'a.py:solve', 'C:/a.py:solve', 'pkg.mod:solve', not 'C:/a.py'."""
     return ":" in spec and not spec.endswith(".py")
 
 
@@ -156,7 +156,7 @@ def _importing(root: Path, source: str, what: str) -> Iterator[None]:
 
 
 def _where(error: BaseException) -> str:
-    """What was raised and the last line of user code that led to it."""
+    """Describes what was raised and the last line of user code that led to it."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} at {error.filename}:{error.lineno}"

@@ -15,24 +15,23 @@ import time
 from collections.abc import Callable
 
 from agentlightning import types
+from agentlightning.backoff import Backoff
 from agentlightning.errors import AgentLightningError, ConflictError, InputError, NotFoundError, StoreError
-from agentlightning.runner.attempt import RunningAttempt, attributed_task
+from agentlightning.runner.attempt import AttemptContext, attributed_task
 from agentlightning.runner.execution import Execution, ended
 from agentlightning.runner.failure import describe
-from agentlightning.runner.heartbeat import EXIT_REPLACE, LAST_WORDS_S, Heartbeat
-from agentlightning.runner.outbox import DELIVER_S
+from agentlightning.runner.heartbeat import EXIT_REPLACE, FINAL_REPORT_TIMEOUT_S, Heartbeat
+from agentlightning.runner.span_delivery import DELIVERY_INTERVAL_S
 from agentlightning.store.base import LEASE_S, LightningStore
 from agentlightning.types import Claim, Finish, Lease
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 10.0
+HEARTBEAT_INTERVAL_S = 10.0
 CLAIM_WAIT_S = 20.0
-"""How long one request for work stays open."""
-LONGEST_PAUSE_S = 2.0
-"""Between tries while the server is away."""
+"""Time for which one request for work stays open."""
 LINGER = 0.1
-LONGEST_LINGER_S = 0.05
+MAX_LINGER_S = 0.05
 """An end waits this share of what an attempt usually takes for others to be reported with it, and claimed for with it: a
 request costs the server as much as ten ends do."""
 USUAL_OVER = 20
@@ -44,7 +43,7 @@ class Worker:
 
     open_store: makes another client of the same store, for the heartbeat thread. boot: the id of the server's present life,
     where the store has one. blocked_s: how long an agent may block the event loop. grace_s: what running attempts get to
-    end by themselves once the worker stops. last_act: called before the process is given up because the loop is blocked.
+    end by themselves once the worker stops. before_exit: called before the process is given up because the loop is blocked.
     watch_interpreter: end the process where agent code keeps the interpreter's lock for two leases.
     """
 
@@ -59,10 +58,10 @@ class Worker:
         concurrency: int,
         boot: Callable[[], str | None] = lambda: None,
         lease_s: float = LEASE_S,
-        beat_s: float = BEAT_S,
+        heartbeat_s: float = HEARTBEAT_INTERVAL_S,
         blocked_s: float = 60.0,
         grace_s: float = 5.0,
-        last_act: Callable[[], None] = lambda: None,
+        before_exit: Callable[[], None] = lambda: None,
         watch_interpreter: bool = False,
     ) -> None:
         self._store = store
@@ -74,8 +73,8 @@ class Worker:
         self._lease_s = lease_s
         self._grace_s = grace_s
         self._host = socket.gethostname()
-        self._running: dict[asyncio.Task[None], RunningAttempt] = {}
-        self._held: dict[Lease, RunningAttempt] = {}
+        self._running: dict[asyncio.Task[None], AttemptContext] = {}
+        self._held: dict[Lease, AttemptContext] = {}
         """Attempts whose end the store does not know yet: they take a place and their leases are extended."""
         self._unsent: list[Finish] = []
         self._usual_s = 0.0
@@ -94,9 +93,9 @@ class Worker:
             revoked=lambda attempt: attempt.interrupt("revoked"),
             failed=self._note_absence,
             lease_s=lease_s,
-            beat_s=beat_s,
+            heartbeat_s=heartbeat_s,
             blocked_s=blocked_s,
-            last_act=last_act,
+            before_exit=before_exit,
             watch_interpreter=watch_interpreter,
         )
 
@@ -135,7 +134,7 @@ class Worker:
         return EXIT_REPLACE if self._hung else 0
 
     async def _claim_for_ever(self) -> None:
-        pause = 0.1
+        backoff = Backoff()
         while True:
             # A place is free once its attempt's end is in the store: what ended during one report is claimed for at once.
             free = self._concurrency - len(self._held)
@@ -151,21 +150,20 @@ class Worker:
                 raise
             except StoreError:
                 self._note_absence()
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+                await backoff.sleep()
                 continue
-            pause = 0.1
+            backoff.reset()
             for claim in claims:
                 self._start(claim)
 
     def _start(self, claim: Claim) -> None:
-        attempt = RunningAttempt(claim, time.monotonic(), self._boot())
+        attempt = AttemptContext(claim, time.monotonic(), self._boot())
         self._held[claim.lease] = attempt
         task = asyncio.create_task(self._attempt(attempt))
         self._running[task] = attempt
         task.add_done_callback(self._running.__delitem__)
 
-    async def _attempt(self, attempt: RunningAttempt) -> None:
+    async def _attempt(self, attempt: AttemptContext) -> None:
         try:
             finish = await self._execution.execute(attempt)
         except Exception as error:
@@ -185,8 +183,8 @@ class Worker:
             )
         self._report(finish)
 
-    async def _is_ours(self, attempt: RunningAttempt) -> bool:
-        """Whether the server was away or restarted since the claim: then the failure is not the agent's."""
+    async def _is_ours(self, attempt: AttemptContext) -> bool:
+        """Returns whether the server was away or restarted since the claim: then the failure is not the agent's."""
         if self._away < attempt.started:
             try:
                 await self._store.heartbeat(self._identity(), [attempt.lease], lease_s=self._lease_s)
@@ -206,7 +204,7 @@ class Worker:
         while True:
             await self._news.wait()
             if not self._stopping.is_set():
-                await asyncio.sleep(min(LONGEST_LINGER_S, LINGER * self._usual_s))
+                await asyncio.sleep(min(MAX_LINGER_S, LINGER * self._usual_s))
             self._news.clear()
             batch, self._unsent = self._unsent, []
             if batch:
@@ -215,8 +213,7 @@ class Worker:
 
     async def _send(self, batch: list[Finish]) -> None:
         """Deliver until the server is back, but not longer than the leases can last without it."""
-        give_up = time.monotonic() + self._lease_s
-        pause = 0.1
+        backoff = Backoff(timeout_s=self._lease_s)
         while True:
             try:
                 await self._store.finish(batch)
@@ -232,10 +229,8 @@ class Worker:
                 return
             except StoreError:
                 self._note_absence()
-                if time.monotonic() > give_up:
+                if not await backoff.sleep():
                     return
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _let_go(self, leases: list[Lease]) -> None:
         for lease in leases:
@@ -243,9 +238,9 @@ class Worker:
         self._freed.set()
 
     async def _deliver_for_ever(self) -> None:
-        """What running agents record is soon in the store: a worker that is killed loses little of it."""
+        """Delivers what running agents record, soon: a worker that is killed loses little of it."""
         while True:
-            await asyncio.sleep(DELIVER_S)
+            await asyncio.sleep(DELIVERY_INTERVAL_S)
             await asyncio.gather(*(self._execution.deliver(attempt) for attempt in self._held.values()))
 
     # --- stopping -------------------------------------------------------------------------------------------------
@@ -263,7 +258,8 @@ class Worker:
             self._hung = True
             self._report(ended(attempt, "lost", "the worker was stopped"))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(self._grace_s, LAST_WORDS_S)):  # the grace is for agents, not for the server
+            # The grace period is the agents'; the server gets a time of its own.
+            async with asyncio.timeout(max(self._grace_s, FINAL_REPORT_TIMEOUT_S)):
                 while self._held:
                     self._freed.clear()
                     await self._freed.wait()
@@ -271,8 +267,8 @@ class Worker:
     def _note_absence(self) -> None:
         self._away = time.monotonic()
 
-    def _identity(self) -> types.Worker:
-        return types.Worker(
+    def _identity(self) -> types.WorkerStatus:
+        return types.WorkerStatus(
             id=self._worker_id,
             run_id=self._run_id,
             host=self._host,

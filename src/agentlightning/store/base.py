@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from agentlightning.errors import RewardError
+from agentlightning.store.sentences import reason
 from agentlightning.types import (
     JSON,
     Attempt,
@@ -43,13 +44,13 @@ from agentlightning.types import (
     RunStatistics,
     Span,
     Step,
-    Worker,
+    WorkerStatus,
 )
 
 LEASE_S = 30.0
 """Seconds a lease lasts without a heartbeat; workers beat every 10."""
 
-MOST_FINISHED = 1000
+MAX_FINISHED = 1000
 """Most rollouts that `wait` returns at a time, so that nobody holds a whole run in memory."""
 
 NEVER_FINAL: frozenset[str] = frozenset({"air", "rescored"})
@@ -58,7 +59,7 @@ NEVER_FINAL: frozenset[str] = frozenset({"air", "rescored"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutQuery:
-    """Which rollouts to list; every field given must match. Results are in id order (by creation time)."""
+    """A filter over rollouts; every field given must match. Results are in id order (by creation time)."""
 
     run_id: str | None = None
     ids: Sequence[str] | None = None
@@ -79,7 +80,7 @@ class LightningStore(abc.ABC):
 
     @property
     def shared(self) -> bool:
-        """Whether several servers may use it at a time, so that none of them knows all that is written."""
+        """True where several servers may use it at a time, so that none of them knows all that is written."""
         return True
 
     @abc.abstractmethod
@@ -135,7 +136,7 @@ class LightningStore(abc.ABC):
     @abc.abstractmethod
     async def claim(
         self,
-        worker: Worker,
+        worker: WorkerStatus,
         limit: int = 1,
         lease_s: float = LEASE_S,
         wait_s: float = 0.0,
@@ -148,7 +149,7 @@ class LightningStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def heartbeat(self, worker: Worker, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
+    async def heartbeat(self, worker: WorkerStatus, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
         """Extend leases; False for each one no longer held (expired and given up, finished, or cancelled)."""
 
     @abc.abstractmethod
@@ -174,7 +175,7 @@ class LightningStore(abc.ABC):
 
     @abc.abstractmethod
     async def count(self, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
-        """How many rollouts of the run are in each state, by mode."""
+        """Returns the number of the run's rollouts in each state, by mode."""
 
     @abc.abstractmethod
     async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
@@ -185,12 +186,12 @@ class LightningStore(abc.ABC):
         """Rollouts of the run that finished after position `after`, in the order of `finished_seq`.
 
         Returns as soon as there are `at_least` of them, or with what there is after `timeout_s` seconds; at most
-        MOST_FINISHED, of which the last one's position is the next call's `after`. One waiter costs nothing while nothing
+        MAX_FINISHED, of which the last one's position is the next call's `after`. One waiter costs nothing while nothing
         finishes: it is pushed, not polled. NotFoundError if there is no such run, or no longer.
         """
 
     @abc.abstractmethod
-    async def workers(self, run_id: str | None = None) -> list[Worker]:
+    async def workers(self, run_id: str | None = None) -> list[WorkerStatus]:
         """Workers, last seen first."""
 
     # --- the record -----------------------------------------------------------------------------------------------
@@ -260,11 +261,11 @@ class LightningStore(abc.ABC):
 
     @abc.abstractmethod
     async def statistics(self) -> list[RunStatistics]:
-        """What goes on in each run of state running: a handful of numbers, cheap however much the store holds."""
+        """Returns the load of each run of state running: a handful of numbers, cheap however much the store holds."""
 
     @abc.abstractmethod
     async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
-        """How much each run (all, if None) holds, newest first. Reads all of it: slow on large stores."""
+        """Returns the size of each run (all, if None), newest first. Reads all of it: slow on large stores."""
 
     # --- the end of data ----------------------------------------------------------------------------------------------
 
@@ -301,7 +302,7 @@ class LightningStore(abc.ABC):
 
     @abc.abstractmethod
     async def steps(self, run_id: str, after: int | None = None, limit: int | None = None) -> list[Step]:
-        """Steps that are not abandoned, in order: those later than `after`, at most `limit`."""
+        """Steps in order: those later than `after`, at most `limit`."""
 
     @abc.abstractmethod
     async def reopen_steps(self, run_id: str, after: int) -> list[Step]:
@@ -309,10 +310,6 @@ class LightningStore(abc.ABC):
 
         Metrics of those steps are marked abandoned. Returns the steps to execute, in order.
         """
-
-    @abc.abstractmethod
-    async def release_steps(self, run_id: str, after: int) -> int:
-        """Abandon the steps later than `after` and free their rollouts; returns how many rollouts."""
 
     @abc.abstractmethod
     async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -336,10 +333,7 @@ def final_reward(rewards: Sequence[Reward], source: str | None = None) -> float 
         finals = [reward for reward in finals if reward.source == source]
     deliberate = {reward.source for reward in finals if reward.source != "emitted"}
     if len(deliberate) > 1:
-        raise RewardError(
-            f"final rewards from two sources ({', '.join(sorted(deliberate))}) contradict each other: "
-            "give the reward in one way only"
-        )
+        raise RewardError(reason("two_rewards", ", ".join(sorted(deliberate))))
     chosen = [reward for reward in finals if reward.source in deliberate] or finals
     return chosen[-1].value if chosen else None
 
@@ -364,7 +358,7 @@ BROKEN_SPANS: Literal["gateway.broken_spans"] = "gateway.broken_spans"
 """Name of the span that says what was wrong with others: its attributes are counts by cause."""
 
 BROKEN: Literal["broken spans"] = "broken spans"
-"""How the warning about them begins."""
+"""The beginning of the warning about them."""
 
 UNKNOWN_ROUTE: Literal["gateway.unknown_route"] = "gateway.unknown_route"
 """Name of the span that a request to a wrong path leaves, so that a rollout without calls can be explained."""
@@ -376,17 +370,17 @@ def broken_counts(attributes: JSON) -> dict[str, int]:
 
 
 def broken_warning(counts: Mapping[str, int]) -> str:
-    """What the warning of a rollout says.
+    """Returns the warning of a rollout about its broken spans.
 
     >>> broken_warning({"cycle": 2, "too_large": 1})
     'broken spans, of which only what was broken is lost or mended: cycle 2, too_large 1'
     """
     causes = ", ".join(f"{cause} {count}" for cause, count in sorted(counts.items()))
-    return f"{BROKEN}, of which only what was broken is lost or mended: {causes}"
+    return reason("broken_spans", causes)
 
 
 NO_CALLS: Literal["no model call was recorded"] = "no model call was recorded"
-"""How the warning of an attempt without a call begins."""
+"""The beginning of the warning of an attempt without a call."""
 
 IGNORED_BASE_URL = "the agent did not use the base URL it was given"
 """The likely cause of it, where nothing is known."""

@@ -1,7 +1,7 @@
 """The doctor: looks through a whole store for what must never be, of whatever kind the store is and while it is in use.
 
 Driven by `agl store doctor` and by tests that killed something. It knows the verbs and the promises in base.py, nothing of
-tables; what exactly is wrong with what was read is in findings.py. It reads in portions; what changed while it was read is
+tables; what exactly is wrong with what was read is in invariants.py. It reads in portions; what changed while it was read is
 read again, and judged only once it holds still. It changes nothing.
 """
 
@@ -15,12 +15,19 @@ from typing import Literal
 
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.findings import Record, is_left_alone, of_list, of_order, of_record, of_versions
-from agentlightning.store.reading import read_calls, read_rollouts, read_steps
+from agentlightning.store.invariants import (
+    RolloutRecord,
+    check_record,
+    check_step_list,
+    check_step_order,
+    check_versions,
+    has_overdue_lease,
+)
+from agentlightning.store.scan import read_calls, read_rollouts, read_steps
 from agentlightning.types import FINAL_STATES, Mode, Rollout, RolloutState, Step
 
-READINGS = 5
-"""How often a portion is read that changes meanwhile; what still does is left unjudged."""
+MAX_READS = 5
+"""Readings of a portion that changes meanwhile; one that still changes is left unjudged."""
 
 Counts = Mapping[tuple[Mode, RolloutState], int]
 
@@ -36,8 +43,8 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Checked:
-    """How much was looked at."""
+class DoctorProgress:
+    """Numbers of what was looked at so far."""
 
     runs: int = 0
     rollouts: int = 0
@@ -48,11 +55,11 @@ class Checked:
 async def examine(
     store: LightningStore,
     run_ids: Sequence[str] | None = None,
-    on_progress: Callable[[Checked], None] = lambda checked: None,
+    on_progress: Callable[[DoctorProgress], None] = lambda checked: None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> AsyncIterator[Finding]:
-    """What is wrong with these runs (all, if None); nothing where nothing is. `now_ns` is compared with ends of leases."""
-    checked = Checked()
+    """Yields what is wrong with these runs (all, if None). `now_ns` is compared with ends of leases."""
+    checked = DoctorProgress()
     for run in await store.runs(run_ids):
         examination = _Examination(store, run.id, checked, on_progress, now_ns)
         try:
@@ -66,14 +73,14 @@ async def examine(
 
 
 class _Examination:
-    """That of one run."""
+    """The examination of one run."""
 
     def __init__(
         self,
         store: LightningStore,
         run_id: str,
-        checked: Checked,
-        on_progress: Callable[[Checked], None],
+        checked: DoctorProgress,
+        on_progress: Callable[[DoctorProgress], None],
         now_ns: Callable[[], int],
     ) -> None:
         self._store = store
@@ -83,7 +90,7 @@ class _Examination:
         self._now_ns = now_ns
 
     async def findings(self) -> AsyncIterator[Finding]:
-        for sentence in of_versions(await self._store.resources(self._run_id, latest=False)):
+        for sentence in check_versions(await self._store.resources(self._run_id, latest=False)):
             yield Finding(self._run_id, sentence)
         for look in (self._steps, self._checkpoints, self._rollouts, self._places):
             async for finding in look():
@@ -99,7 +106,7 @@ class _Examination:
             for step in steps:
                 ids = [consumed.rollout_id for consumed in step.consumed]
                 found = {rollout.id: rollout for rollout in await self._store.rollouts(RolloutQuery(ids=ids))}
-                sentences = [*of_order(previous, step, newest), *of_list(step, found)]
+                sentences = [*check_step_order(previous, step, newest), *check_step_list(step, found)]
                 if sentences and await self._holds_still(previous, step):
                     for sentence in sentences:
                         yield self._wrong(sentence)
@@ -108,7 +115,7 @@ class _Examination:
             self._on_progress(self._checked)
 
     async def _holds_still(self, *steps: Step | None) -> bool:
-        """Whether these steps are as they were read: a run may go back to a checkpoint at any time."""
+        """True where these steps are as they were read: a run may go back to a checkpoint at any time."""
         return all(
             [await self._store.steps(self._run_id, step.step - 1, 1) == [step] for step in steps if step is not None]
         )
@@ -132,13 +139,13 @@ class _Examination:
         before = await self._store.count(self._run_id), await self._consumed()
         seen: Counter[tuple[Mode, RolloutState]] = Counter()
         outcomes = alone = 0
-        async for portion in read_rollouts(self._store, self._run_id):
+        async for portion in read_rollouts(self._store, RolloutQuery(run_id=self._run_id)):
             records = await self._records(portion)
             newest = await self._newest()
             for record in records:
-                for sentence in of_record(record, newest):
+                for sentence in check_record(record, newest):
                     yield self._wrong(sentence)
-                alone += is_left_alone(record, self._now_ns())
+                alone += has_overdue_lease(record, self._now_ns())
                 self._checked.calls += len(record.calls)
             seen.update((rollout.mode, rollout.state) for rollout in portion)
             outcomes += sum(rollout.outcome is not None for rollout in portion)
@@ -155,14 +162,14 @@ class _Examination:
             yield Finding(self._run_id, sentence, "note")
 
     async def _consumed(self) -> int:
-        """How many rollouts the steps list."""
+        """Counts the rollouts that the steps list."""
         return sum([len(step.consumed) async for steps in read_steps(self._store, self._run_id) for step in steps])
 
-    async def _records(self, portion: Sequence[Rollout]) -> list[Record]:
+    async def _records(self, portion: Sequence[Rollout]) -> list[RolloutRecord]:
         """Records whose rollout was the same before and after they were read."""
-        records: dict[str, Record] = {}
+        records: dict[str, RolloutRecord] = {}
         left = list(portion)
-        for _ in range(READINGS):
+        for _ in range(MAX_READS):
             read = await self._read(left)
             ids = [rollout.id for rollout in left]
             now = {rollout.id: rollout for rollout in await self._store.rollouts(RolloutQuery(ids=ids))}
@@ -172,9 +179,9 @@ class _Examination:
                 break
         return list(records.values())
 
-    async def _read(self, portion: Sequence[Rollout]) -> list[Record]:
+    async def _read(self, portion: Sequence[Rollout]) -> list[RolloutRecord]:
         ids = [rollout.id for rollout in portion]
-        records = {rollout.id: Record(rollout) for rollout in portion}
+        records = {rollout.id: RolloutRecord(rollout) for rollout in portion}
         for reward in await self._store.rewards(ids):
             records[reward.rollout_id].rewards.append(reward)
         for call in await read_calls(self._store, portion):  # after the rewards that name them

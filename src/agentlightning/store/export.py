@@ -24,8 +24,8 @@ from typing import Any, Literal, Protocol, Self
 import orjson
 
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
-from agentlightning.store.base import LightningStore
-from agentlightning.store.reading import read_calls, read_metrics, read_rollouts, read_steps
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.scan import read_calls, read_metrics, read_rollouts, read_steps
 from agentlightning.types import Attempt, Call, Metric, Reward, Rollout, Span, Step
 
 Format = Literal["jsonl", "parquet"]
@@ -113,7 +113,7 @@ async def _records(
 ) -> AsyncIterator[tuple[str, Sequence[Any]]]:
     total, done = sum((await store.count(run_id)).values()), 0
     on_progress(done, total)
-    async for rollouts in read_rollouts(store, run_id):
+    async for rollouts in read_rollouts(store, RolloutQuery(run_id=run_id)):
         ids = [rollout.id for rollout in rollouts]
         yield "rollouts", rollouts
         yield "attempts", await store.attempts(ids)
@@ -159,7 +159,7 @@ class _JsonLines:
 
 
 def _new_folder(folder: Path) -> Path:
-    """Where the files are written until they are complete."""
+    """Makes the folder in which the files are written until they are complete."""
     if folder.exists():
         raise ConfigError(f"--to: {folder} exists already; name a new folder")
     partial = folder.with_name(folder.name + ".partial")

@@ -6,9 +6,22 @@ when it is asked for, so that a machine with agents needs no database.
 
 from __future__ import annotations
 
-from agentlightning.config import without_password
-from agentlightning.errors import ConfigError, MissingExtraError
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentlightning.config import DEFAULT_STORE, without_password
+from agentlightning.errors import ConfigError, MissingExtraError, NotFoundError
 from agentlightning.store.base import LightningStore
+
+
+@dataclass(frozen=True, slots=True)
+class Upgraded:
+    """Versions of a store's schema before and after an upgrade; equal where there was nothing to do."""
+
+    name: str
+    before: int
+    after: int
 
 
 def open_store(url: str, server_key: str | None = None) -> LightningStore:
@@ -43,3 +56,21 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
         "store: expected memory://, sqlite:///path, postgresql://…, redis://…, rediss://…, http://… or https://…, "
         f"got {without_password(url)!r}"
     )
+
+
+def store_url(given: str | None) -> str:
+    """The URL given, else AGL_STORE, else the SQLite file under runs/."""
+    return given or os.environ.get("AGL_STORE") or DEFAULT_STORE
+
+
+def existing_store(url: str) -> LightningStore:
+    """The store that exists at `url`, not yet open; a server's key is read from AGL_SERVER_KEY. Raises as `open_store` and
+    `require_file` do."""
+    require_file(url)
+    return open_store(url, os.environ.get("AGL_SERVER_KEY"))
+
+
+def require_file(url: str) -> None:
+    """NotFoundError where the URL names an SQLite file that is not there: opening it would make one."""
+    if url.startswith("sqlite:///") and not (file := Path(url.removeprefix("sqlite:///").partition("?")[0])).exists():
+        raise NotFoundError(f"{file}: there is no store yet; start a run with: agl demo, or name a store with --store")

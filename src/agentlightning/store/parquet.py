@@ -1,6 +1,6 @@
-"""Parquet files of records: columns by the fields of a type, nested values that have no fixed shape as JSON text.
+"""Records as Arrow tables and Parquet files: columns by the fields of a type, nested values of no fixed shape as JSON text.
 
-Driven by export.py; needs pyarrow. Knows no stores.
+Driven by export.py and by notebooks (`analysis.py`); needs pyarrow. Knows no stores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentlightning.errors import MissingExtraError
 from agentlightning.types import Call
 
 try:
-    import pyarrow
+    import pyarrow as pyarrow
     from pyarrow import parquet
 except ModuleNotFoundError as cause:
     raise MissingExtraError("pyarrow", "data") from cause
@@ -32,16 +32,31 @@ NARROW: dict[tuple[type, str], Any] = {
 """Fields of which stores keep 32 bits."""
 
 
+class RecordTable:
+    """Arrow tables of records of one type."""
+
+    def __init__(self, kind: type) -> None:
+        hints = typing.get_type_hints(kind)
+        columns = {name: NARROW.get((kind, name)) or _column(hint) for name, hint in hints.items()}
+        self._as_text = [name for name, hint in hints.items() if _is_json(hint)]
+        self.schema = pyarrow.schema(list(columns.items()))
+
+    def of(self, records: Sequence[Any]) -> pyarrow.Table:
+        """These records, a row each."""
+        rows = [dataclasses.asdict(record) for record in records]
+        for row in rows:
+            for name in self._as_text:
+                row[name] = None if row[name] is None else orjson.dumps(row[name]).decode()
+        return pyarrow.Table.from_pylist(rows, schema=self.schema)
+
+
 class ParquetFile:
     """A file of records of one type; on the disk when its context ends."""
 
     def __init__(self, path: Path, kind: type) -> None:
-        hints = typing.get_type_hints(kind)
-        columns = {name: NARROW.get((kind, name)) or _column(hint) for name, hint in hints.items()}
         self._path = path
-        self._as_text = [name for name, hint in hints.items() if _is_json(hint)]
-        self._schema = pyarrow.schema(list(columns.items()))
-        self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd")
+        self._table = RecordTable(kind)
+        self._writer = parquet.ParquetWriter(path, self._table.schema, compression="zstd")
 
     def __enter__(self) -> Self:
         return self
@@ -53,13 +68,8 @@ class ParquetFile:
 
     def write(self, records: Sequence[Any]) -> None:
         """Append these records as a group of rows."""
-        if not records:
-            return
-        rows = [dataclasses.asdict(record) for record in records]
-        for row in rows:
-            for name in self._as_text:
-                row[name] = None if row[name] is None else orjson.dumps(row[name]).decode()
-        self._writer.write_table(pyarrow.Table.from_pylist(rows, schema=self._schema))
+        if records:
+            self._writer.write_table(self._table.of(records))
 
 
 def _is_json(hint: Any) -> bool:

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 
 from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.reading import read_steps
+from agentlightning.store.scan import read_steps
 from agentlightning.types import Run, RunSize, Step
 
 log = logging.getLogger(__name__)
 
 DAY_NS = 86_400 * 10**9
 EVERY_S = 3600.0
-"""How often a server looks."""
+"""Time between two looks of a server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """What is kept. None: everything."""
+    """Bounds of what is kept. None: everything."""
 
     days: float | None = None
     """Runs that changed within so many days."""
@@ -57,7 +57,7 @@ async def find_doomed(store: LightningStore, keep: Keep, now_ns: int) -> list[Do
 
 
 def choose(runs: Sequence[Run], sizes: dict[str, RunSize], keep: Keep, now_ns: int) -> list[Doomed]:
-    """As `find_doomed`, of runs that are given, the longest unchanged first."""
+    """Chooses as `find_doomed` does, from runs that are given, the longest unchanged first."""
     left = sum(size.bytes for size in sizes.values())
     doomed = []
     for run in runs:

@@ -16,15 +16,15 @@ from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.config_air import AirConfig, AirRuleConfig
 from agentlightning.errors import AgentError, ConfigError, RewardError, boundary
 from agentlightning.store.base import reward_number
-from agentlightning.tracing.naming import name_calls
+from agentlightning.tracing.agent_names import name_calls
 from agentlightning.tracing.rules import BUILT_IN, Scores
-from agentlightning.tracing.steps import Step, steps
+from agentlightning.tracing.tool_uses import CallStep, call_steps
 from agentlightning.types import Call, Reward, Span
 
 PREFIX = "air."
 """A rule's rewards have its name after this."""
 
-OwnRule = Callable[[Step, Sequence[Step]], Any]
+CustomRule = Callable[[CallStep, Sequence[CallStep]], Any]
 """(step, the attempt's earlier steps) -> a number, which the weight multiplies; None where it has nothing to say."""
 
 
@@ -33,7 +33,7 @@ class Air:
     """The rules of a run. Make it with `air_of`."""
 
     config: AirConfig
-    own: Mapping[str, OwnRule]
+    own: Mapping[str, CustomRule]
     """The functions of the rules that have one, by the rule's name."""
     pattern: re.Pattern[str] | None = None
 
@@ -47,8 +47,8 @@ class Air:
         spans = list(spans)
         calls = name_calls([call for call in calls if call.agent != JUDGE], spans)
 
-        def found() -> list[Step]:
-            return steps(calls, spans, user_replies=self.config.user_replies, error_pattern=self.pattern)
+        def found() -> list[CallStep]:
+            return call_steps(calls, spans, user_replies=self.config.user_replies, error_pattern=self.pattern)
 
         shared = found()
         rewards: list[Reward] = []
@@ -57,18 +57,18 @@ class Air:
             rewards += self._of_rule(name, rule, found() if name in self.own else shared)
         return rewards
 
-    def _of_rule(self, name: str, rule: AirRuleConfig, found: Sequence[Step]) -> list[Reward]:
+    def _of_rule(self, name: str, rule: AirRuleConfig, found: Sequence[CallStep]) -> list[Reward]:
         rewards, total = [], 0.0
         for step, score in zip(found, self._scores(name, rule, found), strict=True):
             if not score or (rule.agents is not None and step.call.agent not in rule.agents):
                 continue
-            after = max(-rule.most, min(rule.most, total + rule.weight * score))
+            after = max(-rule.cap, min(rule.cap, total + rule.weight * score))
             if after != total:
                 rewards.append(_reward(step.call, name, after - total))
             total = after
         return rewards
 
-    def _scores(self, name: str, rule: AirRuleConfig, found: Sequence[Step]) -> Scores:
+    def _scores(self, name: str, rule: AirRuleConfig, found: Sequence[CallStep]) -> Scores:
         if name not in self.own:
             return BUILT_IN[name].score(found, rule.budget or 0.0)
         scores: Scores = []
@@ -82,7 +82,7 @@ class Air:
         return scores
 
 
-def air_of(config: AirConfig, load: Callable[[str], OwnRule]) -> Air | None:
+def air_of(config: AirConfig, load: Callable[[str], CustomRule]) -> Air | None:
     """The rules of a configuration; None where it has none. `load` finds a rule of the user's own.
 
     ConfigError where a name is unknown, a budget is missing or has no effect, or a weight is 0.

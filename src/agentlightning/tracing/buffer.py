@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentlightning.store.base import BROKEN_SPANS
 from agentlightning.tracing.clocks import plain_times
-from agentlightning.tracing.intake import MOST_BYTES, MOST_SPANS, Place, mended
 from agentlightning.tracing.otlp import clean, plain
-from agentlightning.tracing.received import KINDS, STATUSES, ReceivedSpan
+from agentlightning.tracing.otlp_types import KINDS, STATUSES, OtlpSpan
+from agentlightning.tracing.sanitize import MAX_BYTES, MAX_SPANS, SpanOwner, sanitize
 from agentlightning.types import JSON, Span
 
 if TYPE_CHECKING:
@@ -30,15 +30,14 @@ UNFINISHED = "agl.unfinished"
 
 
 class SpanBuffer:
-    """What is not delivered yet of one attempt's spans. At most `most` spans are kept of an attempt, the first ones, and of
-    those no more than `most_bytes` say."""
+    """The spans of one attempt that are not delivered yet: the first `max_spans`, up to `max_bytes`."""
 
     def __init__(
-        self, run_id: str, rollout_id: str, attempt: int, most: int = MOST_SPANS, most_bytes: int = MOST_BYTES
+        self, run_id: str, rollout_id: str, attempt: int, max_spans: int = MAX_SPANS, max_bytes: int = MAX_BYTES
     ) -> None:
-        self._place = Place(run_id=run_id, rollout_id=rollout_id, attempt=attempt)
-        self._most = most
-        self._bytes_left = most_bytes
+        self._owner = SpanOwner(run_id=run_id, rollout_id=rollout_id, attempt=attempt)
+        self._max_spans = max_spans
+        self._bytes_left = max_bytes
         self._lock = threading.Lock()
         self._open: dict[int, ReadableSpan] = {}
         self._ended: list[ReadableSpan] = []
@@ -51,7 +50,7 @@ class SpanBuffer:
     def start(self, span: ReadableSpan, span_id: int) -> None:
         """A span of this attempt has begun."""
         with self._lock:
-            if not self._closed and len(self._open) < self._most:
+            if not self._closed and len(self._open) < self._max_spans:
                 self._open[span_id] = span
 
     def end(self, span: ReadableSpan, span_id: int) -> None:
@@ -60,7 +59,7 @@ class SpanBuffer:
             self._open.pop(span_id, None)
             if self._closed:
                 return
-            if self._taken + len(self._ended) < self._most:
+            if self._taken + len(self._ended) < self._max_spans:
                 self._ended.append(span)
             else:
                 self._broken["too_many"] += 1
@@ -69,7 +68,7 @@ class SpanBuffer:
         """The attempt has ended: what is open is kept as it is, and nothing is added any more."""
         with self._lock:
             self._closed = True
-            room = self._most - self._taken - len(self._ended)
+            room = self._max_spans - self._taken - len(self._ended)
             unfinished = list(self._open.values())
             self._ended += unfinished[:room]
             self._broken["too_many"] += max(0, len(unfinished) - room)
@@ -77,7 +76,7 @@ class SpanBuffer:
 
     @property
     def pending(self) -> bool:
-        """Whether there is anything to take."""
+        """True if there is anything to take."""
         with self._lock:
             return bool(self._ended) or self._broken.total() > 0
 
@@ -92,7 +91,7 @@ class SpanBuffer:
             try:
                 received = _received(span)
                 times = plain_times(received, time.time_ns())
-                made = mended(received, times, self._shared(span.resource), self._place)
+                made = sanitize(received, times, self._shared(span.resource), self._owner)
             except Exception:  # an agent may put anything into a span: whatever that does, only this span is lost
                 causes["undecodable"] += 1
                 continue
@@ -128,10 +127,10 @@ class SpanBuffer:
         self._notes += 1
         now = time.time_ns()
         return Span(
-            id=self._place.span_id(f"broken-in-process-{self._notes}"),
-            run_id=self._place.run_id,
-            rollout_id=self._place.rollout_id,
-            attempt=self._place.attempt,
+            id=self._owner.span_id(f"broken-in-process-{self._notes}"),
+            run_id=self._owner.run_id,
+            rollout_id=self._owner.rollout_id,
+            attempt=self._owner.attempt,
             name=BROKEN_SPANS,
             attributes=dict(broken),
             started_ns=now,
@@ -139,7 +138,7 @@ class SpanBuffer:
         )
 
 
-def _received(span: ReadableSpan) -> ReceivedSpan:
+def _received(span: ReadableSpan) -> OtlpSpan:
     context, parent, scope = span.context, span.parent, span.instrumentation_scope
     wrong: list[str] = []
     attributes = _attributes(span.attributes)
@@ -147,7 +146,7 @@ def _received(span: ReadableSpan) -> ReceivedSpan:
         attributes["scope.name"] = _text(scope.name, wrong)
     if span.end_time is None:
         attributes[UNFINISHED] = True
-    return ReceivedSpan(
+    return OtlpSpan(
         trace_id=f"{context.trace_id:032x}",
         span_id=f"{context.span_id:016x}",
         parent_id="" if parent is None or not parent.is_valid else f"{parent.span_id:016x}",

@@ -1,6 +1,6 @@
 """Clocks: when spans began and ended, where what they say cannot be, or is told by a clock that goes wrong.
 
-Driven by intake.py, one `Clocks` an attempt. Pure: it is told the time.
+Driven by sanitize.py, one `Clocks` an attempt. Pure: it is told the time.
 
 A span should lie within its attempt's life, give or take a minute. One that does not was timed by a clock that is off, and
 is shifted, with the others of that clock, so that the last of them ends when it came. No shift is used for a span that it
@@ -12,31 +12,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agentlightning.tracing.received import ReceivedSpan
+from agentlightning.tracing.otlp_types import OtlpSpan
 
 TOLERATED_SKEW_NS = 60 * 10**9
-LATEST_NS = 2**63 - 1
-"""What every database takes for a time."""
-LONGEST_NS = 24 * 3600 * 10**9
+MAX_TIME_NS = 2**63 - 1
+"""Range of times that every database accepts."""
+MAX_SPAN_NS = 24 * 3600 * 10**9
 """A span of an attempt that is younger is not longer than this: one of its times means nothing."""
-MOST_CLOCKS = 8
+MAX_CLOCKS = 8
 """Shifts of an attempt that are kept for spans to come."""
 
 
 class Times(NamedTuple):
-    """When a span began and ended, in nanoseconds since the epoch."""
+    """Start and end of a span, in nanoseconds since the epoch."""
 
     started_ns: int
     finished_ns: int
     shift_ns: int = 0
     """By how much its clock was set."""
     causes: tuple[str, ...] = ()
-    """What was wrong: wrong_time, clock_skew."""
+    """Faults: wrong_time, clock_skew."""
 
 
-def plain_times(span: ReceivedSpan, now_ns: int) -> Times:
+def plain_times(span: OtlpSpan, now_ns: int) -> Times:
     """As the span says, or an instant: at the time that it has, else now."""
-    usable = [time for time in (span.started_ns, span.finished_ns) if 0 < time <= LATEST_NS]
+    usable = [time for time in (span.started_ns, span.finished_ns) if 0 < time <= MAX_TIME_NS]
     if len(usable) == 2 and span.started_ns <= span.finished_ns:
         return Times(span.started_ns, span.finished_ns)
     at_ns = usable[0] if usable else now_ns
@@ -50,7 +50,7 @@ class Clocks:
         self._earliest_ns = max(0, began_ns - TOLERATED_SKEW_NS)
         self._shifts_ns: list[int] = []
 
-    def read(self, spans: Sequence[ReceivedSpan], now_ns: int) -> list[Times]:
+    def read(self, spans: Sequence[OtlpSpan], now_ns: int) -> list[Times]:
         """The times of one program's spans, which came now."""
         found = [plain_times(span, now_ns) for span in spans]
         outside = [place for place, times in enumerate(found) if not self._fits(times, 0, now_ns)]
@@ -61,7 +61,7 @@ class Clocks:
     def _set_right(self, times: Times, now_ns: int) -> Times:
         started_ns, finished_ns, _, causes = times
         length_ns, life_ns = finished_ns - started_ns, now_ns + TOLERATED_SKEW_NS - self._earliest_ns
-        if length_ns > max(LONGEST_NS, life_ns):
+        if length_ns > max(MAX_SPAN_NS, life_ns):
             ends = (end_ns for end_ns in times[:2] if self._fits(Times(end_ns, end_ns), 0, now_ns))
             at_ns = next(ends, now_ns)
             return Times(at_ns, at_ns, causes=("wrong_time",))
@@ -70,7 +70,7 @@ class Clocks:
         shift_ns = next((known for known in self._shifts_ns if self._fits(times, known, now_ns)), None)
         if shift_ns is None:
             shift_ns = now_ns - finished_ns
-            if len(self._shifts_ns) < MOST_CLOCKS:
+            if len(self._shifts_ns) < MAX_CLOCKS:
                 self._shifts_ns.append(shift_ns)
         return Times(max(0, started_ns + shift_ns), finished_ns + shift_ns, shift_ns, (*causes, "clock_skew"))
 

@@ -1,7 +1,7 @@
 """Frameworks: which agent of a system is at work, asked of the framework that runs it.
 
 Frameworks keep the agent, node or role whose code runs in context variables of their own. Reading them at the moment of a
-model call costs about a microsecond, where an instrumentation builds spans for every step. Driven by `http_clients.py`, for
+model call costs about a microsecond, where an instrumentation builds spans for every step. Driven by `propagation.py`, for
 each request to the gateway. Imports no framework: one that is not loaded runs no agent.
 """
 
@@ -20,11 +20,11 @@ from agentlightning.adapters.semantics import graph_node
 _NAMED: ContextVar[str] = ContextVar("agentlightning_agent")
 
 NAME_ATTRIBUTES = ("gen_ai.agent.name", "agent.name", "graph.node.name", "agl.agent")
-"""Where spans say which agent they belong to: GenAI conventions, OpenInference (agents, nodes of graphs), ours."""
+"""Attributes by which spans name their agent: GenAI conventions, OpenInference (agents, nodes of graphs), ours."""
 
 
 @contextmanager
-def acting_as(agent: str) -> Iterator[None]:
+def use_agent(agent: str) -> Iterator[None]:
     """Model calls within are this agent's, whatever a framework would say."""
     token = _NAMED.set(agent)
     try:
@@ -34,19 +34,19 @@ def acting_as(agent: str) -> Iterator[None]:
             _NAMED.reset(token)
 
 
-def acting_agent() -> str | None:
+def current_agent() -> str | None:
     """The agent at work in this context; None where nobody says."""
     named = _NAMED.get(None)
     if named is not None:
         return named
     for framework in FRAMEWORKS:
         module = sys.modules.get(framework.module)
-        if module is not None and (name := framework.acting(module)):
+        if module is not None and (name := framework.current_agent(module)):
             return name
     return None
 
 
-def acting_span() -> Any:
+def current_span() -> Any:
     """The OpenTelemetry span that a call made in this context belongs to; None where there is none."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
@@ -65,7 +65,7 @@ class Framework(ABC):
     """Must be loaded for it to run an agent at all."""
 
     @abstractmethod
-    def acting(self, module: ModuleType) -> str | None:
+    def current_agent(self, module: ModuleType) -> str | None:
         """The agent at work in this context; `module` is the loaded one. Never raises, whatever release is loaded."""
 
     def span(self, module: ModuleType) -> Any:
@@ -78,7 +78,7 @@ class OpenAIAgents(Framework):
 
     module = "agents.tracing.scope"
 
-    def acting(self, module: ModuleType) -> str | None:
+    def current_agent(self, module: ModuleType) -> str | None:
         scope = getattr(module, "Scope", None)
         current = getattr(scope, "get_current_span", None)
         span = current() if current is not None else None
@@ -100,7 +100,7 @@ class LangChain(Framework):
 
     module = "langchain_core.runnables.config"
 
-    def acting(self, module: ModuleType) -> str | None:
+    def current_agent(self, module: ModuleType) -> str | None:
         metadata = self._config(module).get("metadata")
         if not isinstance(metadata, Mapping):
             return None
@@ -135,7 +135,7 @@ class AutoGen(Framework):
 
     module = "autogen_core._message_handler_context"
 
-    def acting(self, module: ModuleType) -> str | None:
+    def current_agent(self, module: ModuleType) -> str | None:
         context = getattr(module, "MessageHandlerContext", None)
         variable = getattr(context, "_MESSAGE_HANDLER_CONTEXT", None)
         agent = variable.get(None) if variable is not None else None
@@ -151,10 +151,10 @@ class SpanConventions(Framework):
 
     module = "opentelemetry.trace"
 
-    def acting(self, module: ModuleType) -> str | None:
+    def current_agent(self, module: ModuleType) -> str | None:
         span = module.get_current_span()
         attributes = getattr(span, "attributes", None)
-        return (agent_named_by(attributes) if attributes else None) or inherited(span)
+        return (agent_named_by(attributes) if attributes else None) or inherited_agent(span)
 
 
 FRAMEWORKS: tuple[Framework, ...] = (OpenAIAgents(), AutoGen(), LangChain(), SpanConventions())
@@ -173,7 +173,7 @@ INHERITED = "_agl_agent"
 """Attribute of a live span: the agent of the spans around it. The tracer sets it when the span starts."""
 
 
-def inherited(span: object) -> str | None:
+def inherited_agent(span: object) -> str | None:
     """The agent of the spans around a live span, where the tracer knows them."""
     return getattr(span, INHERITED, None)
 

@@ -27,7 +27,7 @@ def find(names: Iterable[str]) -> list[EntryPoint]:
     return [_one(name, installed) for name in names]
 
 
-def switch_on(found: Iterable[EntryPoint], provider: Any) -> None:
+def enable(found: Iterable[EntryPoint], provider: Any) -> None:
     """Let each write spans to this OpenTelemetry TracerProvider. ConfigError where one does not fit what is installed."""
     for entry in found:
         try:

@@ -20,36 +20,36 @@ from typing import Any
 import orjson
 
 from agentlightning.errors import InputError
-from agentlightning.tracing.received import KINDS, STATUSES, Received, ReceivedResource, ReceivedSpan, identifier
+from agentlightning.tracing.otlp_types import KINDS, STATUSES, OtlpRequest, OtlpResource, OtlpSpan, identifier
 from agentlightning.types import JSON, Span
 
-DEEPEST = 32
+MAX_DEPTH = 32
 """Levels of nesting that an attribute may have: what reads it is recursive."""
 
 
-def read_json(body: bytes, most: int | None = None) -> Received:
-    """The spans of a request's body. InputError where it is no JSON object, or has more spans than `most`."""
-    return from_object(_loaded(body), most)
+def read_json(body: bytes, max_spans: int | None = None) -> OtlpRequest:
+    """The spans of a request's body. InputError where it is no JSON object, or has more spans than `max_spans`."""
+    return from_object(_loaded(body), max_spans)
 
 
-def from_object(request: Any, most: int | None = None) -> Received:
+def from_object(request: Any, max_spans: int | None = None) -> OtlpRequest:
     """The spans of a decoded ExportTraceServiceRequest, or of one of its ``resourceSpans``. InputError as above."""
     if not isinstance(request, dict):
         raise InputError("traces: expected a JSON object with resourceSpans")
     if "resourceSpans" not in request and "scopeSpans" in request:
         request = {"resourceSpans": [request]}
-    received, count = Received(), 0
+    received, count = OtlpRequest(), 0
     for group in _dicts(request.get("resourceSpans"), received):
         resource = group.get("resource")
         attributes, fine = _attributes(resource.get("attributes") if isinstance(resource, dict) else None)
-        found = ReceivedResource(attributes=attributes)
+        found = OtlpResource(attributes=attributes)
         for scope_spans in _dicts(group.get("scopeSpans") or group.get("instrumentationLibrarySpans"), received):
             scope, sound = _scope(scope_spans.get("scope"))
             fine = fine and sound
             spans = scope_spans.get("spans")
             count += len(spans) if isinstance(spans, list) else 0
-            if most is not None and count > most:
-                raise too_many(most)
+            if max_spans is not None and count > max_spans:
+                raise too_many(max_spans)
             found.spans += [_read(span, scope) for span in _dicts(spans, received)]
         if not fine or not isinstance(resource, dict | None):
             found.wrong.append("wrong_type")
@@ -57,9 +57,9 @@ def from_object(request: Any, most: int | None = None) -> Received:
     return received
 
 
-def too_many(most: int) -> InputError:
-    """What refuses a request of more spans: reading takes a hundred times the bytes of a span that says nothing."""
-    return InputError(f"traces: expected at most {most} spans in one request; send them in several")
+def too_many(max_spans: int) -> InputError:
+    """Refuses a request of more spans: reading takes a hundred times the bytes of a span that says nothing."""
+    return InputError(f"traces: expected at most {max_spans} spans in one request; send them in several")
 
 
 def write_json(spans: Iterable[Span], resource: Mapping[str, Any]) -> bytes:
@@ -99,8 +99,8 @@ def _loaded(body: bytes) -> Any:
         raise InputError("traces: expected JSON, as the content type says") from None
 
 
-def _read(given: JSON, scope: JSON) -> ReceivedSpan:
-    span = ReceivedSpan()
+def _read(given: JSON, scope: JSON) -> OtlpSpan:
+    span = OtlpSpan()
     span.trace_id = _identifier(given, "traceId", 16, span.wrong)
     span.span_id = _identifier(given, "spanId", 8, span.wrong)
     span.parent_id = _identifier(given, "parentSpanId", 8, span.wrong)
@@ -140,7 +140,7 @@ def _scope(given: Any) -> tuple[JSON, bool]:
     return found | {f"scope.{name}": value for name, value in attributes.items()}, fine and not wrong
 
 
-def _dicts(given: Any, received: Received) -> Iterator[JSON]:
+def _dicts(given: Any, received: OtlpRequest) -> Iterator[JSON]:
     """The objects of a list; what is none is lost."""
     if not isinstance(given, list):
         received.lost += given is not None
@@ -233,10 +233,10 @@ def _attributes(given: Any, depth: int = 0) -> tuple[JSON, bool]:
 
 
 def _value(given: Any, depth: int) -> tuple[Any, bool]:
-    """What an AnyValue holds."""
+    """Returns the content of an AnyValue."""
     if given is None or given == {}:
         return None, True
-    if not isinstance(given, dict) or depth > DEEPEST:
+    if not isinstance(given, dict) or depth > MAX_DEPTH:
         return plain(given, depth), False
     for name, value in given.items():
         match name:
@@ -276,7 +276,7 @@ def plain(value: Any, depth: int = 0) -> Any:
         return value
     if isinstance(value, int | float):
         return number(value, whole=isinstance(value, int))[0]
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         return None
     if isinstance(value, Mapping):
         return {clean(str(name)): plain(item, depth + 1) for name, item in value.items()}

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from agentlightning.errors import InputError, MissingExtraError
 from agentlightning.tracing.otlp import hex_of, number, too_many
-from agentlightning.tracing.received import KINDS, STATUSES, Received, ReceivedResource, ReceivedSpan, identifier
+from agentlightning.tracing.otlp_types import KINDS, STATUSES, OtlpRequest, OtlpResource, OtlpSpan, identifier
 from agentlightning.types import JSON, Span
 
 try:
@@ -30,20 +30,20 @@ except ModuleNotFoundError as cause:
     raise MissingExtraError("opentelemetry-proto", "server") from cause
 
 
-def read_protobuf(body: bytes, most: int | None = None) -> Received:
-    """The spans of a request's body. InputError where it is no such message, or has more spans than `most`."""
+def read_protobuf(body: bytes, max_spans: int | None = None) -> OtlpRequest:
+    """The spans of a request's body. InputError where it is no such message, or has more spans than `max_spans`."""
     request = ExportTraceServiceRequest()
     try:
         request.ParseFromString(body)
     except DecodeError:
-        return _salvaged(body, most)
-    if most is not None:
+        return _salvaged(body, max_spans)
+    if max_spans is not None:
         count = sum(len(scope.spans) for group in request.resource_spans for scope in group.scope_spans)
-        if count > most:
-            raise too_many(most)
-    received = Received()
+        if count > max_spans:
+            raise too_many(max_spans)
+    received = OtlpRequest()
     for group in request.resource_spans:
-        found = ReceivedResource(attributes=_attributes(group.resource.attributes))
+        found = OtlpResource(attributes=_attributes(group.resource.attributes))
         for scope_spans in group.scope_spans:
             scope = _scope(scope_spans.scope)
             found.spans += [_read(span, scope) for span in scope_spans.spans]
@@ -67,7 +67,8 @@ def write_protobuf(spans: Iterable[Span], resource: Mapping[str, Any]) -> bytes:
 
 
 def write_response(rejected: int, message: str) -> bytes:
-    """What answers a request of which not everything was fine (OTLP's partial success); empty where all was."""
+    """Encodes the response to a request of which not everything was accepted (OTLP's partial success); empty where all
+    was."""
     response = ExportTraceServiceResponse()
     if rejected or message:
         response.partial_success.rejected_spans = rejected
@@ -76,7 +77,7 @@ def write_response(rejected: int, message: str) -> bytes:
 
 
 def read_response(body: bytes) -> tuple[int, str]:
-    """How many spans a collector rejects, and why; nothing where the body is no answer of one."""
+    """Returns how many spans a collector rejects, and why; nothing where the body is no answer of one."""
     try:
         partial = ExportTraceServiceResponse.FromString(body).partial_success
     except DecodeError:
@@ -128,7 +129,7 @@ def _set(made: Any, value: Any) -> None:
             _fill(made.kvlist_value.values, value)
 
 
-def _read(span: Any, scope: JSON) -> ReceivedSpan:
+def _read(span: Any, scope: JSON) -> OtlpSpan:
     attributes = _attributes(span.attributes)
     wrong = []
     if not 0 <= span.kind < len(KINDS) or not 0 <= span.status.code < len(STATUSES):
@@ -136,7 +137,7 @@ def _read(span: Any, scope: JSON) -> ReceivedSpan:
     for raw, size in ((span.trace_id, 16), (span.span_id, 8), (span.parent_span_id, 8)):
         if raw and len(raw) != size:
             wrong.append("wrong_type")
-    return ReceivedSpan(
+    return OtlpSpan(
         trace_id=identifier(span.trace_id, 16),
         span_id=identifier(span.span_id, 8),
         parent_id=identifier(span.parent_span_id, 8),
@@ -181,11 +182,11 @@ def _value(value: Any) -> Any:
 # --- a request that protobuf refuses ----------------------------------------------------------------------------------
 
 
-def _salvaged(body: bytes, most: int | None) -> Received:
-    received = Received()
+def _salvaged(body: bytes, max_spans: int | None) -> OtlpRequest:
+    received = OtlpRequest()
     count = 0
     for group in _parts(body, 1):
-        found = ReceivedResource()
+        found = OtlpResource()
         for raw in _parts(group, 1):
             found.attributes |= _attributes(_parsed(Resource, raw, found).attributes)
         for scope_spans in _parts(group, 2):
@@ -194,8 +195,8 @@ def _salvaged(body: bytes, most: int | None) -> Received:
                 scope = _scope(_parsed(InstrumentationScope, raw, found))
             for raw in _parts(scope_spans, 2):
                 count += 1
-                if most is not None and count > most:
-                    raise too_many(most)
+                if max_spans is not None and count > max_spans:
+                    raise too_many(max_spans)
                 span = trace_pb2.Span()
                 try:
                     span.ParseFromString(raw)
@@ -209,7 +210,7 @@ def _salvaged(body: bytes, most: int | None) -> Received:
     return received
 
 
-def _parsed(kind: Callable[[], Any], raw: bytes, of: ReceivedResource) -> Any:
+def _parsed(kind: Callable[[], Any], raw: bytes, of: OtlpResource) -> Any:
     message = kind()
     try:
         message.ParseFromString(raw)

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 import orjson
 
-from agentlightning.tracing.schema import fits
-from agentlightning.tracing.steps import Step, Use, canonical, content_text, tool_calls
+from agentlightning.tracing.json_schema import fits
+from agentlightning.tracing.tool_uses import CallStep, ToolExecution, canonical, content_text, parse_tool_calls
 
 Scores = list[float | None]
 """One for each step."""
@@ -24,47 +24,47 @@ Scores = list[float | None]
 class BuiltIn:
     """A rule that comes with the system."""
 
-    score: Callable[[Sequence[Step], float], Scores]
+    score: Callable[[Sequence[CallStep], float], Scores]
     """Of the steps of one attempt; the number is the rule's budget."""
     penalty: bool
-    """Whether it speaks of what should not happen: its weight is meant to be negative."""
+    """True for a rule about what should not happen: its weight is meant to be negative."""
     budget: str | None = None
-    """What its budget counts; None: it has none."""
+    """Unit of its budget; None: it has none."""
 
 
-def tool_error(steps: Sequence[Step], _: float = 0.0) -> Scores:
+def tool_error(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
     """Share of the call's tools that failed, of those whose end is known."""
-    return [_share([use.failed for use in step.uses if use.failed is not None]) for step in steps]
+    return [_share([use.failed for use in step.tool_calls if use.failed is not None]) for step in steps]
 
 
-def tool_success(steps: Sequence[Step], _: float = 0.0) -> Scores:
+def tool_success(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
     """Share of the call's tools that did not fail, of those whose end is known."""
-    return [_share([not use.failed for use in step.uses if use.failed is not None]) for step in steps]
+    return [_share([not use.failed for use in step.tool_calls if use.failed is not None]) for step in steps]
 
 
-def valid_arguments(steps: Sequence[Step], _: float = 0.0) -> Scores:
+def valid_arguments(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
     """Share of the tool calls in the answer that name a tool of the prompt with arguments that fit its schema, of those
     of which that can be told."""
-    judged = [[_is_valid(step, use) for use in step.uses if use.asked] for step in steps]
+    judged = [[_is_valid(step, use) for use in step.tool_calls if use.asked] for step in steps]
     return [_share([valid for valid in ofone if valid is not None]) for ofone in judged]
 
 
-def invalid_arguments(steps: Sequence[Step], _: float = 0.0) -> Scores:
-    """What is left of valid_arguments."""
+def invalid_arguments(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
+    """Scores the complement of valid_arguments."""
     return [None if share is None else 1.0 - share for share in valid_arguments(steps)]
 
 
-def retry(steps: Sequence[Step], _: float = 0.0) -> Scores:
+def retry(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
     """Share of the call's tools that were asked for what had failed before, in the same words, in this attempt."""
     failed: set[tuple[str, str]] = set()
     scores: Scores = []
     for step in steps:
-        scores.append(_share([use.key in failed for use in step.uses]))
-        failed |= {use.key for use in step.uses if use.failed}
+        scores.append(_share([use.key in failed for use in step.tool_calls]))
+        failed |= {use.key for use in step.tool_calls if use.failed}
     return scores
 
 
-def repeated_state(steps: Sequence[Step], _: float = 0.0) -> Scores:
+def repeated_state(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
     """1 where the agent was there before in this attempt: the same prompt, or the same news and the same answer to them."""
     seen: dict[bytes, str] = {}
     scores: Scores = []
@@ -77,22 +77,22 @@ def repeated_state(steps: Sequence[Step], _: float = 0.0) -> Scores:
     return scores
 
 
-def truncated(steps: Sequence[Step], _: float = 0.0) -> Scores:
+def truncated(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
     """1 where the answer was cut at its limit of tokens."""
     return [float(step.call.finish_reason == "length") for step in steps]
 
 
-def latency(steps: Sequence[Step], budget: float) -> Scores:
+def latency(steps: Sequence[CallStep], budget: float) -> Scores:
     """By how much of the budget the time from the answer to the conversation's next call was above it; 1 at most."""
     return [None if step.seconds is None else _over(step.seconds, budget) for step in steps]
 
 
-def tokens(steps: Sequence[Step], budget: float) -> Scores:
+def tokens(steps: Sequence[CallStep], budget: float) -> Scores:
     """By how much of the budget the answer's tokens were above it; 1 at most."""
     return [_over(step.sampled_tokens, budget) for step in steps]
 
 
-def calls(steps: Sequence[Step], budget: float) -> Scores:
+def calls(steps: Sequence[CallStep], budget: float) -> Scores:
     """1 for each call after the first `budget` ones."""
     return [float(number >= budget) for number in range(len(steps))]
 
@@ -122,7 +122,7 @@ def _over(value: float, budget: float) -> float:
     return min(1.0, max(0.0, value / budget - 1.0))
 
 
-def _is_valid(step: Step, use: Use) -> bool | None:
+def _is_valid(step: CallStep, use: ToolExecution) -> bool | None:
     """None: the prompt's tools are not recorded, and nothing else is wrong."""
     try:
         arguments = orjson.loads(use.arguments or "{}")  # a tool without parameters is often called with nothing
@@ -139,11 +139,11 @@ def _is_valid(step: Step, use: Use) -> bool | None:
     return False
 
 
-def _states(step: Step) -> list[bytes]:
+def _states(step: CallStep) -> list[bytes]:
     call = step.call
     news = [[message.get("role"), content_text(message.get("content"))] for message in call.messages]
-    asked = [(name, canonical(arguments)) for _, name, arguments in tool_calls(call.answer)]
-    states: list[list[object]] = [["turn", call.agent, news, content_text(call.answer.get("content")), asked]]
+    asked = [(name, canonical(arguments)) for _, name, arguments in parse_tool_calls(call.completion)]
+    states: list[list[object]] = [["turn", call.agent, news, content_text(call.completion.get("content")), asked]]
     if call.request_hash:
         states.append(["prompt", call.agent, call.policy, call.request_hash])
     return [blake2b(orjson.dumps(state), digest_size=16).digest() for state in states]

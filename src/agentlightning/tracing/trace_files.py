@@ -20,14 +20,14 @@ import orjson
 from agentlightning.adapters.episodes import FORMATS, Episode, episode_of_spans, episodes_of_row
 from agentlightning.adapters.sdk_spans import is_sdk_span, sdk_span
 from agentlightning.errors import DataError
-from agentlightning.tracing.intake import spans_of
 from agentlightning.tracing.otlp import from_object
+from agentlightning.tracing.sanitize import sanitize_request
 from agentlightning.types import Span
 
 OTLP = ("resourceSpans", "scopeSpans")
 
 
-class TraceFile:
+class TraceFileReader:
     """One file, read once."""
 
     def __init__(self, path: Path, task_fields: Iterable[str] = ()) -> None:
@@ -35,7 +35,7 @@ class TraceFile:
         self._task_fields = tuple(task_fields)
         self._traces: dict[str, list[Span]] = {}
         self.broken: Counter[str] = Counter()
-        """What was wrong with spans of OTLP, by cause; see `intake.py`."""
+        """Faults of OTLP spans, by cause; see `sanitize.py`."""
         self.found_fields: set[str] = set()
         """Those of `task_fields` that some row had."""
 
@@ -54,7 +54,7 @@ class TraceFile:
 
     def _of_value(self, place: str, value: Any) -> Iterator[Episode]:
         if isinstance(value, dict) and any(name in value for name in OTLP):
-            taken = spans_of(from_object(value))
+            taken = sanitize_request(from_object(value))
             self.broken.update(taken.broken)
             self._gather(taken.spans)
         elif is_sdk_span(value):

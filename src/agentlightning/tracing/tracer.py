@@ -16,7 +16,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
 from agentlightning.tracing.buffer import SpanBuffer
-from agentlightning.tracing.frameworks import INHERITED, agent_named_by, inherited
+from agentlightning.tracing.frameworks import INHERITED, agent_named_by, inherited_agent
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -36,9 +36,9 @@ class Tracer(SpanProcessor):
 
     def on_start(self, span: LiveSpan, parent_context: Context | None = None) -> None:
         parent = trace.get_current_span(parent_context)
-        agent = (agent_named_by(parent.attributes or {}) if isinstance(parent, ReadableSpan) else None) or inherited(
-            parent
-        )
+        agent = (
+            agent_named_by(parent.attributes or {}) if isinstance(parent, ReadableSpan) else None
+        ) or inherited_agent(parent)
         if agent is not None:
             setattr(span, INHERITED, agent)
         buffer = self._current() or getattr(parent, BUFFER, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from agentlightning.config import DEFAULT_STORE, Config, config_text, parse_conf
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.store.base import LightningStore
+from agentlightning.store.former_names import upgraded_config, upgraded_kind, upgraded_row
 from agentlightning.types import JSON, Checkpoint
 
 LEARNER_STATE = "learner.pt"
@@ -66,6 +67,18 @@ class RunFolder:
                 shutil.rmtree(half, ignore_errors=True)
             yield
 
+    @property
+    def is_held(self) -> bool:
+        """Returns whether a process works on this run now; its lock ends with it, however it ended."""
+        try:
+            with (self.path / "lock").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def write_tasks(self, name: str, rows: Iterable[JSON]) -> str:
         """Keep rows as a file, for a resumed run to read again; returns its absolute path."""
         self.make()
@@ -83,7 +96,7 @@ class RunFolder:
             temporary.replace(self.path / name)
 
     def has_checkpoint(self) -> bool:
-        """Whether there is something to go on from."""
+        """True where there is a checkpoint to resume from."""
         return any(policies_in(checkpoint) for checkpoint in self.path.glob("checkpoints/*"))
 
     def config(self, store: str | None = None) -> Config:
@@ -95,9 +108,47 @@ class RunFolder:
             raise NotFoundError(f"{self.run_id}: no such run in {self.path.parent}; see: agl runs list") from cause
         except orjson.JSONDecodeError as cause:
             raise ConfigError(f"{file}: not valid JSON: {cause}") from cause
+        if upgraded_config(table) != table:
+            root = self.path.parent
+            raise ConfigError(
+                f"{file}: of an earlier version; bring it to this one with: agl store upgrade --runs {root}"
+            )
         if store is not None:
             table["store"]["url"] = store
         return parse_config(table, str(file))
+
+    def upgrade(self) -> bool:
+        """Bring the files of an earlier version to this one; False where they are.
+
+        config.json tells which version they are of, and goes last: an upgrade that was killed is done again.
+        """
+        if not (self.path / "config.json").exists():
+            return False
+        table = orjson.loads((self.path / "config.json").read_bytes())
+        if (upgraded := upgraded_config(table)) == table:
+            return False
+        with self.held():
+            self._rewrite("metrics.jsonl", _upgraded_row)
+            for sent in self.path.glob("trackers/*.sent"):
+                self._rewrite(f"trackers/{sent.name}", _upgraded_sent)
+            self._rewrite("config.json", lambda _: orjson.dumps(upgraded, option=orjson.OPT_INDENT_2), whole=True)
+        return True
+
+    def _rewrite(self, name: str, upgraded: Callable[[bytes], bytes], *, whole: bool = False) -> None:
+        """Write the file anew, line by line, under another name first."""
+        file = self.path / name
+        if file.exists():
+            read = file.read_bytes()
+            temporary = file.with_name(f".{file.name}.tmp")
+            mode = file.stat().st_mode & 0o777  # config.json may hold a password
+            with (
+                _writing(self.path),
+                open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as out,
+            ):
+                out.writelines(upgraded(line) + b"\n" for line in ([read] if whole else read.splitlines()))
+                out.flush()
+                os.fsync(out.fileno())
+            temporary.replace(file)
 
     def append_metrics(self, row: JSON) -> None:
         """Add a row with `step` and `kind`; of the kind `RESUMED`, it undoes those of later steps."""
@@ -118,6 +169,19 @@ class RunFolder:
             else:
                 rows[row["step"], row["kind"]] = row
         return sorted(rows.values(), key=lambda row: (row["step"], row["kind"]))
+
+
+def _upgraded_row(line: bytes) -> bytes:
+    try:
+        return orjson.dumps(upgraded_row(orjson.loads(line)))
+    except orjson.JSONDecodeError:
+        return line  # half a line: see `metrics`
+
+
+def _upgraded_sent(line: bytes) -> bytes:
+    """Step and kind of a row that a tracker has."""
+    step, _, kind = line.decode().partition(" ")
+    return f"{step} {upgraded_kind(kind)}".encode()
 
 
 def make_default_folder(store_url: str) -> None:
@@ -156,7 +220,9 @@ async def last_checkpoint(store: LightningStore, run_id: str) -> Checkpoint | No
         if policies_in(Path(checkpoint.path)):
             return checkpoint
     if recorded:
-        raise NotFoundError(f"{run_id}: the folder of its checkpoint {recorded[-1].path} is gone; start the run again")
+        raise NotFoundError(
+            f"{run_id}: its checkpoint's folder {recorded[-1].path} no longer exists; start the run again"
+        )
     return None
 
 
@@ -174,10 +240,21 @@ def policies_in(checkpoint: Path) -> dict[str, Path]:
 
 
 def checkpoint_folders(checkpoint: Path, policies: Sequence[str]) -> dict[str, Path]:
-    """Where each policy lies: the only one in the folder itself, several in one of their name each."""
+    """Folder of each policy: the only one is in the folder itself, several are in one of their name each."""
     if len(policies) == 1:
         return {policies[0]: checkpoint}
     return {policy: checkpoint / policy for policy in policies}
+
+
+def export_policy(checkpoint: Path, to: Path, policy: str | None = None) -> Path:
+    """`export` of one policy of a checkpoint, by name where it holds several; returns `to`."""
+    found = policies_in(checkpoint)
+    one = policy or ""
+    if one not in found:  # the only policy of a run has no name there
+        given = f"{one!r} is none of the run's policies" if one else "the run has several policies"
+        raise ConfigError(f"policy: {given}; expected {', '.join(filter(None, found)) or 'none'}")
+    export(found[one], to)
+    return to
 
 
 def export(checkpoint: Path, to: Path) -> None:

@@ -1,8 +1,8 @@
 """Collect: enqueue rollouts and wait until they are finished.
 
-Driven by evaluation and by `groups.py`, at the same time: there is one push-based wait for everything that is outstanding,
-whatever the number of rollouts and of those who wait, and what one of them hears for the other is kept for it. Enqueueing
-is idempotent, so a trainer that was killed picks up what its predecessor had enqueued.
+Driven by evaluation and by `rl/scheduler.py`, at the same time: there is one push-based wait for everything outstanding,
+whatever the number of rollouts and of callers, and what one of them receives for the other is kept for it. Enqueueing is
+idempotent, so a trainer that was killed picks up what its predecessor had enqueued.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROGRESS_SHARES = 20
 WAIT_S = 10.0
 
 
-class Collector:
+class RolloutCollector:
     """Waits for rollouts of one run; keeps its place in the order in which they finish."""
 
     def __init__(self, store: LightningStore, run_id: str) -> None:
@@ -27,7 +27,7 @@ class Collector:
         self._run_id = run_id
         self._seen: int | None = None
         self._watched: set[str] = set()
-        self._heard: dict[str, Rollout] = {}
+        self._finished: dict[str, Rollout] = {}
         """Finished rollouts that were watched for and not fetched yet: never more than are outstanding."""
 
     async def collect(
@@ -46,53 +46,52 @@ class Collector:
         self.watch(outstanding)
         while outstanding:
             on_progress(len(finished), len(rollouts))
-            await self.hear(len(outstanding))
+            await self.wait_finished(len(outstanding))
             finished |= self.fetch(outstanding)
             outstanding -= set(finished)
         on_progress(len(finished), len(rollouts))
         return [finished[rollout.id] for rollout in rollouts]
 
     async def begin(self) -> None:
-        """Know where the order of finished rollouts stands, before what is to be watched is read or enqueued."""
+        """Reads the place in the order of finished rollouts, before what is to be watched is read or enqueued."""
         if self._seen is None:
             counts = await self._store.count(self._run_id)
             self._seen = sum(number for (_, state), number in counts.items() if state in FINAL_STATES)
 
     def watch(self, rollout_ids: Iterable[str]) -> None:
-        """Keep these rollouts, once they have finished, until they are fetched."""
+        """Keeps these rollouts, once they have finished, until they are fetched."""
         self._watched.update(rollout_ids)
 
     def forget(self, rollout_ids: Iterable[str]) -> None:
-        """Nobody will fetch them."""
+        """Drops rollouts that nobody will fetch."""
         for rollout_id in rollout_ids:
             self._watched.discard(rollout_id)
-            self._heard.pop(rollout_id, None)
+            self._finished.pop(rollout_id, None)
 
     def fetch(self, rollout_ids: Iterable[str]) -> dict[str, Rollout]:
         """Those of these rollouts that have finished, by id; they are watched no longer."""
-        return {one: self._heard.pop(one) for one in list(rollout_ids) if one in self._heard}
+        return {one: self._finished.pop(one) for one in list(rollout_ids) if one in self._finished}
 
-    async def hear(self, outstanding: int, within_s: float = WAIT_S) -> None:
-        """Wait until some rollouts have finished, the more the more are `outstanding`, or for `within_s` seconds."""
+    async def wait_finished(self, outstanding: int, within_s: float = WAIT_S) -> None:
+        """Waits until some rollouts have finished, the more the more are `outstanding`, or for `within_s` seconds."""
         assert self._seen is not None, "begin() comes first"
-        news = await self._store.wait(self._run_id, self._seen, 1 + outstanding // PROGRESS_SHARES, within_s)
-        if (
-            not news and within_s >= WAIT_S
-        ):  # a full disk can still be read: workers would try, and this would wait, for ever
+        finished = await self._store.wait(self._run_id, self._seen, 1 + outstanding // PROGRESS_SHARES, within_s)
+        if not finished and within_s >= WAIT_S:
+            # A full disk can still be read: workers would try, and this would wait, for ever. A write finds out.
             await self._store.update_run(self._run_id)
-        for rollout in news:
+        for rollout in finished:
             self._seen = max(self._seen, rollout.finished_seq or 0)
             if rollout.id in self._watched:
                 self._watched.discard(rollout.id)
-                self._heard[rollout.id] = rollout
+                self._finished[rollout.id] = rollout
 
 
-def useless(rollouts: Sequence[Rollout]) -> bool:
-    """Whether nothing can come of them: all failed, or those that succeeded did so without a model call."""
+def nothing_to_learn(rollouts: Sequence[Rollout]) -> bool:
+    """True where nothing can be learned: all failed, or those that succeeded did so without a model call."""
     return all(rollout.state != "succeeded" or rollout.calls == 0 for rollout in rollouts)
 
 
-def refuse_silence(rollouts: Sequence[Rollout]) -> str | None:
+def check_calls_recorded(rollouts: Sequence[Rollout]) -> str | None:
     """A sentence about rollouts that succeeded without one recorded call; None where every one has calls.
 
     Raises NoCallsError, with the likely cause, where no rollout at all has a recorded call: there is nothing to learn from.

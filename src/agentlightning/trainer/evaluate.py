@@ -6,12 +6,14 @@ agent asks for, and no training step can consume them.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from agentlightning.errors import AgentError
-from agentlightning.trainer.collect import Collector, refuse_silence
+from agentlightning.trainer.collect import RolloutCollector, check_calls_recorded
 from agentlightning.types import JSON, NewRollout, RetryPolicy, Rollout, Sampling
 
 Kind = Literal["greedy", "sampled"]
@@ -22,12 +24,16 @@ TEMPERATURES: dict[Kind, float] = {"greedy": 0.0, "sampled": 1.0}
 class Evaluation:
     """Numbers of one evaluation."""
 
-    success: float
+    tasks: float
+    """Tasks it rests on."""
+    reward_mean: float
     """Mean final reward."""
-    above_least: float
+    reward_stderr: float
+    """Standard error of that mean: twice it is what chance does to it."""
+    share_above_min: float
     """Share of tasks that earned more than the one that earned least: whatever the rewards' scale, few mean that hardly
     anything succeeds."""
-    below_best: float
+    share_below_max: float
     """Share of tasks that earned less than the best: few mean that hardly anything is left to learn."""
     turns: float
     """Calls a rollout."""
@@ -35,50 +41,12 @@ class Evaluation:
     """Rollouts that failed."""
 
     def metrics(self, name: str) -> dict[str, float]:
-        """As numbers of a run: the success under `name`, the others under names that begin with it."""
-        values = asdict(self)
-        return {name: values.pop("success")} | {f"{name}_{key}": value for key, value in values.items()}
+        """Metrics by path, under `name`."""
+        return {f"{name}/{key}": value for key, value in asdict(self).items()}
 
 
-async def evaluate(
-    collector: Collector,
-    run_id: str,
-    rows: Sequence[JSON],
-    *,
-    step: int,
-    kind: Kind,
-    max_tokens: int | None,
-    retry: RetryPolicy,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> float:
-    """`measure`, its success alone."""
-    measured = await measure(
-        collector, run_id, rows, step=step, kind=kind, max_tokens=max_tokens, retry=retry, on_progress=on_progress
-    )
-    return measured.success
-
-
-async def measure(
-    collector: Collector,
-    run_id: str,
-    rows: Sequence[JSON],
-    *,
-    step: int,
-    kind: Kind,
-    max_tokens: int | None,
-    retry: RetryPolicy,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Evaluation:
-    """What `held_out` rollouts come to; a rollout that failed or has no reward counts as 0."""
-    return of_rollouts(
-        await held_out(
-            collector, run_id, rows, step=step, kind=kind, max_tokens=max_tokens, retry=retry, on_progress=on_progress
-        )
-    )
-
-
-async def held_out(
-    collector: Collector,
+async def run_held_out(
+    collector: RolloutCollector,
     run_id: str,
     rows: Sequence[JSON],
     *,
@@ -111,18 +79,20 @@ async def held_out(
     )
     if all(rollout.state != "succeeded" for rollout in rollouts):
         raise AgentError(f"all {len(rollouts)} rollouts of the evaluation failed, the first with: {rollouts[0].error}")
-    refuse_silence(rollouts)
+    check_calls_recorded(rollouts)
     return rollouts
 
 
-def of_rollouts(rollouts: Sequence[Rollout]) -> Evaluation:
-    """What finished rollouts of an evaluation come to."""
+def summarize(rollouts: Sequence[Rollout]) -> Evaluation:
+    """Metrics of an evaluation's finished rollouts; one that failed or has no reward counts as 0."""
     rewards = [rollout.reward or 0.0 for rollout in rollouts]
     count = len(rollouts)
     return Evaluation(
-        success=sum(rewards) / count,
-        above_least=sum(reward > min(rewards) for reward in rewards) / count,
-        below_best=sum(reward < max(rewards) for reward in rewards) / count,
+        tasks=float(count),
+        reward_mean=sum(rewards) / count,
+        reward_stderr=statistics.stdev(rewards) / math.sqrt(count) if count > 1 else 0.0,
+        share_above_min=sum(reward > min(rewards) for reward in rewards) / count,
+        share_below_max=sum(reward < max(rewards) for reward in rewards) / count,
         turns=sum(rollout.calls for rollout in rollouts) / count,
         failed=float(sum(rollout.state != "succeeded" for rollout in rollouts)),
     )

@@ -20,7 +20,7 @@ from agentlightning.types import JSON, Resource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class TrainedPolicy:
     """One policy that a run trains."""
 
     config: Config
@@ -41,7 +41,7 @@ def policy_configs(config: Config) -> dict[str, Config]:
     found = {}
     for alias, own in config.policies.items():
         table = config.model_dump(mode="json")
-        table["policies"], table["upstreams"] = {}, {}  # whose names are the run's affair
+        table["policies"], table["external"] = {}, {}  # whose names are the run's affair
         table["model"]["path"] = own.model or config.model.path
         table["algorithm"] |= own.algorithm
         table["engine"] |= own.engine
@@ -63,7 +63,7 @@ def with_models(config: Config, folders: Mapping[str, Path]) -> Config:
 
 @contextmanager
 def of_policy(alias: str, config: Config) -> Iterator[None]:
-    """Where a run has several policies, a ConfigError says which one it is about."""
+    """Names the policy in a ConfigError where a run has several."""
     try:
         yield
     except ConfigError as cause:

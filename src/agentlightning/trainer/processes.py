@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import os
 import shlex
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +28,11 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.instrumentations import find as find_instrumentations
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
+from agentlightning.trainer.external_models import check_keys
 from agentlightning.trainer.policies import policy_configs
+from agentlightning.trainer.progress import Progress, Silent
+from agentlightning.trainer.run_status import record_run_status
 from agentlightning.trainer.supervisor import Supervisor
-from agentlightning.trainer.upstreams import check_keys
 from agentlightning.types import JSON
 
 T = TypeVar("T")
@@ -38,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a policy's engine keeps beside its weights because the algorithm asks for it."""
+    """Parts that a policy's engine keeps beside its weights because the algorithm asks for them."""
 
     reference: bool = False
     """The weights it was made with, for reference_logprobs."""
@@ -51,8 +53,8 @@ class Processes:
 
     A store at ``http://…`` is a server that runs already: none is started then. Making one starts nothing: it raises
     ModelError where the configuration names a local folder that is no model, MissingExtraError where a child would lack a
-    package, ConfigError where no worker could ever come or the key of an upstream is missing. needs: by policy, what its
-    engine keeps because its algorithm asks for it.
+    package, ConfigError where no worker could ever come or an external model's key is missing. needs: by policy, what its
+    engine keeps because its algorithm asks for it. register: makes the run known to the store.
     """
 
     store: LightningStore
@@ -66,8 +68,12 @@ class Processes:
         folder: RunFolder,
         *,
         needs: Mapping[str, Needs] | None = None,
+        register: Callable[[LightningStore], Awaitable[object]] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         url = config.store.url
+        self._register = register
+        self._progress = progress or Silent()
         self._config = config
         self._folder = folder
         self._configs = policy_configs(config)
@@ -75,14 +81,19 @@ class Processes:
             alias: _learner_options(own, (needs or {}).get(alias, Needs())) for alias, own in self._configs.items()
         }
         self._server = url if url.startswith(("http://", "https://")) else None
-        self._supervisor = Supervisor(folder.path, url)
+        self._supervisor = Supervisor(folder.path, url, start_timeout_s=config.trainer.start_timeout_s)
         self._stack = AsyncExitStack()
         self._check()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            stack.enter_context(self._folder.held())
+            self._folder.create(self._config)
             # The server goes last: it finishes what it accepted.
             stack.push_async_callback(self._supervisor.stop)
+            self._progress.phase("starting: model", 0, 3)
+            for name in self._hub_models:
+                self._progress.note(f"model.path {name}: no such folder here; asking the Hugging Face hub")
             # In a thread: a download takes minutes in which Ctrl-C must be heard.
             models = {
                 alias: (await asyncio.to_thread(find_model, own.model.path)).resolve()
@@ -92,12 +103,18 @@ class Processes:
             stack.push_async_callback(self.engine.close)
             starting = asyncio.ensure_future(self.engine.start())
             stack.push_async_callback(_abandon, starting)
+            self._progress.phase("starting: server", 1, 3)
             if self._server is None:
                 make_default_folder(self._config.store.url)
                 self._server = await self._supervisor.start_server()
             self.store = await stack.enter_async_context(
                 LightningStoreClient(self._server, self._supervisor.server_key)
             )
+            # From here on the store has the run, and how it ended: one whose engine cannot start is listed as failed.
+            if self._register is not None:
+                await self._register(self.store)
+            await stack.enter_async_context(record_run_status(self.store, self._folder.run_id))
+            self._progress.phase("starting: sampler and learner", 2, 3)
             urls = await starting
             self.policies = {
                 alias: {
@@ -105,8 +122,8 @@ class Processes:
                     "endpoints": self.engine.endpoints[alias] if isinstance(self.engine, PolicyEngines) else urls,
                     "tokenizer": str(model),
                     "seed": _seed(self._config, alias),
-                    "face": "generate",
-                    "sampling_policy": self._config.agent.sampling_policy,
+                    "api": "generate",
+                    "unsupported_params": self._config.agent.unsupported_params,
                 }
                 for alias, model in models.items()
             }
@@ -118,8 +135,8 @@ class Processes:
         """Of the first policy: the one whose name agents get as `llm.model`."""
         return next(iter(self.policies.values()))
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+    async def __aexit__(self, *exception: Any) -> None:
+        await self._stack.__aexit__(*exception)
 
     def start_workers(self, tell: Callable[[str], None]) -> None:
         """Start the configured workers, each for `concurrency` rollouts at a time; where none is, tell how to start one."""
@@ -129,8 +146,7 @@ class Processes:
         arguments = ["--server", str(self._server), "--run", self._folder.run_id]
         arguments += ["--agent", agent.run] if agent.run is not None else ["--command", str(agent.command)]
         arguments += ["--concurrency", str(agent.concurrency), "--model", self.policy["model"]]
-        if agent.reward_spec is not None:
-            arguments += ["--reward", agent.reward_spec]
+        arguments += [word for spec in agent.reward_specs for word in ("--reward", spec)]
         self._supervisor.start_workers(agent.workers, arguments)
 
     def pids(self) -> dict[str, int]:
@@ -156,7 +172,7 @@ class Processes:
     def _worker_line(self) -> str:
         agent = self._config.agent
         words = ["agl", "worker", agent.run or str(agent.command)]
-        words += ["--reward", agent.reward_spec] if agent.reward_spec is not None else []
+        words += [word for spec in agent.reward_specs for word in ("--reward", spec)]
         words += ["--server", str(self._server), "--run", self._folder.run_id]
         return f"AGL_SERVER_KEY=… {shlex.join(words)}"
 
@@ -171,10 +187,15 @@ class Processes:
         )
 
     def _check(self) -> None:
+        self._hub_models = []
         for own in self._configs.values():
             local = Path(own.model.path).expanduser()
-            if local.exists() or own.model.path.startswith((".", "/", "~")):
+            # Where the folder above is here, a folder is meant, and no hub is asked.
+            beside = local.parent != Path() and local.parent.is_dir()
+            if local.exists() or beside or own.model.path.startswith((".", "/", "~")):
                 check_model(local)
+            else:
+                self._hub_models.append(own.model.path)
         for package, extra in (("torch", "train"), ("fastapi", "server")):
             if importlib.util.find_spec(package) is None and not (package == "fastapi" and self._server):
                 raise MissingExtraError(package, extra)
@@ -203,7 +224,7 @@ async def _abandon(starting: asyncio.Future[list[str]]) -> None:
 
 
 def engine_support(config: Config, *, reference: bool = False, critic_learning_rate: float | None = None) -> Support:
-    """What the configured engine of one policy can do, before any of it exists; what its algorithm asks: see Needs."""
+    """Abilities of one policy's configured engine, before any of it exists; for the arguments see Needs."""
     return support(_learner_options(config, Needs(reference=reference, critic_learning_rate=critic_learning_rate)))
 
 
@@ -220,9 +241,14 @@ def _engine(config: Config, folder: Path, model: Path, learner: LearnerOptions) 
         model,
         work_dir=folder,
         sampler=SamplerOptions(
-            threads=engine.sampler_threads, max_rows=engine.max_rows, dtype=engine.dtype, device=engine.device
+            threads=engine.sampler_threads,
+            max_num_seqs=engine.max_num_seqs,
+            kv_cache_memory_gb=engine.kv_cache_memory_gb,
+            dtype=engine.dtype,
+            device=engine.device,
         ),
         learner=learner,
+        start_timeout_s=config.trainer.start_timeout_s,
     )
 
 
@@ -234,12 +260,12 @@ def _learner_options(config: Config, needs: Needs) -> LearnerOptions:
         optimizer=engine.optimizer,
         muon_learning_rate_ratio=(engine.muon_learning_rate or rate) / rate,
         weight_decay=engine.weight_decay,
-        max_tokens_per_microbatch=engine.microbatch_tokens,
+        max_tokens_per_microbatch=engine.max_tokens_per_microbatch,
         dropout=engine.dropout,
         dtype=engine.dtype,
         device=engine.device,
         seed=config.trainer.seed,
-        rows=engine.rows,
+        packing=engine.packing,
         reference=needs.reference,
         critic_learning_rate_ratio=None if critic_rate is None else critic_rate / rate,
         gradient_checkpointing=engine.gradient_checkpointing,

@@ -27,17 +27,17 @@ from agentlightning.errors import AgentError, AgentLightningError, GatewayError,
 
 log = logging.getLogger(__name__)
 
-START_DEADLINE_S = 60.0
-WORKER_END_S = 10.0
+START_TIMEOUT_S = 600.0
+WORKER_STOP_TIMEOUT_S = 10.0
 """Seconds that a worker has to end its agents, before it is killed."""
-MOST_RESTARTS = 5
+MAX_RESTARTS = 5
 """Unexpected ends of one child within `RESTART_WINDOW_S` after which it is given up."""
 RESTART_WINDOW_S = 60.0
 SERVER_PAUSES_S = (0.0, 1.0, 3.0, 9.0, 27.0)
 """Before each start of a server that ended: where its database is away it cannot start, and that lasts up to a minute."""
 EXIT_INPUT_ERROR = 2
 TAIL_BYTES = 8192
-"""How much of a log is looked at for a child's last words."""
+"""Part of a log that is searched for a child's last words."""
 
 
 @dataclass
@@ -52,17 +52,20 @@ class _Child:
     answered: bool = True
     """False for a server that has not answered yet: one that ends now says why it cannot start."""
     log_start: int = 0
-    """Where in the log the words of the present process begin."""
-    ends: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_RESTARTS))
+    """Offset in the log at which the output of the present process begins."""
+    ends: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RESTARTS))
 
 
 class Supervisor:
     """Owns the server and worker processes of one run folder."""
 
-    def __init__(self, folder: Path, store_url: str, server_key: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, store_url: str, server_key: str | None = None, start_timeout_s: float = START_TIMEOUT_S
+    ) -> None:
         self.server_key = server_key or os.environ.get("AGL_SERVER_KEY") or f"sk-agl-server-{secrets.token_urlsafe(24)}"
         self._folder = folder
         self._store_url = store_url
+        self._start_timeout_s = start_timeout_s
         self._children: dict[str, _Child] = {}
         self._stopping = False
         self._failure: asyncio.Future[None] | None = None
@@ -159,7 +162,7 @@ class Supervisor:
         child.ends.append(now)
         if not child.restartable:
             self._give_up(GatewayError(f"{child.name} ended with exit code {code} and its memory:// store with it"))
-        elif len(recent) >= MOST_RESTARTS:
+        elif len(recent) >= MAX_RESTARTS:
             kind = GatewayError if child.name == "server" else AgentError
             self._give_up(kind(f"{child.name} ended {len(recent) + 1} times in a minute: {_tail(child)}"))
         else:
@@ -181,7 +184,7 @@ class Supervisor:
             failure.set_exception(error)
 
     async def _ready(self, child: _Child, url: str) -> None:
-        deadline = time.monotonic() + START_DEADLINE_S
+        deadline = time.monotonic() + self._start_timeout_s
         failure = self._failed()
         async with aiohttp.ClientSession() as session:
             while time.monotonic() < deadline:
@@ -193,7 +196,10 @@ class Supervisor:
                         if response.status == 200:
                             return
                 await asyncio.sleep(0.05)
-        raise GatewayError(f"{child.name} did not answer within {START_DEADLINE_S:.0f} s: {_tail(child)}")
+        raise GatewayError(
+            f"the {child.name} did not answer within {self._start_timeout_s:g} s; on a busy machine raise "
+            f"trainer.start_timeout_s. {_tail(child)}"
+        )
 
 
 def _on_exit(process: subprocess.Popen[bytes], call: Callable[[int], object]) -> None:
@@ -209,7 +215,7 @@ def _on_exit(process: subprocess.Popen[bytes], call: Callable[[int], object]) ->
 
 def _end(child: _Child) -> None:
     if child.process is not None:
-        stop_child(child.process, SERVER_END_S if child.name == "server" else WORKER_END_S)
+        stop_child(child.process, SERVER_END_S if child.name == "server" else WORKER_STOP_TIMEOUT_S)
 
 
 def _tail(child: _Child, lines: int = 6) -> str:

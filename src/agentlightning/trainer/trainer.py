@@ -1,8 +1,6 @@
-"""Trainer: puts a run together, starts its processes, runs the loop and takes everything down again.
+"""Trainer: the Python entry point. It makes a configuration of its arguments and drives what the command line drives.
 
-`Trainer` is what a user calls, `Training` what it and the command line drive: one configured run. The process is also the
-supervisor of the others: the server (gateway and store), the sampler, the learner and the workers are its children. It loads
-neither torch nor a web server.
+Every call runs its event loop in a thread of its own, so that scripts and notebooks call it alike.
 """
 
 from __future__ import annotations
@@ -10,436 +8,374 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
-from uuid import uuid4
+from typing import Any, Literal, TypeVar
+
+import orjson
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.algorithms.recorded import Recorded
-from agentlightning.config import DEFAULT_STORE, Config, parse_config, run_record, without_password
-from agentlightning.engines.base import DEFAULT_POLICY
-from agentlightning.errors import AgentLightningError, ConfigError, NotFoundError
+from agentlightning.algorithms.offline import OfflineAlgorithm
+from agentlightning.config import Config, RewardConfig, parse_config
+from agentlightning.config_base import Table
+from agentlightning.errors import ConfigError
 from agentlightning.runner.user_code import agent_spec
-from agentlightning.store.base import LightningStore
-from agentlightning.trainer.air import check_air
-from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders, last_checkpoint
-from agentlightning.trainer.collect import Collector
-from agentlightning.trainer.curve import draw_curve
-from agentlightning.trainer.dataset import Dataset, context_of
-from agentlightning.trainer.ending import recorded_ending
-from agentlightning.trainer.evidence import check_evidence
-from agentlightning.trainer.export import TraceExport
-from agentlightning.trainer.learning import check_fit
-from agentlightning.trainer.offline import OfflineLoop
-from agentlightning.trainer.policies import Trained, check_groups, of_policy, policy_configs
-from agentlightning.trainer.processes import Needs, Processes, engine_support
+from agentlightning.trainer.check import CheckResult, check_agent, evaluate_model
+from agentlightning.trainer.checkpoint import RunFolder, export_policy, policies_in
+from agentlightning.trainer.data.tasks import Source, load_tasks
+from agentlightning.trainer.display import Display
+from agentlightning.trainer.offline.settings import offline_algorithm
+from agentlightning.trainer.policies import with_models
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.trainer.recorded import RECORDED, check_recorded, recorded_algorithm
-from agentlightning.trainer.rl import Loop
-from agentlightning.trainer.tasks import Source, load_tasks
-from agentlightning.trainer.trackers import check_trackers
-from agentlightning.trainer.upstreams import put_upstreams
-from agentlightning.trainer.watch import Trackers
+from agentlightning.trainer.training import Training, TrainResult, algorithm_of, default_store, new_run_id
 from agentlightning.types import JSON
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What training left behind."""
-
-    run_id: str
-    folder: Path
-    policy: Path
-    """Checkpoint folder of the last step; transformers loads it. Of several policies, the folder with theirs."""
-    policies: dict[str, Path]
-    """By alias, each policy's own; one alone is `default`."""
-    step: int
-    finished: bool
-    """False where it was stopped before the last step."""
-    metrics: list[JSON]
-    """Rows of metrics.jsonl."""
+T = TypeVar("T")
+Code = Callable[..., Any] | str
+"""A callable, or where it is: ``file.py:name``, ``package.module:name``."""
+RewardFunction = Code | RewardConfig
+CODE = ("run", "command", "reward")
+"""Settings of an agent that a resumed run may be given anew: a notebook's functions have no lasting name."""
 
 
 class Trainer:
     """Trains the model behind an agent.
 
     >>> trainer = Trainer(model="Qwen/Qwen2.5-1.5B-Instruct", algorithm=LightningRL(group_size=8), steps=100)
-    >>> result = trainer.fit(solve, train=train_rows, val=val_rows)  # doctest: +SKIP
+    >>> result = trainer.fit(solve, train_dataset=train_rows, val_dataset=val_rows)  # doctest: +SKIP
     """
 
     def __init__(
         self,
         model: str | None = None,
         *,
-        algorithm: LightningRL | Recorded | None = None,
+        algorithm: LightningRL | OfflineAlgorithm | None = None,
         policies: Mapping[str, Mapping[str, Any]] | None = None,
         store: str | None = None,
-        engine: Literal["local"] = "local",
-        workers: int = 2,
-        steps: int = 100,
-        tasks_per_step: int = 32,
-        learning_rate: float = 1e-5,
-        seed: int = 0,
-        settings: Mapping[str, Mapping[str, Any]] | None = None,
-        runs: str | Path = "runs",
         server: str | None = None,
-        progress: Progress | None = None,
+        workers: int | None = None,
+        steps: int | None = None,
+        epochs: float | None = None,
+        tasks_per_step: int | None = None,
+        learning_rate: float | None = None,
+        seed: int | None = None,
+        settings: Mapping[str, Mapping[str, Any] | Table] | None = None,
+        runs: str | Path = "runs",
+        progress: Progress | Literal["auto"] | None = "auto",
     ) -> None:
         """Args:
         model: hub name or local folder of a transformers causal language model with a chat template; None where each
             of `policies` has its own.
-        algorithm: LightningRL by default; SFT, RFT, Distill, DPO and KTO learn from the record (`fit(from_run=…)`).
+        algorithm: LightningRL by default; SFT, RFT, Distill, DPO and KTO train offline (`fit(from_run=…)`).
         policies: several to train at once, by the model name that agents ask for: what differs from the run's settings,
             as in ``[policies.NAME]``: ``{"writer": {"learning_rate": 2e-5, "algorithm": LightningRL(entropy=0.01)}}``.
         store: URL of the store; None: AGL_STORE, else ``sqlite:///runs/agl.db``.
-        engine: where the weights live; the only one so far.
-        workers: worker processes to start here; 0 where they run elsewhere.
-        steps, tasks_per_step, learning_rate, seed: as in the table ``[trainer]``.
-        settings: any other setting by table, as in TOML: ``{"trainer": {"grad_clip": 0.5}, "eval": {"every": 10}}``.
-        runs: folder under which every run gets its own.
         server: URL of a server that runs already, with its store (its key in AGL_SERVER_KEY); None starts one.
-        progress: told of phases, steps and evaluations as they come; None: nobody is.
+        workers: worker processes to start here (default 2); 0 where they run elsewhere.
+        steps, epochs, tasks_per_step, learning_rate, seed: as in the table ``[trainer]``, with its defaults.
+        settings: any other setting by table, as an object or as in TOML: ``{"engine": agl.EngineConfig(device="cuda"),
+            "trainer": {"grad_clip": 0.5}}``.
+        runs: folder under which every run gets its own.
+        progress: told of phases, steps and evaluations as they come. "auto": a live panel in a terminal, a live table in
+            a notebook, a line per step elsewhere; None: silent.
 
         ConfigError where both `store` and `server` are given; settings are checked by `fit`.
         """
         if store is not None and server is not None:
             raise ConfigError("server: has a store of its own; give store or server, not both")
-        algorithm = algorithm or LightningRL()
         table: dict[str, dict[str, Any]] = {
-            "model": {} if model is None else {"path": model},
+            "model": {"path": model},
             "agent": {"workers": workers},
-            "algorithm": _algorithm_table(algorithm),
+            "algorithm": {} if algorithm is None else _algorithm_table(algorithm),
             "trainer": {
                 "steps": steps,
+                "epochs": epochs,
                 "tasks_per_step": tasks_per_step,
                 "learning_rate": learning_rate,
                 "seed": seed,
             },
-            "engine": {"name": engine},
-            "store": {"url": server or store or default_store()},
+            "store": {"url": server or store},
+            "policies": {alias: _policy_table(own) for alias, own in (policies or {}).items()},
         }
-        if policies:
-            table["policies"] = {alias: _policy_table(own) for alias, own in policies.items()}
+        table = {name: {key: value for key, value in one.items() if value is not None} for name, one in table.items()}
         for name, values in (settings or {}).items():
-            table[name] = {**table.get(name, {}), **values}
-        self._table = table
+            given = values.model_dump(exclude_unset=True) if isinstance(values, Table) else values
+            table[name] = {**table.get(name, {}), **given}
+        self._given = {name: values for name, values in table.items() if values}
         self._runs = Path(runs)
-        self._progress = progress or Silent()
+        self._progress = progress
         self._training: Training | None = None
+        self._result: TrainResult | None = None
 
     def fit(
         self,
-        agent: Callable[..., Any] | str | None = None,
-        train: Source | None = None,
-        val: Source | None = None,
-        reward: Callable[..., Any] | str | None = None,
+        agent: Code | None = None,
+        train_dataset: Source | None = None,
+        val_dataset: Source | None = None,
+        reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         *,
+        reward_weights: Sequence[float] | None = None,
         from_run: str | Sequence[str] | None = None,
-    ) -> Result:
-        """Train until the last step and return. Works in scripts and notebooks: the loop runs in a thread of its own.
+        resume: str | None = None,
+    ) -> TrainResult:
+        """Train until the last step and return.
 
         Args:
             agent: a callable ``(task, llm) -> reward``, sync or async, or ``file.py:name``.
-            train: task rows, or a source as in `load_tasks`.
-            val: held-out task rows, never trained on.
-            reward: ``(task, result) -> float | dict``, as docs/rewards.md says; None: the agent's return value. A program or
-                a judge: ``settings={"agent": {"reward": {"command": …}}}``.
-            from_run: ids of runs in the same store whose rollouts are learned from, in place of `train`; the agent is then
-                needed for `val` alone.
+            train_dataset: task rows, or a source as in `load_tasks`.
+            val_dataset: held-out task rows, never trained on.
+            reward_funcs: ``(task, result) -> float | dict``, sync or async, as docs/rewards.md says, or a `RewardConfig` for
+                a program or a judge; None: the agent's return value. A list: each is a metric of its own under its name,
+                and the reward is their sum.
+            reward_weights: a weight for each of `reward_funcs`: the reward is the weighted sum.
+            from_run: ids of runs in the same store whose rollouts are learned from, in place of `train_dataset`; the
+                agent is then needed for `val_dataset` alone.
+            resume: id of a run to go on with from its last checkpoint, with its own settings: what else is given must
+                agree with them, but for the code of agent and rewards.
 
         Ctrl-C ends training after the step that is under way; a second Ctrl-C ends it at once, with KeyboardInterrupt.
         Raises the errors of docs/errors.md: an InputError before anything starts, the others where the run cannot go on.
         """
-        training = self._prepare(agent, train, val, reward, from_run)
-        outcome: Future[Result] = Future()
-
-        def work() -> None:
-            try:
-                outcome.set_result(asyncio.run(training.run()))
-            except BaseException as error:  # told where `fit` was called
-                outcome.set_exception(error)
-
-        thread = threading.Thread(target=work, name="trainer")
-        thread.start()
-        asked = 0
-        while not outcome.done():
-            try:
-                wait([outcome])
-            except KeyboardInterrupt:
-                asked += 1
-                if asked > 2:
-                    raise
-                (training.stop if asked == 1 else training.cancel)()
-        thread.join()
-        try:
-            return outcome.result()
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+        code = _Code(agent, reward_funcs, reward_weights)
+        with self._fitting(code, train_dataset, val_dataset, from_run, resume) as training:
+            self._result = _run(partial(training.run, resume=resume is not None), training.stop)
+        return self._result
 
     async def afit(
         self,
-        agent: Callable[..., Any] | str | None = None,
-        train: Source | None = None,
-        val: Source | None = None,
-        reward: Callable[..., Any] | str | None = None,
+        agent: Code | None = None,
+        train_dataset: Source | None = None,
+        val_dataset: Source | None = None,
+        reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         *,
+        reward_weights: Sequence[float] | None = None,
         from_run: str | Sequence[str] | None = None,
-    ) -> Result:
+        resume: str | None = None,
+    ) -> TrainResult:
         """`fit` as a coroutine."""
-        return await self._prepare(agent, train, val, reward, from_run).run()
+        code = _Code(agent, reward_funcs, reward_weights)
+        with self._fitting(code, train_dataset, val_dataset, from_run, resume) as training:
+            self._result = await training.run(resume=resume is not None)
+        return self._result
 
     def stop(self) -> None:
         """Ask the run to end after the step that is under way, with a checkpoint."""
         if self._training is not None:
             self._training.stop()
 
-    def _prepare(
+    def check(
         self,
-        agent: Callable[..., Any] | str | None,
+        agent: Code,
+        train_dataset: Source | None = None,
+        reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
+        *,
+        tasks: int = 32,
+    ) -> CheckResult:
+        """Run the agent once on the first task, then on the first `tasks` for the base success; trains nothing."""
+        folder = RunFolder(self._runs, new_run_id())
+        # Settings of evaluations need held-out tasks; a check runs none of them.
+        config = self._config(folder, _Code(agent, reward_funcs), train_dataset, train_dataset)
+        with self._shown(f"check {folder.run_id}") as progress:
+            return _run(partial(check_agent, config, folder, progress, tasks))
+
+    def evaluate(
+        self,
+        agent: Code,
+        val_dataset: Source | None = None,
+        reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
+    ) -> dict[str, float]:
+        """Mean reward over held-out tasks, ``{"greedy": …, "sampled": …}``: of the model, after `fit` of the trained one."""
+        folder = RunFolder(self._runs, new_run_id())
+        # A configuration needs training tasks; an evaluation runs none of them.
+        config = self._config(folder, _Code(agent, reward_funcs), val_dataset, val_dataset)
+        if self._result is not None:
+            config = with_models(config, policies_in(self._result.policy))
+        title = f"eval {self._result.run_id if self._result else config.model.path}"
+        with self._shown(title) as progress:
+            return _run(partial(evaluate_model, config, folder, progress, title))
+
+    def export(self, path: str | Path, policy: str | None = None) -> Path:
+        """Write the model that `fit` trained last as a new transformers folder, which vLLM loads, too.
+
+        policy: which one, of a run that trains several.
+        """
+        if self._result is None:
+            raise ConfigError("export: nothing was trained yet; call fit first")
+        return export_policy(self._result.policy, Path(path), policy)
+
+    @contextmanager
+    def _fitting(
+        self,
+        code: _Code,
         train: Source | None,
         val: Source | None,
-        reward: Callable[..., Any] | str | None,
         from_run: str | Sequence[str] | None,
-    ) -> Training:
-        folder = RunFolder(self._runs, new_run_id())
+        resume: str | None,
+    ) -> Iterator[Training]:
+        folder = RunFolder(self._runs, resume or new_run_id())
+        config = self._config(folder, code, train, val, from_run, resume is not None)
+        with self._shown(folder.run_id) as progress:
+            self._training = Training(config, folder, progress)
+            yield self._training
+
+    def _shown(self, title: str) -> AbstractContextManager[Progress]:
+        return Display(title) if self._progress == "auto" else nullcontext(self._progress or Silent())
+
+    def _config(
+        self,
+        folder: RunFolder,
+        code: _Code,
+        train: Source | None = None,
+        val: Source | None = None,
+        from_run: str | Sequence[str] | None = None,
+        resume: bool = False,
+    ) -> Config:
+        """The configuration of a run: what was given here, in a resumed run beside its own."""
+        known = folder.config(self._given.get("store", {}).get("url")) if resume else None
         folder.make()
-
-        def code(function: Callable[..., Any] | str) -> str:
-            return function if isinstance(function, str) else agent_spec(function, folder.path)
-
-        def source(tasks: Source, name: str) -> str:
-            if isinstance(tasks, str):
-                return tasks
-            return folder.write_tasks(name, load_tasks(tasks, seed=self._table["trainer"]["seed"]))
-
-        table = {name: dict(values) for name, values in self._table.items()}
-        if agent is not None:
-            table["agent"]["run"] = code(agent)
-        else:
-            del table["agent"]["workers"]
-        if reward is not None:
-            table["agent"]["reward"] = code(reward)
+        table = {name: dict(values) for name, values in self._given.items()}
+        code.add_to(table, folder.path)
+        if known is None:
+            table["store"] = {"url": default_store()} | table.get("store", {})
         data = table.setdefault("data", {})
-        if train is not None:
-            data["train"] = source(train, "train.jsonl")
+        for name, tasks in (("train", train), ("val", val)):
+            if tasks is not None:
+                data[name] = self._tasks(name, tasks, folder, known)
         if from_run is not None:
             data["from_run"] = from_run
-        if val is not None:
-            data["val"] = source(val, "val.jsonl")
-        self._training = Training(parse_config(table, "Trainer"), folder, self._progress)
-        return self._training
+        return parse_config(table, "Trainer") if known is None else _resumed(known, table, folder.run_id)
 
-
-class Training:
-    """One configured run, trained from its start or from its last checkpoint to its end."""
-
-    def __init__(self, config: Config, folder: RunFolder, progress: Progress | None = None) -> None:
-        self._config = config
-        self._folder = folder
-        self._progress = progress or Silent()
-        self._stopping = False
-        self._loop: Loop | OfflineLoop | None = None
-        self._cancel: Callable[[], object] = lambda: None
-
-    def stop(self) -> None:
-        """Ask the run to end after the step that is under way, with a checkpoint. From any thread."""
-        self._stopping = True
-        if self._loop is not None:
-            self._loop.stopping = True
-
-    def cancel(self) -> None:
-        """End `run` at once, with CancelledError; the last checkpoint stays. From any thread."""
-        with contextlib.suppress(RuntimeError):  # it has just ended by itself
-            self._cancel()
-
-    async def run(self, *, resume: bool = False, name: str = "") -> Result:
-        """Train as configured; with `resume`, go on from the run's last checkpoint."""
-        config, folder, task = self._config, self._folder, asyncio.current_task()
-        if task is not None:
-            self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
-        seed = config.trainer.seed
-        val = load_tasks(config.data.val, config.data.fields, seed)[: config.eval.tasks] if config.data.val else []
-        if config.data.from_run:
-            return await self._run_recorded(val, resume, name)
-        assert config.data.train is not None  # a configuration has one of the two
-        configs = policy_configs(config)
-        algorithms = algorithms_of(config)
-        train = load_tasks(config.data.train, config.data.fields, seed)
-        needs = {
-            alias: Needs(reference=one.needs_reference, critic_learning_rate=one.critic_learning_rate)
-            for alias, one in algorithms.items()
-        }
-        processes = Processes(config, folder, needs=needs)
-
-        def make_loop() -> Loop:
-            return Loop(
-                config=config,
-                policies={
-                    alias: Trained(config=configs[alias], algorithm=one, value=processes.policies[alias])
-                    for alias, one in algorithms.items()
-                },
-                run_id=folder.run_id,
-                folder=folder,
-                store=processes.store,
-                engine=processes.engine,
-                collector=Collector(processes.store, folder.run_id),
-                train=train,
-                val=val,
-                progress=self._progress,
+    def _tasks(self, name: str, tasks: Source, folder: RunFolder, known: Config | None) -> str:
+        """The tasks as a setting; rows are kept with the run. ConfigError where a resumed run has others."""
+        seed = self._given.get("trainer", {}).get("seed", 0)
+        if known is None:
+            return (
+                tasks if isinstance(tasks, str) else folder.write_tasks(f"{name}.jsonl", load_tasks(tasks, seed=seed))
             )
+        own: str | None = getattr(known.data, name)
+        rows = load_tasks(tasks, seed=known.trainer.seed)
+        if own is None or load_tasks(own, known.data.fields, known.trainer.seed) != rows:
+            raise ConfigError(f"resume: {name}_dataset has other tasks than run {folder.run_id} was started with")
+        return own
 
-        return await self._run_beside(processes, make_loop, resume, name)
 
-    async def _run_recorded(self, val: list[JSON], resume: bool, name: str) -> Result:
-        """Learn from the record of other runs."""
-        config, folder = self._config, self._folder
-        algorithm = recorded_algorithm(config)
-        check_recorded(algorithm, engine_support(config, reference=algorithm.needs_reference))
-        processes = Processes(config, folder, needs={DEFAULT_POLICY: Needs(reference=algorithm.needs_reference)})
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Code:
+    """Code of a run: the agent and its reward functions."""
 
-        def make_loop() -> OfflineLoop:
-            model = Path(processes.policy["tokenizer"])
-            dataset = Dataset(
-                algorithm=algorithm,
-                store=processes.store,
-                sources=config.data.from_run,
-                folder=folder,
-                tokenizer=model,
-                longest=context_of(model, algorithm.longest),
-                note=self._progress.note,
-            )
-            return OfflineLoop(
-                config=config,
-                algorithm=algorithm,
-                run_id=folder.run_id,
-                folder=folder,
-                store=processes.store,
-                engine=processes.engine,
-                collector=Collector(processes.store, folder.run_id),
-                policy=processes.policy,
-                dataset=dataset,
-                val=val,
-                progress=self._progress,
-            )
+    agent: Code | None
+    reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None
+    reward_weights: Sequence[float] | None = None
 
-        return await self._run_beside(processes, make_loop, resume, name)
+    def add_to(self, table: dict[str, dict[str, Any]], folder: Path) -> None:
+        """As settings; functions that have no file are written to `folder`."""
 
-    async def _run_beside(
-        self, processes: Processes, make_loop: Callable[[], Loop | OfflineLoop], resume: bool, name: str
-    ) -> Result:
-        """Start the processes, run the loop beside them, take them down again."""
-        config, folder = self._config, self._folder
-        check_trackers(config.trainer.trackers)
-        with folder.held():
-            folder.create(config)
-            trackers = Trackers(folder, config.trainer.trackers, self._progress.note)
-            async with trackers, processes:
-                await self._enter(processes.store, resume, name)
-                async with recorded_ending(processes.store, folder.run_id):
-                    await put_upstreams(config, folder.run_id, processes.store)
-                    loop = self._loop = make_loop()
-                    loop.stopping = self._stopping
-                    loop.watch.on_row = trackers.poke
-                    if config.agent.given:
-                        processes.start_workers(self._progress.note)
-                    async with TraceExport(config.tracing.export, folder, processes.store, self._progress.note):
-                        step = await processes.beside(loop.run(resume))
-                    result = await self._leave(processes.store, step)
-                    trackers.state = "finished" if result.finished else "interrupted"
-                    return result
+        def spec(function: Code) -> str:
+            return function if isinstance(function, str) else agent_spec(function, folder)
 
-    async def _enter(self, store: LightningStore, resume: bool, name: str) -> None:
-        """The run as running in the store. A run that was killed before the store knew it is made when it is resumed."""
-        run_id, url = self._folder.run_id, self._config.store.url
-        if resume and await store.runs(ids=[run_id]):
-            await store.update_run(run_id, state="running")
-        elif resume and self._folder.has_checkpoint():
-            why = "it ended with its process" if url == "memory://" else "name the one it was trained with: --store URL"
-            raise NotFoundError(f"{run_id}: the store {without_password(url)} does not know this run; {why}")
-        else:
-            name = name or _name(self._config)
-            await store.create_run(name, run_record(self._config), run_id)
+        agent = table.setdefault("agent", {})
+        if self.agent is not None:
+            agent["run"] = spec(self.agent)
+        several = self.reward_funcs if isinstance(self.reward_funcs, Sequence) else None
+        if several is None or isinstance(several, str):
+            if self.reward_weights is not None:
+                raise ConfigError("reward_weights: expected a list of reward_funcs beside it")
+            if self.reward_funcs is not None:
+                one = self.reward_funcs
+                agent["reward"] = one.model_dump() if isinstance(one, RewardConfig) else spec(one)  # type: ignore[arg-type]
+            return
+        found = [
+            one if isinstance(one, RewardConfig) else RewardConfig(run=spec(one), name=getattr(one, "__name__", None))
+            for one in several
+        ]
+        agent["reward"] = [one.model_dump(exclude_unset=True) for one in found]
+        if self.reward_weights is not None:
+            if len(self.reward_weights) != len(found):
+                raise ConfigError(
+                    f"reward_weights: expected one for each of {len(found)} reward_funcs, got {len(self.reward_weights)}"
+                )
+            weights = {one.label: float(weight) for one, weight in zip(found, self.reward_weights, strict=True)}
+            table["algorithm"] = {**table.get("algorithm", {}), "reward_weights": weights}
 
-    async def _leave(self, store: LightningStore, step: int) -> Result:
-        folder = self._folder
-        finished = step == self._config.trainer.steps
-        run = await store.update_run(folder.run_id, state="finished" if finished else "interrupted")
-        checkpoint = await last_checkpoint(store, folder.run_id)
-        assert checkpoint is not None  # the loop makes one before its first step
-        rows = folder.metrics()
+
+def _resumed(known: Config, table: Mapping[str, Mapping[str, Any]], run_id: str) -> Config:
+    """The run's own configuration with the code that was given; ConfigError where another setting differs."""
+    own = known.model_dump(mode="json")
+    tables = {name: {**(own.get(name) or {}), **values} for name, values in table.items()}
+    if "epochs" in table.get("trainer", {}) and "steps" not in table["trainer"]:
+        del tables["trainer"]["steps"]  # the run's own were its epochs
+    given = parse_config({**own, **tables}, "Trainer")
+    if known.data.train is not None:
+        rows = load_tasks(known.data.train, known.data.fields, known.trainer.seed)
+        given = given.with_steps(len(rows))
+    now = given.model_dump(mode="json")
+    if "algorithm" in table:  # whose table holds what was given alone, without its defaults
+        own["algorithm"], now["algorithm"] = (_whole_algorithm(config) for config in (known, given))
+    for name, values in table.items():
+        for setting in {*values} | ({"steps"} & own[name].keys()):
+            before, after = own[name].get(setting), now[name].get(setting)
+            if before != after and not (name == "agent" and setting in CODE):
+                raise ConfigError(
+                    f"resume: run {run_id} keeps its own settings; {name}.{setting} is {before!r} there, "
+                    f"and {after!r} here"
+                )
+    return given
+
+
+def _whole_algorithm(config: Config) -> JSON:
+    """Every setting of the algorithm, as JSON."""
+    algorithm = offline_algorithm(config) if config.data.from_run else algorithm_of(config)
+    whole: JSON = orjson.loads(orjson.dumps(_algorithm_table(algorithm)))
+    return whole
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, T]], *interrupts: Callable[[], object]) -> T:
+    """Run a coroutine in a thread of its own. Each Ctrl-C calls one of `interrupts`, then cancels, then raises here."""
+    outcome: Future[T] = Future()
+    cancels: list[Callable[[], object]] = []
+
+    async def main() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        cancels.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
+        return await work()
+
+    def target() -> None:
         try:
-            draw_curve(rows, run.name, folder.path / "curve.png")
-        except (AgentLightningError, OSError) as error:
-            self._progress.note(f"the curve was not drawn: {error}")
-        return Result(
-            run_id=folder.run_id,
-            folder=folder.path,
-            policy=Path(checkpoint.path),
-            policies=checkpoint_folders(Path(checkpoint.path), list(policy_configs(self._config))),
-            step=step,
-            finished=finished,
-            metrics=rows,
-        )
+            outcome.set_result(asyncio.run(main()))
+        except BaseException as error:  # raised where the caller waits
+            outcome.set_exception(error)
+
+    thread = threading.Thread(target=target, name="trainer")
+    thread.start()
+    left = [*interrupts]
+    while not outcome.done():
+        try:
+            wait([outcome])
+        except KeyboardInterrupt:
+            if left:
+                left.pop(0)()
+            elif cancels:
+                with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                    cancels.pop()()
+            else:
+                raise
+    thread.join()
+    try:
+        return outcome.result()
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
-def _algorithm_table(algorithm: LightningRL | Recorded) -> dict[str, Any]:
-    named = {"name": algorithm.name} if isinstance(algorithm, Recorded) else {}
+def _algorithm_table(algorithm: LightningRL | OfflineAlgorithm) -> dict[str, Any]:
+    named = {"name": algorithm.name} if isinstance(algorithm, OfflineAlgorithm) else {}
     return named | dataclasses.asdict(algorithm)
 
 
 def _policy_table(own: Mapping[str, Any]) -> dict[str, Any]:
     algorithm = own.get("algorithm")
     return {**own, "algorithm": _algorithm_table(algorithm)} if isinstance(algorithm, LightningRL) else dict(own)
-
-
-def _name(config: Config) -> str:
-    """What a list of runs calls one that was given no name."""
-    if config.data.from_run:
-        return f"{config.algorithm['name']} from {', '.join(config.data.from_run)}"
-    return Path(config.agent.run).name if config.agent.run is not None else str(config.agent.command)
-
-
-def algorithms_of(config: Config) -> dict[str, LightningRL]:
-    """The algorithm of each policy. ConfigError for a setting that is unknown, wrong, without effect, or too much for the
-    configured engine."""
-    algorithms = {}
-    for alias, own in policy_configs(config).items():
-        with of_policy(alias, config):
-            algorithms[alias] = algorithm_of(own)
-            check_fit(algorithms[alias], own)
-    check_groups(algorithms)
-    check_air(config, algorithms)
-    return algorithms
-
-
-def algorithm_of(config: Config) -> LightningRL:
-    """The configured algorithm. ConfigError for an unknown name or setting."""
-    table = dict(config.algorithm)
-    name = table.pop("name", "lightning_rl")
-    if name != "lightning_rl":
-        hint = "; it learns from recorded rollouts: name their run with data.from_run" if name in RECORDED else ""
-        raise ConfigError(f"algorithm.name: {name!r} is not for data.train, expected lightning_rl{hint}")
-    known = [field.name for field in dataclasses.fields(LightningRL)]
-    for setting in table:
-        if setting not in known:
-            raise ConfigError(f"algorithm.{setting}: no such setting; known here: {', '.join(known)}")
-    algorithm = LightningRL(**table)
-    check_evidence(algorithm)
-    return algorithm
-
-
-def default_store() -> str:
-    """AGL_STORE, else a SQLite file under runs/."""
-    return os.environ.get("AGL_STORE") or DEFAULT_STORE
-
-
-def new_run_id() -> str:
-    """A readable id that sorts by time: 20261120-174501-3f9a."""
-    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid4().hex[:4]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentlightning.types import Trajectory, Transition
+from call_tree import linked
 
 
 def trajectory(
@@ -21,7 +22,7 @@ def trajectory(
     transitions = [
         Transition(
             call_id=f"{name}/{place}",
-            prompt_ids=[0, *map(ord, actions[:place] if states is None else states[place])],
+            suffix_ids=[0, *map(ord, actions[:place] if states is None else states[place])],
             sampled_ids=[ord(action)],
             logprobs=[-1.0],
             versions=[],
@@ -31,8 +32,8 @@ def trajectory(
                 {"role": "user", "content": "task"},
                 *({"role": "assistant", "content": before} for before in actions[:place]),
             ],
-            answer={"role": "assistant", "content": action},
+            completion={"role": "assistant", "content": action},
         )
         for place, action in enumerate(actions)
     ]
-    return Trajectory(rollout_id=name, group_id="g", reward=reward, transitions=transitions)
+    return Trajectory(rollout_id=name, group_id="g", reward=reward, transitions=linked(transitions))

@@ -65,11 +65,11 @@ async def test_what_the_group_has_in_common_is_sent_once() -> None:
 async def test_the_cost_is_counted() -> None:
     judged = await judge_groups([GROUP], Judge(["nothing", '{"scores": [1, 2]}']), Kept())
     assert judged.stats == {
-        "judge_requests": 3.0,
-        "judge_cached": 0.0,
-        "judge_unusable": 2.0,
-        "judge_prompt_tokens": 300.0,
-        "judge_sampled_tokens": 30.0,
+        "judge/requests": 3.0,
+        "judge/cached": 0.0,
+        "judge/unusable": 2.0,
+        "judge/prompt_tokens": 300.0,
+        "judge/sampled_tokens": 30.0,
     }
 
 
@@ -78,7 +78,7 @@ async def test_a_step_that_is_executed_again_asks_and_pays_nothing() -> None:
     first = await judge_groups([GROUP], judge, kept)
     again = await judge_groups([GROUP], judge, kept)
     assert again.scores == first.scores
-    assert (len(judge.requests), again.stats["judge_requests"], again.stats["judge_cached"]) == (2, 0.0, 2.0)
+    assert (len(judge.requests), again.stats["judge/requests"], again.stats["judge/cached"]) == (2, 0.0, 2.0)
 
 
 async def test_neither_order_nor_number_of_the_rollouts_changes_what_is_asked() -> None:
@@ -107,7 +107,7 @@ async def test_a_judge_that_never_answers_usably_leaves_the_group_out() -> None:
 
 async def test_calls_that_are_recorded_without_messages_cannot_be_judged() -> None:
     bare: Trajectory = trajectory("a", 0.0, "x")
-    bare.transitions[0].answer.clear()
+    bare.transitions[0].completion.clear()
     with pytest.raises(ConfigError, match="expected the messages of call a/0"):
         await judge_groups([[bare, *GROUP]], Judge(), Kept())
 

@@ -1,4 +1,4 @@
-"""Which call earned what: a rule turns a trajectory's reward into one reward per transition.
+"""Credit assignment: a rule turns a trajectory's reward into one reward per transition.
 
 A rule is a function of a file of its own, named in `CREDIT`, or a user's own, named by its place: ``file.py:name``.
 It may see the whole group, since some rules compare rollouts. See `rule.py` for what it returns.
@@ -35,9 +35,7 @@ def find_rule(name: str) -> Rule:
         return CREDIT[name]
     if ":" not in name:
         known = ", ".join(sorted(CREDIT))
-        raise ConfigError(
-            f"algorithm.credit: expected one of {known}, or file.py:name of a rule of your own, got {name!r}"
-        )
+        raise ConfigError(f"algorithm.credit: expected one of {known}, or file.py:name of a custom rule, got {name!r}")
     found = load(name, None, "credit rule")
     if isinstance(found, Rule):
         return found

@@ -20,7 +20,7 @@ from agentlightning.algorithms.credit.rule import Credit, credit_rule
 from agentlightning.types import Trajectory
 
 Joint = dict[Hashable, tuple[Hashable, ...]]
-"""What each agent of a rollout did: the actions of its calls, in order."""
+"""The actions of each agent of a rollout, in the order of its calls."""
 
 
 @credit_rule("counterfactual", each="group", reads_steps=False)

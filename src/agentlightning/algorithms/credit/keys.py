@@ -1,4 +1,4 @@
-"""What makes two calls the same for a credit rule: their state, their action, who made them. By default by tokens."""
+"""Keys under which a credit rule takes two calls for the same: state, action, agent. By default by tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def user_key(spec: str) -> Key:
 
 
 def places(trajectory: Trajectory) -> list[Hashable]:
-    """Who made each call: the agent's name where it is known, else the call's place among those without a name."""
+    """The agent of each call: its name where it is known, else the call's place among those without a name."""
     unnamed = 0
     found: list[Hashable] = []
     for transition in trajectory.transitions:

@@ -51,7 +51,7 @@ def learned(
     features: str | None = None,
     history: Annotated[int, Field(ge=0)] = 0,
 ) -> list[list[Credit]]:
-    """What the head says of a call, less what it says on average of the group's calls there, plus a part of the rest.
+    """The head's score of a call, less its average over the group's calls in that state, plus a part of the rest.
 
     With `residual` = 1 the credits of a rollout add up to R - mean R. A call is described by its answer and the tokens of
     it, in its place (agent or number) and in its state (its prompt; relative to the other calls in that state), and by
@@ -60,11 +60,11 @@ def learned(
 
     Two one-call rollouts with rewards 1 and 0 and one feature each, ridge → 0: the head says 0.5 and -0.5.
     """
-    told = [*evidence.history, *groups]
-    described = _describe(told, features, columns)
-    head = _fit(told, described, columns, ridge)
-    said = described.said(head)
-    return [_redistribute(group, said[len(evidence.history) + index], residual) for index, group in enumerate(groups)]
+    known = [*evidence.history, *groups]
+    described = _describe(known, features, columns)
+    head = _fit(known, described, columns, ridge)
+    scores = described.scores(head)
+    return [_redistribute(group, scores[len(evidence.history) + index], residual) for index, group in enumerate(groups)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class _Described:
     relative: list[list[list[Features]]]
     states: list[list[list[Hashable]]]
     means: dict[Hashable, Any]
-    """By state that several calls were made in: the mean of their relative features, dense."""
+    """The mean relative features of each state that several calls were made in, dense."""
 
     def row(self, group: int, rollout: int, into: Any) -> None:
         """Add the features of a rollout's calls to a row of Φ."""
@@ -86,7 +86,7 @@ class _Described:
                 _add(into, self.relative[group][rollout][call])
                 into -= mean
 
-    def said(self, head: Any) -> list[list[list[float]]]:
+    def scores(self, head: Any) -> list[list[list[float]]]:
         usual = {state: float(mean @ head) for state, mean in self.means.items()}
 
         def of(group: int, rollout: int, call: int) -> float:
@@ -102,15 +102,15 @@ class _Described:
         ]
 
 
-def _redistribute(group: Sequence[Trajectory], said: Sequence[Sequence[float]], residual: float) -> list[Credit]:
+def _redistribute(group: Sequence[Trajectory], scores: Sequence[Sequence[float]], residual: float) -> list[Credit]:
     by_place: defaultdict[Hashable, list[float]] = defaultdict(list)
-    for trajectory, numbers in zip(group, said, strict=True):
+    for trajectory, numbers in zip(group, scores, strict=True):
         for place, number in zip(places(trajectory), numbers, strict=True):
             by_place[place].append(number)
     usual = {place: statistics.fmean(sorted(numbers)) for place, numbers in by_place.items()}
     mean = statistics.mean(trajectory.reward for trajectory in group)
     credits = []
-    for trajectory, numbers in zip(group, said, strict=True):
+    for trajectory, numbers in zip(group, scores, strict=True):
         values = [number - usual[place] for place, number in zip(places(trajectory), numbers, strict=True)]
         left = residual * (trajectory.reward - mean - math.fsum(values)) / len(values)
         credits.append(Credit(values=[value + left for value in values], shares=[0.0] * len(values)))
@@ -179,7 +179,7 @@ def _own_features(spec: str, trajectory: Trajectory, columns: int) -> list[Featu
 
 
 def _in_place(trajectory: Trajectory, columns: int) -> list[Features]:
-    """By call: its answer, and what the next prompt shows, in its place."""
+    """The completion of each call, and what the next prompt shows in its place."""
     described = []
     following: list[Transition | None] = [*trajectory.transitions[1:], None]
     for place, transition, after in zip(places(trajectory), trajectory.transitions, following, strict=True):
@@ -193,11 +193,10 @@ def _in_place(trajectory: Trajectory, columns: int) -> list[Features]:
 
 
 def _shown(transition: Transition, after: Transition) -> list[int]:
-    """What the next prompt holds that was not known before: what was known is credited to the call that brought it up."""
-    read = transition.prompt_ids + transition.sampled_ids
-    if after.prompt_ids[: len(read)] == read:
-        return after.prompt_ids[len(read) :]
-    known = set(read)
+    """The part of the next prompt that was not known before: what was known is credited to the call that brought it up."""
+    if after.parent is not None and after.parent.call_id == transition.call_id:
+        return after.suffix_ids
+    known = {*transition.prompt_ids, *transition.sampled_ids}
     return [token for token in after.prompt_ids if token not in known]
 
 

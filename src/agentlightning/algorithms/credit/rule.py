@@ -1,4 +1,4 @@
-"""What a credit rule is: a function with settings, called for a trajectory, for a group, or once for a whole step.
+"""The interface of a credit rule: a function with settings, called for a trajectory, for a group, or once for a whole step.
 
 The rules of this folder and a user's own are made here, by `credit_rule`; LightningRL drives them through `Rule.credits`.
 Knows nothing of what a rule does; whatever it returns is checked before anything is trained on it.
@@ -24,33 +24,33 @@ Each = Literal["trajectory", "group", "step"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit:
-    """What the calls of one rollout earned; the lists have one entry per transition."""
+    """The credit of one rollout's calls; the lists have one entry per transition."""
 
     values: list[float]
     """The reward of each call, in units of the rollout's reward."""
     shares: list[float] | None = None
-    """How much of its group's baseline each call is compared with: 0 for a value that is a difference already. None:
+    """The share of its group's baseline that each call is compared with: 0 for a value that is a difference already. None:
     1."""
     bonus: list[float] | None = None
     """Added to the advantage as it is."""
     score: float | None = None
-    """What the rollout as a whole is compared by with the others of its group. None: its reward."""
+    """The number by which the rollout as a whole is compared with the others of its group. None: its reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a rule may know besides the groups of the step. The same evidence gives the same credit: steps are
+    """The inputs of a rule besides the groups of the step. The same evidence gives the same credit: steps are
     executed again."""
 
     history: Sequence[Sequence[Trajectory]] = ()
     """Groups of earlier steps, oldest first."""
     scores: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """By rollout: what a judge said of it."""
+    """A judge's scores of each rollout."""
 
 
 Returned = list[float] | Credit
 CreditRule = Callable[..., Any]
-"""By `each`: (trajectory, its group) -> Returned; (group) -> [Returned]; (groups, evidence) -> [[Returned]]. Settings
+"""`each` decides: (trajectory, its group) -> Returned; (group) -> [Returned]; (groups, evidence) -> [[Returned]]. Settings
 follow as keyword-only arguments."""
 
 
@@ -62,9 +62,9 @@ class Rule:
     function: CreditRule
     each: Each = "trajectory"
     needs: tuple[str, ...] = ()
-    """What the evidence must hold: "scores" of every rollout, "history" (the setting of that name says how many steps)."""
+    """Parts that the evidence must hold: "scores" of every rollout, "history" (steps: the setting of that name)."""
     reads_steps: bool = True
-    """Whether step rewards make a difference to it."""
+    """True where step rewards make a difference to it."""
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         return self.function(*args, **settings)
@@ -77,7 +77,7 @@ class Rule:
     def credits(
         self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence, settings: Mapping[str, Any]
     ) -> list[list[Credit]]:
-        """By group and rollout. ConfigError where the rule returns something else than one finite number per
+        """Runs the rule. ConfigError where the rule returns something else than one finite number per
         transition."""
         with boundary(f"credit rule {self.name!r}"):
             if self.each == "step":

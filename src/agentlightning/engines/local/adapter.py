@@ -21,7 +21,7 @@ from agentlightning.engines.local.options import Lora
 from agentlightning.errors import MissingExtraError, ModelError
 
 FOLDER = "adapter"
-"""In a checkpoint: the adapter alone, as peft writes it."""
+"""Folder of a checkpoint with the adapter alone, as peft writes it."""
 BASE = ".base_layer"
 
 
@@ -95,7 +95,7 @@ class Adapter:
         save_file(state, folder / "adapter_model.safetensors")
 
     def load(self, folder: Path) -> None:
-        """What `save` wrote, bit for bit; RuntimeError where it belongs to an adapter of another shape."""
+        """Loads what `save` wrote, bit for bit; RuntimeError where it belongs to an adapter of another shape."""
         from safetensors.torch import load_file
 
         state = {

@@ -5,8 +5,7 @@ The learner drives it. Two ways give the same numbers: rows padded to equal leng
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,31 +15,31 @@ from torch import Tensor
 from agentlightning.engines.corrections import Tokens
 from agentlightning.engines.local import tree
 from agentlightning.errors import EngineError
-from agentlightning.types import Sequence
+from agentlightning.types import TrainingSequence
 
-Rows = Literal["padded", "tree"]
+Packing = Literal["padded", "prefix_tree"]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Sequences that are computed together."""
 
-    sequences: list[Sequence]
+    sequences: list[TrainingSequence]
     tokens_BT: Tensor
-    places: list[Seq[int]]
-    """By sequence: the flat index in [B, T] of each of its tokens."""
+    places: list[Sequence[int]]
+    """Flat index in [B, T] of each token of each sequence."""
     inputs: dict[str, Any] = field(default_factory=dict)
-    """What else the model's forward takes."""
+    """Further arguments of the model's forward."""
 
-    def pick(self, where: Seq[tuple[int, int]]) -> Tensor:
+    def pick(self, where: Sequence[tuple[int, int]]) -> Tensor:
         """Flat indices in [B, T] of (sequence, position)."""
         found = [self.places[row][at] for row, at in where]
         return torch.tensor(found, dtype=torch.int64, device=self.tokens_BT.device)
 
 
-def batches(sequences: Seq[Sequence], budget: int, rows: Rows, device: str) -> Iterator[Batch]:
+def batches(sequences: Sequence[TrainingSequence], budget: int, packing: Packing, device: str) -> Iterator[Batch]:
     """Sequences of at most `budget` tokens at a time: padded ones, sorted by length, or the tokens of a tree."""
-    if rows == "padded":
+    if packing == "padded":
         for group in _by_length(sequences, budget):
             yield _padded(group, device)
         return
@@ -49,8 +48,8 @@ def batches(sequences: Seq[Sequence], budget: int, rows: Rows, device: str) -> I
         yield _shared([sequences[i] for i in part], device)
 
 
-def _by_length(sequences: Seq[Sequence], budget: int) -> Iterator[list[Sequence]]:
-    group: list[Sequence] = []
+def _by_length(sequences: Sequence[TrainingSequence], budget: int) -> Iterator[list[TrainingSequence]]:
+    group: list[TrainingSequence] = []
     for sequence in sorted(sequences, key=lambda s: len(s.tokens)):
         if group and (len(group) + 1) * len(sequence.tokens) > budget:
             yield group
@@ -60,14 +59,14 @@ def _by_length(sequences: Seq[Sequence], budget: int) -> Iterator[list[Sequence]
         yield group
 
 
-def _padded(group: list[Sequence], device: str) -> Batch:
+def _padded(group: list[TrainingSequence], device: str) -> Batch:
     """Padded on the right: with causal attention no mask is needed."""
     width = max(len(s.tokens) for s in group)
     tokens_BT = torch.tensor([s.tokens + [0] * (width - len(s.tokens)) for s in group], device=device)
     return Batch(group, tokens_BT, [range(row * width, row * width + width) for row in range(len(group))])
 
 
-def _shared(group: list[Sequence], device: str) -> Batch:
+def _shared(group: list[TrainingSequence], device: str) -> Batch:
     built = tree.build([s.tokens for s in group])
     inputs = {
         "position_ids": torch.tensor([built.positions], device=device),
@@ -76,8 +75,8 @@ def _shared(group: list[Sequence], device: str) -> Batch:
     return Batch(group, torch.tensor([built.tokens], device=device), list(built.paths), inputs)
 
 
-def known_tokens(batch: list[Sequence], device: str, *, calls: bool) -> Tokens:
-    """What is known of the trained tokens, sequence by sequence in order; with `calls`, to which call each belongs."""
+def known_tokens(batch: list[TrainingSequence], device: str, *, calls: bool) -> Tokens:
+    """Gathers the fields of the trained tokens, sequence by sequence; with `calls`, to which call each belongs."""
 
     def column(name: str, fallback: str | None = None) -> Tensor:
         values: list[float] = []
@@ -111,7 +110,7 @@ def known_tokens(batch: list[Sequence], device: str, *, calls: bool) -> Tokens:
     )
 
 
-def _calls(batch: list[Sequence], device: str) -> Tensor:
+def _calls(batch: list[TrainingSequence], device: str) -> Tensor:
     """The call of each trained token, counted over the batch."""
     found: list[int] = []
     count = 0

@@ -1,4 +1,4 @@
-"""What a transformers folder holds: configuration and weights, read and written.
+"""A transformers folder's configuration and weights, read and written.
 
 Sampler and learner drive it. Refuses to know what a layer computes. A folder is written under a
 temporary name and renamed, so that a reader never sees half of one.

@@ -27,7 +27,7 @@ class Decoder(Protocol):
 
     vocab: int
     context: int
-    """Most tokens of a row."""
+    """Longest row, in tokens."""
     row_bytes: int
     """Bytes of cache for one token of one row."""
 

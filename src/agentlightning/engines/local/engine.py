@@ -16,7 +16,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,11 +31,11 @@ from agentlightning.engines.local.models import find_model
 from agentlightning.engines.local.options import LearnerOptions, SamplerOptions, support
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, EngineError, LearnerLostError, ModelError
-from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
+from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
 
-START_DEADLINE_S = 120.0
+START_TIMEOUT_S = 600.0
 """Torch, transformers and a few GB of weights load in less on any disk worth using."""
-PUBLISH_DEADLINE_S = 120.0
+PUBLISH_TIMEOUT_S = 120.0
 WATCH_S = 0.1
 MAX_QUICK_RESTARTS = 5
 """A sampler that dies this often within a minute is not restarted again: the fault is not a passing one."""
@@ -61,8 +61,10 @@ class LocalEngine:
         work_dir: str | Path,
         sampler: SamplerOptions | None = None,
         learner: LearnerOptions | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self._model = model
+        self._start_timeout_s = start_timeout_s
         self._work_dir = Path(work_dir).resolve()
         self._sampler_options = sampler or SamplerOptions()
         self._learner_options = learner or LearnerOptions()
@@ -78,7 +80,7 @@ class LocalEngine:
         name = f"agentlightning-{hashlib.sha256(str(self._work_dir).encode()).hexdigest()[:16]}"
         shared = Path("/dev/shm")
         self.weights_folder = (shared if shared.is_dir() else self._work_dir) / name
-        """Where published weights lie until the sampler has newer ones; removed by `close` and by the next `start`."""
+        """Folder of published weights until the sampler has newer ones; removed by `close` and by the next `start`."""
 
     @property
     def sampler_pid(self) -> int | None:
@@ -142,15 +144,17 @@ class LocalEngine:
         self._learner = self._start_learner()
         await self._learner_ready()
 
-    async def forward_backward(self, sequences: Seq[Sequence], loss: Loss, policy: str = DEFAULT_POLICY) -> Metrics:
+    async def forward_backward(
+        self, sequences: Sequence[TrainingSequence], loss: Loss, policy: str = DEFAULT_POLICY
+    ) -> Metrics:
         metrics: Metrics = await self._verb(policy, "forward_backward", list(sequences), loss)
         return metrics
 
     async def forward_backward_preferences(
         self,
-        examples: Seq[Preference],
+        examples: Sequence[Preference],
         loss: PreferenceLoss,
-        mismatched: Seq[Sequence] = (),
+        mismatched: Sequence[TrainingSequence] = (),
         policy: str = DEFAULT_POLICY,
     ) -> Metrics:
         metrics: Metrics = await self._verb(
@@ -158,15 +162,17 @@ class LocalEngine:
         )
         return metrics
 
-    async def logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+    async def logprobs(self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
         values: list[list[float]] = await self._verb(policy, "logprobs", list(sequences))
         return values
 
-    async def reference_logprobs(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+    async def reference_logprobs(
+        self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY
+    ) -> list[list[float]]:
         values: list[list[float]] = await self._verb(policy, "reference_logprobs", list(sequences))
         return values
 
-    async def values(self, sequences: Seq[Sequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
+    async def values(self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
         values: list[list[float]] = await self._verb(policy, "values", list(sequences))
         return values
 
@@ -203,8 +209,10 @@ class LocalEngine:
         assert self._listener is not None
         options = self._sampler_options
         arguments = ["--model", str(self._folder), "--fd", str(self._listener.fileno())]
-        arguments += ["--threads", str(options.threads), "--max-rows", str(options.max_rows)]
-        arguments += ["--cache-gib", str(options.cache_gib), "--dtype", options.dtype, "--device", options.device]
+        arguments += ["--threads", str(options.threads), "--max-num-seqs", str(options.max_num_seqs)]
+        arguments += ["--dtype", options.dtype, "--device", options.device]
+        if options.kv_cache_memory_gb is not None:
+            arguments += ["--kv-cache-memory-gb", str(options.kv_cache_memory_gb)]
         if self._published is not None:
             arguments += ["--weights", str(self._published[0]), "--weight-version", self._published[1]]
         return start_child(
@@ -232,7 +240,7 @@ class LocalEngine:
         """The socket is ours and listens already, so the first answer comes when the sampler serves."""
         assert self._http is not None
         assert self._sampler is not None
-        deadline = time.monotonic() + START_DEADLINE_S
+        deadline = time.monotonic() + self._start_timeout_s
         killed = 0
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
@@ -247,21 +255,19 @@ class LocalEngine:
                 stop_child(self._sampler)
                 self._sampler = self._start_sampler()
             if time.monotonic() > deadline:
-                raise EngineError(f"the sampler is not ready after {START_DEADLINE_S:.0f} s; {self._tail('sampler')}")
+                raise self._late("sampler")
 
     async def _learner_ready(self) -> None:
         for killed in range(MAX_KILLED_STARTS + 1):
             assert self._learner is not None
             learner = self._learner
             try:
-                await asyncio.wait_for(asyncio.to_thread(learner.receive), START_DEADLINE_S)
+                await asyncio.wait_for(asyncio.to_thread(learner.receive), self._start_timeout_s)
                 return
             except TimeoutError as late:
                 # Its end of the pipe closes with it, which ends the thread that waits.
                 learner.child.kill()
-                raise EngineError(
-                    f"the learner is not ready after {START_DEADLINE_S:.0f} s; {self._tail('learner')}"
-                ) from late
+                raise self._late("learner") from late
             except _PipeEndedError as ended:
                 code = await asyncio.to_thread(learner.child.wait)
                 if code >= 0 or killed == MAX_KILLED_STARTS:
@@ -269,6 +275,12 @@ class LocalEngine:
                 stop_child(learner.child)
                 learner.pipe.close()
                 self._learner = self._start_learner()
+
+    def _late(self, name: str) -> EngineError:
+        return EngineError(
+            f"the {name} is not ready after {self._start_timeout_s:g} s; on a busy machine raise trainer.start_timeout_s, "
+            f"else see why: {self._tail(name)}"
+        )
 
     def _ended_early(self, name: str, code: int) -> AgentLightningError:
         if code == ModelError.exit_code:
@@ -297,8 +309,8 @@ class LocalEngine:
         """Tell the sampler; where it dies meanwhile, its successor starts with the weights and agrees."""
         assert self._http is not None
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder), "weight_version": version}}
-        deadline = time.monotonic() + PUBLISH_DEADLINE_S
-        timeout = aiohttp.ClientTimeout(PUBLISH_DEADLINE_S)
+        deadline = time.monotonic() + PUBLISH_TIMEOUT_S
+        timeout = aiohttp.ClientTimeout(PUBLISH_TIMEOUT_S)
         while True:
             try:
                 async with self._http.post(f"{self._url}/collective_rpc", json=body, timeout=timeout) as answer:
@@ -334,7 +346,7 @@ class _PipeEndedError(Exception):
 
 
 class _LearnerProcess:
-    """The learner's end of the pipe: one verb at a time, whole, even where the caller stops waiting."""
+    """The learner's end of the pipe: one method call at a time, whole, even where the caller stops waiting."""
 
     def __init__(self, child: subprocess.Popen[bytes], pipe: Connection) -> None:
         self.child = child

@@ -1,4 +1,4 @@
-"""What a learner changes in the layers of a model before it trains it: dropout, prefix trees, recomputation.
+"""Changes to the layers of a model before it is trained: dropout, prefix trees, recomputation.
 
 The learner drives it, once, at start. Each raises ModelError, or EngineError for dropout, where the model cannot have it.
 """
@@ -18,7 +18,7 @@ from agentlightning.engines.local.llama import LLAMA_SHAPED
 from agentlightning.errors import EngineError, ModelError
 
 PARTS = ("self_attn", "attn", "attention", "mlp")
-"""What transformers calls the parts of a layer whose outputs are added to the residual."""
+"""Names in transformers of the parts of a layer whose outputs are added to the residual."""
 
 
 def add_dropout(model: Any, dropout: float, noise: torch.Generator, training: Callable[[], bool]) -> None:
@@ -46,9 +46,11 @@ def grow_trees(model: Any, folder: Path, dropout: float) -> None:
     windowed = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
     if type(model).__name__ not in LLAMA_SHAPED or windowed:
         what = "its attention has a sliding window" if windowed else f"{type(model).__name__} is not known to"
-        raise ModelError(f"model {folder}: rows = 'tree' does not fit ({what}); expected rows = 'padded'")
+        raise ModelError(f"model {folder}: packing = 'prefix_tree' does not fit ({what}); expected packing = 'padded'")
     if dropout:
-        raise ModelError("rows = 'tree' gives sequences that share a token the same dropout; expected dropout 0")
+        raise ModelError(
+            "packing = 'prefix_tree' gives sequences that share a token the same dropout; expected dropout 0"
+        )
     tree.enable(model)
 
 

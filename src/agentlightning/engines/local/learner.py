@@ -15,9 +15,8 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,24 +30,24 @@ from agentlightning.engines.corrections import Tokens, call_ratios, needs_calls
 from agentlightning.engines.local import layers
 from agentlightning.engines.local.adapter import FOLDER as ADAPTER
 from agentlightning.engines.local.adapter import Adapter
-from agentlightning.engines.local.batches import Batch, Rows, batches, known_tokens
+from agentlightning.engines.local.batches import Batch, Packing, batches, known_tokens
 from agentlightning.engines.local.checkpoint import load_model, write_model
-from agentlightning.engines.local.critic import Critic
-from agentlightning.engines.local.device import check_device
+from agentlightning.engines.local.device import check_device, settle
 from agentlightning.engines.local.llama import LLAMA_SHAPED
 from agentlightning.engines.local.models import copy_tokenizer, first_line
 from agentlightning.engines.local.optimizer import Optimizer, OptimizerName
 from agentlightning.engines.local.options import Lora
 from agentlightning.engines.local.threads import half_of_the_cores, threads_here
+from agentlightning.engines.local.value_head import ValueHead
 from agentlightning.engines.losses import summary, token_loss
 from agentlightning.engines.preferences import check_preferences, coefficients
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
-from agentlightning.types import Loss, Preference, PreferenceLoss, Sequence
+from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 STATE = "learner.pt"
 NOT_WRITTEN = (OSError, SafetensorError, RuntimeError)
-"""What a full disk is to Python, to safetensors and to torch.save."""
-VERBS = (
+"""Errors that Python, safetensors and torch.save raise on a full disk."""
+METHODS = (
     "forward_backward",
     "forward_backward_preferences",
     "logprobs",
@@ -68,8 +67,8 @@ class Learner:
 
     Weights and optimizer are float32; dtype "bfloat16" computes under autocast. Sequences are bucketed by length into
     micro-batches of at most max_tokens_per_microbatch padded tokens, padded on the right: with causal attention no mask is
-    needed. rows "tree" computes prefixes that sequences share once; micro-batches then bound unique tokens. dropout is
-    residual dropout (embeddings, attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist
+    needed. packing "prefix_tree" computes shared prefixes once; micro-batches then bound unique tokens. dropout is residual
+    dropout (embeddings, attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist
     at a time (128 MB as float32): a vocabulary is large. reference keeps a frozen copy of model_dir's weights, whatever
     is loaded later. gradient_checkpointing computes each layer again in the backward pass, and keeps no activations. lora
     trains an adapter and nothing else; the reference is then the model without it, and needs no copy. threads None: as many
@@ -82,7 +81,7 @@ class Learner:
         *,
         threads: int | None = 1,
         optimizer: OptimizerName = "adamw",
-        betas: Seq[float] = (0.9, 0.95),
+        betas: Sequence[float] = (0.9, 0.95),
         weight_decay: float = 0.0,
         muon_learning_rate_ratio: float = 20 / 3,
         max_tokens_per_microbatch: int = 4096,
@@ -91,7 +90,7 @@ class Learner:
         device: str = "cpu",
         seed: int = 0,
         logits_at_once: int = 1 << 25,
-        rows: Rows = "padded",
+        packing: Packing = "padded",
         reference: bool = False,
         gradient_checkpointing: bool = False,
         lora: Lora | None = None,
@@ -104,7 +103,7 @@ class Learner:
         self._device = device
         self._autocast = dtype == "bfloat16"
         self._budget = max_tokens_per_microbatch
-        self._rows = rows
+        self._packing = packing
         self.model = load_model(self._folder, torch.float32)
         self._adapter = Adapter(self.model, self._folder, lora, seed) if lora else None
         self.model.to(device)
@@ -120,7 +119,7 @@ class Learner:
         self._llama = type(self.model).__name__ in LLAMA_SHAPED
         if dropout:
             layers.add_dropout(self.model, dropout, self._noise, lambda: self._training)
-        if rows == "tree":
+        if packing == "prefix_tree":
             layers.grow_trees(self.model, self._folder, dropout)
         if gradient_checkpointing:
             layers.recompute(self.model, self._folder, dropout)
@@ -130,7 +129,7 @@ class Learner:
         copied = reference and self._adapter is None
         self._reference = copy.deepcopy(self.model).requires_grad_(False) if copied else None
 
-    def forward_backward(self, sequences: Seq[Sequence], loss: Loss) -> dict[str, float]:
+    def forward_backward(self, sequences: Sequence[TrainingSequence], loss: Loss) -> dict[str, float]:
         """Add the gradient of SUM over tokens of weight × loss; see Engine.forward_backward for the metrics."""
         self._check(sequences)
         reports: list[Tensor] = []
@@ -144,11 +143,11 @@ class Learner:
         finally:
             self._training = False
         self._pending = self._pending or count > 0
-        said = {} if self._critic is None or loss.value is None else self._critic.report()
-        return summary(loss, reports, count) | said
+        critic = {} if self._critic is None or loss.value is None else self._critic.report()
+        return summary(loss, reports, count) | critic
 
     def forward_backward_preferences(
-        self, examples: Seq[Preference], loss: PreferenceLoss, mismatched: Seq[Sequence] = ()
+        self, examples: Sequence[Preference], loss: PreferenceLoss, mismatched: Sequence[TrainingSequence] = ()
     ) -> dict[str, float]:
         """Add the gradient of SUM over examples of weight × loss; see Engine.forward_backward_preferences.
 
@@ -173,7 +172,7 @@ class Learner:
         tokens = self.forward_backward(weighted, Loss(name="sft"))["tokens"]
         return metrics | {"tokens": tokens}
 
-    def _log_ratios(self, answers: Seq[Seq[Sequence]]) -> list[float]:
+    def _log_ratios(self, answers: Sequence[Sequence[TrainingSequence]]) -> list[float]:
         """log(policy / reference) of each answer: the sum over the trained tokens of all its rows."""
         rows = [row for answer in answers for row in answer]
         values = iter(self.logprobs(rows))
@@ -188,11 +187,11 @@ class Learner:
             found.append(total)
         return found
 
-    def logprobs(self, sequences: Seq[Sequence]) -> list[list[float]]:
+    def logprobs(self, sequences: Sequence[TrainingSequence]) -> list[list[float]]:
         """Log-probability of every token given those before it, at the sequence's temperature; 0 for the first."""
         return self._logprobs(self.model, sequences)
 
-    def reference_logprobs(self, sequences: Seq[Sequence]) -> list[list[float]]:
+    def reference_logprobs(self, sequences: Sequence[TrainingSequence]) -> list[list[float]]:
         """The same under the frozen reference."""
         if self._adapter is not None:
             with self._adapter.off():
@@ -201,24 +200,24 @@ class Learner:
             raise EngineError("the learner keeps no reference; expected it to be started with reference = true")
         return self._logprobs(self._reference, sequences)
 
-    def values(self, sequences: Seq[Sequence]) -> list[list[float]]:
-        """What the value head says of the state before every token; 0 for the first."""
+    def values(self, sequences: Sequence[TrainingSequence]) -> list[list[float]]:
+        """Values of the state before every token; 0 for the first."""
         critic = self._kept_critic()
         return self._of_tokens(self.model, sequences, lambda states_NX, *_: critic.values(states_NX))
 
-    def _kept_critic(self) -> Critic:
+    def _kept_critic(self) -> ValueHead:
         if self._critic is None:
             raise EngineError("the learner keeps no critic; expected it to be started with critic_learning_rate_ratio")
         return self._critic
 
-    def _logprobs(self, model: Any, sequences: Seq[Sequence]) -> list[list[float]]:
+    def _logprobs(self, model: Any, sequences: Sequence[TrainingSequence]) -> list[list[float]]:
         def say(states_NX: Tensor, temperatures_N: Tensor, targets_N: Tensor) -> Tensor:
             return self._distributions(model, states_NX, temperatures_N).gather(1, targets_N[:, None])[:, 0]
 
         return self._of_tokens(model, sequences, say)
 
     def _of_tokens(
-        self, model: Any, sequences: Seq[Sequence], say: Callable[[Tensor, Tensor, Tensor], Tensor]
+        self, model: Any, sequences: Sequence[TrainingSequence], say: Callable[[Tensor, Tensor, Tensor], Tensor]
     ) -> list[list[float]]:
         """`say` of every token's state, temperature and id: [N]; 0 for the first token of a sequence."""
         self._check(sequences)
@@ -303,13 +302,13 @@ class Learner:
             self._critic.forget()
         self._pending = False
 
-    def _new_critic(self, learning_rate_ratio: float, seed: int) -> Critic:
+    def _new_critic(self, learning_rate_ratio: float, seed: int) -> ValueHead:
         if not self._llama:
             raise ModelError(
                 f"model {self._folder}: a critic needs hidden states, which {type(self.model).__name__} keeps"
             )
         width = self.model.config.get_text_config().hidden_size
-        return Critic(width, learning_rate_ratio=learning_rate_ratio, device=self._device, seed=seed)
+        return ValueHead(width, learning_rate_ratio=learning_rate_ratio, device=self._device, seed=seed)
 
     def export(self, folder: str | Path) -> None:
         """Write a transformers folder without the learner's state, for a sampler to take."""
@@ -319,7 +318,7 @@ class Learner:
             raise EngineError(f"weights cannot be written to {folder}: {first_line(cause)}") from cause
 
     def _merged(self) -> dict[str, Tensor] | None:
-        """Where an adapter is trained: the weights of a model that has it inside."""
+        """Merged weights where an adapter is trained."""
         return None if self._adapter is None else self._adapter.merged()
 
     def _backward(self, batch: Batch, loss: Loss) -> tuple[list[Tensor], int]:
@@ -370,21 +369,21 @@ class Learner:
     def _pieces(self, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
         return zip(*(torch.split(column, self._piece) for column in columns), strict=True)
 
-    def _batches(self, sequences: Seq[Sequence]) -> Iterator[Batch]:
-        for batch in batches(sequences, self._budget, self._rows, self._device):
+    def _batches(self, sequences: Sequence[TrainingSequence]) -> Iterator[Batch]:
+        for batch in batches(sequences, self._budget, self._packing, self._device):
             if self.threads is not None and self.threads.adjust() != torch.get_num_threads():
                 torch.set_num_threads(self.threads.count)
             yield batch
 
-    def _targets(self, batch: Batch, where: Seq[tuple[int, int]]) -> Tensor:
+    def _targets(self, batch: Batch, where: Sequence[tuple[int, int]]) -> Tensor:
         return torch.tensor([batch.sequences[row].tokens[at + 1] for row, at in where], device=self._device)
 
-    def _temperatures(self, batch: Batch, where: Seq[tuple[int, int]]) -> Tensor:
+    def _temperatures(self, batch: Batch, where: Sequence[tuple[int, int]]) -> Tensor:
         """Greedy answers report plain log-probabilities, so 0 counts as 1."""
         values = [batch.sequences[row].temperature or 1.0 for row, _ in where]
         return torch.tensor(values, dtype=torch.float32, device=self._device)
 
-    def _check(self, sequences: Seq[Sequence]) -> None:
+    def _check(self, sequences: Sequence[TrainingSequence]) -> None:
         config = self.model.config.get_text_config()
         longest = getattr(config, "max_position_embeddings", None)
         for sequence in sequences:
@@ -411,8 +410,8 @@ def serve(learner: Learner, pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            if method not in VERBS:
-                raise EngineError(f"the learner has no verb {method!r}")
+            if method not in METHODS:
+                raise EngineError(f"the learner has no method {method!r}")
             answer: tuple[Any, ...] = ("ok", getattr(learner, method)(*arguments))
         except AgentLightningError as error:
             answer = ("error", type(error).__name__, str(error))
@@ -422,7 +421,7 @@ def serve(learner: Learner, pipe: Connection) -> None:
         pipe.send(answer)
 
 
-def main(arguments: Seq[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="agentlightning.engines.local.learner")
     parser.add_argument("--model", required=True, help="transformers folder")
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket pair's end")
@@ -434,6 +433,7 @@ def main(arguments: Seq[str] | None = None) -> int:
     try:
         options = json.loads(given.options)
         lora = options.pop("lora", None)
+        options |= asdict(settle(options.get("device", "cpu"), options.get("dtype", "float32")))
         learner = Learner(given.model, lora=Lora(**lora) if lora else None, **options)
     except AgentLightningError as error:
         sys.stderr.write(f"{error}\n")

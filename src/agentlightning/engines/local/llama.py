@@ -43,7 +43,7 @@ class Block:
 
 
 def is_llama_shaped(config: Any) -> bool:
-    """Whether LlamaDecoder computes this model exactly."""
+    """True where LlamaDecoder computes this model exactly."""
     return (
         (config.architectures or [""])[0] in LLAMA_SHAPED
         and config.hidden_act == "silu"

@@ -69,5 +69,5 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, short enough for a sentence."""
+    """First line of an error, short enough for a sentence."""
     return str(error).strip().split("\n")[0][:200] or type(error).__name__

@@ -18,7 +18,7 @@ FRACTION = 2.0**-53 * (1.0 - 2.0**-52)
 
 
 def stream(seed: int) -> int:
-    """Where a seed's noise starts: mixed once, so that the seeds 0, 1, 2, … have unrelated streams."""
+    """First counter of a seed's noise: mixed once, so that the seeds 0, 1, 2, … have unrelated streams."""
     return int(_mix(np.array([seed & MASK_64], dtype=np.uint64))[0])
 
 

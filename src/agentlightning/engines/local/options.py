@@ -1,4 +1,4 @@
-"""What the sampler and the learner of the local engine can be told, as data: no torch is imported to say it.
+"""Options of the local engine's sampler and learner, as data: no torch is imported to state them.
 
 The trainer makes them from the configuration; the engine hands them to its children. Refuses to know what they do.
 """
@@ -10,17 +10,20 @@ from typing import Literal
 
 from agentlightning.engines.support import Support
 
+Dtype = Literal["auto", "float32", "bfloat16"]
+"""auto: bfloat16 on CUDA, else float32; a device auto: cuda, mps, cpu, the first that there is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerOptions:
     """Options of the sampler process; see engines/local/sampler.py."""
 
     threads: int = 1
-    max_rows: int = 64
+    max_num_seqs: int = 64
     """Answers sampled at a time; more wait."""
-    cache_gib: float = 4.0
-    """Bound of keys and values of the answers being sampled."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    kv_cache_memory_gb: float | None = None
+    """Bound of keys and values; None: 4, on CUDA a fifth of the device's memory."""
+    dtype: Dtype = "float32"
     device: str = "cpu"
 
 
@@ -42,7 +45,7 @@ class LearnerOptions:
     """Options of the learner process; see engines/local/learner.py."""
 
     threads: int | None = 1
-    """None: as many as there are cores that nobody else uses, looked at again and again."""
+    """CPU threads; None: as many as there are idle cores, looked at between backward passes."""
     optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
@@ -50,11 +53,11 @@ class LearnerOptions:
     """Muon's learning rate over the one given to optim_step."""
     max_tokens_per_microbatch: int = 4096
     dropout: float = 0.0
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
     device: str = "cpu"
     seed: int = 0
-    rows: Literal["padded", "tree"] = "padded"
-    """tree: prefixes that sequences of a micro-batch share are computed once."""
+    packing: Literal["padded", "prefix_tree"] = "padded"
+    """prefix_tree: prefixes that sequences of a micro-batch share are computed once."""
     reference: bool = False
     """Keep a frozen copy of the first weights, for KL and for preferences."""
     gradient_checkpointing: bool = False
@@ -65,7 +68,7 @@ class LearnerOptions:
 
 
 def support(learner: LearnerOptions) -> Support:
-    """What the local engine can do with these options."""
+    """Capabilities of the local engine with these options."""
     return Support(
         engine="local",
         losses=frozenset({"ppo_clip", "gspo", "cispo", "reinforce", "sft"}),

@@ -1,6 +1,6 @@
-"""The sampler process: token ids in, token ids out, over HTTP (vLLM's /inference/v1/generate face).
+"""The sampler process: token ids in, token ids out, over HTTP (vLLM's /inference/v1/generate route).
 
-    python -m agentlightning.engines.local.sampler --model DIR --fd N [--threads 1] [--max-rows 64]
+    python -m agentlightning.engines.local.sampler --model DIR --fd N [--threads 1] [--max-num-seqs 64]
 
 The engine starts it on a listening socket of its own, so that a restarted sampler keeps its port. One thread does both the
 arithmetic and HTTP, taking turns: at tiny sizes two threads would spend their time handing the interpreter lock to each
@@ -30,13 +30,14 @@ from aiohttp import web
 from agentlightning.children import end_with_parent
 from agentlightning.engines.local.checkpoint import read_config, stop_ids
 from agentlightning.engines.local.decoder import Decoder, open_decoder
-from agentlightning.engines.local.scheduler import Request, Scheduler
+from agentlightning.engines.local.device import settle
+from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError
 
 NICE = 5
 GATHER_S = 0.004
 QUICK_TURN_S = 0.003
-"""Where turns are quicker than this and requests come closer together than two of `GATHER_S`, every turn is preceded by a
+"""Below this turn time, with requests closer together than two of `GATHER_S`, every turn is preceded by a
 pause of it: a turn over one row costs most of what one over twenty does, and the pause is time for those who ask."""
 LONG_TURN_S = 0.02
 """A turn longer than this runs beside the event loop rather than in it."""
@@ -59,7 +60,7 @@ ABOUT_TEXT = frozenset(
     {"detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind"}
 )
 KNOWN = frozenset({"temperature", "top_p", "max_tokens", "seed", "stop", "stop_token_ids", "logprobs"})
-MOST_ALTERNATIVES = 20
+MAX_LOGPROBS = 20
 
 log = logging.getLogger("agentlightning.sampler")
 
@@ -75,23 +76,23 @@ class Sampler:
         self._end_ids = end_ids
         self._long_turn_s = long_turn_s
         self._wake = asyncio.Event()
-        self._news: dict[Request, asyncio.Event] = {}
+        self._events: dict[SamplingRequest, asyncio.Event] = {}
         self._loads: list[tuple[Path, str, asyncio.Future[None]]] = []
         self._arrived = 0.0
         """time.monotonic() of the last request."""
 
-    def submit(self, request: Request) -> asyncio.Event:
-        """Queue a request; the event is set whenever it has news."""
-        self._news[request] = asyncio.Event()
+    def submit(self, request: SamplingRequest) -> asyncio.Event:
+        """Queue a request; the event is set whenever it has new tokens."""
+        self._events[request] = asyncio.Event()
         self._arrived = time.monotonic()
         self.scheduler.submit(request)
         self._wake.set()
-        return self._news[request]
+        return self._events[request]
 
-    def drop(self, request: Request) -> None:
+    def drop(self, request: SamplingRequest) -> None:
         """Its client is gone or has its answer: free what it holds."""
         request.cancelled = True
-        self._news.pop(request, None)
+        self._events.pop(request, None)
 
     async def load(self, folder: Path, version: str) -> None:
         """Between two turns, take other weights. Raises ModelError and keeps the old ones where they do not load."""
@@ -119,27 +120,27 @@ class Sampler:
                     await self._wake.wait()
                     continue
                 long_turns = took_s > self._long_turn_s
-                news, took_s = await loop.run_in_executor(beside, self._turn) if long_turns else self._turn()
-                for request in news:
-                    if request in self._news:
-                        self._news[request].set()
+                updated, took_s = await loop.run_in_executor(beside, self._turn) if long_turns else self._turn()
+                for request in updated:
+                    if request in self._events:
+                        self._events[request].set()
                 # Two passes of the loop: one reads what clients sent, one runs the handlers that this wakes.
                 await asyncio.sleep(GATHER_S if took_s < QUICK_TURN_S and self._crowded() else 0)
                 await asyncio.sleep(0)
 
     def _crowded(self) -> bool:
-        """Whether company is likely to join soon."""
+        """True where further requests are likely soon."""
         active, _ = self.scheduler.counts
-        return 1 < active < self.scheduler.max_rows // 2 and time.monotonic() - self._arrived < 2 * GATHER_S
+        return 1 < active < self.scheduler.max_num_seqs // 2 and time.monotonic() - self._arrived < 2 * GATHER_S
 
-    def _turn(self) -> tuple[list[Request], float]:
-        """A turn's news and its CPU seconds; on a crowded machine the clock would count other people's work."""
+    def _turn(self) -> tuple[list[SamplingRequest], float]:
+        """A turn's updated requests and its CPU seconds; on a crowded machine the clock would count other people's work."""
         started = time.thread_time()
-        news = self.scheduler.turn()
-        return news, time.thread_time() - started
+        updated = self.scheduler.turn()
+        return updated, time.thread_time() - started
 
-    def parse(self, body: bytes) -> tuple[str, Request]:
-        """A request id and a Request, or InputError naming the field that is wrong."""
+    def parse(self, body: bytes) -> tuple[str, SamplingRequest]:
+        """A request id and a request, or InputError naming the field that is wrong."""
         try:
             given = orjson.loads(body)
         except orjson.JSONDecodeError as cause:
@@ -169,7 +170,7 @@ class Sampler:
         more_ids = sampling.get("stop_token_ids") or []
         if not isinstance(more_ids, list) or not all(isinstance(i, int) for i in more_ids):
             raise InputError("sampling_params.stop_token_ids must be a list of token ids")
-        return str(given.get("request_id", "")), Request(
+        return str(given.get("request_id", "")), SamplingRequest(
             prompt=prompt,
             max_tokens=int(min(max_tokens, room)),
             temperature=_number(sampling, "temperature", 1.0, 0.0, float("inf")),
@@ -178,7 +179,7 @@ class Sampler:
             stops=tuple(stops),
             stop_ids=self._end_ids.union(more_ids) if more_ids else self._end_ids,
             streamed=bool(given.get("stream", False)),
-            alternatives=int(_number(sampling, "logprobs", 0, 0, MOST_ALTERNATIVES, whole=True)),
+            alternatives=int(_number(sampling, "logprobs", 0, 0, MAX_LOGPROBS, whole=True)),
         )
 
     def _prompt(self, ids: Any) -> list[int]:
@@ -202,18 +203,18 @@ class Sampler:
 
 
 def create_app(sampler: Sampler) -> web.Application:
-    """The HTTP face."""
+    """The HTTP routes."""
 
     async def generate(http: web.Request) -> web.StreamResponse:
         try:
             request_id, request = sampler.parse(await http.read())
         except InputError as error:
             return _error(400, error)
-        news = sampler.submit(request)
+        event = sampler.submit(request)
         try:
             if request.streamed:
-                return await _stream(http, request_id, request, news)
-            await news.wait()
+                return await _stream(http, request_id, request, event)
+            await event.wait()
         finally:
             sampler.drop(request)
         if request.finish == "error":
@@ -253,13 +254,15 @@ def create_app(sampler: Sampler) -> web.Application:
     return app
 
 
-async def _stream(http: web.Request, request_id: str, request: Request, news: asyncio.Event) -> web.StreamResponse:
+async def _stream(
+    http: web.Request, request_id: str, request: SamplingRequest, event: asyncio.Event
+) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(http)
     sent = 0
     while True:
-        await news.wait()
-        news.clear()
+        await event.wait()
+        event.clear()
         finish = request.finish
         if finish == "error":
             body = orjson.dumps(_error_body(500, _not_finite(request)))
@@ -271,7 +274,7 @@ async def _stream(http: web.Request, request_id: str, request: Request, news: as
             return response
 
 
-def _answer(request_id: str, request: Request, start: int, finish: str | None) -> tuple[bytes, int]:
+def _answer(request_id: str, request: SamplingRequest, start: int, finish: str | None) -> tuple[bytes, int]:
     """The answer from token `start` on, and where it ends; versions come with the end of the answer.
 
     A turn may be under way in another thread: it appends a token before its logprob and sets `finish` after both, which is
@@ -296,7 +299,7 @@ def _answer(request_id: str, request: Request, start: int, finish: str | None) -
     return orjson.dumps({"request_id": request_id, "choices": [choice]}), end
 
 
-def _content(request: Request, start: int, tokens: list[int], logprobs: list[float]) -> list[dict[str, Any]]:
+def _content(request: SamplingRequest, start: int, tokens: list[int], logprobs: list[float]) -> list[dict[str, Any]]:
     if not request.alternatives:
         return [{"token_id": t, "logprob": p} for t, p in zip(tokens, logprobs, strict=True)]
     return [
@@ -325,7 +328,7 @@ def _number(
     return float(value)
 
 
-def _not_finite(request: Request) -> EngineError:
+def _not_finite(request: SamplingRequest) -> EngineError:
     return EngineError(f"the model's logits are not finite (weights version {request.versions[-1][0]})")
 
 
@@ -364,16 +367,17 @@ def open_sampler(options: argparse.Namespace, long_turn_s: float = LONG_TURN_S) 
     """A Sampler of the model in options.model, with the weights of options.weights where given."""
     torch.set_num_threads(options.threads)
     folder = Path(options.model)
-    decoder = open_decoder(folder, DTYPES[options.dtype], options.device)
+    hardware = settle(options.device, options.dtype)
+    decoder = open_decoder(folder, DTYPES[hardware.dtype], hardware.device)
     if options.weights:
         decoder.load(Path(options.weights))
     scheduler = Scheduler(
         decoder,
-        max_rows=options.max_rows,
+        max_num_seqs=options.max_num_seqs,
         decode_text=_text_decoder(folder),
-        cache_bytes=int(options.cache_gib * 2**30),
+        cache_bytes=hardware.cache_bytes(options.kv_cache_memory_gb),
         version=options.weight_version,
-        device=options.device,
+        device=hardware.device,
     )
     return Sampler(decoder, scheduler, stop_ids(folder, read_config(folder)), long_turn_s)
 
@@ -385,9 +389,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--weight-version", default="0")
     parser.add_argument("--fd", type=int, required=True, help="descriptor of a listening socket")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--max-rows", type=int, default=64)
-    parser.add_argument("--cache-gib", type=float, default=4.0, help="bound of keys and values of active rows")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
+    parser.add_argument("--max-num-seqs", type=int, default=64)
+    parser.add_argument("--kv-cache-memory-gb", type=float, help="bound of keys and values")
+    parser.add_argument("--dtype", choices=["auto", *sorted(DTYPES)], default="float32")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
     end_with_parent()
@@ -397,7 +401,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AgentLightningError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    if options.device == "cpu":
+    if settle(options.device, "float32").device == "cpu":
         # Where cores are short, agents and gateway go first: they bring the requests that make a batch worth sampling.
         os.nice(NICE)
     listener = socket.socket(fileno=options.fd)

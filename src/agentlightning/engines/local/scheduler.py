@@ -22,7 +22,7 @@ from agentlightning.engines.local.prefixes import ID_BYTES, PrefixCache
 PREFILL_TOKENS = 640
 """Padded tokens of one prefill: activations of tiny models stay in a 2 MB cache."""
 CHUNK = 512
-"""Most new tokens of a row in one operation; bounds the memory of attention scores."""
+"""New tokens of a row in one operation, at most; bounds the memory of attention scores."""
 KEPT_PROMPT = 32
 """First prompts of at least this many tokens are kept for rollouts of the same task that come later."""
 ROOM = 64
@@ -30,7 +30,7 @@ ROOM = 64
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SamplingRequest:
     """One answer to sample, and what has been sampled of it."""
 
     prompt: list[int]
@@ -44,7 +44,7 @@ class Request:
     streamed: bool = False
     """Report every token, not only the end."""
     alternatives: int = 0
-    """How many of the likeliest tokens to report beside each one."""
+    """Number of likeliest tokens to report beside each one."""
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     """Those, as (id, logprob)."""
     sampled: list[int] = field(default_factory=list)
@@ -60,37 +60,38 @@ class Request:
 class Scheduler:
     """Rows of a decoder, shared out among requests.
 
-    decode_text turns ids into text (only for stop strings). cache_bytes bounds the keys and values of active rows; what
-    does not fit waits, and a row that outgrows it is put back and continued later with the same noise.
+    decode_text turns ids into text (only for stop strings). cache_bytes bounds keys and values: four fifths for active rows,
+    the rest for prefixes of conversations. What does not fit waits; a row that outgrows it is put back and continued later
+    with the same noise.
     """
 
     def __init__(
         self,
         decoder: Decoder,
         *,
-        max_rows: int,
+        max_num_seqs: int,
         decode_text: Callable[[list[int]], str],
-        cache_bytes: int = 4 << 30,
+        cache_bytes: int = 4 * 10**9,
         version: str = "0",
         device: str = "cpu",
     ) -> None:
         self.version = version
         self._decoder = decoder
-        self.max_rows = max_rows
+        self.max_num_seqs = max_num_seqs
         self._decode_text = decode_text
-        self._cache_bytes = cache_bytes
+        self._cache_bytes = cache_bytes - cache_bytes // 5
         self._device = device
-        self._waiting: deque[Request] = deque()
-        self._active: list[Request] = []
-        self._prefixes = PrefixCache(cache_bytes // 4)
+        self._waiting: deque[SamplingRequest] = deque()
+        self._active: list[SamplingRequest] = []
+        self._prefixes = PrefixCache(cache_bytes // 5)
         self._rows = self._room = 0
         # One entry a row, kept dense with it: the last token, its position, and what to draw with.
-        self._tokens = np.zeros(max_rows, dtype=np.int64)
-        self._lengths = np.zeros(max_rows, dtype=np.int64)
-        self._starts = np.zeros(max_rows, dtype=np.int64)
-        self._streams = np.zeros(max_rows, dtype=np.uint64)
-        self._temperatures = np.zeros(max_rows, dtype=np.float32)
-        self._top_ps = np.zeros(max_rows, dtype=np.float32)
+        self._tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self._lengths = np.zeros(max_num_seqs, dtype=np.int64)
+        self._starts = np.zeros(max_num_seqs, dtype=np.int64)
+        self._streams = np.zeros(max_num_seqs, dtype=np.uint64)
+        self._temperatures = np.zeros(max_num_seqs, dtype=np.float32)
+        self._top_ps = np.zeros(max_num_seqs, dtype=np.float32)
 
     @property
     def busy(self) -> bool:
@@ -101,7 +102,7 @@ class Scheduler:
         """Active and waiting requests."""
         return len(self._active), len(self._waiting)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SamplingRequest) -> None:
         self._waiting.append(request)
 
     def load(self, folder: Path, version: str) -> None:
@@ -112,11 +113,11 @@ class Scheduler:
         for request in self._active:
             request.versions.append((version, len(request.sampled)))
 
-    def turn(self) -> list[Request]:
-        """Admit, prefill, decode once. Returns the requests that have news: an end, or a token of a streamed one."""
-        news: list[Request] = []
+    def turn(self) -> list[SamplingRequest]:
+        """Admit, prefill, decode once. Returns the requests with something new: an end, or a token of a streamed one."""
+        updated: list[SamplingRequest] = []
         self._drop_cancelled()
-        self._admit(news)
+        self._admit(updated)
         if self._active:
             self._make_room(int(self._lengths[: len(self._active)].max()) + 1)
             rows = len(self._active)
@@ -124,21 +125,21 @@ class Scheduler:
             take = torch.zeros(rows, dtype=torch.long)
             logits = self._decoder.extend(0, tokens[:, None].to(self._device), lengths.to(self._device), take)
             self._lengths[:rows] += 1
-            self._accept(0, logits, news)
-        return news
+            self._accept(0, logits, updated)
+        return updated
 
     def _drop_cancelled(self) -> None:
         for row in range(len(self._active) - 1, -1, -1):
             if self._active[row].cancelled:
                 self._leave(row)
 
-    def _admit(self, news: list[Request]) -> None:
+    def _admit(self, updated: list[SamplingRequest]) -> None:
         if not self._active and self._bytes(self._rows, self._room) > self._cache_bytes // 2:
             self._rows = self._room = 0  # one very long row must not narrow the batch for ever
             self._decoder.reserve(0, 0)
-        joining: list[tuple[list[int], bytes, int, object, Request]] = []
+        joining: list[tuple[list[int], bytes, int, object, SamplingRequest]] = []
         longest = max(self._room, ROOM)
-        while self._waiting and len(self._active) + len(joining) < self.max_rows:
+        while self._waiting and len(self._active) + len(joining) < self.max_num_seqs:
             request = self._waiting[0]
             if not request.cancelled:
                 ids = request.prompt + request.sampled
@@ -151,20 +152,22 @@ class Scheduler:
                 joining.append((ids, key, known, cached, request))
             self._waiting.popleft()
         joining.sort(key=lambda each: (len(each[0]) - each[2], each[1]))
-        group: list[tuple[list[int], bytes, int, object, Request]] = []
+        group: list[tuple[list[int], bytes, int, object, SamplingRequest]] = []
         for each in joining:
             new = len(each[0]) - each[2]
             # Padding must fit the context too: it is written behind the rows.
             reach = max([each[2], *(other[2] for other in group)]) + new
             rows = len({other[1] for other in group} | {each[1]})  # equal prompts are computed once
             if group and (rows * new > PREFILL_TOKENS or reach > self._decoder.context):
-                self._prefill(group, news)
+                self._prefill(group, updated)
                 group = []
             group.append(each)
         if group:
-            self._prefill(group, news)
+            self._prefill(group, updated)
 
-    def _prefill(self, group: list[tuple[list[int], bytes, int, object, Request]], news: list[Request]) -> None:
+    def _prefill(
+        self, group: list[tuple[list[int], bytes, int, object, SamplingRequest]], updated: list[SamplingRequest]
+    ) -> None:
         """Rows for a group, longest last; equal prompts (the rollouts of one task) are computed once and copied."""
         leaders: dict[bytes, int] = {}
         order = []
@@ -193,9 +196,9 @@ class Scheduler:
             logits = logits[torch.tensor(source, device=logits.device)]
         for request in arranged:
             self._join(request)
-        self._accept(first, logits, news)
+        self._accept(first, logits, updated)
 
-    def _keep_prompts(self, first: int, order: list[tuple[list[int], bytes, int, object, Request]]) -> None:
+    def _keep_prompts(self, first: int, order: list[tuple[list[int], bytes, int, object, SamplingRequest]]) -> None:
         """Remember prompts that go on from nothing: the other rollouts of their task may ask for the same a moment later.
 
         All but the last token, whose logits they need.
@@ -223,7 +226,7 @@ class Scheduler:
         assert found is not None
         return found
 
-    def _join(self, request: Request) -> None:
+    def _join(self, request: SamplingRequest) -> None:
         row = len(self._active)
         self._active.append(request)
         if not request.versions or request.versions[-1][0] != self.version:
@@ -234,7 +237,7 @@ class Scheduler:
         self._temperatures[row] = request.temperature
         self._top_ps[row] = request.top_p
 
-    def _accept(self, first: int, logits: torch.Tensor, news: list[Request]) -> None:
+    def _accept(self, first: int, logits: torch.Tensor, updated: list[SamplingRequest]) -> None:
         """Draw a token for the rows from `first` on, and let go of those that end with it."""
         rows = slice(first, first + len(logits))
         noise = uniforms(self._streams[rows], self._lengths[rows] - self._starts[rows])
@@ -257,9 +260,9 @@ class Scheduler:
                 self._check_end(request, token)
             if request.finish:
                 ended.append(row)
-                news.append(request)
+                updated.append(request)
             elif request.streamed:
-                news.append(request)
+                updated.append(request)
         for row in reversed(ended):
             self._leave(row)
 
@@ -279,7 +282,7 @@ class Scheduler:
             pairs = list(zip(ids, values, strict=True))
             request.top.append([pair for pair in pairs[: request.alternatives] if pair[1] > float("-inf")])
 
-    def _check_end(self, request: Request, token: int) -> None:
+    def _check_end(self, request: SamplingRequest, token: int) -> None:
         if token in request.stop_ids:
             request.finish = "stop"
             return
@@ -320,7 +323,7 @@ class Scheduler:
             return
         self._room = max(self._room, min(_rounded(length), self._decoder.context))
         # Rows double, so that a burst of arrivals copies the cache a few times only; not where memory is what is short.
-        ample = min(self.max_rows, max(8, self._rows, 1 << (rows - 1).bit_length()))
+        ample = min(self.max_num_seqs, max(8, self._rows, 1 << (rows - 1).bit_length()))
         self._rows = ample if self._bytes(ample, self._room) <= self._cache_bytes else rows
         self._decoder.reserve(self._rows, self._room)
 

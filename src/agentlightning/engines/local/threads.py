@@ -1,4 +1,4 @@
-"""How many threads torch gets, from how much of the machine others are using.
+"""Number of torch threads, from how much of the machine others are using.
 
 The learner asks between micro-batches. Threads that share a core with somebody else wait for each other at every operation:
 two of them were measured 2.5 to 14 times slower than one. Refuses to know what is computed.
@@ -18,7 +18,7 @@ CROWDED = 0.5
 
 
 class Threads:
-    """As many as there are cores that nobody else uses, at least one; one until that was seen once.
+    """One thread per core that nobody else uses, at least one; one until the load was read once.
 
     cores are those this process may use; clock and own (CPU seconds of this process) are in seconds, and so is busy, what
     all processes together have used of those cores; it may raise OSError where the system does not say.
@@ -64,7 +64,7 @@ def threads_here() -> Threads | None:
 
 
 def half_of_the_cores() -> int:
-    """Where nobody says who else is running: agents, server and sampler want some, too."""
+    """Default where the load cannot be read: agents, server and sampler want some cores, too."""
     return max(1, (os.cpu_count() or 1) // 2)
 
 

@@ -16,8 +16,7 @@ skips the blocks in which no token sees another; elsewhere one masked call of sc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, Literal
@@ -31,7 +30,7 @@ ATTENTION = "agentlightning_tree"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Segment:
     """Tokens [start, end) of a tree without a branch inside."""
 
     start: int
@@ -47,18 +46,18 @@ class Tree:
     tokens: list[int]
     positions: list[int]
     ends: list[int]
-    """By token: where the tokens that follow it end."""
-    runs: list[Run]
+    """End of the tokens that follow each token."""
+    runs: list[Segment]
     paths: list[list[int]]
-    """By sequence, as given: where its tokens stand."""
+    """Places of the tokens of each sequence, as given."""
 
 
-def build(sequences: Seq[Seq[int]]) -> Tree:
+def build(sequences: Sequence[Sequence[int]]) -> Tree:
     """The tree of the sequences; equal beginnings are one branch. Costs a sort and one look at every token."""
     tokens: list[int] = []
     parents: list[int] = []
     paths: dict[int, list[int]] = {}
-    before: Seq[int] = []
+    before: Sequence[int] = []
     path: list[int] = []
     for index in sorted(range(len(sequences)), key=lambda i: list(sequences[i])):
         sequence = sequences[index]
@@ -79,7 +78,7 @@ def build(sequences: Seq[Seq[int]]) -> Tree:
     return Tree(tokens, positions, ends, _runs(parents), [paths[i] for i in range(len(sequences))])
 
 
-def packs(sequences: Seq[Seq[int]], budget: int) -> Iterator[list[int]]:
+def packs(sequences: Sequence[Sequence[int]], budget: int) -> Iterator[list[int]]:
     """Indices of sequences, so that each part's tree has at most `budget` tokens; a longer sequence is a part of its own.
 
     Neighbours in lexicographic order share the most, so they stay together. A prefix that two parts share is computed twice.
@@ -97,7 +96,7 @@ def packs(sequences: Seq[Seq[int]], budget: int) -> Iterator[list[int]]:
         yield part
 
 
-def common(one: Seq[int], other: Seq[int]) -> int:
+def common(one: Sequence[int], other: Sequence[int]) -> int:
     """Length of the longest common beginning, by bisection: comparing slices is quick.
 
     >>> common([1, 2, 3], [1, 2, 4, 5]), common([], [1]), common([7], [7])
@@ -113,17 +112,17 @@ def common(one: Seq[int], other: Seq[int]) -> int:
     return low
 
 
-def _runs(parents: list[int]) -> list[Run]:
+def _runs(parents: list[int]) -> list[Segment]:
     """A run ends where a branch leaves it; in depth-first order one begins where the parent is not the token before."""
     branched = {parent for i, parent in enumerate(parents) if parent != i - 1}
     starts = [i for i, parent in enumerate(parents) if parent != i - 1 or i - 1 in branched or i == 0]
     number = [0] * len(parents)
-    runs: list[Run] = []
+    runs: list[Segment] = []
     for start, end in zip(starts, [*starts[1:], len(parents)], strict=True):
         parent = parents[start]
         above = () if parent < 0 else (*runs[number[parent]].ancestors, number[parent])
         number[start:end] = [len(runs)] * (end - start)
-        runs.append(Run(start, end, above))
+        runs.append(Segment(start, end, above))
     return runs
 
 
@@ -143,7 +142,7 @@ def how_on(device: str) -> How:
 
 
 class TreeMask:
-    """What `tree_attention` needs of a tree, on its device, made once for all layers."""
+    """Inputs of `tree_attention`, on its device, made once for all layers."""
 
     def __init__(self, tree: Tree, device: str, how: How | None = None) -> None:
         self.how = how or how_on(device)

@@ -1,4 +1,4 @@
-"""Where a Redis store is: its URL, what else the URL says, and what the server's failures mean in plain words.
+"""The address of a Redis store: its URL, what else the URL says, and the server's failures in plain words.
 
 ``redis://[user:password@]host[:port][/number]?prefix=NAME``, or rediss:// for TLS. Knows no verbs.
 """
@@ -16,8 +16,8 @@ from agentlightning.errors import ConfigError, StoreError
 
 PORT = 6379
 PREFIX = "default"
-PATIENCE_S = 75.0
-"""How long an outage may last before callers hear of it: a minute, and what it takes to notice."""
+MAX_OUTAGE_S = 75.0
+"""Seconds that an outage may last before callers get an error: a minute, and the time it takes to notice."""
 
 CERTIFICATES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 OPTIONS = ("prefix", "appendonly", "appendfsync", "patience", *CERTIFICATES)
@@ -41,7 +41,7 @@ class Address:
 
     @staticmethod
     def at(url: str) -> Address:
-        """Of a redis:// or rediss:// URL; ConfigError otherwise."""
+        """Parses a redis:// or rediss:// URL; ConfigError otherwise."""
         parts = urlsplit(url)
         said = dict(parse_qsl(parts.query, keep_blank_values=True))
         if unknown := sorted(set(said) - set(OPTIONS)):
@@ -63,22 +63,22 @@ class Address:
             certificates=certificates if parts.scheme == "rediss" else None,
             prefix=prefix,
             keep=_accepted(said),
-            patience_s=_seconds(said.get("patience", str(PATIENCE_S))),
+            patience_s=_seconds(said.get("patience", str(MAX_OUTAGE_S))),
         )
 
     @property
     def name(self) -> str:
-        """How sentences call it: without the password."""
+        """Its name in sentences: without the password."""
         scheme = "redis" if self.certificates is None else "rediss"
         return f"{scheme}://{self.host}:{self.port}/{self.database} ({self.prefix})"
 
     @property
     def tag(self) -> str:
-        """What every key begins with. Braces make a cluster keep all of them on one server."""
+        """The beginning of every key. Braces make a cluster keep all of them on one server."""
         return "{agl:" + self.prefix + "}"
 
     def connection_settings(self) -> dict[str, Any]:
-        """As redis-py's connections take them."""
+        """Settings as redis-py's connections take them."""
         settings: dict[str, Any] = {
             "host": self.host,
             "port": self.port,

@@ -1,4 +1,4 @@
-"""What a store demands of a Redis server before it trusts it with data, and which schema the data have.
+"""Demands of a store on a Redis server before it trusts it with data, and the schema of the data.
 
 Driven by the Redis store when it opens. A server that would acknowledge what it can lose is refused, unless the URL says
 that the user knows.
@@ -11,19 +11,19 @@ import secrets
 from redis import exceptions
 
 from agentlightning.errors import StoreError
-from agentlightning.store.redis.link import Link
-from agentlightning.store.redis.writer import Writer
+from agentlightning.store.redis.connection import RedisConnection
+from agentlightning.store.redis.writer import RedisWriter
 
 OLDEST = (7, 0)
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
-async def check_server(link: Link) -> None:
+async def check_server(connection: RedisConnection) -> None:
     """StoreError with what to set where the server is too old, or would lose or forget what it acknowledged."""
-    name, accepted = link.address.name, link.address.keep
-    known, setting = await link.ask([("INFO",), ("CONFIG", "GET", "appendfsync")])
+    name, accepted = connection.address.name, connection.address.keep
+    known, setting = await connection.ask([("INFO",), ("CONFIG", "GET", "appendfsync")])
     if isinstance(known, exceptions.ResponseError):
-        raise link.address.explain(known)
+        raise connection.address.explain(known)
     facts = _facts(known)
     version = facts.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
@@ -49,16 +49,25 @@ async def check_server(link: Link) -> None:
         )
 
 
-async def prepare_data(writer: Writer, name: str) -> bytes:
+async def prepare_data(writer: RedisWriter, name: str) -> bytes:
     """The signing secret, made now where the store is new; StoreError where the data are of a newer program."""
     request = {"version": str(SCHEMA_VERSION), "secret": secrets.token_hex(32)}
     version, secret = await writer.submit("prepare", request)
     if int(version) > SCHEMA_VERSION:
+        raise newer_schema(name, int(version))
+    if int(version) < SCHEMA_VERSION:
         raise StoreError(
-            f"{name}: its schema has version {version}, this program knows {SCHEMA_VERSION}; "
-            "upgrade agentlightning, or choose another prefix"
+            f"{name}: its schema has version {version}, this program needs {SCHEMA_VERSION}; "
+            "end what uses it, make a copy, and upgrade it with: agl store upgrade"
         )
     return bytes.fromhex(secret)
+
+
+def newer_schema(name: str, version: int) -> StoreError:
+    return StoreError(
+        f"{name}: its schema has version {version}, this program knows {SCHEMA_VERSION}; "
+        "upgrade agentlightning, or choose another prefix"
+    )
 
 
 def _facts(info: bytes) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What is read from Redis: lists, in portions of one moment each; nothing here changes anything.
+"""Reading from Redis: lists, in portions of one moment each; nothing here changes anything.
 
 Driven by the Redis store's verbs. base.py says what they mean.
 """
@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from agentlightning.store.base import RolloutQuery
-from agentlightning.store.redis import hashes
-from agentlightning.store.redis.link import Link
+from agentlightning.store.redis import codec
+from agentlightning.store.redis.connection import RedisConnection
 from agentlightning.types import (
     Attempt,
     Call,
@@ -27,14 +27,14 @@ from agentlightning.types import (
     RunStatistics,
     Span,
     Step,
-    Worker,
+    WorkerStatus,
 )
 
-PORTION = 500
+MAX_ROLLOUTS_PER_READ = 500
 """Rollouts of one answer: a millisecond or two, during which others wait."""
-RECORDS_A_PORTION = 50
+MAX_RECORD_ROLLOUTS_PER_READ = 50
 """Rollouts whose calls, spans or rewards are one answer."""
-METRICS_A_PORTION = 5000
+MAX_METRICS_PER_READ = 5000
 
 EXPIRING_S = 10
 SEEN_S = 60
@@ -46,93 +46,95 @@ Clock = Callable[[], int] | None
 Write = Callable[[str, Any, Sequence[bytes]], Awaitable[Any]]
 
 
-async def now_ns(link: Link, clock: Clock) -> int:
+async def now_ns(connection: RedisConnection, clock: Clock) -> int:
     """By the store's clock."""
     if clock is not None:
         return clock()
-    [(second, microsecond)] = await link.at_home(lambda: link.ask([("TIME",)]))
+    [(second, microsecond)] = await connection.at_home(lambda: connection.ask([("TIME",)]))
     return int(second) * 10**9 + int(microsecond) * 1000
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-async def runs(link: Link, ids: Sequence[str] | None, limit: int | None) -> list[Run]:
+async def runs(connection: RedisConnection, ids: Sequence[str] | None, limit: int | None) -> list[Run]:
     """Newest first."""
     if ids is None:
-        ids = await _run_ids(link, limit)
+        ids = await _run_ids(connection, limit)
     found: list[Run] = []
-    for part in hashes.portions(ids, PORTION):
-        for run_id, (flat, summary) in zip(part, await link.read("read_runs", {"ids": part}), strict=True):
+    for part in codec.portions(ids, MAX_ROLLOUTS_PER_READ):
+        for run_id, (flat, summary) in zip(part, await connection.read("read_runs", {"ids": part}), strict=True):
             if flat:
-                found.append(hashes.read_run(run_id, flat, summary))
+                found.append(codec.read_run(run_id, flat, summary))
     return sorted(found, key=lambda run: (run.created_ns, run.id), reverse=True)[:limit]
 
 
-async def workers(link: Link, run_id: str | None) -> list[Worker]:
-    run_ids = [run_id] if run_id is not None else await _run_ids(link)
-    replies = await link.query([("HGETALL", f"workers:{each}") for each in run_ids])
+async def workers(connection: RedisConnection, run_id: str | None) -> list[WorkerStatus]:
+    run_ids = [run_id] if run_id is not None else await _run_ids(connection)
+    replies = await connection.query([("HGETALL", f"workers:{each}") for each in run_ids])
     found = [
-        hashes.read_worker(each, worker_id.decode(), row)
+        codec.read_worker(each, worker_id.decode(), row)
         for each, flat in zip(run_ids, replies, strict=True)
         for worker_id, row in zip(flat[::2], flat[1::2], strict=True)
     ]
     return sorted(found, key=lambda worker: (-worker.seen_ns, worker.id))
 
 
-async def _run_ids(link: Link, limit: int | None = None) -> list[str]:
+async def _run_ids(connection: RedisConnection, limit: int | None = None) -> list[str]:
     """Newest first."""
-    [members] = await link.query([("ZREVRANGEBYLEX", "runs", "+", "-", "LIMIT", 0, -1 if limit is None else limit)])
+    [members] = await connection.query(
+        [("ZREVRANGEBYLEX", "runs", "+", "-", "LIMIT", 0, -1 if limit is None else limit)]
+    )
     return [member.decode().partition(":")[2] for member in members]
 
 
 # --- rollouts ---------------------------------------------------------------------------------------------------------
 
 
-async def rollouts(link: Link, query: RolloutQuery) -> list[Rollout]:
+async def rollouts(connection: RedisConnection, query: RolloutQuery) -> list[Rollout]:
     found: list[Rollout] = []
-    async for portion in _portions_of_rollouts(link, query):
+    async for portion in _portions_of_rollouts(connection, query):
         found += portion
         if query.limit is not None and len(found) >= query.limit:
             break
     return found[: query.limit]
 
 
-async def count(link: Link, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
+async def count(connection: RedisConnection, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
     which = [(mode, state) for mode in _MODES for state in _STATES]
-    counts = await link.read("read_counts", {"sets": [f"s:{run_id}:{mode}:{state}" for mode, state in which]})
+    counts = await connection.read("read_counts", {"sets": [f"s:{run_id}:{mode}:{state}" for mode, state in which]})
     return {each: number for each, number in zip(which, counts, strict=True) if number}
 
 
-async def attempts(link: Link, rollout_ids: Sequence[str]) -> list[Attempt]:
+async def attempts(connection: RedisConnection, rollout_ids: Sequence[str]) -> list[Attempt]:
     return [
-        hashes.read_attempt(rollout_id.decode(), attempt, flat)
-        for part in hashes.portions(rollout_ids, PORTION)
-        for rollout_id, attempt, flat in await link.read("read_attempts", {"ids": part})
+        codec.read_attempt(rollout_id.decode(), attempt, flat)
+        for part in codec.portions(rollout_ids, MAX_ROLLOUTS_PER_READ)
+        for rollout_id, attempt, flat in await connection.read("read_attempts", {"ids": part})
     ]
 
 
-async def last_finished(link: Link, run_id: str) -> int:
-    """How many rollouts of the run have finished. NotFoundError if there is no such run."""
-    [last] = await link.read("read_finished", {"run": run_id, "after": "0", "limit": 0})
+async def last_finished(connection: RedisConnection, run_id: str) -> int:
+    """Returns the number of finished rollouts of the run. NotFoundError if there is no such run."""
+    [last] = await connection.read("read_finished", {"run": run_id, "after": "0", "limit": 0})
     return int(last)
 
 
-async def finished(link: Link, run_id: str, after: int, limit: int) -> list[Rollout]:
+async def finished(connection: RedisConnection, run_id: str, after: int, limit: int) -> list[Rollout]:
     """By place, those after `after`. NotFoundError if there is no such run."""
     found: list[Rollout] = []
     while len(found) < limit:
-        portion = min(PORTION, limit - len(found))
+        portion = min(MAX_ROLLOUTS_PER_READ, limit - len(found))
         question = {"run": run_id, "after": str(after), "limit": portion}
-        _, *rows = await link.read("read_finished", question)
-        found += [hashes.read_rollout(row) for row in rows]
+        _, *rows = await connection.read("read_finished", question)
+        found += [codec.read_rollout(row) for row in rows]
         if len(rows) < portion:
             break
         after = found[-1].finished_seq or 0
     return found
 
 
-async def _portions_of_rollouts(link: Link, query: RolloutQuery) -> AsyncIterator[list[Rollout]]:
+async def _portions_of_rollouts(connection: RedisConnection, query: RolloutQuery) -> AsyncIterator[list[Rollout]]:
     """Those that match, in order. Each portion is of one moment, and none is missed however states change between."""
     filters: dict[str, Any] = {"unconsumed": query.unconsumed or None, "states": query.states, "mode": query.mode}
     filters |= {"run": query.run_id, "step": None if query.step is None else str(query.step)}
@@ -141,70 +143,74 @@ async def _portions_of_rollouts(link: Link, query: RolloutQuery) -> AsyncIterato
     asked = {name: value for name, value in filters.items() if value is not None}
     ids = query.ids
     if ids is None and query.group_ids is not None:
-        ids = await _ids_of_groups(link, query)
+        ids = await _ids_of_groups(connection, query)
     if ids is not None:
         chosen = [each for each in ids if query.after is None or each > query.after]
-        parts = list(hashes.portions(chosen, PORTION))
+        parts = list(codec.portions(chosen, MAX_ROLLOUTS_PER_READ))
         for part in reversed(parts) if query.newest_first else parts:
-            _, *rows = await link.read("read_rollouts", {**asked, "ids": part})
-            portion = [hashes.read_rollout(row) for row in rows]
+            _, *rows = await connection.read("read_rollouts", {**asked, "ids": part})
+            portion = [codec.read_rollout(row) for row in rows]
             yield portion[::-1] if query.newest_first else portion
         return
-    more = {"sets": await _sets(link, query), "after": query.after or "", "newest_first": query.newest_first}
+    more = {"sets": await _sets(connection, query), "after": query.after or "", "newest_first": query.newest_first}
     cursor = ""
     while True:
-        portion_size = min(PORTION, query.limit or PORTION) if len(asked) == ("run" in asked) else PORTION
+        portion_size = (
+            min(MAX_ROLLOUTS_PER_READ, query.limit or MAX_ROLLOUTS_PER_READ)
+            if len(asked) == ("run" in asked)
+            else MAX_ROLLOUTS_PER_READ
+        )
         question = {**asked, **more, "from": cursor, "portion": portion_size}
-        place, *rows = await link.read("read_rollouts", question)
-        yield [hashes.read_rollout(row) for row in rows]
+        place, *rows = await connection.read("read_rollouts", question)
+        yield [codec.read_rollout(row) for row in rows]
         cursor = place.decode()
         if not cursor:
             return
 
 
-async def _sets(link: Link, query: RolloutQuery) -> list[str]:
+async def _sets(connection: RedisConnection, query: RolloutQuery) -> list[str]:
     """Keys of the sets that hold the rollouts of these runs, modes and states."""
-    run_ids = [query.run_id] if query.run_id is not None else await _run_ids(link)
+    run_ids = [query.run_id] if query.run_id is not None else await _run_ids(connection)
     modes = _MODES if query.mode is None else (query.mode,)
     states = _STATES if query.states is None else tuple(query.states)
     return [f"s:{run_id}:{mode}:{state}" for run_id in run_ids for mode in modes for state in states]
 
 
-async def _ids_of_groups(link: Link, query: RolloutQuery) -> list[str]:
-    run_ids = [query.run_id] if query.run_id is not None else await _run_ids(link)
+async def _ids_of_groups(connection: RedisConnection, query: RolloutQuery) -> list[str]:
+    run_ids = [query.run_id] if query.run_id is not None else await _run_ids(connection)
     groups = [f"g:{run_id}:{group_id}" for run_id in run_ids for group_id in query.group_ids or ()]
-    return [each.decode() for found in await link.query([("HVALS", group) for group in groups]) for each in found]
+    return [each.decode() for found in await connection.query([("HVALS", group) for group in groups]) for each in found]
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
 
 
-async def calls(link: Link, rollout_ids: Sequence[str], attempt: int | None) -> list[Call]:
+async def calls(connection: RedisConnection, rollout_ids: Sequence[str], attempt: int | None) -> list[Call]:
     found = [
-        hashes.read_call(*record)
-        async for record in _records(link, "c", rollout_ids, "latest" if attempt is None else attempt)
+        codec.read_call(*record)
+        async for record in _records(connection, "c", rollout_ids, "latest" if attempt is None else attempt)
     ]
     return sorted(found, key=lambda call: (call.rollout_id, call.finished_ns, call.id))
 
 
-async def spans(link: Link, rollout_ids: Sequence[str]) -> list[Span]:
-    found = [hashes.read_span(*record) async for record in _records(link, "sp", rollout_ids, "all")]
+async def spans(connection: RedisConnection, rollout_ids: Sequence[str]) -> list[Span]:
+    found = [codec.read_span(*record) async for record in _records(connection, "sp", rollout_ids, "all")]
     return sorted(found, key=lambda span: (span.rollout_id, span.started_ns, span.id))
 
 
-async def rewards(link: Link, rollout_ids: Sequence[str]) -> list[Reward]:
-    found = [hashes.read_reward(*record) async for record in _records(link, "rw", rollout_ids, "all")]
+async def rewards(connection: RedisConnection, rollout_ids: Sequence[str]) -> list[Reward]:
+    found = [codec.read_reward(*record) async for record in _records(connection, "rw", rollout_ids, "all")]
     found.sort(key=lambda each: (each[1].rollout_id, each[1].created_ns, each[1].attempt, each[0]))
     return [reward for _, reward in found]
 
 
 async def _records(
-    link: Link, kind: Literal["c", "sp", "rw"], rollout_ids: Sequence[str], attempt: int | str
+    connection: RedisConnection, kind: Literal["c", "sp", "rw"], rollout_ids: Sequence[str], attempt: int | str
 ) -> AsyncIterator[tuple[str, int, bytes, bytes]]:
     """Rollout, attempt, id and row of each record."""
-    for part in hashes.portions(rollout_ids, RECORDS_A_PORTION):
+    for part in codec.portions(rollout_ids, MAX_RECORD_ROLLOUTS_PER_READ):
         question = {"kind": kind, "ids": part, "attempt": attempt}
-        for rollout_id, number, flat in await link.read("read_records", question):
+        for rollout_id, number, flat in await connection.read("read_records", question):
             for record_id, row in zip(flat[::2], flat[1::2], strict=True):
                 yield rollout_id.decode(), number, record_id, row
 
@@ -216,7 +222,7 @@ async def put_resources(write: Write, resources: Sequence[Resource]) -> list[Res
     """Store them; with the versions they got."""
     if not resources:
         return []
-    new = [hashes.resource_row(resource) for resource in resources]
+    new = [codec.resource_row(resource) for resource in resources]
     stored = await write("put_resources", [row for row, _ in new], [blob for _, blob in new])
     return [
         replace(resource, version=version, created_ns=int(created_ns))
@@ -224,82 +230,82 @@ async def put_resources(write: Write, resources: Sequence[Resource]) -> list[Res
     ]
 
 
-async def resources(link: Link, run_id: str, name: str | None, latest: bool) -> list[Resource]:
+async def resources(connection: RedisConnection, run_id: str, name: str | None, latest: bool) -> list[Resource]:
     if latest:
-        found = await _newest_resources(link, {"run": run_id, "after": {}})
+        found = await _newest_resources(connection, {"run": run_id, "after": {}})
     else:
-        [flat] = await link.query([("HGETALL", f"resources:{run_id}")])
+        [flat] = await connection.query([("HGETALL", f"resources:{run_id}")])
         found = []
         for place, row in zip(flat[::2], flat[1::2], strict=True):
             version, _, of = place.decode().partition(" ")
-            found.append(hashes.read_resource(run_id, of, int(version), row))
+            found.append(codec.read_resource(run_id, of, int(version), row))
     chosen = [each for each in found if name is None or each.name == name]
     return sorted(chosen, key=lambda each: (each.name, each.version))
 
 
-async def later_resources(link: Link, run_id: str, after: Mapping[str, int]) -> list[Resource]:
+async def later_resources(connection: RedisConnection, run_id: str, after: Mapping[str, int]) -> list[Resource]:
     """By name, the newest of each that is later. NotFoundError if there is no such run."""
     known = {name: str(version) for name, version in after.items()}
-    found = await _newest_resources(link, {"run": run_id, "after": known, "exists": True})
+    found = await _newest_resources(connection, {"run": run_id, "after": known, "exists": True})
     return sorted(found, key=lambda each: each.name)
 
 
-async def _newest_resources(link: Link, question: Mapping[str, Any]) -> list[Resource]:
+async def _newest_resources(connection: RedisConnection, question: Mapping[str, Any]) -> list[Resource]:
     return [
-        hashes.read_resource(question["run"], name.decode(), int(version), row)
-        for name, version, row in await link.read("read_resources", question)
+        codec.read_resource(question["run"], name.decode(), int(version), row)
+        for name, version, row in await connection.read("read_resources", question)
     ]
 
 
-async def metrics(link: Link, run_id: str, name: str | None) -> list[Metric]:
+async def metrics(connection: RedisConnection, run_id: str, name: str | None) -> list[Metric]:
     found: list[Metric] = []
     after = 0
     while True:
-        question = {"run": run_id, "after": str(after), "limit": METRICS_A_PORTION}
-        entries, undone = await link.read("read_metrics", question)
-        portion = hashes.read_metrics(run_id, entries, undone)
+        question = {"run": run_id, "after": str(after), "limit": MAX_METRICS_PER_READ}
+        entries, undone = await connection.read("read_metrics", question)
+        portion = codec.read_metrics(run_id, entries, undone)
         found += [metric for metric in portion if name is None or metric.name == name]
-        if len(portion) < METRICS_A_PORTION:
+        if len(portion) < MAX_METRICS_PER_READ:
             break
         after = portion[-1].seq
     return sorted(found, key=lambda metric: (metric.step, metric.name, metric.created_ns, metric.seq))
 
 
-async def later_metrics(link: Link, run_id: str, after: int, limit: int) -> list[Metric]:
+async def later_metrics(connection: RedisConnection, run_id: str, after: int, limit: int) -> list[Metric]:
     """In the order of `seq`. NotFoundError if there is no such run."""
     question = {"run": run_id, "after": str(after), "limit": limit, "exists": True}
-    entries, undone = await link.read("read_metrics", question)
-    return hashes.read_metrics(run_id, entries, undone)
+    entries, undone = await connection.read("read_metrics", question)
+    return codec.read_metrics(run_id, entries, undone)
 
 
-async def steps(link: Link, run_id: str, after: int | None, limit: int | None) -> list[Step]:
+async def steps(connection: RedisConnection, run_id: str, after: int | None, limit: int | None) -> list[Step]:
     if limit == 0:
         return []
     question: dict[str, Any] = {"run": run_id, "limit": limit or 0}
     if after is not None:
         question["after"] = after
     found = []
-    for step, fields, consumed in await link.read("read_steps", question):
-        found.append(hashes.read_step(run_id, (step, *hashes.texts(fields), consumed)))
+    for step, fields, consumed in await connection.read("read_steps", question):
+        found.append(codec.read_step(run_id, (step, *codec.texts(fields), consumed)))
     return found
 
 
-async def checkpoints(link: Link, run_id: str) -> list[Checkpoint]:
-    [flat] = await link.query([("HGETALL", f"checkpoints:{run_id}")])
-    found = [hashes.read_checkpoint(run_id, int(step), row) for step, row in zip(flat[::2], flat[1::2], strict=True)]
+async def checkpoints(connection: RedisConnection, run_id: str) -> list[Checkpoint]:
+    [flat] = await connection.query([("HGETALL", f"checkpoints:{run_id}")])
+    found = [codec.read_checkpoint(run_id, int(step), row) for step, row in zip(flat[::2], flat[1::2], strict=True)]
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-async def statistics(link: Link, clock: Clock) -> list[RunStatistics]:
+async def statistics(connection: RedisConnection, clock: Clock) -> list[RunStatistics]:
     question = {"now": "" if clock is None else str(clock()), "soon_us": EXPIRING_S * 10**6}
-    moment, *found = await link.read("read_statistics", question)
+    moment, *found = await connection.read("read_statistics", question)
     now = int(moment)
     statistics = []
     for run_id, queued, created_ns, running, expiring, workers in found:
-        seen = [hashes.read_worker("", "", row).seen_ns for row in workers]
+        seen = [codec.read_worker("", "", row).seen_ns for row in workers]
         statistics.append(
             RunStatistics(
                 run_id=run_id.decode(),
@@ -313,14 +319,14 @@ async def statistics(link: Link, clock: Clock) -> list[RunStatistics]:
     return statistics
 
 
-async def size(link: Link, run_id: str) -> RunSize:
-    """Of one run; reads all of it, in portions. A run that is gone has nothing."""
+async def size(connection: RedisConnection, run_id: str) -> RunSize:
+    """Sizes up one run; reads all of it, in portions. A run that is gone has nothing."""
     sets = [f"s:{run_id}:{mode}:{state}" for mode in _MODES for state in _STATES]
     totals = [0, 0, 0, 0]
     cursor = b""
     while True:
-        question = {"sets": sets, "from": cursor.decode(), "portion": PORTION}
-        cursor, *numbers = await link.read("read_sizes", question)
+        question = {"sets": sets, "from": cursor.decode(), "portion": MAX_ROLLOUTS_PER_READ}
+        cursor, *numbers = await connection.read("read_sizes", question)
         totals = [total + int(number) for total, number in zip(totals, numbers, strict=True)]
         if not cursor:
             break

@@ -10,17 +10,21 @@ import hashlib
 from dataclasses import dataclass
 from importlib import resources
 
+import orjson
+
+from agentlightning.store.sentences import REASONS
+
 _ENDING = ("prelude", "records", "ending")
 _RECORDS = ("prelude", "records")
-_STEPS = ("prelude", "going_back")
+_STEPS = ("prelude", "reopen")
 
 _WRITING = {
     "prepare": ("prelude",),
     "create_run": ("prelude",),
     "update_run": ("prelude",),
     "enqueue": ("prelude",),
-    "claim": ("prelude", "ending", "seeing"),
-    "heartbeat": ("prelude", "ending", "seeing"),
+    "claim": ("prelude", "ending", "see_worker"),
+    "heartbeat": ("prelude", "ending", "see_worker"),
     "finish": _ENDING,
     "cancel": ("prelude", "ending"),
     "expire": ("prelude", "ending"),
@@ -32,7 +36,6 @@ _WRITING = {
     "open_step": _STEPS,
     "close_step": _STEPS,
     "reopen_steps": _STEPS,
-    "release_steps": _STEPS,
     "put_checkpoint": ("prelude",),
     "drop_records": ("prelude",),
     "delete_run": ("prelude",),
@@ -56,7 +59,7 @@ _READING = (
 class Script:
     text: str
     sha: str
-    """What a server that has loaded it knows it by."""
+    """Its name on a server that has loaded it."""
 
 
 def load() -> dict[str, Script]:
@@ -67,7 +70,8 @@ def load() -> dict[str, Script]:
     parts = {
         part: folder.joinpath(f"{part}.lua").read_text() for part in {part for each in names.values() for part in each}
     }
-    return {name: _script("\n".join(parts[part] for part in each)) for name, each in names.items()}
+    reasons = f"local REASONS = cjson.decode([==[{orjson.dumps(REASONS).decode()}]==])"
+    return {name: _script("\n".join([reasons, *(parts[part] for part in each)])) for name, each in names.items()}
 
 
 def _script(text: str) -> Script:

@@ -2,7 +2,7 @@
 
 Driven by whoever owns the store: a server, or a test. Each verb that writes is one Lua script (lua/), so that it happens
 wholly or not at all and costs one round trip; the writer sends those of concurrent callers together. Lists are read in
-portions. Waiting is pushed: scripts publish what they brought, and one connection of the process rings the bell.
+portions. Waiting is pushed: scripts publish what they brought, and one socket of the process rings the notifier.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from typing import Any, TypeVar
 import uuid_utils
 
 from agentlightning.errors import InputError, StoreError
-from agentlightning.store import keys, rows
-from agentlightning.store.base import LEASE_S, MOST_FINISHED, LightningStore, RolloutQuery
-from agentlightning.store.bell import Bell, Topic
-from agentlightning.store.redis import hashes, reads, scripts
+from agentlightning.store import keys
+from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore, RolloutQuery
+from agentlightning.store.codec import dump
+from agentlightning.store.notifier import Notifier, Topic
+from agentlightning.store.redis import codec, reads, scripts
 from agentlightning.store.redis.address import Address
 from agentlightning.store.redis.checks import check_server, prepare_data
-from agentlightning.store.redis.hashes import Request, whole
-from agentlightning.store.redis.link import Link
-from agentlightning.store.redis.writer import Writer
+from agentlightning.store.redis.codec import Request, whole
+from agentlightning.store.redis.connection import RedisConnection
+from agentlightning.store.redis.writer import RedisWriter
 from agentlightning.store.run_ids import check_run_id, run_ids
 from agentlightning.types import (
     JSON,
@@ -48,15 +49,15 @@ from agentlightning.types import (
     RunStatistics,
     Span,
     Step,
-    Worker,
+    WorkerStatus,
 )
 
 R = TypeVar("R")
 
-IDS_TO_TRY = 16
-PORTION = 1000
+MAX_IDS_TRIED = 16
+MAX_ROWS_PER_SCRIPT = 1000
 """Rows that one script takes in from one caller; longer lists are several transactions, each whole."""
-DELETED_A_PORTION = 200
+MAX_DELETED_PER_SCRIPT = 200
 """Rollouts that one script deletes: a few milliseconds, during which others wait."""
 
 
@@ -66,9 +67,9 @@ class RedisLightningStore(LightningStore):
     def __init__(self, url: str, now_ns: Callable[[], int] | None = None) -> None:
         self._address = Address.at(url)
         self._now_ns = now_ns
-        self._bell = Bell()
-        self._link: Link | None = None
-        self._writer: Writer | None = None
+        self._notifier = Notifier()
+        self._connection: RedisConnection | None = None
+        self._writer: RedisWriter | None = None
         self._secret = b""
         self._heard: Callable[[float, int], None] | None = None
 
@@ -78,27 +79,26 @@ class RedisLightningStore(LightningStore):
             self._writer.heard = heard
 
     async def open(self) -> None:
-        if self._link is not None:
+        if self._connection is not None:
             return
-        self._link = Link(self._address, scripts.load(), self._bell)
-        self._writer = Writer(self._link, self._now_ns)
+        self._connection = RedisConnection(self._address, scripts.load(), self._notifier)
+        self._writer = RedisWriter(self._connection, self._now_ns)
         self._writer.heard = self._heard
-        self._writer.start()
         try:
-            await self._link.open()
-            await check_server(self._link)
+            await self._connection.open()
+            await check_server(self._connection)
             self._secret = await prepare_data(self._writer, self._address.name)
         except BaseException:
             await self.close()
             raise
-        self._link.listen()
+        self._connection.listen()
 
     async def close(self) -> None:
-        link, writer = self._link, self._writer
-        self._link = self._writer = None
-        if writer is not None and link is not None:
-            await link.at_home(writer.stop)
-            await link.at_home(link.close)
+        connection, writer = self._connection, self._writer
+        self._connection = self._writer = None
+        if writer is not None and connection is not None:
+            await connection.at_home(writer.stop)
+            await connection.at_home(connection.close)
 
     async def signing_secret(self) -> bytes:
         self._opened()
@@ -110,23 +110,23 @@ class RedisLightningStore(LightningStore):
         if run_id is not None:
             check_run_id(run_id)
         now_ns = await reads.now_ns(self._opened(), self._now_ns)
-        request: dict[str, Any] = {"name": name, "config": rows.dump(config, "config"), "created_ns": whole(now_ns)}
+        request: dict[str, Any] = {"name": name, "config": dump(config, "config"), "created_ns": whole(now_ns)}
         if run_id is not None:
             [made] = await self._write("create_run", {**request, "ids": [run_id], "given": 1})
         else:
             made = ""
             candidates = run_ids(now_ns)
             while not made:
-                answer = await self._write("create_run", {**request, "ids": list(islice(candidates, IDS_TO_TRY))})
+                answer = await self._write("create_run", {**request, "ids": list(islice(candidates, MAX_IDS_TRIED))})
                 made = answer[0] if answer else ""
         [run] = await self.runs([made])
         return run
 
     async def update_run(self, run_id: str, state: RunState | None = None, summary: JSON | None = None) -> Run:
-        merged = [part for name, value in (summary or {}).items() for part in (name, rows.dump(value, "summary"))]
+        merged = [part for name, value in (summary or {}).items() for part in (name, dump(value, "summary"))]
         request: dict[str, Any] = {"run_id": run_id, "summary": merged}
         flat, known = await self._write("update_run", request | ({"state": state} if state is not None else {}))
-        return hashes.read_run(run_id, flat, known)
+        return codec.read_run(run_id, flat, known)
 
     async def runs(self, ids: Sequence[str] | None = None, limit: int | None = None) -> list[Run]:
         return await reads.runs(self._opened(), ids, limit)
@@ -135,48 +135,50 @@ class RedisLightningStore(LightningStore):
 
     async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
         run_ids = sorted({rollout.run_id for rollout in rollouts})
-        new = [hashes.new_rollout(rollout, str(uuid_utils.uuid7())) for rollout in rollouts]
+        new = [codec.new_rollout(rollout, str(uuid_utils.uuid7())) for rollout in rollouts]
         enqueued: list[Rollout] = []
-        for start in range(0, len(new), PORTION):
-            rows_now, blobs = zip(*new[start : start + PORTION], strict=True)
+        for start in range(0, len(new), MAX_ROWS_PER_SCRIPT):
+            rows_now, blobs = zip(*new[start : start + MAX_ROWS_PER_SCRIPT], strict=True)
             created_ns, found = await self._write("enqueue", {"runs": run_ids, "rollouts": rows_now}, blobs)
             enqueued += [
-                hashes.read_rollout(known) if known else hashes.queued(rollout, row["id"], int(created_ns))
-                for rollout, row, known in zip(rollouts[start : start + PORTION], rows_now, found, strict=True)
+                codec.read_rollout(known) if known else codec.queued(rollout, row["id"], int(created_ns))
+                for rollout, row, known in zip(
+                    rollouts[start : start + MAX_ROWS_PER_SCRIPT], rows_now, found, strict=True
+                )
             ]
         return enqueued
 
     async def claim(
         self,
-        worker: Worker,
+        worker: WorkerStatus,
         limit: int = 1,
         lease_s: float = LEASE_S,
         wait_s: float = 0.0,
     ) -> list[Claim]:
         if limit < 1:
             raise InputError(f"limit: expected at least 1, got {limit}")
-        row = hashes.worker_row(worker)
+        row = codec.worker_row(worker)
 
         async def take() -> list[tuple[list[str], str]]:
-            request = {"worker": row, "limit": limit, "lease_ns": hashes.nanoseconds(lease_s)}
+            request = {"worker": row, "limit": limit, "lease_ns": codec.nanoseconds(lease_s)}
             return list(await self._write("claim", {**request, "token": secrets.token_hex(12)}))
 
         taken = await self._until(("queued", worker.run_id), take, wait_s)
         claims = []
         for flat, token in taken:
-            rollout = hashes.read_rollout(flat)
+            rollout = codec.read_rollout(flat)
             lease = Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=token)
             claims.append(Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt)))
         return claims
 
-    async def heartbeat(self, worker: Worker, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
-        held = [hashes.lease_row(lease) for lease in leases]
-        request = {"worker": hashes.worker_row(worker), "leases": held, "lease_ns": hashes.nanoseconds(lease_s)}
+    async def heartbeat(self, worker: WorkerStatus, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
+        held = [codec.lease_row(lease) for lease in leases]
+        request = {"worker": codec.worker_row(worker), "leases": held, "lease_ns": codec.nanoseconds(lease_s)}
         return [bool(holds) for holds in await self._write("heartbeat", request)]
 
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
-        new = [hashes.finish_row(each) for each in finishes]
-        parts = [new[start : start + PORTION] for start in range(0, len(new), PORTION)]
+        new = [codec.finish_row(each) for each in finishes]
+        parts = [new[start : start + MAX_ROWS_PER_SCRIPT] for start in range(0, len(new), MAX_ROWS_PER_SCRIPT)]
         return [bool(held) for part in parts for held in await self._write("finish", part)]
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
@@ -195,24 +197,24 @@ class RedisLightningStore(LightningStore):
         return await reads.attempts(self._opened(), rollout_ids)
 
     async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
-        link, goal = self._opened(), after + at_least
+        connection, goal = self._opened(), after + at_least
 
         async def enough() -> bool:
-            return await reads.last_finished(link, run_id) >= goal
+            return await reads.last_finished(connection, run_id) >= goal
 
         await self._until(("finished", run_id), enough, timeout_s, goal)
-        return await reads.finished(link, run_id, after, MOST_FINISHED)
+        return await reads.finished(connection, run_id, after, MAX_FINISHED)
 
-    async def workers(self, run_id: str | None = None) -> list[Worker]:
+    async def workers(self, run_id: str | None = None) -> list[WorkerStatus]:
         return await reads.workers(self._opened(), run_id)
 
     # --- the record -----------------------------------------------------------------------------------------------
 
     async def append_calls(self, calls: Sequence[Call]) -> None:
-        await self._append("append_calls", [hashes.call_row(call) for call in calls])
+        await self._append("append_calls", [codec.call_row(call) for call in calls])
 
     async def append_spans(self, spans: Sequence[Span]) -> None:
-        await self._append("append_spans", [hashes.span_row(span) for span in spans])
+        await self._append("append_spans", [codec.span_row(span) for span in spans])
 
     async def calls(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
         return await reads.calls(self._opened(), rollout_ids, attempt)
@@ -221,7 +223,7 @@ class RedisLightningStore(LightningStore):
         return await reads.spans(self._opened(), rollout_ids)
 
     async def record_rewards(self, rewards: Sequence[Reward]) -> None:
-        await self._append("record_rewards", [(hashes.reward_row(reward),) for reward in rewards])
+        await self._append("record_rewards", [(codec.reward_row(reward),) for reward in rewards])
 
     async def rewards(self, rollout_ids: Sequence[str]) -> list[Reward]:
         return await reads.rewards(self._opened(), rollout_ids)
@@ -233,7 +235,7 @@ class RedisLightningStore(LightningStore):
         return await reads.resources(self._opened(), run_id, name, latest)
 
     async def log_metrics(self, metrics: Sequence[Metric]) -> None:
-        await self._append("log_metrics", [(hashes.metric_row(metric),) for metric in metrics])
+        await self._append("log_metrics", [(codec.metric_row(metric),) for metric in metrics])
 
     async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
         return await reads.metrics(self._opened(), run_id, name)
@@ -241,17 +243,19 @@ class RedisLightningStore(LightningStore):
     # --- news and numbers -----------------------------------------------------------------------------------------
 
     async def wait_resources(self, run_id: str, after: Mapping[str, int], timeout_s: float = 30.0) -> list[Resource]:
-        link = self._opened()
-        return await self._until(("resources", run_id), lambda: reads.later_resources(link, run_id, after), timeout_s)
+        connection = self._opened()
+        return await self._until(
+            ("resources", run_id), lambda: reads.later_resources(connection, run_id, after), timeout_s
+        )
 
     async def follow_metrics(
         self, run_id: str, after: int = 0, timeout_s: float = 30.0, limit: int = 10_000
     ) -> list[Metric]:
         if limit < 1:
             raise InputError(f"limit: expected at least 1, got {limit}")
-        link = self._opened()
+        connection = self._opened()
         return await self._until(
-            ("metrics", run_id), lambda: reads.later_metrics(link, run_id, after, limit), timeout_s
+            ("metrics", run_id), lambda: reads.later_metrics(connection, run_id, after, limit), timeout_s
         )
 
     async def statistics(self) -> list[RunStatistics]:
@@ -269,7 +273,7 @@ class RedisLightningStore(LightningStore):
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
         deleted = 0
         for run_id in dict.fromkeys(run_ids):
-            request = {"run_id": run_id, "portion": DELETED_A_PORTION}
+            request = {"run_id": run_id, "portion": MAX_DELETED_PER_SCRIPT}
             known, more = await self._write("delete_run", request)
             while more:
                 _, more = await self._write("delete_run", request)
@@ -279,36 +283,33 @@ class RedisLightningStore(LightningStore):
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 
     async def open_step(self, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step:
-        listed = hashes.consumed_list(consumed)
-        request = {"run_id": run_id, "step": whole(step), "consumed": listed, "list": hashes.dump(listed).decode()}
-        return hashes.read_step(run_id, await self._write("open_step", request))
+        listed = codec.consumed_list(consumed)
+        request = {"run_id": run_id, "step": whole(step), "consumed": listed, "list": codec.dump(listed).decode()}
+        return codec.read_step(run_id, await self._write("open_step", request))
 
     async def close_step(self, run_id: str, step: int, version: int) -> Step:
         request = {"run_id": run_id, "step": whole(step), "version": whole(version)}
-        return hashes.read_step(run_id, await self._write("close_step", request))
+        return codec.read_step(run_id, await self._write("close_step", request))
 
     async def steps(self, run_id: str, after: int | None = None, limit: int | None = None) -> list[Step]:
         return await reads.steps(self._opened(), run_id, after, limit)
 
     async def reopen_steps(self, run_id: str, after: int) -> list[Step]:
         later = await self._write("reopen_steps", {"run_id": run_id, "after": after})
-        return [hashes.read_step(run_id, row) for row in later]
-
-    async def release_steps(self, run_id: str, after: int) -> int:
-        return int(await self._write("release_steps", {"run_id": run_id, "after": after}))
+        return [codec.read_step(run_id, row) for row in later]
 
     async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
-        await self._write("put_checkpoint", hashes.checkpoint_row(checkpoint))
+        await self._write("put_checkpoint", codec.checkpoint_row(checkpoint))
 
     async def checkpoints(self, run_id: str) -> list[Checkpoint]:
         return await reads.checkpoints(self._opened(), run_id)
 
     # --- how ------------------------------------------------------------------------------------------------------
 
-    def _opened(self) -> Link:
-        if self._link is None:
+    def _opened(self) -> RedisConnection:
+        if self._connection is None:
             raise StoreError(f"{self._address.name} is not open: use `async with store`, or await store.open()")
-        return self._link
+        return self._connection
 
     async def _write(self, verb: str, request: Request, blobs: Sequence[bytes] = ()) -> Any:
         self._opened()
@@ -317,16 +318,16 @@ class RedisLightningStore(LightningStore):
 
     async def _append(self, verb: str, new: Sequence[tuple[list[Any], *tuple[bytes, ...]]]) -> None:
         """Rows, each with what its blobs are."""
-        for start in range(0, len(new), PORTION):
-            part = new[start : start + PORTION]
+        for start in range(0, len(new), MAX_ROWS_PER_SCRIPT):
+            part = new[start : start + MAX_ROWS_PER_SCRIPT]
             await self._write(verb, [row for row, *_ in part], [blob for _, *blobs in part for blob in blobs])
 
     async def _until(self, topic: Topic, look: Callable[[], Awaitable[R]], wait_s: float, goal: int = 0) -> R:
-        """What `look` finds, as soon as it finds something, or after `wait_s` seconds; it looks when the bell rings."""
+        """Returns what `look` finds, as soon as it finds something, or after `wait_s` seconds; it looks when notified."""
         deadline = time.monotonic() + wait_s
-        with self._bell.listening(topic, goal=goal) as listener:
+        with self._notifier.subscribe(topic, goal=goal) as subscription:
             found = await look()
             while not found and (left_s := deadline - time.monotonic()) > 0:
-                await listener.wait(left_s)
+                await subscription.wait(left_s)
                 found = await look()
         return found

@@ -7,33 +7,32 @@ each lane, so that a group which is sent again since its answer was lost is not 
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections import deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from agentlightning import errors
-from agentlightning.errors import AgentLightningError, StoreError
-from agentlightning.store.redis.hashes import Request, dump
-from agentlightning.store.redis.link import Link, Reply
+from agentlightning.errors import StoreError
+from agentlightning.store.coalescer import Coalescer
+from agentlightning.store.redis.codec import Request, dump
+from agentlightning.store.redis.connection import RedisConnection, Reply
+from agentlightning.store.sentences import refusal
 
-GROUP = 1000
+MAX_GROUP = 1000
 """Most callers of one script call."""
-GROUP_BYTES = 4 << 20
+MAX_GROUP_BYTES = 4 << 20
 """Most bytes of one group, unless one caller alone wants more: the server does nothing else while it takes them in."""
 
 
 @dataclass(slots=True, eq=False)
-class _Work:
+class _RedisWork:
     verb: str
     request: bytes
     blobs: Sequence[bytes]
-    future: asyncio.Future[Any]
     since: float
     """time.monotonic() of its arrival."""
 
@@ -42,121 +41,64 @@ class _Work:
         return len(self.request) + sum(map(len, self.blobs))
 
 
-@dataclass(slots=True)
-class _Lane:
-    """One client's calls of one verb."""
+class RedisWriter:
+    """Lives in the connection's event loop, until `stop`."""
 
-    name: str
-    number: int = 0
-    works: list[_Work] = field(default_factory=list)
-
-
-class Writer:
-    """Lives in the link's event loop, between `start` and `stop`."""
-
-    def __init__(self, link: Link, now_ns: Callable[[], int] | None) -> None:
-        self._link = link
+    def __init__(self, connection: RedisConnection, now_ns: Callable[[], int] | None) -> None:
+        self._connection = connection
         self._now_ns = now_ns
         self._client = secrets.token_hex(12)
-        self._lanes: dict[str, _Lane] = {}
-        self._queue: deque[_Work] = deque()
-        self._news = asyncio.Event()
+        self._numbers: Counter[str] = Counter()
+        """Calls so far, by method."""
+        self._works = Coalescer[_RedisWork, Any](
+            self._execute, max_items=MAX_GROUP, max_size=MAX_GROUP_BYTES, size=lambda work: work.size
+        )
         self._stopping = False
-        self._task: asyncio.Task[None] | None = None
         self.heard: Callable[[float, int], None] | None = None
         """Told of every group: seconds since the first was submitted, and how many they were."""
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._serve(), name="redis-writer")
 
     async def stop(self) -> None:
         """Finish what was accepted; at once, if the server is away."""
         self._stopping = True
-        self._link.hasten()
-        self._news.set()
-        if self._task is not None:
-            await self._task
+        self._connection.hasten()
+        await self._works.drain()
 
     async def submit(self, verb: str, request: Request, blobs: Sequence[bytes] = ()) -> Any:
-        """What the script answers to this request. Raises what it refuses with, or StoreError."""
+        """Returns the script's answer to this request. Raises what it refuses with, or StoreError."""
         packed = dump(request)
-        return await self._link.at_home(lambda: self._accept(verb, packed, blobs))
+        return await self._connection.at_home(lambda: self._accept(verb, packed, blobs))
 
     async def _accept(self, verb: str, request: bytes, blobs: Sequence[bytes]) -> Any:
         if self._stopping:
             raise StoreError("the store is closed; open it first")
-        work = _Work(verb, request, blobs, asyncio.get_running_loop().create_future(), time.monotonic())
-        self._queue.append(work)
-        self._news.set()
-        return await work.future
+        return await self._works.submit(_RedisWork(verb, request, blobs, time.monotonic()))
 
-    async def _serve(self) -> None:
-        while self._queue or not self._stopping:
-            self._news.clear()
-            if not self._queue:
-                await self._news.wait()
-                await asyncio.sleep(0)  # whoever is ready to run in this turn of the loop joins
-                continue
-            lanes = self._next_group()
-            if not lanes:
-                continue
-            try:
-                await self._execute(lanes)
-            except Exception as error:  # whatever it was, the callers get it, and the task lives on
-                for work in (work for lane in lanes for work in lane.works):
-                    _settle(work, error)
-
-    def _next_group(self) -> list[_Lane]:
-        """The lanes of what is queued, up to a bound, in the order of their first caller."""
-        lanes: dict[str, _Lane] = {}
-        size = 0
-        while self._queue and len(lanes) < GROUP:
-            work = self._queue[0]
-            if work.future.cancelled():
-                self._queue.popleft()
-                continue
-            size += work.size
-            lane = self._lanes.setdefault(work.verb, _Lane(f"{self._client}:{work.verb}"))
-            if lanes and (size > GROUP_BYTES or (work.verb in lanes and len(lane.works) >= GROUP)):
-                break
-            if work.verb not in lanes:
-                lane.works = []
-                lane.number += 1
-                lanes[work.verb] = lane
-            lane.works.append(self._queue.popleft())
-        return list(lanes.values())
-
-    async def _execute(self, lanes: Sequence[_Lane]) -> None:
+    async def _execute(self, group: Sequence[_RedisWork]) -> Sequence[Any]:
+        """One script call per method, in the order of their first callers."""
+        lanes: dict[str, list[_RedisWork]] = defaultdict(list)
+        for work in group:
+            lanes[work.verb].append(work)
+        self._numbers.update(lanes.keys())
         now = "" if self._now_ns is None else str(self._now_ns())
         calls: list[tuple[str, Sequence[str | bytes]]] = []
-        for lane in lanes:
-            requests = b"[" + b",".join(work.request for work in lane.works) + b"]"
-            blobs = [blob for work in lane.works for blob in work.blobs]
-            calls.append((lane.works[0].verb, (lane.name, str(lane.number), now, requests, *blobs)))
-        replies = await self._link.run(calls)
+        for verb, works in lanes.items():
+            requests = b"[" + b",".join(work.request for work in works) + b"]"
+            blobs = [blob for work in works for blob in work.blobs]
+            calls.append((verb, (f"{self._client}:{verb}", str(self._numbers[verb]), now, requests, *blobs)))
+        replies = await self._connection.run(calls)
         if self.heard is not None:
-            works = [work for lane in lanes for work in lane.works]
-            self.heard(time.monotonic() - min(work.since for work in works), len(works))
-        for lane, reply in zip(lanes, replies, strict=True):
-            self._answer(lane.works, reply)
-            lane.works = []
+            self.heard(time.monotonic() - min(work.since for work in group), len(group))
+        outcomes: dict[_RedisWork, Any] = {}
+        for works, reply in zip(lanes.values(), replies, strict=True):
+            outcomes.update(zip(works, self._outcomes(reply, len(works)), strict=True))
+        return [outcomes[work] for work in group]
 
-    def _answer(self, works: Sequence[_Work], reply: Reply) -> None:
+    def _outcomes(self, reply: Reply, count: int) -> list[Any]:
         if isinstance(reply, Exception):
-            answers: list[Any] = [self._link.address.explain(reply)] * len(works)
-        else:
-            answers = orjson.loads(reply)
-        for work, answer in zip(works, answers, strict=True):
-            _settle(work, answer)
+            return [self._connection.address.explain(reply)] * count
+        return [_outcome(answer) for answer in orjson.loads(reply)]
 
 
-def _settle(work: _Work, answer: Any) -> None:
-    if work.future.done():
-        return
-    if isinstance(answer, dict) and "refused" in answer:
-        kind: type[AgentLightningError] = getattr(errors, answer["refused"])
-        answer = kind(answer["said"])
-    if isinstance(answer, Exception):
-        work.future.set_exception(answer)
-    else:
-        work.future.set_result(answer)
+def _outcome(answer: Any) -> Any:
+    refused = isinstance(answer, dict) and "refused" in answer
+    return refusal(answer["refused"], *answer["about"]) if refused else answer

@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from agentlightning.errors import AgentLightningError, ConfigError
-from agentlightning.store.bell import Bell, Topic
+from agentlightning.store.notifier import Notifier, Topic
 
 EXPECTED = "memory://, sqlite:///path or postgresql://user:password@host/database"
 
@@ -32,10 +32,10 @@ class Mark:
 
 
 class Database(abc.ABC):
-    """Where the data are. The defaults are those of a database in this process, which is never away."""
+    """A database with the data. The defaults are those of a database in this process, which is never away."""
 
     name: str
-    """How sentences call it."""
+    """Its name in sentences."""
     readers: int = 2
     """Threads that read beside the writer; 0 where only the writer has the data."""
     shared = False
@@ -43,7 +43,7 @@ class Database(abc.ABC):
     appends_apart: bool = False
     """Appends of records run beside the other verbs, on a connection of their own."""
     patience_s: float = 0.0
-    """How long verbs wait for a database that is away."""
+    """Seconds that verbs wait for a database that is away."""
 
     @contextmanager
     def upgrading(self, connection: Connection) -> Iterator[None]:
@@ -87,11 +87,11 @@ class Database(abc.ABC):
         raise NotImplementedError
 
     def passes(self, error: Exception) -> bool:
-        """Whether the same transaction may succeed later, because the database was away or chose a victim."""
+        """True where the same transaction may succeed later, because the database was away or chose a victim."""
         return False
 
-    def listen(self, bell: Bell, writer: str) -> Callable[[], None] | None:
-        """Ring the bell for what other processes tell; returns what ends that. Blocks until it hears them."""
+    def listen(self, notifier: Notifier, writer: str) -> Callable[[], None] | None:
+        """Ring the notifier for what other processes tell; returns what ends that. Blocks until it hears them."""
         return None
 
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
-from agentlightning.errors import ConflictError, NotFoundError
-from agentlightning.store import rows
+from agentlightning.store import codec
 from agentlightning.store.run_ids import run_ids
+from agentlightning.store.sentences import refusal
 from agentlightning.store.sql.lifecycle import require_runs
 from agentlightning.store.sql.tables import checkpoints, consumption, metrics, rollouts, runs, steps
 from agentlightning.store.sql.upsert import upsert
@@ -52,7 +52,7 @@ class Closing:
 
 
 @dataclass(frozen=True, slots=True)
-class GoingBack:
+class Reopening:
     run_id: str
     after: int
 
@@ -73,12 +73,8 @@ def close_step(transaction: Transaction, closings: Sequence[Closing]) -> list[St
     return [_close(transaction, closing) for closing in closings]
 
 
-def reopen_steps(transaction: Transaction, requests: Sequence[GoingBack]) -> list[list[Step]]:
+def reopen_steps(transaction: Transaction, requests: Sequence[Reopening]) -> list[list[Step]]:
     return [_reopen(transaction, request) for request in requests]
-
-
-def release_steps(transaction: Transaction, requests: Sequence[GoingBack]) -> list[int]:
-    return [_release(transaction, request) for request in requests]
 
 
 def put_checkpoint(transaction: Transaction, new: Sequence[Checkpoint]) -> list[None]:
@@ -105,14 +101,14 @@ def read_runs(connection: Connection, ids: Sequence[str] | None, limit: int | No
     query = select(runs).order_by(runs.c.created_ns.desc(), runs.c.id.desc()).limit(limit)
     if ids is not None:
         query = query.where(runs.c.id.in_(ids))
-    return [rows.read_run(row) for row in connection.execute(query)]
+    return [codec.RUNS.of_row(row) for row in connection.execute(query)]
 
 
 def read_steps(
     connection: Connection, run_id: str, after: int | None = None, limit: int | None = None, only: int | None = None
 ) -> list[Step]:
-    """Steps that are not abandoned, in order: all, those later than `after`, or one."""
-    query = select(steps).where(steps.c.run_id == run_id, steps.c.state != "abandoned").order_by(steps.c.step)
+    """Steps in order: all, those later than `after`, or one."""
+    query = select(steps).where(steps.c.run_id == run_id).order_by(steps.c.step)
     query = query.limit(limit)
     if after is not None:
         query = query.where(steps.c.step > after)
@@ -155,7 +151,7 @@ def _create(transaction: Transaction, request: NewRun) -> Run:
     }
     statement = upsert(transaction.connection, runs).on_conflict_do_nothing(index_elements=["id"])
     if transaction.connection.execute(statement.returning(runs.c.id), values).first() is None:
-        raise ConflictError(f"run {run_id} exists already")
+        raise refusal("run_exists", run_id)
     return _run(transaction.connection, run_id)
 
 
@@ -167,15 +163,15 @@ def _free_id(connection: Connection, now_ns: int) -> str:
 def _run(connection: Connection, run_id: str) -> Run:
     row = connection.execute(select(runs).where(runs.c.id == run_id)).first()
     if row is None:
-        raise NotFoundError(f"no such run: {run_id}")
-    return rows.read_run(row)
+        raise refusal("no_run", run_id)
+    return codec.RUNS.of_row(row)
 
 
 def _change(transaction: Transaction, change: RunChange) -> Run:
     run = _run(transaction.connection, change.run_id)
     values = {
         "state": change.state or run.state,
-        "summary": rows.dump({**run.summary, **(change.summary or {})}, "summary"),
+        "summary": codec.dump({**run.summary, **(change.summary or {})}, "summary"),
         "updated_ns": transaction.now_ns,
     }
     transaction.connection.execute(update(runs).where(runs.c.id == run.id).values(values))
@@ -193,8 +189,7 @@ def _open(transaction: Transaction, opening: Opening) -> Step:
     if present is not None:
         if present.state == "open" and present.consumed == list(opening.consumed):
             return present
-        held = "closed" if present.state == "closed" else "open with another list of rollouts"
-        raise ConflictError(f"step {step} of run {run_id} is {held} already")
+        raise refusal(f"step_{present.state}", step, run_id)
     _refuse_unfit(connection, opening)
     values = {"run_id": run_id, "step": step, "state": "open", "created_ns": transaction.now_ns}
     step_id = connection.execute(insert(steps).values(values).returning(steps.c.id)).scalar_one()
@@ -217,42 +212,42 @@ def _open(transaction: Transaction, opening: Opening) -> Step:
 
 
 def _refuse_unfit(connection: Connection, opening: Opening) -> None:
-    """What the constraints would refuse without saying why, and what they cannot know: that a rollout is finished."""
-    where = f"step {opening.step} of run {opening.run_id}"
+    """Refuses what constraints would refuse without saying why, and what they cannot know: that a rollout is finished."""
+    where = opening.step, opening.run_id
     wanted = [consumed.rollout_id for consumed in opening.consumed]
     if len(set(wanted)) < len(wanted):
-        raise ConflictError(f"{where}: a rollout is listed twice")
+        raise refusal("listed_twice", *where)
     columns = (rollouts.c.id, rollouts.c.run_id, rollouts.c.mode, rollouts.c.state, steps.c.step)
     eaten = rollouts.outerjoin(consumption, consumption.c.rollout_id == rollouts.c.id).outerjoin(
         steps, steps.c.id == consumption.c.step_id
     )
     known = {
         row.id: row
-        for part in rows.chunks(wanted)
+        for part in codec.chunks(wanted)
         for row in connection.execute(select(*columns).select_from(eaten).where(rollouts.c.id.in_(part)))
     }
     for rollout_id in wanted:
         row = known.get(rollout_id)
         if row is None:
-            raise NotFoundError(f"{where}: no such rollout: {rollout_id}")
+            raise refusal("no_rollout", *where, rollout_id)
         if row.run_id != opening.run_id:
-            raise ConflictError(f"{where}: rollout {rollout_id} belongs to run {row.run_id}")
+            raise refusal("of_other_run", *where, rollout_id, row.run_id)
         if row.mode != "train":
-            raise ConflictError(f"{where}: rollout {rollout_id} is an evaluation rollout, which is never learned from")
+            raise refusal("is_evaluation", *where, rollout_id)
         if row.state not in FINAL_STATES:
-            raise ConflictError(f"{where}: rollout {rollout_id} is {row.state}, not finished")
+            raise refusal("not_finished", *where, rollout_id, row.state)
         if row.step is not None:
-            raise ConflictError(f"{where}: rollout {rollout_id} was consumed by step {row.step} already")
+            raise refusal("consumed", *where, rollout_id, row.step)
 
 
 def _close(transaction: Transaction, closing: Closing) -> Step:
-    where = f"step {closing.step} of run {closing.run_id}"
+    where = closing.step, closing.run_id
     present = _step(transaction.connection, closing.run_id, closing.step)
     if present is None:
-        raise NotFoundError(f"no such step: {where}")
+        raise refusal("no_step", *where)
     if present.state == "closed":
         if present.version != closing.version:
-            raise ConflictError(f"{where} was closed with version {present.version}, not {closing.version}")
+            raise refusal("step_closed_otherwise", *where, present.version, closing.version)
         return present
     transaction.connection.execute(
         update(steps)
@@ -264,7 +259,7 @@ def _close(transaction: Transaction, closing: Closing) -> Step:
     return closed
 
 
-def _reopen(transaction: Transaction, request: GoingBack) -> list[Step]:
+def _reopen(transaction: Transaction, request: Reopening) -> list[Step]:
     require_runs(transaction.connection, {request.run_id})
     later = steps.c.run_id == request.run_id, steps.c.step > request.after, steps.c.state == "closed"
     transaction.connection.execute(update(steps).where(*later).values(state="open", version=None))
@@ -272,16 +267,6 @@ def _reopen(transaction: Transaction, request: GoingBack) -> list[Step]:
     return read_steps(transaction.connection, request.run_id, after=request.after)
 
 
-def _release(transaction: Transaction, request: GoingBack) -> int:
-    require_runs(transaction.connection, {request.run_id})
-    later = steps.c.run_id == request.run_id, steps.c.step > request.after, steps.c.state != "abandoned"
-    ids = transaction.connection.execute(select(steps.c.id).where(*later)).scalars().all()
-    freed = transaction.connection.execute(delete(consumption).where(consumption.c.step_id.in_(ids))).rowcount
-    transaction.connection.execute(update(steps).where(*later).values(state="abandoned"))
-    _abandon_metrics(transaction.connection, request)
-    return freed
-
-
-def _abandon_metrics(connection: Connection, request: GoingBack) -> None:
+def _abandon_metrics(connection: Connection, request: Reopening) -> None:
     later = metrics.c.run_id == request.run_id, metrics.c.step > request.after
     connection.execute(update(metrics).where(*later).values(abandoned=True))

@@ -9,14 +9,14 @@ from __future__ import annotations
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, select
 
-from agentlightning.errors import NotFoundError, RewardError
-from agentlightning.store import rows
+from agentlightning.errors import RewardError
+from agentlightning.store import codec
 from agentlightning.store.base import (
     IGNORED_BASE_URL,
     NO_CALLS,
@@ -26,7 +26,9 @@ from agentlightning.store.base import (
     final_reward,
     reward_number,
 )
+from agentlightning.store.sentences import reason, refusal
 from agentlightning.store.sql import statements
+from agentlightning.store.sql.prepared import execute, execute_many
 from agentlightning.store.sql.tables import (
     attempts,
     consumption,
@@ -36,51 +38,53 @@ from agentlightning.store.sql.tables import (
     workers,
 )
 from agentlightning.store.sql.writer import Transaction
-from agentlightning.types import Attempt, AttemptEnd, Finish, Lease, Mode, Reward, Rollout, RolloutState, Worker
+from agentlightning.types import Attempt, AttemptEnd, Finish, Lease, Mode, Reward, Rollout, RolloutState, WorkerStatus
 
 if TYPE_CHECKING:
-    from agentlightning.store.rows import AnyRow
+    from sqlalchemy import Row
+
+    AnyRow = Row[*tuple[Any, ...]]
 
 QUEUED = "queued"
 FINISHED = "finished"
-"""What the bell tells: that rollouts of a run are queued; how many of it have finished."""
+"""Topics of the notifier: rollouts of a run are queued; the number of it that have finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    worker: Worker
+    worker: WorkerStatus
     limit: int
     lease_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    worker: Worker
+    worker: WorkerStatus
     leases: Sequence[Lease]
     lease_s: float
 
 
 def enqueue(transaction: Transaction, batches: Sequence[Sequence[dict[str, Any]]]) -> list[list[Rollout]]:
-    """Rows as `rows.rollout_row` makes them; the rollouts that then exist, in the order given."""
+    """Columns of new rollouts; the rollouts that then exist, in the order given."""
     new = [row for batch in batches for row in batch]
     require_runs(transaction.connection, {row["run_id"] for row in new})
     if new:
-        transaction.connection.execute(statements.enqueue_rollouts(transaction.connection.dialect.name), new)
+        execute_many(transaction.connection, statements.enqueue_rollouts(transaction.connection.dialect.name), new)
     found: dict[tuple[str, str, int], Rollout] = {}
     groups: dict[str, set[str]] = defaultdict(set)
     for row in new:
         groups[row["run_id"]].add(row["group_id"])
     for run_id, group_ids in groups.items():
-        for part in rows.chunks(list(group_ids)):
+        for part in codec.chunks(list(group_ids)):
             query = statements.ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.group_id.in_(part))
-            for rollout in map(rows.read_rollout, transaction.connection.execute(query)):
+            for rollout in map(codec.ROLLOUTS.of_row, transaction.connection.execute(query)):
                 found[run_id, rollout.group_id, rollout.replica] = rollout
         transaction.tell(QUEUED, run_id)
     return [[found[row["run_id"], row["group_id"], row["replica"]] for row in batch] for batch in batches]
 
 
 def claim(transaction: Transaction, requests: Sequence[ClaimRequest]) -> list[list[tuple[Rollout, Lease]]]:
-    """What each caller gets: earlier callers first, higher priorities first."""
+    """Returns each caller's rollouts: earlier callers first, higher priorities first."""
     _see(transaction, [request.worker for request in requests], _CLAIM)
     expire(transaction, [None])
     by_run: dict[str, list[ClaimRequest]] = defaultdict(list)
@@ -90,13 +94,13 @@ def claim(transaction: Transaction, requests: Sequence[ClaimRequest]) -> list[li
     started: list[dict[str, Any]] = []
     for run_id, group in by_run.items():
         wanted = {"run": run_id, "now": transaction.now_ns, "most": sum(request.limit for request in group)}
-        found = [rows.read_rollout(row) for row in transaction.connection.execute(statements.TAKE, wanted)]
+        found = [codec.ROLLOUTS.of_row(row) for row in execute(transaction.connection, statements.TAKE, wanted)]
         found.sort(key=lambda rollout: (-rollout.priority, rollout.id))
         for request in group:
             mine, found = found[: request.limit], found[request.limit :]
             taken[id(request)] = [_lease(transaction, request, rollout, started) for rollout in mine]
     if started:
-        transaction.connection.execute(insert(attempts), started)
+        execute_many(transaction.connection, statements.START_ATTEMPT, started)
     return [taken[id(request)] for request in requests]
 
 
@@ -114,7 +118,7 @@ def heartbeat(transaction: Transaction, beats: Sequence[Beat]) -> list[list[bool
         ]
         answers.append(answer)
     if held:
-        transaction.connection.execute(statements.UPDATE_ATTEMPT, held)
+        execute_many(transaction.connection, statements.UPDATE_ATTEMPT, held)
     return answers
 
 
@@ -142,9 +146,9 @@ def cancel(transaction: Transaction, batches: Sequence[Sequence[str]]) -> list[i
     counts = []
     for batch in batches:
         count = 0
-        for part in rows.chunks(batch):
-            found = transaction.connection.execute(statements.LIVE, {"ids": part}).all()
-            ends = [_End(row, "lost", "the rollout was cancelled", None) for row in found]
+        for part in codec.chunks(batch):
+            found = execute(transaction.connection, statements.LIVE, {"ids": part})
+            ends = [_End(row, "lost", reason("cancelled"), None) for row in found]
             _end(transaction, ends, cancelled=True)
             count += len(ends)
         counts.append(count)
@@ -153,8 +157,8 @@ def cancel(transaction: Transaction, batches: Sequence[Sequence[str]]) -> list[i
 
 def expire(transaction: Transaction, requests: Sequence[None]) -> list[int]:
     """End as lost what ran out; the first caller gets the count."""
-    found = transaction.connection.execute(statements.OVERDUE, {"now": transaction.now_ns}).all()
-    _end(transaction, [_End(row, "lost", f"worker {row.worker_id} stopped sending heartbeats", None) for row in found])
+    found = execute(transaction.connection, statements.OVERDUE, {"now": transaction.now_ns})
+    _end(transaction, [_End(row, "lost", reason("silent_worker", row.worker_id), None) for row in found])
     return [len(found)] + [0] * (len(requests) - 1)
 
 
@@ -176,12 +180,14 @@ def read_rollouts(connection: Connection, query: RolloutQuery) -> list[Rollout]:
         chosen = chosen.where(rollouts.c.id > query.after)
     chosen = chosen.order_by(rollouts.c.id.desc() if query.newest_first else rollouts.c.id).limit(query.limit)
     if query.ids is None:
-        return [rows.read_rollout(row) for row in connection.execute(chosen)]
-    parts = list(rows.chunks(query.ids))
+        return [codec.ROLLOUTS.of_row(row) for row in connection.execute(chosen)]
+    parts = list(codec.chunks(query.ids))
     if query.newest_first:
         parts.reverse()
     found = [
-        rows.read_rollout(row) for part in parts for row in connection.execute(chosen.where(rollouts.c.id.in_(part)))
+        codec.ROLLOUTS.of_row(row)
+        for part in parts
+        for row in connection.execute(chosen.where(rollouts.c.id.in_(part)))
     ]
     return found[: query.limit]
 
@@ -193,42 +199,44 @@ def read_counts(connection: Connection, run_id: str) -> dict[tuple[Mode, Rollout
 
 
 def read_last_finished(connection: Connection, run_id: str) -> int:
-    """How many rollouts of the run have finished."""
+    """Returns the number of finished rollouts of the run."""
     last = connection.execute(select(runs.c.finished).where(runs.c.id == run_id)).scalar()
     if last is None:
-        raise NotFoundError(f"no such run: {run_id}")
+        raise refusal("no_run", run_id)
     return int(last)
 
 
 def read_finished(connection: Connection, run_id: str, after: int, limit: int) -> list[Rollout]:
     require_runs(connection, {run_id})
     query = statements.ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.finished_seq > after)
-    return [rows.read_rollout(row) for row in connection.execute(query.order_by(rollouts.c.finished_seq).limit(limit))]
+    return [
+        codec.ROLLOUTS.of_row(row) for row in connection.execute(query.order_by(rollouts.c.finished_seq).limit(limit))
+    ]
 
 
 def read_attempts(connection: Connection, rollout_ids: Sequence[str]) -> list[Attempt]:
     columns = [column for column in attempts.c if column.name != "token"]
     return [
         Attempt(**row._mapping)
-        for part in rows.chunks(rollout_ids)
+        for part in codec.chunks(rollout_ids)
         for row in connection.execute(
             select(*columns).where(attempts.c.rollout_id.in_(part)).order_by(attempts.c.rollout_id, attempts.c.attempt)
         )
     ]
 
 
-def read_workers(connection: Connection, run_id: str | None) -> list[Worker]:
+def read_workers(connection: Connection, run_id: str | None) -> list[WorkerStatus]:
     query = select(workers).order_by(workers.c.seen_ns.desc(), workers.c.id)
     if run_id is not None:
         query = query.where(workers.c.run_id == run_id)
-    return [Worker(**row._mapping) for row in connection.execute(query)]
+    return [WorkerStatus(**row._mapping) for row in connection.execute(query)]
 
 
 def require_runs(connection: Connection, run_ids: Collection[str]) -> None:
     """NotFoundError that names the runs which do not exist."""
-    found = set(connection.execute(statements.RUNS, {"ids": list(run_ids)}).scalars())
+    found = {row.id for row in execute(connection, statements.RUNS, {"ids": list(run_ids)})}
     if missing := sorted(set(run_ids) - found):
-        raise NotFoundError(f"no such run: {', '.join(missing)}")
+        raise refusal("no_run", ", ".join(missing))
 
 
 @dataclass(slots=True)
@@ -252,7 +260,7 @@ class _End:
         """By the retry policy. Every attempt that ended and was not lost used one of max_attempts."""
         if self.state == "succeeded":
             return "succeeded"
-        retry = rows.read_retry(self.row.retry)
+        retry = codec.read_retry(self.row.retry)
         if self.state == "lost":
             return "queued" if self.row.lost + 1 < retry.max_lost else "failed"
         used = self.row.attempt - self.row.lost
@@ -261,10 +269,10 @@ class _End:
 
 _BEAT = ("running", "seen_ns")
 _CLAIM = ("host", "pid", *_BEAT)
-"""What of a worker changes: only a claim says who it is, so that a beat never hides a predecessor from it."""
+"""Columns of a worker that change: only a claim says who it is, so that a beat never hides a predecessor from it."""
 
 
-def _see(transaction: Transaction, seen: Iterable[Worker], changing: tuple[str, ...]) -> None:
+def _see(transaction: Transaction, seen: Iterable[WorkerStatus], changing: tuple[str, ...]) -> None:
     """Workers claim or beat. One that starts again under its name on its host holds nothing of what its predecessor held."""
     connection = transaction.connection
     latest = {(worker.run_id, worker.id): worker for worker in seen}
@@ -272,18 +280,19 @@ def _see(transaction: Transaction, seen: Iterable[Worker], changing: tuple[str, 
     known = {
         (run_id, row.id): row
         for run_id in run_ids
-        for part in rows.chunks([worker_id for of_run, worker_id in latest if of_run == run_id])
-        for row in connection.execute(statements.WORKERS, {"run": run_id, "ids": part})
+        for part in codec.chunks([worker_id for of_run, worker_id in latest if of_run == run_id])
+        for row in execute(connection, statements.WORKERS, {"run": run_id, "ids": part})
     }
     if new := {run_id for run_id, worker_id in latest if (run_id, worker_id) not in known}:
         require_runs(connection, new)
     for key, worker in latest.items():
         before = known.get(key)
         if changing is _CLAIM and before is not None and before.host == worker.host and before.pid != worker.pid:
-            held = connection.execute(statements.HELD, {"run": worker.run_id, "worker": worker.id}).all()
-            reason = f"worker {worker.id} ended and started again"
-            _end(transaction, [_End(row, "lost", reason, None) for row in held])
-    connection.execute(
+            held = execute(connection, statements.HELD, {"run": worker.run_id, "worker": worker.id})
+            why = reason("restarted_worker", worker.id)
+            _end(transaction, [_End(row, "lost", why, None) for row in held])
+    execute_many(
+        connection,
         statements.see_workers(connection.dialect.name, changing),
         [
             {
@@ -321,8 +330,8 @@ def _running(connection: Connection, rollout_ids: Collection[str]) -> dict[str, 
     """The running attempt of each rollout that has one."""
     return {
         row.id: row
-        for part in rows.chunks(list(rollout_ids))
-        for row in connection.execute(statements.RUNNING, {"ids": part})
+        for part in codec.chunks(list(rollout_ids))
+        for row in execute(connection, statements.RUNNING, {"ids": part})
     }
 
 
@@ -341,20 +350,20 @@ def _record_last_rewards(transaction: Transaction, ended: Iterable[_End]) -> Non
             brought += [(end, reward) for reward in end.finish.rewards]
     named = [reward.call_id for _, reward in brought if reward.call_id is not None]
     known = set()
-    for part in rows.chunks(named):
-        known |= set(transaction.connection.execute(statements.KNOWN_CALLS, {"ids": part}).scalars())
+    for part in codec.chunks(named):
+        known |= {row.id for row in execute(transaction.connection, statements.KNOWN_CALLS, {"ids": part})}
     new = []
     for end, reward in brought:
         try:
             value = reward_number(reward.value, reward.name)
             if reward.call_id is not None and reward.call_id not in known:
-                raise RewardError(f"{reward.name}: expected call_id to name a recorded call, got {reward.call_id}")
+                raise RewardError(reason("unknown_call", reward.name, reward.call_id))
         except RewardError as error:
             end.state, end.error = "failed", str(error)
             continue
+        whose = {"run_id": end.row.run_id, "rollout_id": end.row.id, "attempt": end.row.attempt}  # as the lease says
         created_ns = reward.created_ns or transaction.now_ns
-        place = (reward.id, end.row.run_id, end.row.id, end.row.attempt)  # the lease says whose it is
-        new.append((*place, value, rows.text(reward.name), reward.call_id, reward.source, created_ns))
+        new.append(codec.REWARDS.row(replace(reward, value=value, created_ns=created_ns, **whose)))
     transaction.insert_new(rewards, new)
 
 
@@ -362,9 +371,9 @@ def _settle_rewards(connection: Connection, ended: Iterable[_End]) -> None:
     """The final reward of attempts that succeeded; contradictory ones end as failed."""
     succeeded = {end.key: end for end in ended if end.state == "succeeded"}
     records: dict[tuple[str, int], list[Reward]] = defaultdict(list)
-    for part in rows.chunks([rollout_id for rollout_id, _ in succeeded]):
-        for row in connection.execute(statements.REWARDS, {"ids": part}):
-            records[row.rollout_id, row.attempt].append(Reward(**row._mapping))
+    for part in codec.chunks([rollout_id for rollout_id, _ in succeeded]):
+        for row in execute(connection, statements.REWARDS, {"ids": part}):
+            records[row.rollout_id, row.attempt].append(codec.REWARDS.of_row(row))
     for key, end in succeeded.items():
         try:
             end.reward = final_reward(records[key])
@@ -375,8 +384,8 @@ def _settle_rewards(connection: Connection, ended: Iterable[_End]) -> None:
 def _look_at_calls(connection: Connection, ended: Sequence[_End]) -> None:
     """Count the calls; where there is none, say so with the likely cause: evidence before suspicion."""
     counts: Counter[tuple[str, int]] = Counter()
-    for part in rows.chunks([end.row.id for end in ended]):
-        for rollout_id, attempt, count in connection.execute(statements.COUNT_CALLS, {"ids": part}):
+    for part in codec.chunks([end.row.id for end in ended]):
+        for rollout_id, attempt, count in execute(connection, statements.COUNT_CALLS, {"ids": part}):
             counts[rollout_id, attempt] = count
     silent = {}
     for end in ended:
@@ -385,22 +394,18 @@ def _look_at_calls(connection: Connection, ended: Sequence[_End]) -> None:
             silent[end.key] = end
             cause = end.finish.diagnosis if end.finish is not None else None
             end.warning = f"{NO_CALLS}: {cause or IGNORED_BASE_URL}"
-    for part in rows.chunks([rollout_id for rollout_id, _ in silent]):
-        for rollout_id, attempt, attributes in connection.execute(statements.UNKNOWN_ROUTES, {"ids": part}):
+    for part in codec.chunks([rollout_id for rollout_id, _ in silent]):
+        for rollout_id, attempt, attributes in execute(connection, statements.UNKNOWN_ROUTES, {"ids": part}):
             if (rollout_id, attempt) in silent:
                 path = orjson.loads(attributes).get("path")
-                silent[
-                    rollout_id, attempt
-                ].warning = (
-                    f"{NO_CALLS}: the agent asked for {path}, which is no route; its base URL must end as it was given"
-                )
+                silent[rollout_id, attempt].warning = reason("unknown_route", NO_CALLS, path)
 
 
 def _look_at_spans(connection: Connection, ended: Sequence[_End]) -> None:
     """Say what was wrong with spans, by cause."""
     broken: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
-    for part in rows.chunks([end.row.id for end in ended]):
-        for rollout_id, attempt, attributes in connection.execute(statements.BROKEN_SPANS, {"ids": part}):
+    for part in codec.chunks([end.row.id for end in ended]):
+        for rollout_id, attempt, attributes in execute(connection, statements.BROKEN_SPANS, {"ids": part}):
             broken[rollout_id, attempt].update(broken_counts(orjson.loads(attributes)))
     for end in ended:
         if counts := broken.get(end.key):
@@ -417,11 +422,11 @@ def _end(transaction: Transaction, ended: Sequence[_End], *, cancelled: bool = F
     now_ns = transaction.now_ns
     end_attempts, end_rollouts = [], []
     for end, state in zip(ended, states, strict=True):
-        error = rows.text(end.error) if end.state != "succeeded" else None
+        error = codec.text(end.error) if end.state != "succeeded" else None
         ran = end.row.state == "running"
         if ran:
             what = {"rollout": end.row.id, "number": end.row.attempt, "state": end.state, "finished_ns": now_ns}
-            end_attempts.append({**what, "error": error, "output": rows.text(end.output)})
+            end_attempts.append({**what, "error": error, "output": codec.text(end.output)})
         if state == "queued":
             transaction.tell(QUEUED, end.row.run_id)
         place = places.get(end.row.id)
@@ -435,12 +440,12 @@ def _end(transaction: Transaction, ended: Sequence[_End], *, cancelled: bool = F
                 "reward": end.reward,
                 "calls": end.calls,
                 "error": error,
-                "warning": rows.text(end.warning),
+                "warning": codec.text(end.warning),
             }
         )
     if end_attempts:
-        transaction.connection.execute(statements.UPDATE_ATTEMPT, end_attempts)
-    transaction.connection.execute(statements.UPDATE_ROLLOUT, end_rollouts)
+        execute_many(transaction.connection, statements.UPDATE_ATTEMPT, end_attempts)
+    execute_many(transaction.connection, statements.UPDATE_ROLLOUT, end_rollouts)
 
 
 def _places(transaction: Transaction, ended: Sequence[_End], states: Sequence[RolloutState]) -> dict[str, int]:
@@ -451,7 +456,7 @@ def _places(transaction: Transaction, ended: Sequence[_End], states: Sequence[Ro
     places: dict[str, int] = {}
     for run_id, ids in by_run.items():
         more = {"run": run_id, "more": len(ids)}
-        last = transaction.connection.execute(statements.COUNT_FINISHED, more).scalar_one()
+        [(last,)] = execute(transaction.connection, statements.COUNT_FINISHED, more)
         places.update(zip(ids, range(last - len(ids) + 1, last + 1), strict=True))
         transaction.tell(FINISHED, run_id, last)
     return places

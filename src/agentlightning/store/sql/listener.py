@@ -1,4 +1,4 @@
-"""The listener: a thread that hears what other processes commit to one PostgreSQL, and rings the bell of this one.
+"""The listener: a thread that hears what other processes commit to one PostgreSQL, and rings the notifier of this one.
 
 Driven by the SQL store. A notification is a hint, never data: who is woken looks. While the connection is away nothing is
 heard, so everybody is woken when it is back.
@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import psycopg
 
-from agentlightning.store.bell import Bell
+from agentlightning.store.notifier import Notifier
 
 CHANNEL = "agl"
 PAUSE_S = 0.2
@@ -25,9 +25,9 @@ PAUSE_S = 0.2
 class Listener:
     """Hears from the constructor on, until `stop`. psycopg.Error where the first connection fails."""
 
-    def __init__(self, connect: Callable[[], psycopg.Connection[Any]], bell: Bell, writer: str) -> None:
+    def __init__(self, connect: Callable[[], psycopg.Connection[Any]], notifier: Notifier, writer: str) -> None:
         self._connect = connect
-        self._bell = bell
+        self._notifier = notifier
         self._writer = writer
         self._stopped, self._stop = socket.socketpair()
         first = self._listening()
@@ -56,7 +56,7 @@ class Listener:
             try:
                 if connection is None:
                     connection = self._listening()
-                    self._bell.ring_all()  # what was told meanwhile was not heard
+                    self._notifier.notify_all()  # what was told meanwhile was not heard
                 going = self._hear(connection)
             except (psycopg.Error, OSError):
                 going = not self._ready(None, PAUSE_S)
@@ -69,8 +69,8 @@ class Listener:
         while True:
             for told in connection.notifies(timeout=0):
                 writer, news = orjson.loads(told.payload)
-                if writer != self._writer:  # that bell has rung already
-                    self._bell.ring({(about, run_id): value for about, run_id, value in news})
+                if writer != self._writer:  # that notifier has rung already
+                    self._notifier.notify({(about, run_id): value for about, run_id, value in news})
             if self._ready(connection):
                 return False
 

@@ -1,7 +1,7 @@
 """The record of attempts in SQL: calls, spans and rewards; and what belongs to a run: resources and metrics.
 
 Verbs of the writer take a transaction and a list of arguments, one a caller (rows of hot tables come ready made, see
-rows.py, so that a group of callers is one executemany); functions that read take a connection. base.py says what they mean.
+codec.py, so that a group of callers is one executemany); functions that read take a connection. base.py says what they mean.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, and_, select, tuple_
 
-from agentlightning.errors import NotFoundError
-from agentlightning.store import rows
+from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.store import codec
+from agentlightning.store.sentences import refusal
 from agentlightning.store.sql.lifecycle import require_runs
 from agentlightning.store.sql.tables import (
     attempts,
@@ -33,7 +34,7 @@ Rows = list[tuple[Any, ...]]
 
 RESOURCES = "resources"
 METRICS = "metrics"
-"""What the bell tells: that a run has a new version of a resource; that it has new metrics."""
+"""Topics of the notifier: a run has a new version of a resource; it has new metrics."""
 
 
 def append_calls(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
@@ -64,15 +65,15 @@ def put_resources(transaction: Transaction, batches: Sequence[Sequence[Resource]
     return [[_put(transaction, resource) for resource in batch] for batch in batches]
 
 
-def missing(connection: Connection, table: Table, new: Rows) -> NotFoundError:
-    """Which of the things that rows refer to does not exist: said when a foreign key refused them."""
+def missing(connection: Connection, table: Table, new: Rows) -> StoreError:
+    """Names the thing that rows refer to and that does not exist: asked when a foreign key refused them."""
     place = {column.name: index for index, column in enumerate(c for c in table.columns if c.name != "seq")}
     require_runs(connection, {row[place["run_id"]] for row in new})
     if "attempt" not in place:
         return NotFoundError(f"{table.name}: they refer to what is not recorded")
     known = {
         tuple(row)
-        for part in rows.chunks([row[place["rollout_id"]] for row in new])
+        for part in codec.chunks([row[place["rollout_id"]] for row in new])
         for row in connection.execute(
             select(attempts.c.rollout_id, attempts.c.attempt).where(attempts.c.rollout_id.in_(part))
         )
@@ -80,13 +81,13 @@ def missing(connection: Connection, table: Table, new: Rows) -> NotFoundError:
     for row in new:
         rollout_id, attempt = row[place["rollout_id"]], row[place["attempt"]]
         if (rollout_id, attempt) not in known:
-            return NotFoundError(f"{table.name}: rollout {rollout_id} has no attempt {attempt}")
-    return NotFoundError(f"{table.name}: they name a call that is not recorded (a parent comes before its children)")
+            return refusal("no_attempt", table.name, rollout_id, attempt)
+    return refusal("no_call", table.name)
 
 
 def read_calls(connection: Connection, rollout_ids: Sequence[str], attempt: int | None) -> list[Call]:
     found = []
-    for part in rows.chunks(rollout_ids):
+    for part in codec.chunks(rollout_ids):
         query = select(calls).where(calls.c.rollout_id.in_(part))
         if attempt is None:
             latest = and_(rollouts.c.id == calls.c.rollout_id, rollouts.c.attempt == calls.c.attempt)
@@ -94,14 +95,14 @@ def read_calls(connection: Connection, rollout_ids: Sequence[str], attempt: int 
         else:
             query = query.where(calls.c.attempt == attempt)
         query = query.order_by(calls.c.rollout_id, calls.c.finished_ns, calls.c.id)
-        found += [rows.read_call(row) for row in connection.execute(query)]
+        found += [codec.CALLS.of_row(row) for row in connection.execute(query)]
     return found
 
 
 def read_spans(connection: Connection, rollout_ids: Sequence[str]) -> list[Span]:
     return [
-        rows.read_span(row)
-        for part in rows.chunks(rollout_ids)
+        codec.SPANS.of_row(row)
+        for part in codec.chunks(rollout_ids)
         for row in connection.execute(
             select(spans)
             .where(spans.c.rollout_id.in_(part))
@@ -112,10 +113,10 @@ def read_spans(connection: Connection, rollout_ids: Sequence[str]) -> list[Span]
 
 def read_rewards(connection: Connection, rollout_ids: Sequence[str]) -> list[Reward]:
     return [
-        Reward(**row._mapping)
-        for part in rows.chunks(rollout_ids)
+        codec.REWARDS.of_row(row)
+        for part in codec.chunks(rollout_ids)
         for row in connection.execute(
-            select(*[column for column in rewards.c if column.name != "seq"])
+            select(rewards)
             .where(rewards.c.rollout_id.in_(part))
             .order_by(rewards.c.rollout_id, rewards.c.created_ns, rewards.c.seq)
         )
@@ -134,7 +135,7 @@ def read_resources(connection: Connection, run_id: str, name: str | None, latest
         )
         query = query.join(resource_versions, newest)
     query = query.order_by(resources.c.name, resources.c.version)
-    return [rows.read_resource(row) for row in connection.execute(query)]
+    return [codec.RESOURCES.of_row(row) for row in connection.execute(query)]
 
 
 def read_later_resources(connection: Connection, run_id: str, after: Mapping[str, int]) -> list[Resource]:
@@ -145,13 +146,15 @@ def read_later_resources(connection: Connection, run_id: str, after: Mapping[str
     query = select(resources).where(
         resources.c.run_id == run_id, tuple_(resources.c.name, resources.c.version).in_(later)
     )
-    return [rows.read_resource(row) for row in connection.execute(query.order_by(resources.c.name))] if later else []
+    return (
+        [codec.RESOURCES.of_row(row) for row in connection.execute(query.order_by(resources.c.name))] if later else []
+    )
 
 
 def read_later_metrics(connection: Connection, run_id: str, after: int, limit: int) -> list[Metric]:
     require_runs(connection, {run_id})
     query = select(metrics).where(metrics.c.run_id == run_id, metrics.c.seq > after)
-    return [rows.read_metric(row) for row in connection.execute(query.order_by(metrics.c.seq).limit(limit))]
+    return [codec.METRICS.of_row(row) for row in connection.execute(query.order_by(metrics.c.seq).limit(limit))]
 
 
 def read_metrics(connection: Connection, run_id: str, name: str | None) -> list[Metric]:
@@ -159,7 +162,7 @@ def read_metrics(connection: Connection, run_id: str, name: str | None) -> list[
     if name is not None:
         query = query.where(metrics.c.name == name)
     query = query.order_by(metrics.c.step, metrics.c.name, metrics.c.created_ns, metrics.c.seq)
-    return [rows.read_metric(row) for row in connection.execute(query)]
+    return [codec.METRICS.of_row(row) for row in connection.execute(query)]
 
 
 def _append(transaction: Transaction, table: Table, batches: Sequence[Rows]) -> list[None]:
@@ -178,15 +181,6 @@ def _put(transaction: Transaction, resource: Resource) -> Resource:
     stored = replace(resource, version=counted.scalar_one(), created_ns=created_ns)
     transaction.connection.execute(
         resources.insert(),
-        {
-            "run_id": stored.run_id,
-            "name": stored.name,
-            "version": stored.version,
-            "kind": stored.kind,
-            "value": rows.dump(stored.value, "value"),
-            "parent": stored.parent,
-            "step": stored.step,
-            "created_ns": stored.created_ns,
-        },
+        codec.RESOURCES.columns(stored),
     )
     return stored

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, delete, select, update
 
-from agentlightning.errors import ConflictError
-from agentlightning.store import rows
+from agentlightning.store import codec
+from agentlightning.store.sentences import refusal
 from agentlightning.store.sql.lifecycle import FINISHED, QUEUED
 from agentlightning.store.sql.record import METRICS, RESOURCES
 from agentlightning.store.sql.tables import (
@@ -37,13 +37,13 @@ PORTION = 50
 METRICS_A_PORTION = 10_000
 
 FOR_EVER = 2**62
-"""Rings every bell, whatever number its listener waits for."""
+"""Rings every notifier, whatever number its listener waits for."""
 
 
 def drop_records(transaction: Transaction, batches: Sequence[Sequence[str]]) -> list[int]:
     for batch in batches:
         _refuse_unfinished(transaction.connection, batch)
-    return [sum(_drop(transaction.connection, part) for part in rows.chunks(batch)) for batch in batches]
+    return [sum(_drop(transaction.connection, part) for part in codec.chunks(batch)) for batch in batches]
 
 
 def delete_portion(transaction: Transaction, run_ids: Sequence[str]) -> list[bool]:
@@ -52,12 +52,12 @@ def delete_portion(transaction: Transaction, run_ids: Sequence[str]) -> list[boo
 
 
 def _refuse_unfinished(connection: Connection, rollout_ids: Sequence[str]) -> None:
-    for part in rows.chunks(rollout_ids):
+    for part in codec.chunks(rollout_ids):
         live = select(rollouts.c.id, rollouts.c.state).where(
             rollouts.c.id.in_(part), rollouts.c.state.not_in(FINAL_STATES)
         )
         if (row := connection.execute(live.order_by(rollouts.c.id)).first()) is not None:
-            raise ConflictError(f"rollout {row.id} is {row.state}: only records of finished rollouts can be dropped")
+            raise refusal("has_records_to_come", row.id, row.state)
 
 
 def _drop(connection: Connection, rollout_ids: Sequence[str]) -> int:

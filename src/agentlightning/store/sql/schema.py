@@ -8,25 +8,16 @@ version of this program looks for it. A new database is made from tables.py, an 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine, delete, insert, inspect, select, update
 from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import MissingExtraError, StoreError
+from agentlightning.store.open import Upgraded
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import Database
 
 FORGET_WRITER_S = 24 * 3600
-
-
-@dataclass(frozen=True, slots=True)
-class Upgraded:
-    """What `upgrade` did; the same version twice where there was nothing to do."""
-
-    name: str
-    before: int
-    after: int
 
 
 def prepare_schema(connection: Connection, database: Database, now_ns: int) -> bytes:

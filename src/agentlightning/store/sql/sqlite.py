@@ -20,7 +20,7 @@ from sqlalchemy.pool import NullPool, StaticPool
 from agentlightning.errors import ConflictError, StoreError
 from agentlightning.store.sql.database import Database
 
-BUSY_S = 10
+BUSY_TIMEOUT_S = 10
 """Seconds to wait for another process's lock; ``?timeout=`` in the URL says otherwise."""
 CACHE_KB = 32_000
 CHECKPOINT_PAGES = 8_000
@@ -36,7 +36,7 @@ class SqliteDatabase(Database):
         self.name = "the store in memory" if self._in_memory else str(url.database)
         self.readers = 0 if self._in_memory else Database.readers
         if not self._in_memory and "timeout" not in url.query:
-            url = url.update_query_dict({"timeout": str(BUSY_S)})
+            url = url.update_query_dict({"timeout": str(BUSY_TIMEOUT_S)})
         self._url = url
 
     def writer(self, name: str) -> Engine:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from sqlalchemy import Column, ColumnElement, bindparam, func, select, update
+from sqlalchemy import Column, ColumnElement, bindparam, func, insert, or_, select, update
 
 from agentlightning.store.base import UNKNOWN_ROUTE
 from agentlightning.store.sql import tables
@@ -17,14 +17,14 @@ from agentlightning.store.sql.upsert import Upsert, upsert_into
 
 
 def among(column: Column[str]) -> ColumnElement[bool]:
-    """Whether the column is one of `ids`."""
+    """The column is one of `ids`."""
     return column.in_(bindparam("ids", expanding=True))
 
 
 ROLLOUT = select(*rollouts.c, consumption.c.outcome).select_from(
     rollouts.outerjoin(consumption, consumption.c.rollout_id == rollouts.c.id)
 )
-"""Rollouts with their outcomes, as `rows.read_rollout` takes them."""
+"""Rollouts with their outcomes, as rows of `codec.ROLLOUTS`."""
 
 RUNS = select(runs.c.id).where(among(runs.c.id))
 # run
@@ -38,7 +38,6 @@ _NEXT = (
     .where(rollouts.c.run_id == bindparam("run"), rollouts.c.state == "queued")
     .order_by(rollouts.c.priority.desc(), rollouts.c.id)
     .limit(bindparam("most"))
-    .with_for_update(skip_locked=True)
     .cte("next")  # read once, whatever the plan: a subquery may be read again, and take more than it was asked for
 )
 # run, most, now
@@ -61,7 +60,9 @@ _COLUMNS_TO_END = (
     rollouts.c.lost,
     rollouts.c.state,
 )
-LIVE = select(*_COLUMNS_TO_END).where(among(rollouts.c.id), rollouts.c.state.in_(("queued", "running")))
+LIVE = select(*_COLUMNS_TO_END).where(
+    among(rollouts.c.id), or_(rollouts.c.state == "queued", rollouts.c.state == "running")
+)
 _RUNNING = (
     select(*_COLUMNS_TO_END, attempts.c.token, attempts.c.worker_id)
     .join_from(attempts, rollouts, attempts.c.rollout_id == rollouts.c.id)
@@ -72,6 +73,8 @@ RUNNING = _RUNNING.where(among(attempts.c.rollout_id))
 OVERDUE = _RUNNING.where(attempts.c.lease_expires_ns <= bindparam("now"))
 # run, worker
 HELD = _RUNNING.where(attempts.c.worker_id == bindparam("worker"), rollouts.c.run_id == bindparam("run"))
+
+START_ATTEMPT = insert(attempts)
 
 # The columns that these two set are those that their parameters name, beside rollout and number.
 UPDATE_ATTEMPT = update(attempts).where(
@@ -100,11 +103,7 @@ UNKNOWN_ROUTES = (
 BROKEN_SPANS = select(spans.c.rollout_id, spans.c.attempt, spans.c.attributes).where(
     tables.BROKEN, among(spans.c.rollout_id)
 )
-REWARDS = (
-    select(*[column for column in rewards.c if column.name != "seq"])
-    .where(among(rewards.c.rollout_id))
-    .order_by(rewards.c.created_ns, rewards.c.seq)
-)
+REWARDS = select(rewards).where(among(rewards.c.rollout_id)).order_by(rewards.c.created_ns, rewards.c.seq)
 
 
 @functools.cache

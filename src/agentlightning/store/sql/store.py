@@ -2,8 +2,8 @@
 
 Driven by whoever owns the database: a server, or a test. Verbs that write are submitted to the writer thread, which commits
 them in groups; verbs that read use threads of their own, so that a long list never delays a call. Waiting is pushed: the
-writer rings a bell after a commit, and a listener does for commits of other processes. What the verbs do in SQL is in
-lifecycle.py, record.py, history.py, retention.py and census.py; what differs between databases is in database.py.
+writer rings a notifier after a commit, and a listener does for commits of other processes. What the verbs do in SQL is in
+lifecycle.py, record.py, history.py, retention.py and stats.py; what differs between databases is in database.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 from uuid import uuid4
 
@@ -22,14 +23,14 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import ConflictError, InputError, StoreError
-from agentlightning.store import keys, rows
-from agentlightning.store.base import LEASE_S, MOST_FINISHED, LightningStore, RolloutQuery, reward_number
-from agentlightning.store.bell import Bell, Topic
+from agentlightning.store import codec, keys
+from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore, RolloutQuery, reward_number
+from agentlightning.store.notifier import Notifier, Topic
 from agentlightning.store.run_ids import check_run_id
-from agentlightning.store.sql import census, history, lifecycle, record, retention, tables
+from agentlightning.store.sql import history, lifecycle, record, retention, stats, tables
 from agentlightning.store.sql.database import database_at
 from agentlightning.store.sql.schema import prepare_schema
-from agentlightning.store.sql.writer import PAUSES_S, Transaction, Verb, Writer
+from agentlightning.store.sql.writer import PAUSES_S, SqlWriter, Transaction, Verb
 from agentlightning.types import (
     JSON,
     Attempt,
@@ -52,7 +53,7 @@ from agentlightning.types import (
     RunStatistics,
     Span,
     Step,
-    Worker,
+    WorkerStatus,
 )
 
 A = TypeVar("A")
@@ -69,9 +70,9 @@ class SqlLightningStore(LightningStore):
         self._database = database_at(url)
         self._now_ns = now_ns or self._database.now_ns
         self._clock = now_ns
-        self._bell = Bell()
-        self._writer: Writer | None = None
-        self._appender: Writer | None = None
+        self._notifier = Notifier()
+        self._writer: SqlWriter | None = None
+        self._appender: SqlWriter | None = None
         self._reader: Engine | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._end_listening: Callable[[], None] | None = None
@@ -92,20 +93,20 @@ class SqlLightningStore(LightningStore):
         if self._writer is not None:
             return
         database, name = self._database, uuid4().hex
-        self._writer = Writer(database, name, self._bell, now_ns=self._clock, opening=self._prepare)
+        self._writer = SqlWriter(database, name, self._notifier, now_ns=self._clock, opening=self._prepare)
         try:
             await self._write(_open, None)
             self._appender = self._writer
             if database.appends_apart:
                 appends = f"{name} appends"
-                self._appender = Writer(database, appends, self._bell, now_ns=self._clock, exclusive=False)
+                self._appender = SqlWriter(database, appends, self._notifier, now_ns=self._clock, exclusive=False)
             if self._heard is not None:
                 self.watch_commits(self._heard)
             if database.readers:
                 self._reader = database.reader()
                 self._threads = ThreadPoolExecutor(database.readers, thread_name_prefix="store-reader")
             with self._explaining():
-                self._end_listening = await asyncio.to_thread(database.listen, self._bell, name)
+                self._end_listening = await asyncio.to_thread(database.listen, self._notifier, name)
         except BaseException:
             await self.close()
             raise
@@ -135,7 +136,7 @@ class SqlLightningStore(LightningStore):
     async def create_run(self, name: str, config: JSON, run_id: str | None = None) -> Run:
         if run_id is not None:
             check_run_id(run_id)
-        return await self._write(history.create_run, history.NewRun(name, rows.dump(config, "config"), run_id))
+        return await self._write(history.create_run, history.NewRun(name, codec.dump(config, "config"), run_id))
 
     async def update_run(self, run_id: str, state: RunState | None = None, summary: JSON | None = None) -> Run:
         return await self._write(history.update_run, history.RunChange(run_id, state, summary))
@@ -147,12 +148,12 @@ class SqlLightningStore(LightningStore):
 
     async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
         now_ns = self._now_ns()
-        new = [rows.rollout_row(rollout, str(uuid_utils.uuid7()), now_ns) for rollout in rollouts]
-        return await self._write(lifecycle.enqueue, new)
+        new = [codec.new_rollout(rollout, str(uuid_utils.uuid7()), now_ns) for rollout in rollouts]
+        return await self._write(lifecycle.enqueue, [codec.ROLLOUTS.columns(rollout) for rollout in new])
 
     async def claim(
         self,
-        worker: Worker,
+        worker: WorkerStatus,
         limit: int = 1,
         lease_s: float = LEASE_S,
         wait_s: float = 0.0,
@@ -161,17 +162,17 @@ class SqlLightningStore(LightningStore):
             raise InputError(f"limit: expected at least 1, got {limit}")
         request = lifecycle.ClaimRequest(worker, limit, lease_s)
         deadline = time.monotonic() + wait_s
-        with self._bell.listening((lifecycle.QUEUED, worker.run_id)) as listener:
+        with self._notifier.subscribe((lifecycle.QUEUED, worker.run_id)) as subscription:
             taken = await self._write(lifecycle.claim, request)
             while not taken and (left_s := deadline - time.monotonic()) > 0:
-                await listener.wait(left_s)
+                await subscription.wait(left_s)
                 taken = await self._write(lifecycle.claim, request)
         return [
             Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt))
             for rollout, lease in taken
         ]
 
-    async def heartbeat(self, worker: Worker, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
+    async def heartbeat(self, worker: WorkerStatus, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
         return await self._write(lifecycle.heartbeat, lifecycle.Beat(worker, leases, lease_s))
 
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
@@ -194,21 +195,21 @@ class SqlLightningStore(LightningStore):
 
     async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
         deadline = time.monotonic() + timeout_s
-        with self._bell.listening((lifecycle.FINISHED, run_id), goal=after + at_least) as listener:
+        with self._notifier.subscribe((lifecycle.FINISHED, run_id), goal=after + at_least) as subscription:
             while await self._last_finished(run_id) < after + at_least and (left_s := deadline - time.monotonic()) > 0:
-                await listener.wait(left_s)
-        return await self._read(lambda connection: lifecycle.read_finished(connection, run_id, after, MOST_FINISHED))
+                await subscription.wait(left_s)
+        return await self._read(lambda connection: lifecycle.read_finished(connection, run_id, after, MAX_FINISHED))
 
-    async def workers(self, run_id: str | None = None) -> list[Worker]:
+    async def workers(self, run_id: str | None = None) -> list[WorkerStatus]:
         return await self._read(lambda connection: lifecycle.read_workers(connection, run_id))
 
     # --- the record -----------------------------------------------------------------------------------------------
 
     async def append_calls(self, calls: Sequence[Call]) -> None:
-        await self._append(self._appender, record.append_calls, tables.calls, [rows.call_row(call) for call in calls])
+        await self._append(self._appender, record.append_calls, tables.calls, [codec.call_row(call) for call in calls])
 
     async def append_spans(self, spans: Sequence[Span]) -> None:
-        await self._append(self._appender, record.append_spans, tables.spans, [rows.span_row(span) for span in spans])
+        await self._append(self._appender, record.append_spans, tables.spans, [codec.SPANS.row(span) for span in spans])
 
     async def calls(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
         return await self._read(lambda connection: record.read_calls(connection, rollout_ids, attempt))
@@ -218,7 +219,7 @@ class SqlLightningStore(LightningStore):
 
     async def record_rewards(self, rewards: Sequence[Reward]) -> None:
         now_ns = self._now_ns()
-        new = [rows.reward_row(reward, reward_number(reward.value, reward.name), now_ns) for reward in rewards]
+        new = [codec.REWARDS.row(_settled(reward, now_ns)) for reward in rewards]
         await self._append(self._appender, record.record_rewards, tables.rewards, new)
 
     async def rewards(self, rollout_ids: Sequence[str]) -> list[Reward]:
@@ -232,7 +233,7 @@ class SqlLightningStore(LightningStore):
 
     async def log_metrics(self, metrics: Sequence[Metric]) -> None:
         now_ns = self._now_ns()
-        new = [rows.metric_row(metric, now_ns) for metric in metrics]
+        new = [codec.METRICS.row(replace(metric, created_ns=metric.created_ns or now_ns))[:-1] for metric in metrics]
         await self._append(self._writer, record.log_metrics, tables.metrics, new)  # in the order of commits
 
     async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
@@ -260,11 +261,11 @@ class SqlLightningStore(LightningStore):
 
     async def statistics(self) -> list[RunStatistics]:
         now_ns = self._now_ns()
-        return await self._read(lambda connection: census.read_statistics(connection, now_ns))
+        return await self._read(lambda connection: stats.read_statistics(connection, now_ns))
 
     async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
         found = await self.runs(run_ids)
-        return [await self._read(functools.partial(census.read_size, run_id=run.id)) for run in found]
+        return [await self._read(functools.partial(stats.read_size, run_id=run.id)) for run in found]
 
     # --- the end of data ----------------------------------------------------------------------------------------------
 
@@ -290,10 +291,7 @@ class SqlLightningStore(LightningStore):
         return await self._read(lambda connection: history.read_steps(connection, run_id, after, limit))
 
     async def reopen_steps(self, run_id: str, after: int) -> list[Step]:
-        return await self._write(history.reopen_steps, history.GoingBack(run_id, after))
-
-    async def release_steps(self, run_id: str, after: int) -> int:
-        return await self._write(history.release_steps, history.GoingBack(run_id, after))
+        return await self._write(history.reopen_steps, history.Reopening(run_id, after))
 
     async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
         await self._write(history.put_checkpoint, checkpoint)
@@ -303,7 +301,7 @@ class SqlLightningStore(LightningStore):
 
     # --- how ------------------------------------------------------------------------------------------------------
 
-    def _opened(self) -> Writer:
+    def _opened(self) -> SqlWriter:
         if self._writer is None:
             raise StoreError(f"{self._database.name} is not open: use `async with store`, or await store.open()")
         return self._writer
@@ -314,7 +312,7 @@ class SqlLightningStore(LightningStore):
             return await writer.submit(verb, argument)
 
     async def _append(
-        self, writer: Writer | None, verb: Verb[record.Rows, None], table: Table, new: record.Rows
+        self, writer: SqlWriter | None, verb: Verb[record.Rows, None], table: Table, new: record.Rows
     ) -> None:
         self._opened()
         if not new or writer is None:
@@ -328,12 +326,12 @@ class SqlLightningStore(LightningStore):
             raise await self._read(lambda connection: record.missing(connection, table, new)) from None
 
     async def _wait_for(self, topic: Topic, query: Callable[[Connection], list[R]], timeout_s: float) -> list[R]:
-        """What the query finds, as soon as it finds something; nothing after `timeout_s` seconds."""
+        """Returns what the query finds, as soon as it finds something; nothing after `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
-        with self._bell.listening(topic) as listener:
+        with self._notifier.subscribe(topic) as subscription:
             found = await self._read(query)
             while not found and (left_s := deadline - time.monotonic()) > 0:
-                await listener.wait(left_s)
+                await subscription.wait(left_s)
                 found = await self._read(query)
         return found
 
@@ -381,6 +379,11 @@ class InMemoryLightningStore(SqlLightningStore):
 
     def __init__(self, now_ns: Callable[[], int] | None = None) -> None:
         super().__init__("memory://", now_ns)
+
+
+def _settled(reward: Reward, now_ns: int) -> Reward:
+    value = reward_number(reward.value, reward.name)
+    return replace(reward, value=value, created_ns=reward.created_ns or now_ns)
 
 
 def _open(transaction: Transaction, requests: Sequence[None]) -> list[None]:

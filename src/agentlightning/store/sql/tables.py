@@ -7,10 +7,14 @@ int32 and float32 arrays, everything nested is JSON text. What the constraints p
   rollouts if and only if it is in a final state;
 - calls, spans and rewards belong to attempts that exist; a call's parent is recorded before it;
 - a rollout is consumed at most once, by a step of its own run, and never if it is an evaluation rollout;
-- a step that is not abandoned is the only one of its number.
+- a step is the only one of its number.
 """
 
 from __future__ import annotations
+
+import typing
+from collections.abc import Collection
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -32,7 +36,28 @@ from sqlalchemy import (
     literal_column,
 )
 
-SCHEMA_VERSION = 4
+from agentlightning.store.codec import ARRAYS, scalar
+from agentlightning.types import (
+    Attempt,
+    AttemptState,
+    Call,
+    Checkpoint,
+    Metric,
+    Mode,
+    Outcome,
+    Resource,
+    Reward,
+    RewardSource,
+    Rollout,
+    RolloutState,
+    Run,
+    RunState,
+    Span,
+    StepState,
+    WorkerStatus,
+)
+
+SCHEMA_VERSION = 5
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -45,8 +70,13 @@ _Text = Text().with_variant(Text(collation="C"), "postgresql")  # ids sort by ti
 _Int = Integer().with_variant(BigInteger(), "postgresql")  # SQLite's INTEGER has 64 bits
 
 
-def _one_of(column: str, *values: str) -> CheckConstraint:
-    allowed = ", ".join(f"'{value}'" for value in values)
+_KEYS = {"run_id": "runs.id", "rollout_id": "rollouts.id", "parent_id": "calls.id", "call_id": "calls.id"}
+_COUNTERS = ("version", "parent", "finished_seq")
+
+
+def _one_of(column: str, values: Any) -> CheckConstraint:
+    """The column holds one of the values of this Literal."""
+    allowed = ", ".join(f"'{value}'" for value in typing.get_args(values))
     return CheckConstraint(f"{column} IN ({allowed})", name=f"{column}_is_known")
 
 
@@ -54,14 +84,33 @@ def _run() -> Column[str]:
     return Column("run_id", _Text, ForeignKey("runs.id"), nullable=False)
 
 
-def _attempt() -> list[Column[str] | Column[int] | ForeignKeyConstraint]:
-    """What belongs to an attempt names its run too, without a key: deleting a run would look for it in every call."""
+def _of_attempt() -> ForeignKeyConstraint:
+    """Key of what belongs to an attempt. Its run is named without a key: deleting a run would look for it in every call."""
+    return ForeignKeyConstraint(["rollout_id", "attempt"], ["attempts.rollout_id", "attempts.attempt"])
+
+
+def _columns(kind: type, keys: Collection[str] = (), without: Collection[str] = ()) -> list[Column[Any]]:
+    """A column for each field of a record; those named in `keys` refer to the table of what they name."""
+    hints = {name: hint for name, hint in typing.get_type_hints(kind).items() if name not in without}
     return [
-        Column("run_id", _Text, nullable=False),
-        Column("rollout_id", _Text, nullable=False),
-        Column("attempt", _Int, nullable=False),
-        ForeignKeyConstraint(["rollout_id", "attempt"], ["attempts.rollout_id", "attempts.attempt"]),
+        Column(
+            name,
+            _type(kind, name, hint),
+            *([ForeignKey(_KEYS[name])] if name in keys else []),
+            primary_key=name == "id" and kind not in (Reward, WorkerStatus),
+            nullable=scalar(hint)[1] or (kind, name) == (Metric, "value"),  # not a finite number
+        )
+        for name, hint in hints.items()
     ]
+
+
+def _type(kind: type, name: str, hint: Any) -> Any:
+    plain, _ = scalar(hint)
+    if (kind, name) in ARRAYS:
+        return LargeBinary()
+    if plain is int:
+        return BigInteger() if name.endswith("_ns") or name in _COUNTERS else _Int
+    return {float: Double(), bool: Boolean()}.get(plain, _Text)  # type: ignore[arg-type]
 
 
 meta = Table(
@@ -83,46 +132,20 @@ writers = Table(
 runs = Table(
     "runs",
     metadata,
-    Column("id", _Text, primary_key=True),
-    Column("name", _Text, nullable=False),
-    Column("state", _Text, nullable=False),
-    Column("config", _Text, nullable=False),
-    Column("created_ns", BigInteger, nullable=False),
-    Column("updated_ns", BigInteger, nullable=False),
-    Column("summary", _Text, nullable=False),
+    *_columns(Run),
     Column("finished", BigInteger, nullable=False, server_default="0"),  # the last finished_seq given
-    _one_of("state", "running", "finished", "interrupted", "failed"),
+    _one_of("state", RunState),
 )
 
 rollouts = Table(
     "rollouts",
     metadata,
-    Column("id", _Text, primary_key=True),
-    _run(),
-    Column("task", _Text, nullable=False),
-    Column("group_id", _Text, nullable=False),
-    Column("replica", _Int, nullable=False),
-    Column("mode", _Text, nullable=False),
-    Column("step", _Int, nullable=False),
-    Column("sampling", _Text, nullable=False),
-    Column("retry", _Text, nullable=False),
-    Column("priority", _Int, nullable=False),
-    Column("state", _Text, nullable=False),
-    Column("attempt", _Int, nullable=False),
-    Column("lost", _Int, nullable=False),
-    Column("created_ns", BigInteger, nullable=False),
-    Column("started_ns", BigInteger),
-    Column("finished_ns", BigInteger),
-    Column("finished_seq", BigInteger),
-    Column("reward", Double),
-    Column("calls", _Int, nullable=False, server_default="0"),
-    Column("error", _Text),
-    Column("warning", _Text),
+    *_columns(Rollout, keys=["run_id"], without=["outcome"]),  # which stands in consumption
     UniqueConstraint("run_id", "group_id", "replica"),
     UniqueConstraint("run_id", "finished_seq"),
     UniqueConstraint("id", "run_id", "mode"),  # what consumption refers to
-    _one_of("mode", "train", "eval"),
-    _one_of("state", "queued", "running", "succeeded", "failed", "cancelled"),
+    _one_of("mode", Mode),
+    _one_of("state", RolloutState),
     CheckConstraint(
         "(finished_seq IS NOT NULL) = (state IN ('succeeded', 'failed', 'cancelled'))", name="finished_has_its_place"
     ),
@@ -134,18 +157,10 @@ Index(
 attempts = Table(
     "attempts",
     metadata,
-    Column("rollout_id", _Text, ForeignKey("rollouts.id"), nullable=False),
-    Column("attempt", _Int, nullable=False),
-    Column("state", _Text, nullable=False),
-    Column("worker_id", _Text, nullable=False),
+    *_columns(Attempt, keys=["rollout_id"]),
     Column("token", _Text, nullable=False),
-    Column("lease_expires_ns", BigInteger, nullable=False),
-    Column("started_ns", BigInteger, nullable=False),
-    Column("finished_ns", BigInteger),
-    Column("error", _Text),
-    Column("output", _Text),
     PrimaryKeyConstraint("rollout_id", "attempt"),
-    _one_of("state", "running", "succeeded", "failed", "timed_out", "lost"),
+    _one_of("state", AttemptState),
     sqlite_with_rowid=False,
 )
 Index(
@@ -162,69 +177,20 @@ Index(
     postgresql_where=attempts.c.state == RUNNING,
 )
 
-workers = Table(
-    "workers",
-    metadata,
-    Column("id", _Text, nullable=False),
-    _run(),
-    Column("host", _Text, nullable=False),
-    Column("pid", _Int, nullable=False),
-    Column("running", _Int, nullable=False),
-    Column("seen_ns", BigInteger, nullable=False),
-    PrimaryKeyConstraint("run_id", "id"),
-)
+workers = Table("workers", metadata, *_columns(WorkerStatus, keys=["run_id"]), PrimaryKeyConstraint("run_id", "id"))
 
 calls = Table(
     "calls",
     metadata,
-    Column("id", _Text, primary_key=True),
-    *_attempt(),
-    Column("parent_id", _Text, ForeignKey("calls.id")),
-    Column("suffix_ids", LargeBinary, nullable=False),
-    Column("sampled_ids", LargeBinary, nullable=False),
-    Column("logprobs", LargeBinary, nullable=False),
-    Column("versions", _Text, nullable=False),
-    Column("prompt_tokens", _Int, nullable=False),
-    Column("policy", _Text, nullable=False),
-    Column("model", _Text, nullable=False),
-    Column("protocol", _Text, nullable=False),
-    Column("sampling", _Text, nullable=False),
-    Column("history_hash", _Text, nullable=False),
-    Column("request_hash", _Text, nullable=False),
-    Column("messages", _Text, nullable=False),
-    Column("answer", _Text, nullable=False),
-    Column("tools", _Text),
-    Column("fork_cause", _Text),
-    Column("context_only", _Int, nullable=False, server_default="0"),
-    Column("asked", _Text, nullable=False, server_default="{}"),
-    Column("usage", _Text, nullable=False, server_default="{}"),
-    Column("agent", _Text),
-    Column("finish_reason", _Text, nullable=False),
-    Column("started_ns", BigInteger, nullable=False),
-    Column("finished_ns", BigInteger, nullable=False),
-    Column("span_id", _Text),
+    *_columns(Call, keys=["parent_id"]),
+    _of_attempt(),
     CheckConstraint("length(logprobs) = length(sampled_ids)", name="one_logprob_a_sampled_token"),
 )
 Index("calls_by_attempt", calls.c.rollout_id, calls.c.attempt)
 _HAS_PARENT = calls.c.parent_id.is_not(None)
 Index("calls_by_parent", calls.c.parent_id, sqlite_where=_HAS_PARENT, postgresql_where=_HAS_PARENT)  # to delete calls
 
-spans = Table(
-    "spans",
-    metadata,
-    Column("id", _Text, primary_key=True),
-    *_attempt(),
-    Column("name", _Text, nullable=False),
-    Column("parent_id", _Text),
-    Column("attributes", _Text, nullable=False),
-    Column("started_ns", BigInteger, nullable=False),
-    Column("finished_ns", BigInteger, nullable=False),
-    Column("trace_id", _Text),
-    Column("kind", _Text, nullable=False, server_default="internal"),
-    Column("status", _Text, nullable=False, server_default="unset"),
-    Column("status_message", _Text, nullable=False, server_default=""),
-    Column("events", _Text, nullable=False, server_default="[]"),
-)
+spans = Table("spans", metadata, *_columns(Span), _of_attempt())
 Index("spans_by_rollout", spans.c.rollout_id, spans.c.started_ns)
 BROKEN: ColumnElement[bool] = spans.c.name == literal_column("'gateway.broken_spans'")
 Index("spans_broken", spans.c.rollout_id, sqlite_where=BROKEN, postgresql_where=BROKEN)
@@ -232,15 +198,11 @@ Index("spans_broken", spans.c.rollout_id, sqlite_where=BROKEN, postgresql_where=
 rewards = Table(
     "rewards",
     metadata,
+    *_columns(Reward, keys=["call_id"]),
+    _of_attempt(),
     Column("seq", _Serial, primary_key=True, autoincrement=True),
-    Column("id", _Text, nullable=False, unique=True),
-    *_attempt(),
-    Column("value", Double, nullable=False),  # SQLite keeps NaN as NULL, so this refuses it
-    Column("name", _Text, nullable=False),
-    Column("call_id", _Text, ForeignKey("calls.id")),
-    Column("source", _Text, nullable=False),
-    Column("created_ns", BigInteger, nullable=False),
-    _one_of("source", "return", "function", "output", "emitted", "posted", "air", "rescored"),
+    UniqueConstraint("id"),
+    _one_of("source", RewardSource),
 )
 Index("rewards_by_rollout", rewards.c.rollout_id, rewards.c.attempt)
 _OF_CALL = rewards.c.call_id.is_not(None)
@@ -258,14 +220,7 @@ resource_versions = Table(
 resources = Table(
     "resources",
     metadata,
-    _run(),
-    Column("name", _Text, nullable=False),
-    Column("version", BigInteger, nullable=False),
-    Column("kind", _Text, nullable=False),
-    Column("value", _Text, nullable=False),
-    Column("parent", BigInteger),
-    Column("step", _Int, nullable=False),
-    Column("created_ns", BigInteger, nullable=False),
+    *_columns(Resource, keys=["run_id"]),
     PrimaryKeyConstraint("run_id", "name", "version"),
     ForeignKeyConstraint(["run_id", "name"], ["resource_versions.run_id", "resource_versions.name"]),
 )
@@ -273,13 +228,8 @@ resources = Table(
 metrics = Table(
     "metrics",
     metadata,
+    *_columns(Metric, keys=["run_id"], without=["seq"]),
     Column("seq", _Serial, primary_key=True, autoincrement=True),
-    _run(),
-    Column("step", _Int, nullable=False),
-    Column("name", _Text, nullable=False),
-    Column("value", Double),  # NULL where it was not a finite number
-    Column("created_ns", BigInteger, nullable=False),
-    Column("abandoned", Boolean, nullable=False),
     sqlite_autoincrement=True,  # who follows metrics relies on a seq that is never used twice
 )
 Index("metrics_by_name", metrics.c.run_id, metrics.c.step, metrics.c.name)
@@ -295,17 +245,9 @@ steps = Table(
     Column("version", BigInteger),
     Column("created_ns", BigInteger, nullable=False),
     UniqueConstraint("id", "run_id"),
-    _one_of("state", "open", "closed", "abandoned"),
+    UniqueConstraint("run_id", "step"),
+    _one_of("state", StepState),
     CheckConstraint("state <> 'closed' OR version IS NOT NULL", name="closed_has_a_version"),
-)
-_SURVIVES = steps.c.state != literal_column("'abandoned'")
-Index(
-    "steps_one_a_number",
-    steps.c.run_id,
-    steps.c.step,
-    unique=True,
-    sqlite_where=_SURVIVES,
-    postgresql_where=_SURVIVES,
 )
 
 consumption = Table(
@@ -321,16 +263,9 @@ consumption = Table(
     ForeignKeyConstraint(["step_id", "run_id"], ["steps.id", "steps.run_id"]),
     UniqueConstraint("step_id", "position"),
     CheckConstraint("mode = 'train'", name="evaluation_is_never_consumed"),
-    _one_of("outcome", "trained", "zero_variance", "stale", "surplus", "invalid"),
+    _one_of("outcome", Outcome),
 )
 
 checkpoints = Table(
-    "checkpoints",
-    metadata,
-    _run(),
-    Column("step", _Int, nullable=False),
-    Column("path", _Text, nullable=False),
-    Column("version", BigInteger, nullable=False),
-    Column("created_ns", BigInteger, nullable=False),
-    PrimaryKeyConstraint("run_id", "step"),
+    "checkpoints", metadata, *_columns(Checkpoint, keys=["run_id"]), PrimaryKeyConstraint("run_id", "step")
 )

@@ -24,21 +24,22 @@ from sqlalchemy import Connection, RootTransaction, Table
 from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import StoreError
-from agentlightning.store.bell import Bell, Topic
+from agentlightning.store.notifier import Notifier, Topic
 from agentlightning.store.sql.database import Database, Mark
+from agentlightning.store.sql.prepared import execute_rows
 from agentlightning.store.sql.upsert import upsert
 
 A = TypeVar("A")
 R = TypeVar("R")
 
-GROUP = 1000
+MAX_GROUP = 1000
 """Most units of work in one transaction."""
-GATHER_S = 0.003
+MAX_GATHER_S = 0.003
 """While work of several keeps coming, a transaction waits this long for more to join it: a commit costs as much as ten
 appends. It does not wait once as much has come as usually does, and work that comes alone does not wait at all."""
 USUAL_FADES = 0.9
-"""What is usual is the largest of the last groups; each further group counts so much less."""
-OPENING_S = 10.0
+"""The usual size is the largest of the last groups; each further group counts so much less."""
+OPEN_TIMEOUT_S = 10.0
 """Seconds to wait for a database that is away when the store is opened."""
 PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 """Between attempts to reach a database that is away; the last one is repeated."""
@@ -46,7 +47,7 @@ PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 @dataclass(slots=True)
 class Transaction:
-    """What a verb works with: the connection, the time, and whom to wake once it is committed."""
+    """The context of a verb: the connection, the time, and whom to wake once it is committed."""
 
     connection: Connection
     now_ns: int
@@ -60,7 +61,7 @@ class Transaction:
         text = self._inserts.get(table)
         if text is None:
             text = self._inserts[table] = _insert(self.connection, table)
-        self.connection.exec_driver_sql(text, rows)
+        execute_rows(self.connection, text, rows)
 
     def tell(self, about: str, run_id: str, value: int = 0) -> None:
         """Wake those who wait for this topic, after the commit."""
@@ -71,7 +72,7 @@ Verb = Callable[[Transaction, Sequence[A]], list[R]]
 
 
 @dataclass(slots=True, eq=False)
-class _Work:
+class _SqlWork:
     verb: Verb[Any, Any]
     argument: Any
     future: asyncio.Future[Any]
@@ -87,10 +88,10 @@ class _Doubtful:
     """A transaction whose commit was cut off: what it told, and whose results it made."""
 
     news: dict[Topic, int]
-    group: list[_Work]
+    group: list[_SqlWork]
 
 
-class Writer:
+class SqlWriter:
     """The thread. `submit` from any event loop; `stop` once.
 
     Its transactions are of the `exclusive` kind (one at a time in the whole database, numbered, never executed twice), or
@@ -102,7 +103,7 @@ class Writer:
         self,
         database: Database,
         name: str,
-        bell: Bell,
+        notifier: Notifier,
         *,
         now_ns: Callable[[], int] | None,
         exclusive: bool = True,
@@ -114,13 +115,13 @@ class Writer:
         self._opening = opening
         self._engine = database.writer(name)
         self._now_ns = now_ns
-        self._bell = bell
-        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._notifier = notifier
+        self._queue: queue.SimpleQueue[_SqlWork | None] = queue.SimpleQueue()
         self._inserts: dict[Table, str] = {}
         self._stopped = threading.Event()
         self._connection: Connection | None = None
         self._number = 0
-        """Of the last transaction."""
+        """Number of the last transaction."""
         self._in_doubt: _Doubtful | None = None
         """The last transaction, where its commit was cut off."""
         self._lost = False
@@ -138,11 +139,11 @@ class Writer:
 
     async def submit(self, verb: Verb[A, R], argument: A) -> R:
         """Run the verb on this argument in some transaction; returns after its commit."""
-        if self._stopped.is_set():
+        if self._stopped.is_set():  # after the None of `stop` nothing is taken from the queue any more
             raise StoreError("the store is closed; open it first")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-        self._queue.put(_Work(verb, argument, future, loop, time.monotonic()))
+        self._queue.put(_SqlWork(verb, argument, future, loop, time.monotonic()))
         return await future
 
     def stop(self) -> None:
@@ -156,16 +157,18 @@ class Writer:
         open_for_work = True
         while open_for_work:
             group, open_for_work = self._next_group()
-            group = [work for work in group if not work.future.cancelled()]
+            group = [work for work in group if not work.future.cancelled()]  # not begun, so nobody misses it
             if not group:
                 continue
             crowded = len(group) > 1
+            # What failed for good keeps its error, is not tried again, and is answered with the others.
             waiting, attempt = group, 0
             while waiting:
                 waiting = self._try(waiting)
                 if waiting:
                     self._stopped.wait(PAUSES_S[min(attempt, len(PAUSES_S) - 1)])
                     attempt += 1
+            # Before the answers: who is answered may submit at once, and is then to be gathered with the others.
             self._committed, self._crowded = time.monotonic(), crowded
             if self.heard is not None:
                 self.heard(self._committed - group[0].since, len(group))
@@ -173,18 +176,21 @@ class Writer:
         self._disconnect()
         self._engine.dispose()  # here, since a connection to memory may be closed by the thread that made it only
 
-    def _try(self, group: list[_Work]) -> list[_Work]:
+    def _try(self, group: list[_SqlWork]) -> list[_SqlWork]:
         """Execute the group; returns those whose turn comes again, since the database is away or chose a victim."""
         try:
             self._execute(self._connected(), group)
         except Exception as error:  # whatever it was, the callers get it, and the thread lives on
+            # Any failure ends the connection: what state its transaction is in would be a guess.
             self._disconnect()
             passes = self._database.passes(error)
+            # The old session may still be at its commit. Until `_took_place` has asked, nothing is executed again.
+            # (Verbs of the other kind may be repeated, so nobody has to ask.)
             self._lost = self._lost or (passes and self._exclusive)
             patience_s = self._database.patience_s
             if self._opening is not None:  # perhaps the server just starts; perhaps the URL is wrong
-                patience_s = min(patience_s, OPENING_S)
-            latest = time.monotonic() - patience_s
+                patience_s = min(patience_s, OPEN_TIMEOUT_S)
+            latest = time.monotonic() - patience_s  # each waits from its own submission, not from the group's
             waiting = [work for work in group if passes and work.since > latest and not self._stopped.is_set()]
             if len(waiting) < len(group):
                 final = self._final(error)
@@ -195,20 +201,23 @@ class Writer:
 
     def _final(self, error: Exception) -> Exception:
         if self._in_doubt is None or not isinstance(error, DBAPIError):
-            return error
+            return error  # no commit was under way, so nothing took place
         return StoreError(f"{self._database.explain(error)}; it is not known whether the last change was recorded")
 
-    def _next_group(self) -> tuple[list[_Work], bool]:
+    def _next_group(self) -> tuple[list[_SqlWork], bool]:
         """Everything that is queued, up to a bound; waits for the first. False once stopped."""
-        group: list[_Work] = []
+        group: list[_SqlWork] = []
         work = self._queue.get()
+        # Waiting for more pays only while several callers write: then those of the last group, answered a moment ago, are
+        # about to submit again. One caller alone would only be delayed.
         deadline, expected = 0.0, 0
-        if work is not None and self._crowded and (now := time.monotonic()) - self._committed < GATHER_S:
-            deadline, expected = now + GATHER_S, int(min(self._usual.get(work.verb, GROUP), self._usual[None]))
+        if work is not None and self._crowded and (now := time.monotonic()) - self._committed < MAX_GATHER_S:
+            deadline, expected = now + MAX_GATHER_S, int(min(self._usual.get(work.verb, MAX_GROUP), self._usual[None]))
         while work is not None:
             group.append(work)
-            if len(group) == GROUP:
+            if len(group) == MAX_GROUP:
                 break
+            # As many as usual are there: the rest would come after the deadline anyway.
             left_s = deadline - time.monotonic() if len(group) < expected else 0.0
             try:
                 work = self._queue.get(timeout=left_s) if left_s > 0 else self._queue.get_nowait()
@@ -222,7 +231,7 @@ class Writer:
     def _connected(self) -> Connection:
         if self._connection is None or self._connection.closed:
             self._connection = self._engine.connect()
-        if self._opening is not None:
+        if self._opening is not None:  # on each connection until it succeeded once
             with self._connection.begin():
                 self._opening(self._connection)
             self._opening = None
@@ -231,10 +240,10 @@ class Writer:
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(DBAPIError):
+            with contextlib.suppress(DBAPIError):  # its rollback needs the server that is away
                 connection.close()
 
-    def _execute(self, connection: Connection, group: list[_Work]) -> None:
+    def _execute(self, connection: Connection, group: list[_SqlWork]) -> None:
         """One transaction, or none if it took place already; raises where the database refused it as a whole."""
         if self._lost and self._took_place(connection, group):
             return
@@ -242,26 +251,33 @@ class Writer:
         if not self._commit(connection, group, careful=False):
             self._commit(connection, group, careful=True)
 
-    def _took_place(self, connection: Connection, group: list[_Work]) -> bool:
+    def _took_place(self, connection: Connection, group: list[_SqlWork]) -> bool:
         """On a new connection after one was lost: whether the group's work is done, results and all."""
+        # The row of this writer holds the number of its last transaction, written by that transaction: `resume` first
+        # ends the old session and waits for its lock, so the number can no longer change behind our back.
         with connection.begin():
             committed = self._database.resume(connection, Mark(self._name, self._number))
         self._lost = False
         doubtful, self._in_doubt = self._in_doubt, None
         if doubtful is None or not committed:
             return False
-        self._bell.ring(doubtful.news)
+        self._notifier.notify(doubtful.news)  # `_finish` did not come to it
+        # Work that is tried again has the results that its verbs made before the commit. A new group comes here where all
+        # of the doubtful one was given up meanwhile: it has none, and is executed.
         return set(group) <= set(doubtful.group)
 
-    def _commit(self, connection: Connection, group: list[_Work], *, careful: bool) -> bool:
+    def _commit(self, connection: Connection, group: list[_SqlWork], *, careful: bool) -> bool:
         """Run all verbs and commit; False where one failed and they have to be run again, carefully."""
-        by_verb: dict[Verb[Any, Any], list[_Work]] = defaultdict(list)
+        # By verb, not in the order of the queue: who awaits its verbs one by one is never in a group twice, and of
+        # different callers no order is promised.
+        by_verb: dict[Verb[Any, Any], list[_SqlWork]] = defaultdict(list)
         for work in group:
             work.result = work.error = None
             by_verb[work.verb].append(work)
-        self._number += 1
+        self._number += 1  # also where it fails below: a number is never written by two transactions
         with connection.begin() as root:
             entered_ns = self._database.enter(connection, Mark(self._name, self._number) if self._exclusive else None)
+            # Read after the lock: times of one database so never run backwards between its transactions.
             now_ns = entered_ns if self._now_ns is None else self._now_ns()
             transaction = Transaction(connection, now_ns, _inserts=self._inserts)
             try:
@@ -269,42 +285,43 @@ class Writer:
                     _run(transaction, works, careful)
             except Exception as error:
                 if careful or self._database.passes(error):
-                    raise
+                    raise  # not one verb's fault: the whole group is tried again, or fails
                 root.rollback()
-                if len(group) == 1:
+                if len(group) == 1:  # there is nobody else to be saved by a second, careful run
                     group[0].error = error
                 return len(group) == 1
-            if transaction.news:
+            if transaction.news:  # within the transaction: other processes are notified if and only if it is committed
                 self._database.tell(connection, self._name, transaction.news)
             self._finish(root, transaction, group)
         return True
 
-    def _finish(self, root: RootTransaction, transaction: Transaction, group: list[_Work]) -> None:
+    def _finish(self, root: RootTransaction, transaction: Transaction, group: list[_SqlWork]) -> None:
+        # Set before the commit: an exception out of it does not say whether the server had already written it.
         self._in_doubt = _Doubtful(transaction.news, group)
         try:
             root.commit()
         except Exception as error:
             if not (self._exclusive and self._database.passes(error)):
-                self._in_doubt = None
+                self._in_doubt = None  # the database refused it (a full disk, a constraint): it did not take place
             raise
         self._in_doubt = None
         if transaction.news:
-            self._bell.ring(transaction.news)
+            self._notifier.notify(transaction.news)
 
 
-def _run(transaction: Transaction, works: list[_Work], careful: bool) -> None:
+def _run(transaction: Transaction, works: list[_SqlWork], careful: bool) -> None:
     """One call of the verb for all works; carefully: where that fails one for each, so that only the culprits fail."""
     savepoint = transaction.connection.begin_nested() if careful else None
     try:
         results = works[0].verb(transaction, [work.argument for work in works])
     except Exception as error:  # handed to the caller, who awaits it
         if savepoint is None or not _alive(transaction.connection):
-            raise
+            raise  # without a transaction there is nothing to go back to
         savepoint.rollback()
         if len(works) == 1:
             works[0].error = error
             return
-        for work in works:
+        for work in works:  # once more, one by one: a batch of a hundred does not fail for one bad row
             _run(transaction, [work], careful)
     else:
         if savepoint is not None:
@@ -324,8 +341,8 @@ def _insert(connection: Connection, table: Table) -> str:
     return str(statement.compile(dialect=connection.dialect, column_keys=columns))
 
 
-def _answer(group: list[_Work]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Work]] = defaultdict(list)
+def _answer(group: list[_SqlWork]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[_SqlWork]] = defaultdict(list)
     for work in group:
         by_loop[work.loop].append(work)
     for loop, works in by_loop.items():
@@ -333,7 +350,7 @@ def _answer(group: list[_Work]) -> None:
             loop.call_soon_threadsafe(_settle, works)
 
 
-def _settle(works: list[_Work]) -> None:
+def _settle(works: list[_SqlWork]) -> None:
     for work in works:
         if work.future.done():
             continue

@@ -5,7 +5,7 @@ return answer_each(function(request)
   for _, id in ipairs(request) do
     local rollout = rollout_to_end(id)
     if rollout and (rollout.state == 'queued' or rollout.state == 'running') then
-      end_rollout(rollout, { state = 'lost', error = 'the rollout was cancelled' }, true)
+      end_rollout(rollout, { state = 'lost', error = reason('cancelled') }, true)
       count = count + 1
     end
   end

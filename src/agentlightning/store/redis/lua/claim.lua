@@ -7,7 +7,7 @@ local function give_up_predecessor(worker)
   local held = call('SMEMBERS', store .. 'held:' .. worker.run_id .. ':' .. worker.id)
   table.sort(held)
   for _, id in ipairs(held) do
-    end_rollout(rollout_to_end(id), { state = 'lost', error = 'worker ' .. worker.id .. ' ended and started again' })
+    end_rollout(rollout_to_end(id), { state = 'lost', error = reason('restarted_worker', worker.id) })
   end
 end
 

@@ -14,6 +14,6 @@ return answer_each(function(request)
       return { id }
     end
   end
-  if request.given then return refuse('ConflictError', 'run ' .. request.ids[1] .. ' exists already') end
+  if request.given then return refuse('run_exists', request.ids[1]) end
   return {}
 end)

@@ -1,6 +1,6 @@
 -- delete_run: request {run_id, portion}: deletes some of a run; answers {was there, there is more}. The run goes last.
 
-local FOR_EVER = '4611686018427387904' -- rings every bell, whatever number its listener waits for
+local FOR_EVER = '4611686018427387904' -- rings every notifier, whatever number its listener waits for
 
 local MODES = { 'train', 'eval' }
 local STATES = { 'queued', 'running', 'succeeded', 'failed', 'cancelled' }
@@ -42,7 +42,7 @@ local function delete_rest(run)
   local created_ns = call('HGET', store .. 'run:' .. run, 'created_ns')
   call('ZREM', store .. 'runs', string.rep('0', 20 - #created_ns) .. created_ns .. ':' .. run)
   for _, what in ipairs({
-    'workers', 'queue', 'finished', 'versions', 'resources', 'metrics', 'undone', 'steps', 'consumed', 'abandoned',
+    'workers', 'queue', 'finished', 'versions', 'resources', 'metrics', 'undone', 'steps', 'consumed',
     'checkpoints', 'summary', 'run',
   }) do
     call('UNLINK', store .. what .. ':' .. run)

@@ -19,8 +19,7 @@ return answer_each(function(request)
   for _, id in ipairs(request) do
     local state = call('HGET', store .. 'r:' .. id, 'state')
     if state == 'queued' or state == 'running' then
-      local said = 'rollout ' .. id .. ' is ' .. state .. ': only records of finished rollouts can be dropped'
-      return refuse('ConflictError', said)
+      return refuse('has_records_to_come', id, state)
     end
   end
   local count = 0

@@ -77,7 +77,7 @@ local function give_up_overdue()
     local rollout = rollout_to_end(id)
     local lease = call('HMGET', attempt_key(rollout), 'lease_expires_ns', 'worker_id')
     if not before(now, lease[1]) then
-      end_rollout(rollout, { state = 'lost', error = 'worker ' .. lease[2] .. ' stopped sending heartbeats' })
+      end_rollout(rollout, { state = 'lost', error = reason('silent_worker', lease[2]) })
       count = count + 1
     end
   end

@@ -10,7 +10,7 @@ local function record_rewards(rollout, ending, rewards)
     if reward.refusal then
       fail(ending, reward.refusal)
     elseif reward.call_id ~= '' and not call_recorded(rollout.id, rollout.attempt, reward.call_id) then
-      fail(ending, reward.name .. ': expected call_id to name a recorded call, got ' .. reward.call_id)
+      fail(ending, reason('unknown_call', reward.name, reward.call_id))
     else
       add_reward(rollout.run, rollout.id, rollout.attempt, reward)
     end
@@ -47,8 +47,7 @@ local function settle_reward(rollout, ending)
   end
   if #sources > 1 then
     table.sort(sources)
-    local given = 'final rewards from two sources (' .. table.concat(sources, ', ') .. ') contradict each other: '
-    return fail(ending, given .. 'give the reward in one way only')
+    return fail(ending, reason('two_rewards', table.concat(sources, ', ')))
   end
   ending.reward = last_meant or last
 end
@@ -69,7 +68,7 @@ local function look_at_spans(rollout, ending)
   end
   if #causes == 0 then return end
   table.sort(causes)
-  local said = 'broken spans, of which only what was broken is lost or mended: ' .. table.concat(causes, ', ')
+  local said = reason('broken_spans', table.concat(causes, ', '))
   ending.warning = ending.warning and ending.warning .. '; ' .. said or said
 end
 

@@ -35,8 +35,14 @@ local function tell(about, run, value)
   news[about .. ' ' .. run] = value or 0
 end
 
-local function refuse(kind, said)
-  return { refused = kind, said = said }
+-- A refusal and a reason are sentences of sentences.py: by code, with what they are about.
+local function refuse(code, ...)
+  return { refused = code, about = { ... } }
+end
+
+local function reason(code, ...)
+  local about = { ... }
+  return (string.gsub(REASONS[code], '{(%d)}', function(place) return tostring(about[place + 1]) end))
 end
 
 local function plus(ns, more_ns)
@@ -84,7 +90,7 @@ local function refuse_missing_runs(runs)
   end
   if #missing == 0 then return nil end
   table.sort(missing)
-  return refuse('NotFoundError', 'no such run: ' .. table.concat(missing, ', '))
+  return refuse('no_run', table.concat(missing, ', '))
 end
 
 -- A rollout as it is read: its id, what never changes of it as JSON, then names and values of its fields.

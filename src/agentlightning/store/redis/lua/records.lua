@@ -26,16 +26,14 @@ local function refuse_missing(what, rows, named)
   if refusal then return refusal end
   for _, row in ipairs(rows) do
     if not attempt_exists(row[2], row[3]) then
-      return refuse('NotFoundError', what .. ': rollout ' .. row[2] .. ' has no attempt ' .. row[3])
+      return refuse('no_attempt', what, row[2], row[3])
     end
   end
   local coming = {}
   for _, row in ipairs(rows) do
     local id = named and row[named] or ''
     if id ~= '' and not coming[id] and not call_recorded(row[2], row[3], id) then
-      return refuse(
-        'NotFoundError', what .. ': they name a call that is not recorded (a parent comes before its children)'
-      )
+      return refuse('no_call', what)
     end
     if what == 'calls' then coming[row[4]] = true end
   end

@@ -1,4 +1,4 @@
-"""Where Alembic starts: on the connection, and in the transaction, that schema.py has opened."""
+"""Alembic's start: on the connection, and in the transaction, that schema.py has opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls keep what else their request asked for, what upstream counted, and how much of them is context only."""
+"""Calls keep what else their request asked for, an external model's token counts, and how much of them is context only."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def upgrade() -> None:
 
 
 def _make_rewards_anew() -> None:
-    """As SQLite asks for it: foreign keys off, a new table, the rows, then its name; indexes go with the old one."""
+    """SQLite's own procedure: foreign keys off, a new table, the rows, then its name; indexes go with the old one."""
     connection = op.get_bind()
     asked = "SELECT sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL AND tbl_name = 'rewards'"
     indexes = [row[0] for row in connection.exec_driver_sql(asked)]

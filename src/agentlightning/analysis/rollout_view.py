@@ -1,0 +1,86 @@
+"""A rollout as text: the conversation, call by call, with its tokens and rewards.
+
+Driven by ``agl rollouts show``, ``agl check`` and notebooks. Knows no stores.
+"""
+
+from __future__ import annotations
+
+import orjson
+from rich.console import Console
+from rich.text import Text
+
+from agentlightning.types import Attempt, Call, Reward, Rollout
+
+
+def print_rollout(
+    console: Console,
+    rollout: Rollout,
+    attempts: list[Attempt],
+    calls: list[Call],
+    rewards: list[Reward],
+    tokens: bool = False,
+) -> None:
+    """Print one rollout for a person."""
+    console.print(
+        f"rollout {rollout.id}  {rollout.mode}  step {rollout.step}  {rollout.state}  attempt {rollout.attempt}",
+        soft_wrap=True,
+    )
+    console.print(f"task {orjson.dumps(rollout.task).decode()}", soft_wrap=True)
+    for number, call in enumerate(calls, 1):
+        version = ", ".join(f"v{span.version}" for span in call.versions)
+        cause = f"  fork: {call.fork_cause}" if call.fork_cause else ""
+        if call.untrained_tokens:
+            cause += f" ({call.untrained_tokens} sampled tokens are context only)"
+        by = f" by {call.agent}" if call.agent else ""
+        console.print(
+            f"── call {number}{by}  {call.policy or call.model}  "
+            + (_external(call) if not call.policy else f"{version}  {_sampled(call)}{cause}"),
+            soft_wrap=True,
+            style="dim",
+        )
+        for message in (*call.messages, call.completion):
+            console.print(_message(message), soft_wrap=True)
+        if tokens:
+            for token, logprob in zip(call.sampled_ids, call.logprobs, strict=True):
+                console.print(f"    {token:>8}  {logprob:9.4f}")
+    console.print("──", style="dim")
+    for reward in rewards:
+        where = f" on call {reward.call_id}" if reward.call_id else ""
+        line = f"reward {reward.name} {reward.value:g} ({reward.source}, attempt {reward.attempt}){where}"
+        console.print(line, soft_wrap=True)
+    console.print(f"final reward {rollout.reward}  outcome {rollout.outcome}")
+    if rollout.warning:
+        console.print(rollout.warning, soft_wrap=True, style="yellow")
+    for attempt in attempts:
+        console.print(f"attempt {attempt.attempt}  {attempt.state}  {attempt.worker_id}", soft_wrap=True)
+        for title, text in (("error", attempt.error), ("output", attempt.output)):
+            if text and not (title == "output" and attempt.error and text.strip() in attempt.error):
+                console.print(f"  {title}: {text.strip()}", soft_wrap=True, style="yellow")
+
+
+def _sampled(call: Call) -> str:
+    return (
+        f"prompt {call.prompt_tokens} tokens  sampled {len(call.sampled_ids)}  logprob {sum(call.logprobs):.2f}  "
+        f"T={call.sampling.temperature:g}"
+    )
+
+
+def _external(call: Call) -> str:
+    """Usage that an external model reported for its call, if any."""
+    used = [
+        f"{what} {call.usage[name]} tokens"
+        for what, name in (("prompt", "prompt_tokens"), ("sampled", "sampled_tokens"))
+        if call.usage.get(name)
+    ]
+    return "  ".join([*used, "text only"])
+
+
+def _message(message: dict[str, object]) -> Text:
+    role = str(message.get("role", ""))
+    style = {"assistant": "bold green", "user": "cyan", "system": "magenta", "tool": "blue"}.get(role, "")
+    content = message.get("content")
+    body = content if isinstance(content, str) else "" if content is None else orjson.dumps(content).decode()
+    line = Text.assemble((f"{role:>9} ", style), body)
+    if calls := message.get("tool_calls"):
+        line.append(" " + orjson.dumps(calls).decode(), style="dim")
+    return line

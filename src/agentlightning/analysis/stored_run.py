@@ -1,0 +1,192 @@
+"""A stored run for a notebook: its metrics, rollouts, calls and rewards as Arrow tables, and any rollout to read.
+
+``agl.load_run`` makes one. It only reads, through the store's verbs and page by page, so it works on any store, also beside
+the server of a run that goes on: each table is of the moment it is asked for. ``.to_pandas()`` and ``polars.from_arrow``
+make a frame of a table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import operator
+import re
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+
+from rich.console import Console
+
+from agentlightning.analysis.rollout_view import print_rollout
+from agentlightning.errors import InputError, NotFoundError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.open import existing_store, store_url
+from agentlightning.store.scan import read_metrics, read_rollouts
+from agentlightning.types import Call, Mode, Reward, Rollout, RolloutState, Run
+
+if TYPE_CHECKING:
+    import pyarrow
+
+T = TypeVar("T")
+
+VIEW_WIDTH = 1000
+"""Columns of a rollout that is shown: whoever displays it wraps its lines."""
+HTML = '<pre style="white-space:pre-wrap;line-height:1.3">{code}</pre>'
+
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "": operator.eq,
+    "==": operator.eq,
+}
+
+
+class RolloutFilters(TypedDict, total=False):
+    """Filters of rollouts: all that are given must match."""
+
+    reward: str | float
+    step: int
+    mode: Mode
+    state: RolloutState
+
+
+def load_run(run_id: str, store: str | None = None) -> StoredRun:
+    """The run of this id in the store at this URL; by default AGL_STORE, else ``runs/agl.db``.
+
+    A server's key is read from AGL_SERVER_KEY. NotFoundError where there is no such run or store.
+    """
+    url = store_url(store)
+
+    async def find(opened: LightningStore) -> list[Run]:
+        return await opened.runs([run_id])
+
+    found = _read(url, find)
+    if not found:
+        raise NotFoundError(f"{run_id}: no such run; see: agl runs list")
+    return StoredRun(info=found[0], _url=url)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """One run of a store, read when it is asked. Make it with `load_run`."""
+
+    info: Run
+    """Id, name, state, configuration and summary, as they were when it was loaded."""
+    _url: str = field(repr=False)
+
+    def metrics(self) -> pyarrow.Table:
+        """A row per training step, a column per metric; steps that a crash undid are left out."""
+        from agentlightning.store.parquet import pyarrow
+
+        async def read(store: LightningStore) -> dict[int, dict[str, float]]:
+            rows: dict[int, dict[str, float]] = {}
+            async for page in read_metrics(store, self.info.id):
+                for metric in page:
+                    if not metric.abandoned:
+                        rows.setdefault(metric.step, {})[metric.name] = metric.value
+            return rows
+
+        rows = _read(self._url, read)
+        steps = sorted(rows)
+        names = dict.fromkeys(name for step in steps for name in rows[step])
+        columns = {name: pyarrow.array([rows[step].get(name) for step in steps], pyarrow.float64()) for name in names}
+        return pyarrow.table({"step": pyarrow.array(steps, pyarrow.int64()), **columns})
+
+    def rollouts(self, **filters: Unpack[RolloutFilters]) -> pyarrow.Table:
+        """A row per rollout, oldest first, with the fields of `types.Rollout`.
+
+        filters: reward (a number, or a comparison with the final reward such as "<0.2"), step, mode, state.
+        """
+        return self._table(Rollout, None, filters)
+
+    def calls(self, **filters: Unpack[RolloutFilters]) -> pyarrow.Table:
+        """A row per model call of these rollouts' last attempts, with the fields of `types.Call`. Its prompt is what the
+        call's parent (`parent_id`) did not have. filters: as in `rollouts`."""
+        return self._table(Call, lambda store, ids: store.calls(ids), filters)
+
+    def rewards(self, **filters: Unpack[RolloutFilters]) -> pyarrow.Table:
+        """A row per reward that was recorded for these rollouts, by name, call and source. filters: as in `rollouts`."""
+        return self._table(Reward, lambda store, ids: store.rewards(ids), filters)
+
+    def show(self, rollout: str) -> RolloutView:
+        """A rollout call by call: shown as it is in a notebook, else ``print(run.show(id))``."""
+
+        async def read(store: LightningStore) -> RolloutView:
+            found = await store.rollouts(RolloutQuery(run_id=self.info.id, ids=[rollout]))
+            if not found:
+                raise NotFoundError(f"{rollout}: no such rollout of run {self.info.id}")
+            attempts, calls, rewards = await asyncio.gather(
+                store.attempts([rollout]), store.calls([rollout]), store.rewards([rollout])
+            )
+            console = Console(
+                file=io.StringIO(), record=True, width=VIEW_WIDTH, markup=False, highlight=False, emoji=False
+            )
+            print_rollout(console, found[0], attempts, calls, rewards)
+            return RolloutView(
+                text=console.export_text(clear=False), html=console.export_html(inline_styles=True, code_format=HTML)
+            )
+
+        return _read(self._url, read)
+
+    def _table(
+        self,
+        kind: type,
+        records: Callable[[LightningStore, list[str]], Awaitable[list[Any]]] | None,
+        filters: RolloutFilters,
+    ) -> pyarrow.Table:
+        from agentlightning.store.parquet import RecordTable, pyarrow
+
+        table, matches = RecordTable(kind), _comparison(filters.get("reward"))
+        states = [state] if (state := filters.get("state")) is not None else None
+        query = RolloutQuery(run_id=self.info.id, mode=filters.get("mode"), step=filters.get("step"), states=states)
+
+        async def read(store: LightningStore) -> list[pyarrow.Table]:
+            found = [table.schema.empty_table()]
+            async for page in read_rollouts(store, query):
+                if kept := [rollout for rollout in page if matches(rollout.reward)]:
+                    ids = [rollout.id for rollout in kept]
+                    found.append(table.of(kept if records is None else await records(store, ids)))
+            return found
+
+        return pyarrow.concat_tables(_read(self._url, read))
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutView:
+    """A rollout to read: text in a terminal, colours in a notebook."""
+
+    text: str
+    html: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+def _comparison(reward: str | float | None) -> Callable[[float | None], bool]:
+    """Fits a rollout's reward; one without a reward fits only where none is asked for."""
+    if reward is None:
+        return lambda _: True
+    found = re.fullmatch(r"\s*(<=|>=|==|<|>|)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*", str(reward))
+    if found is None:
+        raise InputError(f"reward: expected a number or a comparison such as '<0.2', got {reward!r}")
+    compare, bound = _COMPARISONS[found[1]], float(found[2])
+    return lambda value: value is not None and compare(value, bound)
+
+
+def _read(url: str, work: Callable[[LightningStore], Awaitable[T]]) -> T:
+    """Open the store, read, close it: on an event loop of its own, for that of a notebook runs already."""
+
+    async def whole() -> T:
+        async with existing_store(url) as store:
+            return await work(store)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, whole()).result()

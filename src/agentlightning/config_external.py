@@ -1,0 +1,98 @@
+"""Settings of external models, which are not trained: the tables ``[external.NAME]``, and how their model patterns agree.
+
+`config.py` and the gateway read them. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import combinations
+from typing import Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from agentlightning.config_base import Table
+
+
+class ExternalModelConfig(Table):
+    """A model that is not trained: where calls for it go. The gateway reads the same table from a run's resources."""
+
+    url: str
+    """Everything before the route: ``https://api.openai.com/v1``, ``https://api.anthropic.com/v1``."""
+    protocol: Literal["openai", "anthropic"] = "openai"
+    models: tuple[str, ...] = Field(min_length=1)
+    """Names that agents ask for; ``*`` stands for any text, ``?`` for one character."""
+    key_env: str | None = None
+    """Name of the environment variable of the server that holds the key; None: no key is sent."""
+    rename: str | None = Field(None, min_length=1)
+    """Model name to send; None: the one that was asked for."""
+    timeout_s: float = Field(600.0, gt=0)
+    max_retries: int = Field(2, ge=0, le=10)
+
+    @model_validator(mode="after")
+    def _sendable(self) -> Self:
+        # What was given is repeated nowhere here: somebody may have pasted a key.
+        if self.key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
+            raise ValueError(
+                "key_env: expected the name of an environment variable, such as OPENAI_API_KEY, not the key"
+            )
+        if self.key_env is not None and self.key_env.startswith("AGL_"):
+            raise ValueError("key_env: a variable of Agent Lightning's own (AGL_…) is not sent anywhere")
+        try:
+            parts = urlsplit(self.url)
+            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            whole = False
+        if not whole or parts.query or parts.fragment or parts.username is not None or parts.password is not None:
+            raise ValueError("url: expected http(s)://HOST/PATH without user, query or fragment; a key goes by key_env")
+        if self.protocol == "anthropic" and not self.url.rstrip("/").endswith("/v1"):
+            raise ValueError("url: expected the URL of an Anthropic endpoint with its /v1, as in …anthropic.com/v1")
+        if not all(self.models) or any("[" in name for name in self.models):
+            raise ValueError("models: expected model names, in which * and ? may stand for other text")
+        return self
+
+
+def check_external_models(models: Mapping[str, ExternalModelConfig], policies: Sequence[str]) -> None:
+    """ValueError where a model name would mean two external models, or one of them and a policy.
+
+    An exact name counts before a pattern, a longer pattern before a shorter one.
+    """
+    for name, external in models.items():
+        if name in policies:
+            raise ValueError(f"external.{name}: is the name of the policy that is trained; choose another")
+        for pattern in external.models:
+            if hidden := [policy for policy in policies if fnmatchcase(policy, pattern)]:
+                raise ValueError(
+                    f"external.{name}.models: {pattern!r} would take the calls of the policy {hidden[0]!r}"
+                )
+    for (one, first), (other, second) in combinations(models.items(), 2):
+        for a in first.models:
+            for b in second.models:
+                if is_exact(a) == is_exact(b) and len(a) == len(b) and _overlap(a, b):
+                    raise ValueError(f"external.{other}.models: {b!r} means the same models as {a!r} of external.{one}")
+
+
+def is_exact(pattern: str) -> bool:
+    """True where a model pattern is a name."""
+    return "*" not in pattern and "?" not in pattern
+
+
+def _overlap(a: str, b: str) -> bool:
+    """True where some name matches both patterns.
+
+    >>> _overlap("gpt-5*", "*-mini"), _overlap("gpt-?", "gpt-55")
+    (True, False)
+    """
+    # reached[j]: some text matches the part of `a` so far and b[:j].
+    reached = [True] + [False] * len(b)
+    for j, y in enumerate(b):
+        reached[j + 1] = reached[j] and y == "*"
+    for x in a:
+        before, reached = reached, [reached[0] and x == "*"]
+        for j, y in enumerate(b):
+            grows = "*" in (x, y) and (reached[j] or before[j + 1])
+            reached.append(grows or (before[j] and (x == y or "?" in (x, y))))
+    return reached[-1]

@@ -1,0 +1,178 @@
+"""The demo from nothing to a trained agent: build and warm-start a tiny model, then train it through the whole system.
+
+``agl demo`` drives it. Everything after the warm start is what ``agl train`` does: agents in worker processes, calls over
+HTTP through the gateway, the store, the sampler and the learner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentlightning.config import Config, parse_config
+from agentlightning.demo.tasks import load, rows
+from agentlightning.errors import EngineError
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.progress import Progress
+from agentlightning.trainer.training import TrainResult
+from agentlightning.types import JSON
+
+GROUP_SIZE = 8
+TASKS_PER_STEP = 64
+HELD_OUT_TASKS = 300
+EVALUATIONS = 3
+"""Greedy evaluations during training, beside those before and after it."""
+MAX_THREADS = 2
+"""More do not help a model of this size."""
+TASKS_SEED = 12345
+"""Held-out tasks are the same for every seed, so that seeds can be compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStart:
+    """A warm-started model: its folder, and how good its demonstrator was."""
+
+    folder: Path
+    demonstrator: float
+    parameters: int
+    seconds: float
+
+
+async def warm_start(name: str, seed: int, to: Path, progress: Progress) -> WarmStart:
+    """Build and warm-start the tiny model in a process of its own. EngineError, with its last words, where that fails."""
+    threads = max(1, min(MAX_THREADS, await idle_cores()))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "agentlightning.demo.warm_start", "--child"),
+        *("--task", name, "--seed", str(seed), "--to", str(to), "--threads", str(threads)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    errors = asyncio.ensure_future(process.stderr.read())
+    summary: JSON = {}
+    try:
+        async for line in process.stdout:
+            row = orjson.loads(line)
+            if "step" in row:
+                progress.phase("warm start", row["step"], row["of"])
+            else:
+                summary = row
+        if await process.wait() != 0:
+            raise EngineError(f"the warm start failed: {(await errors).decode(errors='replace').strip()[-500:]}")
+    finally:
+        errors.cancel()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return WarmStart(
+        folder=to,
+        demonstrator=summary["demonstrator"],
+        parameters=summary["parameters"],
+        seconds=summary["seconds"],
+    )
+
+
+def configure(name: str, seed: int, folder: RunFolder, model: Path, store: str, random_reward: bool) -> Config:
+    """The training configuration of a demo task; writes its tasks to the run folder."""
+    task = load(name)
+    steps = task.TRAINING_STEPS
+    extra: JSON = {"demo": name}
+    train = [
+        row | extra | ({"random_reward": True} if random_reward else {})
+        for row in rows(task, "train", steps * TASKS_PER_STEP, seed)
+    ]
+    val = [row | extra for row in rows(task, "test", HELD_OUT_TASKS, TASKS_SEED)]
+    table: dict[str, dict[str, Any]] = {
+        "model": {"path": str(model.resolve())},
+        "agent": {
+            "run": f"agentlightning.demo.{'random_reward' if random_reward else name}:solve",
+            "workers": 2,
+            "concurrency": 48,
+            "timeout_s": 60,
+        },
+        "data": {
+            "train": folder.write_tasks("train.jsonl", train),
+            "val": folder.write_tasks("val.jsonl", val),
+        },
+        "algorithm": {"group_size": GROUP_SIZE, "minibatches": 4},
+        "trainer": {
+            "steps": steps,
+            "tasks_per_step": TASKS_PER_STEP,
+            "learning_rate": 1e-3,
+            "warmup_steps": 3,
+            "final_learning_rate": 0.1,
+            "checkpoint_every": 5,
+            "seed": seed,
+        },
+        "eval": {"every": -(-steps // (EVALUATIONS + 1))},
+        "engine": {"device": "cpu"},  # so small a model is no faster on a GPU
+        "store": {"url": store},
+    }
+    return parse_config(table, "demo")
+
+
+def summarize(name: str, seed: int, started: float, warm: WarmStart, result: TrainResult) -> JSON:
+    """The figures that the demo prints as its last line."""
+
+    def at(step: int, metric: str) -> float | None:
+        return next((row[metric] for row in result.metrics if row["step"] == step and metric in row), None)
+
+    def total(metric: str) -> int:
+        return int(sum(row.get(metric, 0) for row in result.metrics if row["kind"] == "step"))
+
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "task": name,
+        "seed": seed,
+        "demonstrator": round(warm.demonstrator, 3),
+        "before_greedy": at(0, "eval/greedy/reward_mean"),
+        "before_t1": at(0, "eval/sampled/reward_mean"),
+        "after_greedy": at(result.step, "eval/greedy/reward_mean"),
+        "after_t1": at(result.step, "eval/sampled/reward_mean"),
+        "rollouts": total("rollout/count"),
+        "calls": total("rollout/calls"),
+        "forked_calls": total("rollout/forked_calls"),
+        "wall_s": round(time.time() - started, 1),
+        "cpu_s": round(sum(usage.ru_utime + usage.ru_stime for usage in (own, children)), 1),
+    }
+
+
+async def idle_cores(over_s: float = 0.3) -> int:
+    """Cores that nobody else is using now. Torch threads that share a core with others wait for each other and are many
+    times slower than one thread, so it is better to know. Systems without /proc: all."""
+    try:
+        before = _core_times()
+        await asyncio.sleep(over_s)
+        after = _core_times()
+    except OSError:
+        return os.cpu_count() or 1
+    return sum(now[1] - then[1] > 0.5 * (now[0] - then[0]) for then, now in zip(before, after, strict=True))
+
+
+def _core_times() -> list[tuple[int, int]]:
+    """Total and idle ticks of each core."""
+    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    times = [[int(ticks) for ticks in line[1:]] for line in lines if line[0].startswith("cpu") and line[0] != "cpu"]
+    return [(sum(core[:8]), core[3] + core[4]) for core in times]
+
+
+def process_started() -> float:
+    """Returns when this process started, in seconds since the epoch; on systems without /proc, now."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+    except OSError:
+        return time.time()
+    ticks = float(fields[19])  # field 22 of proc(5): start time after boot
+    return time.time() - (uptime - ticks / os.sysconf("SC_CLK_TCK"))

@@ -1,0 +1,279 @@
+"""One HTTP exchange in bare ASGI: what came in, and the answer going out. The hot path pays for nothing more.
+
+Driven by the app and the proxy; knows nothing of what the bytes mean. Of the headers it reads who calls, and what every
+OpenTelemetry instrumentation of an HTTP client sends: W3C Trace Context (``traceparent: 00-{trace}-{span}-{flags}``) names
+the span within which an agent calls, W3C Baggage (``baggage: agl.agent=writer,other=x``) the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
+
+from agentlightning.protocols.base import ApiError
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+
+BODY_TIMEOUT_S = 60.0
+"""A client that sends nothing must not hold a connection for ever."""
+
+WATCH_AFTER_S = 0.05
+"""Seconds that a call is under way before its client's connection is watched."""
+
+AGENT_HEADER = b"x-agl-agent"
+"""Header with the name of the sub-agent that makes a call; `algorithm.agents` selects by it."""
+
+MAX_AGENT_CHARS = 200
+
+AGENT_NAMES = ("agl.agent", "gen_ai.agent.name")
+"""Keys of baggage that name the agent, the first that is there."""
+
+MAX_BAGGAGE_BYTES = 8192
+"""The bound of W3C Baggage."""
+
+_TRACEPARENT = re.compile(
+    rb"\s*[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?\s*", re.DOTALL
+)
+
+Scope = Any
+Receive = Any
+Send = Any
+
+
+class AgentRequest:
+    """A request to the proxy."""
+
+    __slots__ = (
+        "_host", "_length", "_receive", "_scheme", "agent", "client", "headers", "idempotency_key", "is_retry", "key",
+        "method", "named", "path", "route", "traceparent",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._receive = receive
+        self._scheme: str = scope.get("scheme", "http")
+        self._host = ""
+        self._length = 0
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.client: str | None = scope["client"][0] if scope.get("client") else None
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        """The headers as received; names are in lower case."""
+        self.key: str | None = None
+        self.idempotency_key: str | None = None
+        self.is_retry = False
+        self.agent: str | None = None
+        """The name that the sub-agent behind the request gives itself, or that its trace's baggage gives it."""
+        self.traceparent = b""
+        baggage = b""
+        for name, value in self.headers:
+            if name == b"authorization":
+                scheme, _, credentials = value.decode("latin-1").partition(" ")
+                if scheme.lower() == "bearer":
+                    self.key = credentials.strip()
+            elif name == b"x-api-key":
+                self.key = self.key or value.decode("latin-1").strip()
+            elif name == b"x-stainless-retry-count":
+                self.is_retry = value != b"0"
+            elif name == b"idempotency-key":
+                self.idempotency_key = value.decode("latin-1")
+            elif name == AGENT_HEADER:
+                self.agent = value[:MAX_AGENT_CHARS].decode("latin-1").strip() or None
+            elif name == b"traceparent":
+                self.traceparent = value
+            elif name == b"baggage":
+                baggage = value if not baggage else baggage + b"," + value
+            elif name == b"content-length":
+                self._length = int(value) if value.isdigit() else 0
+            elif name == b"host":
+                self._host = value.decode("latin-1")
+        if baggage and self.agent is None:
+            self.agent = baggage_agent(baggage)
+        self.named, self.route = _split(self.path)
+        """The attempt that the path names, and what comes after /v1/ (None where the path is not of that form)."""
+
+    async def body(self) -> bytes:
+        """The whole body. Raises ApiError where it is too large, comes too slowly, or its sender goes away."""
+        if self._length > MAX_BODY_BYTES:
+            raise _too_large()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                message = await self._receive()
+                if not message.get("more_body") and message["type"] != "http.disconnect":
+                    return bytes(message.get("body", b""))
+                return await self._rest(message)
+        except TimeoutError:
+            raise ApiError(
+                f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s", status=408, code="body_timeout"
+            ) from None
+
+    def on_disconnect(self, tell: Callable[[], None]) -> DisconnectWatch:
+        """Call `tell` when the client disconnects, until the watch is stopped; only after `body`."""
+        return DisconnectWatch(self._receive, tell)
+
+    def span_id(self, rollout_id: str, attempt: int) -> str | None:
+        """Id of the span within which the agent, which is of this attempt, made the request."""
+        return parent_span(self.traceparent, rollout_id, attempt)
+
+    def base_url(self, identity: tuple[str, int] | None) -> str:
+        """The base URL that this caller should use."""
+        where = f"/r/{identity[0]}/{identity[1]}" if identity is not None else ""
+        return f"{self._scheme}://{self._host}{where}/v1"
+
+    async def _rest(self, message: Any) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            if message["type"] == "http.disconnect":
+                raise ApiError("the client went away before its request was complete", status=499)
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > MAX_BODY_BYTES:
+                raise _too_large()
+            if not message.get("more_body"):
+                return b"".join(parts)
+            message = await self._receive()
+
+
+class DisconnectWatch:
+    """Waits for the client to disconnect. Most calls end sooner than that is worth a task, which begins after a while."""
+
+    __slots__ = ("_receive", "_task", "_tell", "_timer")
+
+    def __init__(self, receive: Receive, tell: Callable[[], None]) -> None:
+        self._receive = receive
+        self._tell = tell
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._start)
+
+    def stop(self) -> None:
+        """Wait no longer."""
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> None:
+        self._task = asyncio.ensure_future(self._wait())
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._tell()
+
+
+class AgentResponse:
+    """The answer to one request: whole, or a stream of events."""
+
+    __slots__ = ("_boot", "_send", "failed", "request_id", "started")
+
+    def __init__(self, send: Send, boot: bytes) -> None:
+        self._send = send
+        self._boot = boot
+        self.started = False
+        self.request_id = ""
+        """Sent as x-request-id and request-id, where SDKs look for it."""
+        self.failed: Callable[[ApiError], bytes] | None = None
+        """Writes the event that ends a started stream with an error."""
+
+    async def send(self, message: Any) -> None:
+        """Pass on a message of an inner application."""
+        self.started = True
+        await self._send(message)
+
+    async def whole(
+        self,
+        status: int,
+        body: bytes,
+        content_type: bytes = b"application/json",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        """Send everything at once."""
+        self.started = True
+        length = (b"content-length", str(len(body)).encode())
+        start = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": self._headers(content_type, length, *headers),
+        }
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def start_events(self, first: bytes, content_type: bytes = b"text/event-stream; charset=utf-8") -> None:
+        """Begin a stream of server-sent events."""
+        self.started = True
+        headers = self._headers(content_type, (b"cache-control", b"no-cache"))
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        if first:
+            await self.more(first)
+
+    async def more(self, events: bytes) -> None:
+        """Send events."""
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end(self, events: bytes) -> None:
+        """Send the last events and end the stream."""
+        await self._send({"type": "http.response.body", "body": events})
+
+    def _headers(self, content_type: bytes, *more: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        headers = [(b"content-type", content_type), (b"x-agl-boot", self._boot), *more]
+        if self.request_id:
+            name = self.request_id.encode()
+            headers += [(b"x-request-id", name), (b"request-id", name)]
+        return headers
+
+
+def _too_large() -> ApiError:
+    return ApiError(f"the body is larger than {MAX_BODY_BYTES} bytes", status=413, code="body_too_large")
+
+
+def _split(path: str) -> tuple[tuple[str, int] | None, str | None]:
+    """(attempt, route under /v1/) of a path.
+
+    >>> _split("/r/abc/2/v1/chat/completions")
+    (('abc', 2), 'chat/completions')
+    >>> _split("/v1/models")
+    (None, 'models')
+    >>> _split("/r/abc/2/chat/completions")
+    (('abc', 2), None)
+    """
+    named = None
+    rest = path
+    if path.startswith("/r/"):
+        rollout_id, _, rest = path[3:].partition("/")
+        number, slash, rest = rest.partition("/")
+        if not (number.isascii() and number.isdigit() and len(number) < 6):
+            raise ApiError(
+                f"{path}: expected /r/<rollout>/<attempt>/v1/…, with the number of the attempt",
+                status=404,
+                code="unknown_route",
+            )
+        named = (rollout_id, int(number))
+        rest = slash + rest
+    return named, rest[4:] if rest.startswith("/v1/") else None
+
+
+def parent_span(traceparent: bytes, rollout_id: str, attempt: int) -> str | None:
+    """Id, as `Span.id` has it, of the span that a request of this attempt was made in; None where none is named.
+
+    >>> parent_span(b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "abc", 1)
+    'abc.1.00f067aa0ba902b7'
+    """
+    match = _TRACEPARENT.fullmatch(traceparent) if traceparent else None
+    return f"{rollout_id}.{attempt}.{match[1].decode()}" if match is not None else None
+
+
+def baggage_agent(baggage: bytes) -> str | None:
+    """The agent's name by the request's baggage, without characters that cannot be shown: no database takes all of them.
+
+    >>> baggage_agent(b"user=1, agl.agent=SQL%20writer;scope=run")
+    'SQL writer'
+    """
+    found: dict[str, str] = {}
+    for member in baggage[:MAX_BAGGAGE_BYTES].decode("latin-1").split(","):
+        key, given, rest = member.partition("=")
+        if given and key.strip() in AGENT_NAMES:
+            name = "".join(filter(str.isprintable, unquote(rest.partition(";")[0].strip())))
+            found.setdefault(key.strip(), name[:MAX_AGENT_CHARS].strip())
+    return next((found[key] for key in AGENT_NAMES if found.get(key)), None)

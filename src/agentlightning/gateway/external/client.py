@@ -1,0 +1,292 @@
+"""ExternalClient: one exchange to an external model over HTTP, with its tries and its deadline's last word.
+
+Driven by external/calls.py. Until the first byte of an answer has gone on to the agent, connections that fail and refusals
+that time may change (429, 5xx) are tried again. Redirects are never followed, cookies never kept, and nothing but the
+configured URL decides where a request goes. Knows nothing of attempts or of the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, TypedDict
+
+import msgspec
+import orjson
+
+from agentlightning.backoff import Backoff
+from agentlightning.gateway.external.directory import ExternalModel
+from agentlightning.gateway.external.stream_passthrough import StreamPassthrough, error_in
+from agentlightning.gateway.http_client import HttpClient, HttpResponse
+from agentlightning.protocols.base import ApiError, CompletionReader
+from agentlightning.types import JSON
+
+ROUTES = {
+    "openai": ("chat/completions", "completions", "responses", "embeddings"),
+    "anthropic": ("messages",),
+}
+"""Routes that an external model of each protocol serves."""
+
+PASSED_ON = {
+    b"anthropic-version": "anthropic-version",
+    b"anthropic-beta": "anthropic-beta",
+    b"openai-beta": "openai-beta",
+    b"idempotency-key": "idempotency-key",
+}
+"""Headers of the agent that the external model sees, and no others: not its key, nor an address."""
+
+HANDED_BACK = ("retry-after", "x-request-id", "request-id")
+"""Headers of a refusal that the agent sees."""
+
+ANTHROPIC_VERSION = "2023-06-01"
+
+MAX_RESPONSE_BYTES = 64 * 1024 * 1024
+
+CONNECT_TIMEOUT_S = 10.0
+MIN_PAUSE_S = 0.5
+MAX_PAUSE_S = 8.0
+MAX_RETRY_AFTER_S = 60.0
+"""An external model that asks for more patience than this is not asked again: the agent gets its refusal."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """One request to an external model, and what has come back so far."""
+
+    external: ExternalModel
+    route: str
+    headers: dict[str, str]
+    body: bytes
+    choices: int
+    """Number of choices requested (n)."""
+    deadline_s: float
+    """On the clock of the event loop."""
+    new_reader: Callable[[], CompletionReader]
+    send: Callable[[bytes, bytes], Awaitable[bool]]
+    """Hands on events of a stream, with the content type; False where nobody takes them any more."""
+    reader: CompletionReader
+    """The reader of the current attempt's response."""
+    begun: bool = False
+    """Events have been handed on."""
+
+    def failed(self, sentence: str, code: str = "external_unreachable") -> ApiError:
+        """The refusal that says what went wrong with the external model."""
+        return ApiError(f"external model {self.external.name!r} {sentence}", status=502, type="server_error", code=code)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExternalResponse:
+    """A response of an external model, without the part of a stream that was passed on already."""
+
+    status: int
+    body: bytes
+    content_type: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    failure: str | None = None
+    """The reason why it is not a completion."""
+    streamed: bool = False
+
+
+class ExternalClient:
+    """The connections to all external models, without a cap on their number."""
+
+    def __init__(self) -> None:
+        self._client = HttpClient(CONNECT_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """Close the connections; a second call does nothing."""
+        await self._client.close()
+
+    async def send(self, exchange: Exchange) -> ExternalResponse:
+        """Ask until there is an answer, or a refusal that more tries will not change. Raises ApiError."""
+        tries, most = 0, exchange.external.settings.max_retries
+        backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)
+        while True:
+            pause: float | None
+            try:
+                async with await self._post(exchange) as response:
+                    if response.status == 200:
+                        return await _read_response(exchange, response)
+                    refused = await _refused(exchange, response)
+                    pause = _pause(backoff, response.status, response.headers)
+            except OSError as cause:
+                why = f"{type(cause).__name__}: {cause}"
+                if exchange.begun:
+                    raise exchange.failed(f"closed the connection in the middle of a response: {why}") from cause
+                if tries == most:
+                    raise exchange.failed(f"cannot be reached: {why}") from cause
+                # A connection that was kept open may just have ended: the first time says nothing.
+                refused, pause = None, backoff.next_s() if tries else 0.0
+            if refused is not None:
+                late = asyncio.get_running_loop().time() + (pause or 0.0) > exchange.deadline_s
+                if pause is None or tries == most or late:
+                    return refused
+            tries += 1
+            await asyncio.sleep(pause or 0.0)
+
+    async def _post(self, exchange: Exchange) -> HttpResponse:
+        url = f"{exchange.external.settings.url.rstrip('/')}/{exchange.route}"
+        return await self._client.post(url, exchange.headers, exchange.body)
+
+
+def request_headers(external: ExternalModel, route: str, given: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers of an outgoing request: the server's key, and those of the agent's own headers that may pass.
+
+    Raises ApiError where the external model has no such route or its key is missing.
+    """
+    settings = external.settings
+    routes = ROUTES[settings.protocol]
+    if route not in routes:
+        raise ApiError(
+            f"model: external model {external.name!r} speaks the {settings.protocol} protocol; expected a call of "
+            f"{' or '.join(routes)}, got {route}",
+            param="model",
+            code="wrong_protocol",
+        )
+    headers = {"content-type": "application/json", "user-agent": "agentlightning"}
+    headers |= {PASSED_ON[name]: value.decode("latin-1") for name, value in given if name in PASSED_ON}
+    if settings.protocol == "anthropic":
+        headers.setdefault("anthropic-version", ANTHROPIC_VERSION)
+    if settings.key_env is None:
+        return headers
+    key = _key(external)
+    if not key:
+        raise ApiError(
+            f"external model {external.name!r} needs a key: the environment variable {settings.key_env} is not set where "
+            "the server runs",
+            status=502,
+            type="server_error",
+            code="external_key_missing",
+        )
+    if settings.protocol == "anthropic":
+        headers["x-api-key"] = key
+    else:
+        headers["authorization"] = f"Bearer {key}"
+    return headers
+
+
+async def _read_response(exchange: Exchange, response: HttpResponse) -> ExternalResponse:
+    """Take in an answer; what of a stream comes before its end is handed on at once."""
+    kind = response.headers.get("content-type", "application/json").encode("latin-1")
+    exchange.reader = exchange.new_reader()
+    if not kind.startswith(b"text/event-stream"):
+        body = await _whole(exchange, response)
+        data = _object(exchange, body)
+        exchange.reader.whole(data)
+        return ExternalResponse(status=200, body=body, content_type=kind, failure=error_in(data))
+    relay, size = StreamPassthrough(exchange.reader, exchange.choices), 0
+    async for chunk in response.chunks():
+        size += len(chunk)
+        _check_size(exchange, size)
+        if (events := relay.feed(chunk)) and await exchange.send(events, kind):
+            exchange.begun = True
+    relay.finish()
+    if not relay.ended:
+        raise exchange.failed("ended its stream before the response was complete")
+    return ExternalResponse(status=200, body=relay.held, content_type=kind, failure=relay.error, streamed=True)
+
+
+async def _refused(exchange: Exchange, response: HttpResponse) -> ExternalResponse:
+    """An answer that is none, with the words of the external model. Raises ApiError for a redirect."""
+    status, headers = response.status, response.headers
+    if 300 <= status < 400:
+        sentence = f"answered with a redirect (HTTP {status}), which is not followed; correct its url"
+        raise exchange.failed(sentence, "external_redirected")
+    body = await _whole(exchange, response)
+    if key := _key(exchange.external):
+        body = body.replace(key.encode(), b"[key]")  # some repeat what they were sent
+    return ExternalResponse(
+        status=status,
+        body=body,
+        content_type=headers.get("content-type", "application/json").encode("latin-1"),
+        headers=tuple((name.encode(), headers[name].encode("latin-1")) for name in HANDED_BACK if name in headers),
+        failure=body[:500].decode(errors="replace"),
+    )
+
+
+async def _whole(exchange: Exchange, response: HttpResponse) -> bytes:
+    parts, size = [], 0
+    async for chunk in response.chunks():
+        parts.append(chunk)
+        size += len(chunk)
+        _check_size(exchange, size)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _check_size(exchange: Exchange, size: int) -> None:
+    if size > MAX_RESPONSE_BYTES:
+        raise exchange.failed(f"answered with more than {MAX_RESPONSE_BYTES} bytes", "external_unreadable")
+
+
+def _object(exchange: Exchange, body: bytes) -> JSON:
+    """The recorded fields of a response. Log-probabilities and vectors, most of the bytes, are skipped by the decoder."""
+    try:
+        return _RECORDED_FIELDS.decode(body)
+    except (msgspec.DecodeError, RecursionError):  # not JSON, or of a form that no reader knows
+        pass
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        data = None
+    if not isinstance(data, dict):
+        raise exchange.failed("answered with something that is not a JSON object", "external_unreadable")
+    return data
+
+
+class _Choice(TypedDict, total=False):
+    index: Any
+    message: Any
+    text: Any
+    finish_reason: Any
+
+
+class _RecordedFields(TypedDict, total=False):
+    """The fields that the protocols' readers and `error_in` look at."""
+
+    type: Any
+    choices: list[_Choice]
+    output: Any
+    content: Any
+    status: Any
+    stop_reason: Any
+    usage: Any
+    error: Any
+
+
+_RECORDED_FIELDS: msgspec.json.Decoder[JSON] = msgspec.json.Decoder(_RecordedFields)
+
+
+def _key(external: ExternalModel) -> str:
+    """The key in the environment, read at every call so that it can be changed; empty where there is none."""
+    name = external.settings.key_env
+    return "" if name is None else os.environ.get(name, "").strip()
+
+
+def _pause(backoff: Backoff, status: int, headers: Mapping[str, str]) -> float | None:
+    """The pause before the next retry, in seconds; None where a retry would not help."""
+    if status != 429 and status < 500:
+        return None
+    asked = _retry_after(headers.get("retry-after", ""))
+    if asked is None:
+        return backoff.next_s()
+    return asked if asked <= MAX_RETRY_AFTER_S else None
+
+
+def _retry_after(value: str) -> float | None:
+    """The seconds of a Retry-After header, given as a number or a date; None where it is neither.
+
+    >>> _retry_after("2"), _retry_after("Thu, 01 Jan 1970 00:00:00 GMT"), _retry_after("soon")
+    (2.0, 0.0, None)
+    """
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None

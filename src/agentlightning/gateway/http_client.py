@@ -1,0 +1,293 @@
+"""HttpClient: POST over HTTP/1.1 connections that are kept open, without a cap on their number.
+
+Driven by policy/engine_router.py and external/client.py for every call, of which a general client takes a fifth. It follows
+no redirects, keeps no cookies, reads no proxy settings and retries nothing. All that goes wrong on the way is an OSError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+import httptools
+
+IDLE_TIMEOUT_S = 60.0
+"""A connection that was not used for so long is closed."""
+MAX_BUFFERED = 1024 * 1024
+"""Bytes of a response that wait to be read before the sender has to wait, too."""
+MAX_HEAD_BYTES = 256 * 1024
+"""Bytes that may come before the body of a response begins."""
+MAX_DECOMPRESSED = 1024 * 1024
+"""Bytes of a decompressed body that are handed on at once: a few of gzip may be a thousand times as many."""
+CONNECTION_LOST = "the connection was closed before the response was complete"
+
+
+class _Origin(NamedTuple):
+    host: str
+    port: int
+    tls: bool
+
+
+class HttpResponse:
+    """A response whose head has arrived; a context manager that gives the connection back, or closes it."""
+
+    def __init__(self, client: HttpClient, connection: _Connection) -> None:
+        self._client = client
+        self._connection = connection
+        self.status = connection.status
+        self.headers = connection.headers
+        """By their names in lower case."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._client.release(self._connection)
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        parts = [part async for part in self.chunks()]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it arrives. Raises OSError where it ends early."""
+        unpack = zlib.decompressobj(wbits=47) if self.headers.get("content-encoding") in ("gzip", "deflate") else None
+        empty = True
+        while part := await self._connection.receive():
+            empty = False
+            if unpack is None:
+                yield part
+                continue
+            try:
+                full = True
+                while full:  # where it is, what is left of the input or of the output is still in `unpack`
+                    plain = unpack.decompress(part, MAX_DECOMPRESSED)
+                    part, full = unpack.unconsumed_tail, len(plain) == MAX_DECOMPRESSED
+                    yield plain
+            except zlib.error as cause:
+                raise ConnectionError(f"the body cannot be decompressed: {cause}") from cause
+        if unpack is not None and not empty and not unpack.eof:
+            raise ConnectionError("the body cannot be decompressed: it ends early")
+
+
+class HttpClient:
+    """Connections by where they lead. Use from one event loop."""
+
+    def __init__(self, connect_timeout_s: float) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: dict[_Origin, deque[_Connection]] = {}
+        self._busy: set[_Connection] = set()
+        self._tls: ssl.SSLContext | None = None
+
+    async def close(self) -> None:
+        """Close all connections; a second call does nothing."""
+        for connection in (*self._busy, *(one for idle in self._idle.values() for one in idle)):
+            connection.transport.abort()
+        self._idle.clear()
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
+        """Send a request; returns when the head of the response has arrived. Raises OSError."""
+        origin, first = _request_head(url)
+        head = _head(first, headers, len(body))
+        connection = self._kept(origin) or await self._connect(origin)
+        self._busy.add(connection)
+        try:
+            connection.begin([head, body])
+            await connection.wait_head()
+        except BaseException:
+            self.release(connection)
+            raise
+        return HttpResponse(self, connection)
+
+    def release(self, connection: _Connection) -> None:
+        """Keep a connection for the next request, or close it where the response was not read to its end."""
+        self._busy.discard(connection)
+        if not connection.reusable:
+            connection.transport.abort()
+            return
+        connection.idle_since = time.monotonic()
+        idle = self._idle.setdefault(connection.origin, deque())
+        idle.append(connection)
+        while idle[0].idle_since < connection.idle_since - IDLE_TIMEOUT_S:
+            idle.popleft().transport.close()
+
+    def _close_old(self) -> None:
+        """Close what was left to origins that are not used any more: an engine that is restarted has another port."""
+        oldest = time.monotonic() - IDLE_TIMEOUT_S
+        for origin, idle in list(self._idle.items()):
+            while idle and idle[0].idle_since < oldest:
+                idle.popleft().transport.close()
+            if not idle:
+                del self._idle[origin]
+
+    def _kept(self, origin: _Origin) -> _Connection | None:
+        idle = self._idle.get(origin)
+        while idle:
+            connection = idle.pop()  # the one used last, so that what is too much becomes old
+            if not connection.transport.is_closing() and time.monotonic() - connection.idle_since < IDLE_TIMEOUT_S:
+                return connection
+            connection.transport.close()
+        return None
+
+    async def _connect(self, origin: _Origin) -> _Connection:
+        self._close_old()
+        if origin.tls and self._tls is None:
+            self._tls = ssl.create_default_context()
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._connect_timeout_s):
+            _, connection = await loop.create_connection(
+                lambda: _Connection(origin, loop), origin.host, origin.port, ssl=self._tls if origin.tls else None
+            )
+        return connection
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, which has at most one request under way."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, origin: _Origin, loop: asyncio.AbstractEventLoop) -> None:
+        self.origin = origin
+        self.idle_since = 0.0
+        self._loop = loop
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._waiter: asyncio.Future[None] | None = None
+        self._lost: OSError | None = None
+        self._complete = True
+        self._keeps_alive = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the last response."""
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self._has_head = False
+        self._parts: list[bytes] = []
+        self._buffered = 0
+        self._head_bytes = 0
+
+    @property
+    def reusable(self) -> bool:
+        """True where the response was complete and another request may follow."""
+        fits = self._buffered <= MAX_BUFFERED  # else reading is paused
+        return self._complete and self._keeps_alive and fits and not self.transport.is_closing()
+
+    def begin(self, data: list[bytes]) -> None:
+        """Send a request."""
+        self.reset()
+        self._complete = False
+        self.transport.writelines(data)
+
+    async def wait_head(self) -> None:
+        """Returns when the head of the response has arrived. Raises OSError."""
+        while not self._has_head:
+            await self._wait()
+
+    async def receive(self) -> bytes:
+        """Returns the part of the body that has arrived, once there is something; nothing at its end. Raises OSError."""
+        while not self._parts:
+            if self._complete:
+                return b""
+            await self._wait()
+        parts, self._parts = self._parts, []
+        if self._buffered > MAX_BUFFERED:
+            self.transport.resume_reading()
+        self._buffered = 0
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _wait(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # --- by the event loop ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += 0 if self._has_head else len(data)
+        try:
+            self._parser.feed_data(data)
+            if not self._has_head and self._head_bytes > MAX_HEAD_BYTES:
+                raise httptools.HttpParserError(f"more than {MAX_HEAD_BYTES} bytes of headers")
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as cause:
+            self._lost = ConnectionError(f"the response is not HTTP: {cause}")
+            self.transport.abort()
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        delimited = "content-length" in self.headers or "transfer-encoding" in self.headers
+        if self._has_head and not delimited and exc is None:
+            self._complete = True  # the end of the connection is the end of the body
+        self._keeps_alive = False
+        self._lost = self._lost or (exc if isinstance(exc, OSError) else ConnectionError(CONNECTION_LOST))
+        self._wake()
+
+    # --- by the parser ----------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._complete:  # it would be taken for the answer to the next request, or for a part of the last
+            raise httptools.HttpParserError("there was no request for it")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self._has_head = self.status >= 200
+        self._keeps_alive = self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+        self._buffered += len(body)
+        if self._buffered > MAX_BUFFERED:
+            self.transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        if self._has_head:
+            self._complete = True
+        else:  # 100 Continue, say: the response is still to come
+            self.headers = {}
+
+
+def _head(first: str, headers: Mapping[str, str], size: int) -> bytes:
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if lines.count("\n") != len(headers):
+        raise OSError("a header holds a line break; look at the key in the environment")
+    return f"{first}{lines}content-length: {size}\r\n\r\n".encode("latin-1", "replace")
+
+
+@lru_cache(maxsize=1024)
+def _request_head(url: str) -> tuple[_Origin, str]:
+    """Returns where a request goes, and the first lines of it. Raises OSError for a URL that leads nowhere."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as cause:
+        raise OSError(f"{url!r} is no URL: {cause}") from cause
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise OSError(f"{url!r} is no http or https URL")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError as cause:
+        raise OSError(f"{url!r} is no URL: {cause}") from cause
+    tls = parts.scheme == "https"
+    origin = _Origin(parts.hostname, port or (443 if tls else 80), tls)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return origin, f"POST {path} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n"

@@ -1,0 +1,484 @@
+"""PolicyCalls: a call of the policy that is trained, from the agent's request to its answer, for every protocol.
+
+Driven by the proxy once it knows who calls and what for. For one call it plans the exact prompt, samples, parses, records,
+and only then sends the last byte: an agent cannot finish before its tokens are durable. A call whose agent has gone goes on
+for a grace period, so that a retry finds its answer, and is then recorded as far as it came. It knows no wire format
+(protocols/), no template (rendering/) and no engine (policy/engine_router.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+from uuid_utils import uuid7
+
+from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
+from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
+from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.policy.engine_client import SampledTokens
+from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
+from agentlightning.gateway.policy.response_decoder import ResponseDecoder
+from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
+from agentlightning.protocols.base import (
+    ApiError,
+    Completion,
+    CompletionRequest,
+    Delta,
+    ToolDelta,
+    WireFormat,
+    assistant_message,
+    short,
+)
+from agentlightning.rendering.call_chain import call_chain, chain_messages, is_whole
+from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
+from agentlightning.rendering.prompts import prompt_hash
+from agentlightning.store.base import LightningStore
+from agentlightning.types import ABANDONED, JSON, Call, Sampling
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 10.0
+"""Grace period of a call whose agent has disconnected, in seconds."""
+
+DEADLINE_S = 600.0
+"""Time limit of one call, in seconds."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PolicyJob:
+    """One call under way: n samples of one prompt."""
+
+    id: str
+    wire: WireFormat
+    attempt: TrackedAttempt
+    request: CompletionRequest
+    policy: Policy
+    conversation: Conversation
+    plan: PromptPlan
+    sampling: Sampling
+    overridden_params: JSON
+    seeds: list[int]
+    started_ns: int
+    decoders: list[ResponseDecoder] = field(default_factory=list)
+    agent: str | None = None
+    """The name that the sub-agent gives itself."""
+    span_id: str | None = None
+    gone: bool = False
+    """The agent has disconnected."""
+    sampled: bool = False
+    """The engine is done: from here on the call is recorded, whoever still listens."""
+
+    def call_id(self, index: int) -> str:
+        """The id under which choice `index` is recorded."""
+        return f"{self.id}.{index}" if index else self.id
+
+
+class PolicyCalls:
+    """The token path."""
+
+    def __init__(
+        self,
+        store: LightningStore,
+        attempts: AttemptCache,
+        engine_router: EngineRouter,
+        metrics: GatewayMetrics,
+        *,
+        grace_s: float = GRACE_S,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        self._store = store
+        self._attempts = attempts
+        self._engine_router = engine_router
+        self._metrics = metrics
+        self._grace_s = grace_s
+        self._deadline_s = deadline_s
+        self._retries = SdkRetries(store)
+        self._abandoned: set[asyncio.Timeout] = set()
+        """The limits of calls whose agents have gone."""
+
+    def stop(self) -> None:
+        """The server is about to end: nobody will come back for an abandoned call."""
+        self._grace_s = 0.0
+        for limit in self._abandoned:
+            limit.reschedule(asyncio.get_running_loop().time())
+
+    async def answer(
+        self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, incoming: AgentRequest, reply: AgentResponse
+    ) -> None:
+        """Answer one request. Raises ApiError, RenderError and the errors of the store and of engines."""
+        started_ns = time.time_ns()
+        request, policy, conversation, view = await self._understood(wire, data, attempt)
+        request, sampling, overridden_params = _sampling(request, policy, attempt)
+        request_hash = view.request_hash if request.prompt is None else prompt_hash(request.prompt)
+        if incoming.is_retry or incoming.idempotency_key is not None:
+            await self._attempts.refresh(attempt)
+            found = await self._retries.find(attempt, policy.alias, conversation, request, request_hash, incoming)
+            if found is not None:
+                self._metrics.call(wire.NAME, "replayed")
+                await _replay(wire, request, found, reply)
+                return
+        plan = _planned(conversation, request, view)
+        job = _job(wire, attempt, request, policy, conversation, plan, sampling, overridden_params, started_ns)
+        job.agent = incoming.agent
+        job.span_id = incoming.span_id(attempt.rollout.id, attempt.number)
+        reply.request_id = job.id
+        pending = self._retries.begin(attempt, policy.alias, request_hash, incoming.idempotency_key)
+        self._metrics.in_flight.inc()
+        try:
+            await self._run(job, pending, incoming, reply)
+        finally:
+            self._metrics.in_flight.dec()
+            self._retries.end(pending)
+
+    async def count(self, wire: WireFormat, data: JSON, attempt: TrackedAttempt) -> int:
+        """The number of tokens in the prompt of a request."""
+        request, _, conversation, view = await self._understood(wire, data, attempt)
+        plan = _planned(conversation, request, view)
+        conversation.withdraw(plan)
+        return len(plan.prompt_ids)
+
+    async def _understood(
+        self, wire: WireFormat, data: JSON, attempt: TrackedAttempt
+    ) -> tuple[CompletionRequest, Policy, Conversation, RequestView]:
+        """The request with all its messages, the policy that it means, the graph that it belongs to, and its view of it."""
+        request = wire.parse(data)
+        policy = await self._engine_router.policy(attempt.rollout.run_id, request.model)
+        conversation = await self._attempts.conversation(attempt, policy.renderer, policy.alias)
+        if request.previous_id is not None:
+            by_id = {call.id: call for call in await self._store.calls([attempt.rollout.id], attempt.number)}
+            before = call_chain(by_id[request.previous_id], by_id) if request.previous_id in by_id else []
+            if not before or not is_whole(before):
+                raise ApiError(
+                    f"previous_response_id: this attempt has no response {request.previous_id!r}",
+                    status=404,
+                    param="previous_response_id",
+                    code="previous_response_not_found",
+                )
+            request = replace(request, messages=_after(chain_messages(before), request.messages))
+        view = RequestView.of(request.messages, request.tools)
+        if not attempt.complete and conversation.lacks_answer(view):
+            await self._attempts.refresh(attempt)
+        return request, policy, conversation, view
+
+    # --- one call, step by step -------------------------------------------------------------------------------------
+
+    async def _run(self, job: PolicyJob, pending: PendingCall, incoming: AgentRequest, reply: AgentResponse) -> None:
+        outlet = _StreamedResponse(job, reply, self._metrics) if job.request.stream else _WholeResponse(job, reply)
+        limit = asyncio.timeout(self._deadline_s)
+        watch = incoming.on_disconnect(lambda: self._abandon(job, pending, limit))
+        try:
+            async with limit:
+                await self._sample(job, outlet)
+                job.sampled = True
+                self._abandoned.discard(limit)
+            rest = [decoder.finish() for decoder in job.decoders]
+            answer = _answer(job)
+            await self._record(job, answer)
+            pending.answer = answer
+            await outlet.last(rest, answer)
+        except TimeoutError:
+            self._abandoned.discard(limit)
+            await self._record_partial(job)
+            if not job.gone:
+                raise ApiError(
+                    f"the completion did not finish within {self._deadline_s:g} s",
+                    status=504,
+                    type="server_error",
+                    code="deadline_exceeded",
+                ) from None
+        finally:
+            if pending.answer is None:
+                job.conversation.withdraw(job.plan)
+            watch.stop()
+            self._abandoned.discard(limit)
+
+    def _abandon(self, job: PolicyJob, pending: PendingCall, limit: asyncio.Timeout) -> None:
+        """The agent has disconnected: the call goes on for the grace period, so that a retry finds it."""
+        job.gone = pending.abandoned = True
+        deadline = asyncio.get_running_loop().time() + self._grace_s
+        if not job.sampled:
+            self._abandoned.add(limit)
+            limit.reschedule(min(deadline, limit.when() or deadline))
+
+    async def _sample(self, job: PolicyJob, outlet: _WholeResponse | _StreamedResponse) -> None:
+        if len(job.seeds) == 1:
+            await self._sample_one(job, 0, outlet)
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in range(len(job.seeds)):
+                    group.create_task(self._sample_one(job, index, outlet))
+        except* Exception as several:
+            raise several.exceptions[0] from None
+
+    async def _sample_one(self, job: PolicyJob, index: int, outlet: _WholeResponse | _StreamedResponse) -> None:
+        decoder, request = job.decoders[index], _engine_request(job, index)
+        affinity = f"{job.attempt.rollout.id}/{job.attempt.number}"
+        if isinstance(outlet, _WholeResponse):
+            decoder.sampled = await self._engine_router.generate(job.policy, request, affinity)
+            return  # `finish` reads it at once, which costs a fraction of reading token by token
+        async for ids in self._engine_router.stream(job.policy, request, decoder.sampled, affinity):
+            await outlet.more(index, decoder.feed(ids))
+
+    async def _record(self, job: PolicyJob, answer: Completion) -> None:
+        """Make the calls durable, then let later requests continue them."""
+        messages = [assistant_message(choice) for choice in answer.choices]
+        calls = _calls(job, messages, [choice.finish_reason for choice in answer.choices])
+        await self._store.append_calls(calls)
+        for call in calls:
+            job.conversation.record(job.plan, call.id, call.sampled_ids, call.completion)
+            self._metrics.record(call)
+        if job.plan.fork_cause is not None:
+            log.info(
+                "call %s forks: %s, %d sampled tokens are context only",
+                job.id,
+                job.plan.fork_cause,
+                job.plan.untrained_tokens,
+            )
+
+    async def _record_partial(self, job: PolicyJob) -> None:
+        """The agent never saw the end of this call: what was sampled is kept, neither continued nor trained on."""
+        for decoder in job.decoders:
+            decoder.finish()
+        messages = [assistant_message(decoder.choice()) for decoder in job.decoders]
+        calls = _calls(job, messages, [ABANDONED] * len(messages))
+        await self._store.append_calls(calls)
+        for call in calls:
+            self._metrics.record(call)
+
+
+class _WholeResponse:
+    """The answer goes out at once."""
+
+    def __init__(self, job: PolicyJob, reply: AgentResponse) -> None:
+        self._job = job
+        self._reply = reply
+
+    async def last(self, rest: list[Delta], answer: Completion) -> None:
+        """Send it."""
+        await self._reply.whole(200, self._job.wire.body(self._job.request, answer))
+
+
+class _StreamedResponse:
+    """The answer goes out as it is sampled; its end waits for the record."""
+
+    def __init__(self, job: PolicyJob, reply: AgentResponse, metrics: GatewayMetrics) -> None:
+        model = job.request.model or job.policy.model
+        created_s = job.started_ns // 10**9
+        self._events = job.wire.stream(job.request, job.id, model, created_s, len(job.plan.prompt_ids))
+        self._started_ns = job.started_ns
+        self._reply = reply
+        self._metrics = metrics
+        reply.failed = self._events.failed
+
+    async def more(self, index: int, delta: Delta) -> None:
+        """Send what a choice adds."""
+        if _says(delta):
+            await self._send(self._events.delta(index, delta))
+
+    async def last(self, rest: list[Delta], answer: Completion) -> None:
+        """Send what was held back, and the end."""
+        deltas = [self._events.delta(index, delta) for index, delta in enumerate(rest) if _says(delta)]
+        if not self._reply.started:
+            await self._start()
+        await self._reply.end(b"".join(deltas) + self._events.last(answer))
+
+    async def _send(self, events: bytes) -> None:
+        if not self._reply.started:
+            await self._start()
+        await self._reply.more(events)
+
+    async def _start(self) -> None:
+        self._metrics.first_token((time.time_ns() - self._started_ns) / 1e9)
+        await self._reply.start_events(self._events.first())
+
+
+async def _replay(wire: WireFormat, request: CompletionRequest, answer: Completion, reply: AgentResponse) -> None:
+    """Send an answer that is recorded already."""
+    reply.request_id = answer.call_id
+    if not request.stream:
+        await reply.whole(200, wire.body(request, answer))
+        return
+    events = wire.stream(request, answer.call_id, answer.model, answer.created_s, answer.prompt_tokens)
+    deltas = [events.first()]
+    for index, choice in enumerate(answer.choices):
+        tools = tuple(
+            ToolDelta(index=place, arguments=call.arguments, id=call.id, name=call.name)
+            for place, call in enumerate(choice.tool_calls)
+        )
+        delta = Delta(
+            content=choice.content or "", reasoning=choice.reasoning or "", tools=tools, logprobs=choice.logprobs
+        )
+        deltas.append(events.delta(index, delta))
+    await reply.start_events(b"".join(deltas))
+    await reply.end(events.last(answer))
+
+
+def _says(delta: Delta) -> bool:
+    return bool(delta.content or delta.reasoning or delta.tools or delta.logprobs)
+
+
+def _sampling(
+    request: CompletionRequest, policy: Policy, attempt: TrackedAttempt
+) -> tuple[CompletionRequest, Sampling, JSON]:
+    """The sampling parameters of a request, by the rollout and `agent.unsupported_params`, and the parameters that were
+    overridden.
+
+    What the agent asks for never reaches the engine where it would make recorded log-probabilities wrong.
+    """
+    given = attempt.rollout.sampling
+    unsupported = dict(request.unsupported)
+    if request.seed is not None and policy.seed is None:
+        unsupported["seed"] = request.seed
+    if request.one_tool_call and request.parse_tools and policy.renderer.parser.tool_end is None:
+        unsupported["parallel_tool_calls"] = False
+    if unsupported and policy.unsupported_params == "error":
+        name, value = next(iter(unsupported.items()))
+        raise ApiError(
+            f"{name}: {short(value)} is not supported, because it would change what the trained policy samples; leave it "
+            'out, or let the run ignore it (agent.unsupported_params = "drop")',
+            param=name,
+            code="unsupported_value",
+        )
+    reason = policy.check_sampling(given.temperature, given.top_p) if attempt.rollout.mode == "train" else None
+    if reason is not None:
+        raise ApiError(
+            f"the rollout's sampling: {reason}", status=409, type="server_error", code="sampling_not_trainable"
+        )
+    limits = [limit for limit in (given.max_tokens, request.max_tokens) if limit is not None]
+    sampling = Sampling(temperature=given.temperature, top_p=given.top_p, max_tokens=min(limits, default=None))
+    applied = {"temperature": given.temperature, "top_p": given.top_p}
+    forced = {name: value for name, value in request.forced.items() if value != applied.get(name)}
+    if "seed" in unsupported:
+        request = replace(request, seed=None)
+    return request, sampling, {**forced, **unsupported}
+
+
+def _after(before: list[JSON], messages: list[JSON]) -> list[JSON]:
+    """The messages of a request that continues a stored answer; instructions hold for one request only."""
+    kept = [message for message in before if not message.get("instructions")]
+    leading = next((at for at, message in enumerate(messages) if not message.get("instructions")), len(messages))
+    return [*messages[:leading], *kept, *messages[leading:]]
+
+
+def _planned(conversation: Conversation, request: CompletionRequest, view: RequestView) -> PromptPlan:
+    return conversation.plan(view) if request.prompt is None else conversation.plan_prompt(request.prompt)
+
+
+def _job(
+    wire: WireFormat,
+    attempt: TrackedAttempt,
+    request: CompletionRequest,
+    policy: Policy,
+    conversation: Conversation,
+    plan: PromptPlan,
+    sampling: Sampling,
+    overridden_params: JSON,
+    started_ns: int,
+) -> PolicyJob:
+    job = PolicyJob(
+        id=str(uuid7()),
+        wire=wire,
+        attempt=attempt,
+        request=request,
+        policy=policy,
+        conversation=conversation,
+        plan=plan,
+        sampling=sampling,
+        overridden_params=overridden_params,
+        seeds=[_seed(policy, attempt, plan, request, index) for index in range(request.n)],
+        started_ns=started_ns,
+    )
+    for seed in job.seeds:
+        decoder = ResponseDecoder(policy.renderer, request, plan.prompt_text, SampledTokens(), f"call_{seed:016x}")
+        job.decoders.append(decoder)
+    return job
+
+
+def _seed(policy: Policy, attempt: TrackedAttempt, plan: PromptPlan, request: CompletionRequest, index: int) -> int:
+    """The key of a call's noise: its place in the run. A rollout that is sampled again, again alone or in other company,
+    draws the same; an agent's own seed takes the place of the count of equal requests, so that within a rollout equal
+    requests with equal seeds have equal answers, while the rollouts of a group still differ."""
+    rollout = attempt.rollout
+    count: Any = plan.position if request.seed is None else f"s{request.seed}"
+    place = f"{policy.seed or 0}|{rollout.group_id}|{rollout.replica}|{count}|".encode() + plan.request_hash
+    if index:
+        place += f"|{index}".encode()
+    return int.from_bytes(blake2b(place, digest_size=8).digest(), "big") >> 1
+
+
+def _engine_request(job: PolicyJob, index: int) -> JSON:
+    parameters: JSON = {
+        "temperature": job.sampling.temperature,
+        "top_p": job.sampling.top_p,
+        # vLLM counts the token itself among its alternatives, and has 20 at most.
+        "logprobs": min(job.request.top_logprobs + 1, 20) if job.request.top_logprobs else 0,
+        "stop": list(job.decoders[index].stops),
+        "stop_token_ids": job.decoders[index].stop_ids,
+    }
+    if job.policy.seed is not None:
+        parameters["seed"] = job.seeds[index]
+    if job.sampling.max_tokens is not None:
+        parameters["max_tokens"] = job.sampling.max_tokens
+    return {
+        "request_id": job.call_id(index),
+        "model": job.policy.alias,
+        "token_ids": job.plan.prompt_ids,
+        "stream": job.request.stream,
+        "sampling_params": parameters,
+    }
+
+
+def _answer(job: PolicyJob) -> Completion:
+    return Completion(
+        call_id=job.id,
+        model=job.request.model or job.policy.model,
+        created_s=job.started_ns // 10**9,
+        prompt_tokens=len(job.plan.prompt_ids),
+        choices=tuple(decoder.choice() for decoder in job.decoders),
+        cached_tokens=len(job.plan.prompt_ids) - len(job.plan.suffix_ids),
+    )
+
+
+def _calls(job: PolicyJob, messages: list[JSON], finish_reasons: list[str]) -> list[Call]:
+    """The records of a job's choices."""
+    plan, rollout, finished_ns = job.plan, job.attempt.rollout, time.time_ns()
+    return [
+        Call(
+            id=job.call_id(index),
+            run_id=rollout.run_id,
+            rollout_id=rollout.id,
+            attempt=job.attempt.number,
+            parent_id=plan.parent.call_id if plan.parent is not None else None,
+            suffix_ids=plan.suffix_ids,
+            sampled_ids=decoder.sampled.ids,
+            logprobs=decoder.sampled.logprobs,
+            versions=decoder.sampled.versions,
+            prompt_tokens=len(plan.prompt_ids),
+            policy=job.policy.alias,
+            model=job.request.model,
+            protocol=job.wire.NAME,
+            sampling=job.sampling,
+            history_hash=job.conversation.history_hash(plan, message).hex(),
+            request_hash=plan.request_hash.hex(),
+            messages=plan.messages,
+            completion=message,
+            tools=job.request.tools if plan.parent is None else None,
+            fork_cause=plan.fork_cause,
+            untrained_tokens=plan.untrained_tokens,
+            overridden_params=job.overridden_params,
+            agent=job.agent,
+            finish_reason=finish_reason,
+            started_ns=job.started_ns,
+            finished_ns=finished_ns,
+            span_id=job.span_id,
+        )
+        for index, (decoder, message, finish_reason) in enumerate(
+            zip(job.decoders, messages, finish_reasons, strict=True)
+        )
+    ]

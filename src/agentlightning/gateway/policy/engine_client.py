@@ -1,0 +1,164 @@
+"""Engine APIs: the two HTTP forms in which an engine takes token ids and gives token ids back.
+
+    generate      POST /inference/v1/generate   vLLM (--enable-scale-out), our sampler: a version for each range of tokens
+    completions   POST /v1/completions          vLLM and others with return_token_ids: one version a call
+
+Driven by policy/engine_router.py, which writes every request in the first form. Pure: knows nothing of connections and
+policies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from agentlightning.errors import EngineError
+from agentlightning.types import JSON, VersionSpan
+
+EngineApi = Literal["generate", "completions"]
+
+PATHS: dict[EngineApi, str] = {"generate": "/inference/v1/generate", "completions": "/v1/completions"}
+
+
+@dataclass(slots=True)
+class SampledTokens:
+    """The tokens that an engine has sampled so far."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    versions: list[VersionSpan] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    """Alternatives for each token, (id, logprob), where the engine gave some: in any order, the token itself among them."""
+
+    def add(self, answer: EngineResponse, api: EngineApi, version: int) -> list[int]:
+        """Take in one response or chunk; returns its ids. `version` is stamped where the engine stamps none.
+
+        Raises EngineError where something is missing.
+        """
+        if not answer.choices:
+            raise EngineError("the engine answered without a choice")
+        choice = answer.choices[0]
+        ids = choice.token_ids or []
+        if ids:
+            self.ids += ids
+            self._read_logprobs(choice.logprobs or _Logprobs(), api)
+        if choice.weight_versions:
+            self.versions = [
+                VersionSpan(version=_version(span.version, version), start=span.start, end=span.end)
+                for span in choice.weight_versions
+            ]
+        if choice.finish_reason is not None:
+            self.finish_reason = choice.finish_reason
+            self.stop_reason = choice.stop_reason
+        if len(self.ids) != len(self.logprobs):
+            raise EngineError(f"the engine gave {len(self.logprobs)} logprobs for {len(self.ids)} sampled ids")
+        if self.finish_reason is not None and self.ids and not self.versions:
+            self.versions = [VersionSpan(version=version, start=0, end=len(self.ids))]
+        return ids
+
+    def _read_logprobs(self, logprobs: _Logprobs, api: EngineApi) -> None:
+        if api == "completions":
+            self.logprobs += logprobs.token_logprobs or []
+            if any(logprobs.top_logprobs or ()):
+                self.top += [
+                    [(_id(name), value) for name, value in (one or {}).items()] for one in logprobs.top_logprobs or ()
+                ]
+            return
+        content = logprobs.content or []
+        self.logprobs += [token.logprob for token in content]
+        if content and content[0].top_logprobs:
+            self.top += [
+                [
+                    (_id(other.token) if other.token_id is None else other.token_id, other.logprob)
+                    for other in token.top_logprobs or ()
+                ]
+                for token in content
+            ]
+
+
+class _Alternative(msgspec.Struct, gc=False):
+    logprob: float
+    token: str = ""
+    token_id: int | None = None
+
+
+class _Token(msgspec.Struct, gc=False):
+    logprob: float
+    top_logprobs: list[_Alternative] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Token] | None = None
+    """Only from generate."""
+    token_logprobs: list[float] | None = None
+    """This and the next only from completions."""
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Versions(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] | None = None
+    logprobs: _Logprobs | None = None
+    weight_versions: list[_Versions] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class EngineResponse(msgspec.Struct):
+    """A response or chunk of either form. What is not here, text and bytes of every token first of all, is skipped."""
+
+    choices: list[_Choice] = []
+    error: Any = None
+
+
+_ANSWER = msgspec.json.Decoder(EngineResponse)
+
+
+def read_answer(data: bytes) -> EngineResponse:
+    """Decodes a response. Raises EngineError where it has no known form."""
+    try:
+        return _ANSWER.decode(data)
+    except msgspec.ValidationError as cause:
+        raise EngineError(f"the engine answered in an unknown form: {cause}") from cause
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+        raise EngineError(f"the engine answered with something that is not JSON: {cause}") from cause
+
+
+def body(request: JSON, api: EngineApi, model: str) -> JSON:
+    """The body for a request in the form of generate; `model` is the name that the engine serves."""
+    if api == "generate":
+        return {**request, "model": model}
+    return {
+        "model": model,
+        "prompt": request["token_ids"],
+        "stream": request["stream"],
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        **{name: value for name, value in request["sampling_params"].items() if value not in ([], None)},
+    }
+
+
+def _version(label: str, version: int) -> int:
+    """The version behind an engine's label; where nobody has told it one, `version`.
+
+    >>> _version("7", 3), _version("default", 3)
+    (7, 3)
+    """
+    return int(label) if label.isdigit() else version
+
+
+def _id(name: str) -> int:
+    """The id of a token that vLLM names ``token_id:17``."""
+    try:
+        return int(name.removeprefix("token_id:"))
+    except ValueError:
+        raise EngineError(f"the engine named a token {name!r}, expected token_id:NUMBER") from None

@@ -1,0 +1,423 @@
+"""EngineRouter: which policy a run samples from, and the token path to the engines that serve it.
+
+Driven by policy/calls.py. An attempt stays with the engine that has its prefix in its cache, until that engine is away or
+has clearly more to do than the least busy one. An engine that refuses or drops the connection may be restarting: the
+request is repeated, elsewhere where there is an elsewhere, with a growing pause, until a deadline, as long as none of its
+tokens has been handed on; the engine is left alone for a while that doubles. Knows nothing of protocols or messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+
+from agentlightning.backoff import Backoff
+from agentlightning.errors import EngineError
+from agentlightning.gateway.http_client import HttpClient, HttpResponse
+from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.policy.engine_client import (
+    PATHS,
+    EngineApi,
+    EngineResponse,
+    SampledTokens,
+    body,
+    read_answer,
+)
+from agentlightning.gateway.policy.pause import paused_s, resumed
+from agentlightning.gateway.resource_watcher import ResourceWatcher
+from agentlightning.protocols.base import ApiError
+from agentlightning.protocols.sse import EventReader
+from agentlightning.rendering.renderer import Renderer
+from agentlightning.types import JSON, Resource
+
+MIN_PAUSE_S = 0.05
+MAX_PAUSE_S = 1.0
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+REMEMBERED = 65_536
+"""Attempts whose engine is remembered, the ones used last."""
+
+SLACK = 8
+"""An attempt leaves its engine where that has more calls in flight than twice the least busy one's, plus this many: reading
+a prefix again costs less than waiting behind so many."""
+
+FIRST_REST_S = 0.5
+MAX_REST_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A policy that serves."""
+
+    alias: str
+    run_id: str
+    version: int
+    """Version of the resource: stamped where the engine stamps none."""
+    model: str
+    endpoints: list[str]
+    renderer: Renderer
+    seed: int | None = 0
+    """Seed of the run; None where the engine takes no seeds."""
+    served_model: str | None = None
+    """The name by which the engine knows the model, where that is not the alias."""
+    api: EngineApi | None = None
+    """The engine's HTTP API; None: detected, once per endpoint."""
+    logprobs: Literal["processed", "raw"] = "processed"
+    """Log-probabilities of the distribution that was sampled from (processed), or of the bare logits (raw)."""
+    unsupported_params: Literal["error", "drop"] = "error"
+    """Treatment of a call with sampling parameters that no trainer could account for."""
+    key_env: str | None = None
+    """Variable of this server's environment with the endpoints' key."""
+
+    def check_sampling(self, temperature: float, top_p: float) -> str | None:
+        """The reason why tokens sampled so cannot be trained on; None where they can.
+
+        The trainer divides logits by the temperature and accounts for nothing else.
+        """
+        if top_p < 1:
+            return f"top_p {top_p:g} cannot be trained on: the trainer accounts for the temperature only; use 1"
+        if self.logprobs == "raw" and temperature not in (0.0, 1.0):
+            return (
+                f"temperature {temperature:g} cannot be trained on: the engine gives raw log-probabilities; use 1, or start "
+                "vLLM with --logprobs-mode processed_logprobs and leave `logprobs` out of the policy"
+            )
+        return None
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """One endpoint as this server sees it."""
+
+    url: str
+    in_flight: int = 0
+    away_until: float = 0.0
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_REST_S, MAX_REST_S, jitter=0.0))
+
+
+class Balancer:
+    """The load of all engines, by their URLs."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._engines: dict[str, EngineLoad] = {}
+        self._places: OrderedDict[str, str] = OrderedDict()
+
+    def choose(self, endpoints: Sequence[str], affinity: str) -> EngineLoad:
+        """The engine for a call of the attempt that `affinity` names; one that is away only where all are."""
+        engines = [self._engines.setdefault(url, EngineLoad(url)) for url in endpoints]
+        if len(engines) == 1:
+            return engines[0]
+        now = self._now()
+        awake = [engine for engine in engines if engine.away_until <= now]
+        best = min(awake, key=_load) if awake else min(engines, key=lambda engine: engine.away_until)
+        known = self._places.get(affinity)
+        home = next((engine for engine in awake if engine.url == known), None)
+        if home is not None and home.in_flight <= 2 * best.in_flight + SLACK:
+            best = home
+        self._places[affinity] = best.url
+        self._places.move_to_end(affinity)
+        if len(self._places) > REMEMBERED:
+            self._places.popitem(last=False)
+        return best
+
+    def failed(self, engine: EngineLoad) -> None:
+        """Note that the engine could not be reached, or refused to serve."""
+        engine.away_until = self._now() + (engine.backoff.next_s() or MAX_REST_S)
+
+    def answered(self, engine: EngineLoad) -> None:
+        """Note that the engine serves."""
+        engine.backoff.reset()
+        engine.away_until = 0.0
+
+    def keep(self, endpoints: set[str]) -> None:
+        """Forget engines that no policy names and that have nothing in flight."""
+        for url in [url for url, engine in self._engines.items() if url not in endpoints and not engine.in_flight]:
+            del self._engines[url]
+
+    def states(self) -> list[tuple[str, str, int]]:
+        """(url, up or down, calls in flight) of every engine, for the metrics."""
+        now = self._now()
+        return [
+            (engine.url, "down" if engine.away_until > now else "up", engine.in_flight)
+            for engine in self._engines.values()
+        ]
+
+
+def _load(engine: EngineLoad) -> int:
+    return engine.in_flight
+
+
+class EngineRouter:
+    """The engines behind the policies of all runs."""
+
+    def __init__(
+        self,
+        watcher: ResourceWatcher,
+        metrics: GatewayMetrics,
+        load_renderer: Callable[[str], Renderer] = Renderer,
+        patience_s: float = 30.0,
+    ) -> None:
+        self._watcher = watcher
+        self._metrics = metrics
+        self._load_renderer = load_renderer
+        self._patience_s = patience_s
+        self._client = HttpClient(CONNECT_TIMEOUT_S)
+        self._balancer = Balancer()
+        self._idle = asyncio.Event()
+        """Set whenever an engine has nothing in flight any more."""
+        self._apis: dict[str, EngineApi] = {}
+        self._policies: dict[str, tuple[list[Resource], dict[str, Policy]]] = {}
+        """By run, with the resources that they come from."""
+        self._renderers: dict[str, asyncio.Task[Renderer]] = {}
+        metrics.watch_engines(self._balancer.states)
+
+    async def close(self) -> None:
+        """Close the connections; a second call does nothing."""
+        await self._client.close()
+
+    def forget(self, run_id: str) -> None:
+        """The resources of this run changed, or it is not in use any more."""
+        self._policies.pop(run_id, None)
+
+    async def policies(self, run_id: str) -> dict[str, Policy]:
+        """The policies of a run by alias."""
+        resources = await self._watcher.resources(run_id)
+        known = self._policies.get(run_id)
+        if known is not None and known[0] is resources:
+            return known[1]
+        policies = {r.name: await self._policy(r) for r in resources if r.kind == "policy"}
+        self._policies[run_id] = (resources, policies)
+        self._balancer.keep(
+            {url for _, known in self._policies.values() for p in known.values() for url in p.endpoints}
+        )
+        return policies
+
+    async def policy(self, run_id: str, model: str) -> Policy:
+        """The policy that `model` means: the only one, or the one of that name. Raises ApiError."""
+        policies = await self.policies(run_id)
+        if len(policies) == 1:
+            return next(iter(policies.values()))
+        if not policies:
+            raise ApiError("no policy serves this run yet", status=503, type="server_error", code="no_policy")
+        for policy in policies.values():
+            if model in (policy.alias, policy.model):
+                return policy
+        names = ", ".join(sorted(policy.model for policy in policies.values()))
+        raise ApiError(f"model: no policy is named {model!r}; expected one of {names}", status=404, param="model")
+
+    async def generate(self, policy: Policy, request: JSON, affinity: str) -> SampledTokens:
+        """Sample to the end; `request` is in the form of vLLM's /inference/v1/generate, `affinity` names the attempt.
+
+        Raises ApiError, or EngineError where the engine's answer cannot be read.
+        """
+        backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S, self._patience_s)
+        while True:
+            try:
+                async with self._respond(policy, request, affinity) as (api, response):
+                    answer = _read(await response.read())
+                    sampled = SampledTokens()
+                    sampled.add(answer, api, policy.version)
+                    return sampled
+            except OSError as cause:
+                await _pause(backoff, cause)
+                policy = await self._current(policy)
+
+    async def stream(
+        self, policy: Policy, request: JSON, sampled: SampledTokens, affinity: str
+    ) -> AsyncIterator[list[int]]:
+        """Sample, yielding ids as they come; `sampled` then holds all of it. Raises as `generate` does."""
+        backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S, self._patience_s)
+        while True:
+            try:
+                async with self._respond(policy, request, affinity) as (api, response):
+                    async for data in _events(response):
+                        if ids := sampled.add(_read(data), api, policy.version):
+                            yield ids
+                    if sampled.finish_reason is None:
+                        raise ConnectionError("the stream ended before the completion did")
+                return
+            except OSError as cause:
+                if sampled.ids:
+                    raise ApiError(
+                        "the engine closed the connection in the middle of a completion",
+                        status=502,
+                        type="server_error",
+                        code="engine_lost",
+                    ) from cause
+                await _pause(backoff, cause)
+                policy = await self._current(policy)
+
+    async def drained(self, policy: Policy) -> None:
+        """Returns when no call of this server is in flight at the policy's engines; after `hold`, before new weights."""
+        while any(load for url, _, load in self._balancer.states() if url in policy.endpoints):
+            self._idle.clear()
+            await self._idle.wait()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    async def _policy(self, resource: Resource) -> Policy:
+        value = resource.value
+        endpoints = value.get("endpoints")
+        if not (isinstance(endpoints, list) and endpoints and isinstance(value.get("tokenizer"), str)):
+            raise EngineError(
+                f"the policy resource {resource.name!r} is not complete: expected endpoints (at least one) and tokenizer"
+            )
+        for name, known in _WORDS.items():
+            if value.get(name) not in (None, *known):
+                raise EngineError(
+                    f"the policy resource {resource.name!r}: {name}: expected one of {', '.join(known)}, "
+                    f"got {value[name]!r}"
+                )
+        folder = value["tokenizer"]
+        loading = self._renderers.get(folder)
+        if loading is None or (loading.done() and loading.exception() is not None):
+            loading = asyncio.create_task(asyncio.to_thread(self._load_renderer, folder))
+            self._renderers[folder] = loading
+        seed = value.get("seed", 0)
+        return Policy(
+            alias=resource.name,
+            run_id=resource.run_id,
+            version=resource.version,
+            model=str(value.get("model") or resource.name),
+            endpoints=[str(endpoint).rstrip("/") for endpoint in endpoints],
+            renderer=await asyncio.shield(loading),
+            seed=None if seed is None else int(seed),
+            served_model=value.get("served_model"),
+            api=value.get("api"),
+            logprobs=value.get("logprobs") or "processed",
+            unsupported_params=value.get("unsupported_params") or "error",
+            key_env=value.get("key_env"),
+        )
+
+    async def _current(self, policy: Policy) -> Policy:
+        return (await self.policies(policy.run_id)).get(policy.alias, policy)
+
+    @asynccontextmanager
+    async def _respond(
+        self, policy: Policy, request: JSON, affinity: str
+    ) -> AsyncIterator[tuple[EngineApi, HttpResponse]]:
+        """The answer of an engine, begun, with the api it was asked in. Raises what `_refused` makes of a refusal."""
+        if paused_s(await self._watcher.resources(policy.run_id), policy.alias) > 0:
+            with self._metrics.paused.track_inprogress():
+                await resumed(self._watcher, policy.run_id, policy.alias)
+            policy = await self._current(policy)
+        engine = self._balancer.choose(policy.endpoints, affinity)
+        engine.in_flight += 1
+        try:
+            api = policy.api or self._apis.get(engine.url)
+            if api is None:
+                api = self._apis[engine.url] = await self._detect_api(policy, engine.url)
+            data = orjson.dumps(body(request, api, policy.served_model or policy.alias))
+            url = f"{engine.url}{PATHS[api]}"
+            async with await self._client.post(url, _headers(policy), data) as response:
+                if response.status != 200:
+                    raise _refused(response.status, await response.read(), response.headers)
+                if engine.backoff.failures:
+                    self._balancer.answered(engine)
+                yield api, response
+        except OSError:
+            self._balancer.failed(engine)
+            raise
+        finally:
+            engine.in_flight -= 1
+            if not engine.in_flight:
+                self._idle.set()
+
+    async def _detect_api(self, policy: Policy, url: str) -> EngineApi:
+        """Ask for generate with nothing in it: whoever has the route complains about the request."""
+        path = PATHS["generate"]
+        async with await self._client.post(f"{url}{path}", _headers(policy), b"{}") as reply:
+            if reply.status in (429, 502, 503, 504):
+                raise _refused(reply.status, await reply.read(), reply.headers)
+            return "completions" if reply.status in (403, 404, 405, 501) else "generate"
+
+
+_WORDS: dict[str, tuple[str, ...]] = {
+    "api": ("generate", "completions"),
+    "logprobs": ("processed", "raw"),
+    "unsupported_params": ("error", "drop"),
+}
+
+
+def _headers(policy: Policy) -> dict[str, str]:
+    if policy.key_env is None:
+        return _JSON_HEADERS
+    key = os.environ.get(policy.key_env)
+    if not key:
+        raise ApiError(
+            f"the policy's endpoints need a key: expected it in the server's environment as {policy.key_env}",
+            status=502,
+            type="server_error",
+            code="no_engine_key",
+        )
+    return {**_JSON_HEADERS, "authorization": f"Bearer {key}"}
+
+
+_JSON_HEADERS = {"content-type": "application/json"}
+
+
+class _EngineUnavailable(ConnectionError):
+    """The engine answers, but not now."""
+
+    retry_after_s = 0.0
+
+
+async def _pause(backoff: Backoff, cause: OSError) -> None:
+    """Pause before the next try. Raises ApiError where it would last past the deadline."""
+    if not await backoff.sleep(cause.retry_after_s if isinstance(cause, _EngineUnavailable) else 0.0):
+        raise ApiError(
+            f"no engine of the policy can be reached: {type(cause).__name__}: {cause}",
+            status=503,
+            type="server_error",
+            code="engine_unreachable",
+        ) from cause
+
+
+def _refused(status: int, data: bytes, headers: Any) -> Exception:
+    """The error for a refusal by the engine: bad input is the agent's, busy or unavailable is retried, the rest is the
+    engine's."""
+    try:
+        error = orjson.loads(data)["error"]
+        message, code = str(error["message"]), error.get("code")
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        message, code = data[:200].decode(errors="replace"), None
+    if status in (429, 502, 503, 504):
+        away = _EngineUnavailable(f"HTTP {status}: {message}")
+        wait = headers.get("retry-after", "")
+        away.retry_after_s = float(wait) if wait.isdigit() else 0.0
+        return away
+    if status in (400, 413, 422):
+        said = message.lower()
+        too_long = code == "context_length_exceeded" or any(words in said for words in _TOO_LONG)
+        code = "context_length_exceeded" if too_long else code
+        return ApiError(message, param="messages" if too_long else None, code=code if isinstance(code, str) else None)
+    return ApiError(f"the engine failed: {message}", status=502, type="server_error", code="engine_failed")
+
+
+_TOO_LONG = ("context", "too long", "maximum model length")
+"""Phrases by which engines report that a prompt does not fit."""
+
+
+def _read(data: bytes) -> EngineResponse:
+    answer = read_answer(data)
+    if answer.error is not None:
+        raise _refused(502, data, {})
+    return answer
+
+
+async def _events(response: HttpResponse) -> AsyncIterator[bytes]:
+    reader = EventReader()
+    async for chunk in response.chunks():
+        for data in reader.feed(chunk):
+            if data != b"[DONE]":
+                yield data

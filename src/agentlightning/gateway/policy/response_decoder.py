@@ -1,0 +1,164 @@
+"""ResponseDecoder: one sampled answer, from ids to what the agent may see of it.
+
+Driven by policy/calls.py for streamed and whole answers alike, so that both are the same text. It holds back what a stop
+string could still cut and leaves the reading of reasoning and tool calls to the model's parser. Knows no wire format and no
+engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentlightning.gateway.policy.engine_client import SampledTokens
+from agentlightning.protocols.base import Choice, CompletionRequest, Delta, TokenLogprob, ToolCall, ToolDelta
+from agentlightning.rendering.completion_parser import Piece
+from agentlightning.rendering.renderer import Renderer
+from agentlightning.rendering.tool_syntax import held_back
+
+
+class ResponseDecoder:
+    """The text of one answer while it is sampled into `sampled`.
+
+    `tool_ids` names the tool calls: call i is ``{tool_ids}{i}``.
+    """
+
+    def __init__(
+        self, renderer: Renderer, request: CompletionRequest, prompt_text: str, sampled: SampledTokens, tool_ids: str
+    ) -> None:
+        self._renderer = renderer
+        self._request = request
+        self.sampled = sampled
+        """The tokens sampled so far."""
+        self._tool_ids = tool_ids
+        parser = renderer.parser
+        self._one_call = parser.tool_end if request.one_tool_call and request.parse_tools else None
+        self._stops = request.stop if self._one_call is None else (*request.stop, self._one_call)
+        self._text = renderer.text_stream()
+        raw = request.prompt is not None
+        self._splitter = None if raw else parser.splitter(prompt_text, request.tools, request.parse_tools)
+        self._decoded = ""
+        self._released = 0
+        """Characters of the decoded text that went to the splitter."""
+        self._stopped: str | None = None
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[str, list[str]]] = []
+        self._tokens = 0
+        """Tokens whose logprobs have been given out."""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts at which the engine should stop."""
+        return self._stops
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """The special token after which the engine should stop: it is not in the text in which engines look for stops."""
+        index = None if self._one_call is None else self._renderer.special_id(self._one_call)
+        return [] if index is None else [index]
+
+    def feed(self, ids: Sequence[int]) -> Delta:
+        """Decodes these ids, the newest of `sampled`; returns what may be sent."""
+        if self._stopped is not None:
+            return Delta()
+        before = len(self._decoded)
+        self._decoded += self._text.feed(self._renderer.split_end(list(ids))[0])
+        return self._take(self._release(before, last=False))
+
+    def finish(self) -> Delta:
+        """Returns what was held back, once sampling has ended."""
+        if self._stopped is None:
+            body, _ = self._renderer.split_end(self.sampled.ids)
+            whole = self._decode(body)
+            if whole.startswith(self._decoded):  # the same text, and the character that the limit cut in two
+                before, self._decoded = len(self._decoded), whole
+            else:
+                before = len(self._decoded)
+            piece = self._release(before, last=True)
+        else:
+            piece = Piece()
+        rest = self._splitter.finish() if self._splitter is not None else Piece()
+        return self._take(piece, rest)
+
+    def choice(self) -> Choice:
+        """The finished answer; only after `finish`."""
+        calls = tuple(
+            ToolCall(id=f"{self._tool_ids}{index}", name=name, arguments="".join(parts))
+            for index, (name, parts) in enumerate(self._calls)
+        )
+        content = "".join(self._content)
+        limited = self.sampled.finish_reason == "length"
+        return Choice(
+            content=content if content or not calls else None,
+            reasoning="".join(self._reasoning) or None,
+            tool_calls=calls,
+            finish_reason="length" if limited else "tool_calls" if calls else "stop",
+            stop=self._stopped if self._stopped in self._request.stop else None,
+            sampled_tokens=len(self.sampled.ids),
+            logprobs=self._logprobs(0) if self._request.logprobs else None,
+        )
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _decode(self, body: list[int]) -> str:
+        return self._renderer.decode(body, special=self._renderer.parser.needs_special)
+
+    def _release(self, before: int, last: bool) -> Piece:
+        """Text up to a stop string goes to the splitter; what could begin one waits."""
+        end = len(self._decoded)
+        if self._stops:
+            longest = max(map(len, self._stops))
+            since = max(self._released, before - longest)
+            found = [(at, stop) for stop in self._stops if (at := self._decoded.find(stop, since)) >= 0]
+            if found:
+                end, self._stopped = min(found)
+                end += len(self._stopped) if self._stopped == self._one_call else 0  # the call is whole with it
+            elif not last:
+                end -= held_back(self._decoded[self._released :], self._stops)
+        ready = self._decoded[self._released : end]
+        self._released = end
+        if not ready:
+            return Piece()
+        return Piece(content=ready) if self._splitter is None else self._splitter.feed(ready)
+
+    def _take(self, *pieces: Piece) -> Delta:
+        """Keep what the pieces say, and say it."""
+        tools: list[ToolDelta] = []
+        for piece in pieces:
+            for tool in piece.tools:
+                if tool.name is not None:
+                    self._calls.append((tool.name, []))
+                self._calls[tool.index][1].append(tool.arguments)
+                call_id = f"{self._tool_ids}{tool.index}" if tool.name is not None else None
+                tools.append(ToolDelta(index=tool.index, arguments=tool.arguments, id=call_id, name=tool.name))
+        content = "".join(piece.content for piece in pieces)
+        reasoning = "".join(piece.reasoning for piece in pieces)
+        if content:
+            self._content.append(content)
+        if reasoning:
+            self._reasoning.append(reasoning)
+        logprobs = None
+        if self._request.logprobs:
+            logprobs = self._logprobs(self._tokens)
+            self._tokens += len(logprobs)
+        return Delta(content=content, reasoning=reasoning, tools=tuple(tools), logprobs=logprobs)
+
+    def _logprobs(self, start: int) -> tuple[TokenLogprob, ...]:
+        """Log-probabilities of the tokens from `start` on, without the end token, which has no text."""
+        sampled, text = self.sampled, self._renderer.token_text
+        body, _ = self._renderer.split_end(sampled.ids)
+        return tuple(
+            TokenLogprob(
+                text=text(sampled.ids[at]),
+                logprob=sampled.logprobs[at],
+                top=tuple((text(index), logprob) for index, logprob in self._likeliest(at)),
+            )
+            for at in range(start, len(body))
+        )
+
+    def _likeliest(self, at: int) -> list[tuple[int, float]]:
+        """The requested number of alternatives: engines also return the token itself, wherever it ranks."""
+        most = self._request.top_logprobs
+        if not most or not self.sampled.top:
+            return []
+        return sorted(self.sampled.top[at], key=lambda pair: -pair[1])[:most]

@@ -1,0 +1,168 @@
+"""SdkRetries: which request of an SDK is another try at a call that this server has answered, or is about to answer.
+
+Driven by policy/calls.py. A retry is known by its retry count or its idempotency key, never by its body alone: identical
+calls side by side are legitimate. It joins the call that its first try left behind, or gets the recorded answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from agentlightning.gateway.asgi_response import AgentRequest
+from agentlightning.gateway.attempts import TrackedAttempt
+from agentlightning.protocols.base import Choice, Completion, CompletionRequest, TokenLogprob, ToolCall
+from agentlightning.rendering.conversation import Conversation
+from agentlightning.rendering.message import Digest
+from agentlightning.rendering.renderer import Renderer
+from agentlightning.store.base import LightningStore
+from agentlightning.types import ABANDONED, Call
+
+REMEMBERED = 4096
+"""Undelivered answers and idempotency keys that are kept, the newest ones."""
+
+Place = tuple[str, int, str, Digest | str]
+"""Rollout, attempt, policy, and the request's hash or its idempotency key."""
+
+
+class PendingCall:
+    """A call under way."""
+
+    def __init__(self, place: Place, keyed: Place | None) -> None:
+        self.place = place
+        self.keyed = keyed
+        self.abandoned = False
+        """Its agent has gone."""
+        self.joined = False
+        """A retry waits for it already."""
+        self.answer: Completion | None = None
+        self._ended = asyncio.Event()
+
+    def end(self) -> None:
+        """Note that it was answered, or never will be."""
+        self._ended.set()
+
+    async def wait(self) -> Completion | None:
+        """The answer, once it is there; None where the call failed."""
+        await self._ended.wait()
+        return self.answer
+
+
+class SdkRetries:
+    """Calls under way, and answers that may not have arrived."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self._store = store
+        self._pending: dict[Place, list[PendingCall]] = {}
+        self._keyed: OrderedDict[Place, PendingCall] = OrderedDict()
+        self._undelivered: OrderedDict[Place, list[str]] = OrderedDict()
+
+    def begin(
+        self, attempt: TrackedAttempt, policy: str, request_hash: Digest, idempotency_key: str | None
+    ) -> PendingCall:
+        """Note a call under way; `end` must follow."""
+        identity = attempt.rollout.id, attempt.number, policy
+        pending = PendingCall(
+            (*identity, request_hash), None if idempotency_key is None else (*identity, idempotency_key)
+        )
+        self._pending.setdefault(pending.place, []).append(pending)
+        if pending.keyed is not None:
+            self._keyed[pending.keyed] = pending
+            _bound(self._keyed)
+        return pending
+
+    def end(self, pending: PendingCall) -> None:
+        """The call was answered or failed."""
+        pending.end()
+        others = self._pending[pending.place]
+        others.remove(pending)
+        if not others:
+            del self._pending[pending.place]
+        if pending.answer is None:
+            if pending.keyed is not None and self._keyed.get(pending.keyed) is pending:
+                del self._keyed[pending.keyed]
+        elif pending.abandoned and not pending.joined:
+            self._undelivered.setdefault(pending.place, []).append(pending.answer.call_id)
+            _bound(self._undelivered)
+
+    async def find(
+        self,
+        attempt: TrackedAttempt,
+        policy: str,
+        conversation: Conversation,
+        request: CompletionRequest,
+        request_hash: Digest,
+        incoming: AgentRequest,
+    ) -> Completion | None:
+        """The answer that this request is another try at; None where it is the first."""
+        identity = attempt.rollout.id, attempt.number, policy
+        if incoming.idempotency_key is not None:
+            keyed = self._keyed.get((*identity, incoming.idempotency_key))
+            if keyed is not None and keyed.place[3] == request_hash and (answer := await keyed.wait()) is not None:
+                return await self._recorded(attempt, answer.call_id, request, conversation)
+        if not incoming.is_retry:
+            return None
+        place = *identity, request_hash
+        while joinable := [one for one in self._pending.get(place, ()) if not one.joined]:
+            pending = next((one for one in joinable if one.abandoned), joinable[0])
+            pending.joined = True
+            if (answer := await pending.wait()) is not None:
+                return await self._recorded(attempt, answer.call_id, request, conversation)
+        if lost := self._undelivered.get(place):
+            call_id: str | None = lost.pop(0)
+            if not lost:
+                del self._undelivered[place]
+        else:
+            call_id = conversation.unanswered(request_hash)
+        return None if call_id is None else await self._recorded(attempt, call_id, request, conversation)
+
+    async def _recorded(
+        self, attempt: TrackedAttempt, call_id: str, request: CompletionRequest, conversation: Conversation
+    ) -> Completion | None:
+        calls = await self._store.calls([attempt.rollout.id], attempt.number)
+        return recorded_answer(calls, call_id, conversation.renderer if request.logprobs else None)
+
+
+def recorded_answer(calls: list[Call], call_id: str, renderer: Renderer | None = None) -> Completion | None:
+    """The answer that was recorded as `call_id`, with all its choices; None where there is none among `calls`.
+
+    With a renderer it has the log-probabilities of its tokens, without the alternatives, which are not kept.
+    """
+    first = call_id.partition(".")[0]
+    found = {call.id: call for call in calls if call.id.partition(".")[0] == first}
+    call = found.get(first)
+    if call is None or call.finish_reason == ABANDONED:
+        return None
+    ordered = [call, *(found[f"{first}.{index}"] for index in range(1, len(found)))]
+    return Completion(
+        call_id=first,
+        model=call.model,
+        created_s=call.started_ns // 10**9,
+        prompt_tokens=call.prompt_tokens,
+        choices=tuple(_choice(one, renderer) for one in ordered),
+        cached_tokens=call.prompt_tokens - len(call.suffix_ids),
+    )
+
+
+def _choice(call: Call, renderer: Renderer | None) -> Choice:
+    tokens = None
+    if renderer is not None:
+        body, _ = renderer.split_end(call.sampled_ids)
+        pairs = zip(body, call.logprobs, strict=False)
+        tokens = tuple(TokenLogprob(text=renderer.token_text(index), logprob=logprob) for index, logprob in pairs)
+    return Choice(
+        content=call.completion.get("content"),
+        reasoning=call.completion.get("reasoning_content"),
+        tool_calls=tuple(
+            ToolCall(id=one["id"], name=one["function"]["name"], arguments=one["function"]["arguments"])
+            for one in call.completion.get("tool_calls", ())
+        ),
+        finish_reason=call.finish_reason,
+        sampled_tokens=len(call.sampled_ids),
+        logprobs=tokens,
+    )
+
+
+def _bound(remembered: OrderedDict[Place, PendingCall] | OrderedDict[Place, list[str]]) -> None:
+    while len(remembered) > REMEMBERED:
+        remembered.popitem(last=False)

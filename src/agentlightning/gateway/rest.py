@@ -1,0 +1,200 @@
+"""The REST API of the store: one POST route per method, and a few GETs for people.
+
+Mounted at /api by the gateway's app; its client is store/client.py. The routes are made from the signatures of
+LightningStore, so that a method which is added there is served here, described in OpenAPI and checked. Knows nothing of how
+a store works.
+
+    POST /claim {"worker": {...}, "limit": 4, "wait_s": 20}     every method: its arguments by name, its result as JSON
+    GET  /runs   /rollouts?run_id=…   /rollouts/{id}   /rollouts/{id}/calls
+
+Errors are {"error": {"type": "NotFoundError", "message": "…"}} with the status of their class, never a traceback.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import orjson
+from fastapi import Depends, FastAPI, Header, Query, Response
+from fastapi import Request as HttpRequest
+from fastapi.exceptions import RequestValidationError
+from fastapi.security import HTTPBearer
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from agentlightning.config_base import expected
+from agentlightning.errors import AgentLightningError, InputError, NotFoundError
+from agentlightning.gateway.access import is_loopback
+from agentlightning.gateway.idempotency import IdempotencyCache
+from agentlightning.gateway.middleware import ApiMiddleware, ServerKeyError, error_body
+from agentlightning.gateway.store_rpc import MAX_KEY_CHARS, StoreMethod, StoreRpc
+from agentlightning.store import wire
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.types import Call, Claim, Mode, Rollout, RolloutState, Run
+
+_KEY = "Names this request: one that is sent again with the same name is answered as the first was, not executed again."
+
+
+def create_api(
+    store: LightningStore,
+    server_key: str | None,
+    *,
+    boot: str | None = None,
+    on_claim: Callable[[Sequence[Claim]], None] | None = None,
+    on_end: Callable[[set[str]], None] | None = None,
+    on_calls: Callable[[Sequence[Call]], None] | None = None,
+    on_resources: Callable[[str], None] | None = None,
+) -> ASGIApp:
+    """The API of an open store, to be mounted at /api.
+
+    `server_key`: what callers must send as bearer token; None opens it to everybody who can connect, web pages excepted
+    (loopback only).
+    `boot`: id of this start of the server, sent with every answer; made here unless given.
+    `on_claim` gets the claims that were granted, `on_end` the rollouts whose attempts were finished or cancelled,
+    `on_calls` calls that were recorded, `on_resources` the run that got new ones: called before the answer is sent, and
+    must not block.
+    """
+
+    def after(method: str, given: dict[str, Any], result: Any) -> None:
+        if method == "claim" and on_claim is not None:
+            on_claim(result)
+        if method == "finish" and on_end is not None:
+            on_end({one.lease.rollout_id for one, held in zip(given["finishes"], result, strict=True) if held})
+        if method == "cancel" and on_end is not None:
+            on_end(set(given["rollout_ids"]))
+        if method == "append_calls" and on_calls is not None:
+            on_calls(given["calls"])
+        if method == "put_resources" and on_resources is not None:
+            for run_id in {resource.run_id for resource in result}:
+                on_resources(run_id)
+
+    methods = [StoreMethod(store, name, after) for name in wire.METHODS]
+    routes = create_routes(store, server_key, methods)
+    return ApiMiddleware(StoreRpc(routes, methods, IdempotencyCache()), boot or uuid.uuid4().hex, server_key)
+
+
+def create_routes(store: LightningStore, server_key: str | None, methods: Sequence[StoreMethod]) -> FastAPI:
+    """The description of the whole API, and the routes that are no methods."""
+    api = FastAPI(
+        title="Agent Lightning",
+        dependencies=[Depends(HTTPBearer(auto_error=False, description="The server key (AGL_SERVER_KEY)."))],
+        docs_url=None,  # its page would load scripts from elsewhere
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    api.add_exception_handler(AgentLightningError, _on_error)
+    api.add_exception_handler(RequestValidationError, _on_bad_input)
+    api.add_exception_handler(HTTPException, _on_http_error)
+    for method in methods:
+        _describe(api, method)
+    _add_views(api, store)
+    _add_secret(api, store, server_key)
+    return api
+
+
+def _describe(api: FastAPI, method: StoreMethod) -> None:
+    """The route of a method in OpenAPI; the middleware in front serves it."""
+    key = Annotated[str | None, Header(min_length=1, max_length=MAX_KEY_CHARS, description=_KEY)]
+
+    async def described(body: BaseModel, idempotency_key: str | None = None) -> Response:
+        raise AssertionError("methods are served before they come here")
+
+    async def described_without_body(idempotency_key: str | None = None) -> Response:
+        raise AssertionError("methods are served before they come here")
+
+    described.__annotations__ = {"body": method.body, "idempotency_key": key, "return": Response}
+    described_without_body.__annotations__ = {"idempotency_key": key, "return": Response}
+    text = method.contract.__doc__ or ""
+    api.add_api_route(
+        f"/{method.name}",
+        described if method.body else described_without_body,
+        methods=["POST"],
+        operation_id=method.name,
+        response_model=dict[Mode, dict[RolloutState, int]] if method.name == "count" else method.result,
+        summary=text.split(". ")[0].strip(),
+        description=inspect.cleandoc(text),
+        tags=["methods"],
+    )
+
+
+def _add_views(api: FastAPI, store: LightningStore) -> None:
+    async def one(rollout_id: str) -> Rollout:
+        found = await store.rollouts(RolloutQuery(ids=[rollout_id]))
+        if not found:
+            raise NotFoundError(f"no such rollout: {rollout_id}")
+        return found[0]
+
+    @api.get("/runs", response_model=list[Run], tags=["views"])
+    async def list_runs(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
+        """Runs, newest first."""
+        return _json(await store.runs(limit=limit))
+
+    @api.get("/rollouts", response_model=list[Rollout], tags=["views"])
+    async def list_rollouts(
+        run_id: str,
+        mode: Mode | None = None,
+        state: RolloutState | None = None,
+        step: int | None = None,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        newest_first: bool = False,
+    ) -> Response:
+        """Rollouts of a run; the last id of one page is the `after` of the next."""
+        states = None if state is None else [state]
+        query = RolloutQuery(
+            run_id=run_id, mode=mode, states=states, step=step, after=after, limit=limit, newest_first=newest_first
+        )
+        return _json(await store.rollouts(query))
+
+    @api.get("/rollouts/{rollout_id}", response_model=Rollout, tags=["views"])
+    async def show_rollout(rollout_id: str) -> Response:
+        """One rollout."""
+        return _json(await one(rollout_id))
+
+    @api.get("/rollouts/{rollout_id}/calls", response_model=list[Call], tags=["views"])
+    async def list_calls(rollout_id: str, attempt: int | None = None) -> Response:
+        """The model calls of its latest attempt, or of the one named."""
+        await one(rollout_id)
+        return _json(await store.calls([rollout_id], attempt))
+
+
+def _add_secret(api: FastAPI, store: LightningStore, server_key: str | None) -> None:
+    @api.post("/signing_secret", tags=["gateways"])
+    async def signing_secret(request: HttpRequest) -> dict[str, str]:
+        """The secret that signs the keys of attempts, for further gateways over this store: holders of the server key."""
+        if server_key is None and not (request.client is not None and is_loopback(request.client.host)):
+            raise ServerKeyError("signing secret: a server without a key gives it to its own machine only")
+        return {"secret": base64.b64encode(await store.signing_secret()).decode()}
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+def _error(status: int, kind: type[AgentLightningError], message: str) -> Response:
+    return Response(error_body(kind, message), status, media_type="application/json")
+
+
+async def _on_error(_: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, AgentLightningError)
+    return _error(error.http_status, type(error), str(error))
+
+
+async def _on_bad_input(_: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
+    if first["type"] == "json_invalid":
+        return _error(422, InputError, f"body: expected JSON: {first['ctx']['error']}")
+    return _error(422, InputError, f"{'.'.join(place) or 'body'}: {expected(first, 'an object')}")
+
+
+async def _on_http_error(request: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = NotFoundError if error.status_code == 404 else InputError
+    return _error(error.status_code, kind, f"{request.method} {request.url.path}: {error.detail}")

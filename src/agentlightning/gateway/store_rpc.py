@@ -1,0 +1,221 @@
+"""The methods of the store over HTTP: one POST each, its arguments by name; msgpack for our client, JSON for others.
+
+An ASGI middleware inside the API's edge (middleware.py); other paths go on to FastAPI, whose routes describe the methods and
+serve people. Workers call methods thousands of times a second, so they are served here in bare ASGI: a body is unpacked,
+checked against the method's signature in one pass and executed once for each key (idempotency.py). Knows nothing of how a
+store works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import typing
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+from pydantic import BaseModel, Field, ValidationError, create_model
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentlightning.config_base import expected
+from agentlightning.errors import AgentLightningError, InputError, NotFoundError, StoreError
+from agentlightning.gateway.idempotency import IdempotencyCache, RpcResponse
+from agentlightning.gateway.middleware import MAX_BODY_BYTES, error_body
+from agentlightning.store import wire
+from agentlightning.store.base import LightningStore
+from agentlightning.store.http_transport import BATCH, KEY_HEADER, MIN_COMPRESSED_BYTES, compressed, decompressed
+from agentlightning.types import Metric
+
+MSGPACK = wire.CONTENT_TYPE.encode()
+
+MAX_WAIT_S = 86_400.0
+"""Seconds that a method may be asked to wait, or a lease to last."""
+MAX_KEY_CHARS = 128
+
+LONG_POLLS = frozenset({"claim", "wait", "wait_resources", "follow_metrics"})
+
+After = Callable[[str, dict[str, Any], Any], None]
+"""Called with a method that was executed: its name, arguments and result."""
+
+
+class StoreMethod:
+    """One method of an open store."""
+
+    def __init__(self, store: LightningStore, name: str, after: After) -> None:
+        self.name = name
+        self.contract: Callable[..., Any] = getattr(LightningStore, name)
+        hints = typing.get_type_hints(self.contract)
+        self.result = hints.pop("return")
+        self.body = _body_model(name, self.contract, hints) if hints else None
+        self._execute: Callable[..., Coroutine[Any, Any, Any]] = getattr(store, name)
+        self._after = after
+
+    async def execute(self, body: bytes | msgspec.Raw, binary: bool) -> RpcResponse:
+        """The response to a request with this body; an error of ours is one too, and always JSON."""
+        try:
+            given = self._decoded(body) if binary else self._parsed(bytes(body))
+            result = await self._execute(**given)
+            self._after(self.name, given, result)
+            return RpcResponse(200, wire.encode_result(self.name, result) if binary else _as_json(self.name, result))
+        except AgentLightningError as error:
+            return RpcResponse(error.http_status, error_body(type(error), str(error)))
+
+    def _decoded(self, body: bytes | msgspec.Raw) -> dict[str, Any]:
+        given = wire.decode_arguments(self.name, body)
+        for name in ("wait_s", "timeout_s", "lease_s"):
+            if not 0 <= given.get(name, 0.0) <= MAX_WAIT_S:
+                raise InputError(f"{name}: expected at most {MAX_WAIT_S:.0f} seconds, got {given[name]}")
+        return given
+
+    def _parsed(self, body: bytes) -> dict[str, Any]:
+        if self.body is None:
+            return {}
+        try:
+            checked = self.body.model_validate_json(body)
+        except ValidationError as error:
+            raise InputError(_sentence(error)) from None
+        return {name: getattr(checked, name) for name in self.body.model_fields}
+
+
+class StoreRpc:
+    """The middleware."""
+
+    def __init__(self, app: ASGIApp, methods: typing.Iterable[StoreMethod], idempotency: IdempotencyCache) -> None:
+        self._app = app
+        self._methods = {method.name: method for method in methods}
+        self._idempotency = idempotency
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection's event, by ASGI."""
+        name = ""
+        if scope["type"] == "http" and scope["method"] == "POST":
+            name = scope["path"].removeprefix(scope.get("root_path", "")).removeprefix("/")
+        method = self._methods.get(name)
+        if method is None and name != BATCH:
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        binary = headers.get(b"content-type") == MSGPACK
+        body = await _body(receive, headers.get(b"content-encoding", b"identity"))
+        if method is None:
+            status, content = await self._respond_to_all(body)
+        else:
+            responding = self._respond(method, body, headers.get(KEY_HEADER.encode(), b"").decode("latin-1"), binary)
+            status, content = await (_while_connected(receive, responding) if name in LONG_POLLS else responding)
+        sent = [(b"content-type", MSGPACK if binary and status == 200 else b"application/json")]
+        if len(content) >= MIN_COMPRESSED_BYTES and b"gzip" in headers.get(b"accept-encoding", b""):
+            content = await compressed(content)
+            sent.append((b"content-encoding", b"gzip"))
+        sent.append((b"content-length", str(len(content)).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": sent})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _respond(self, method: StoreMethod, body: bytes | msgspec.Raw, key: str, binary: bool) -> RpcResponse:
+        if not key:
+            return await method.execute(body, binary)
+        if len(key) > MAX_KEY_CHARS:
+            raise InputError(f"{KEY_HEADER}: expected at most {MAX_KEY_CHARS} characters")
+        return await self._idempotency.answer(f"{method.name} {key}", lambda: method.execute(body, binary))
+
+    async def _respond_to_all(self, body: bytes) -> RpcResponse:
+        """Requests that travelled together are executed side by side; each has its own response."""
+        entries = wire.decode_entries(body)
+        for entry in entries:
+            if entry.method not in self._methods:
+                raise NotFoundError(f"method: no such method: {entry.method}")
+            if entry.method in LONG_POLLS:
+                given = wire.decode_arguments(entry.method, entry.arguments)
+                if given.get("wait_s") or given.get("timeout_s"):
+                    raise InputError(f"{entry.method}: waits, which a request that travels with others may not")
+        responses = await asyncio.gather(
+            *[self._respond(self._methods[each.method], each.arguments, each.key, binary=True) for each in entries]
+        )
+        return RpcResponse(200, wire.encode([wire.EntryResult(*response) for response in responses], BATCH))
+
+
+class _ClientDisconnected(AgentLightningError):
+    """The caller hung up."""
+
+    http_status = 499
+
+
+async def _body(receive: Receive, encoding: bytes) -> bytes:
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _ClientDisconnected("the caller hung up")
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            break
+    body = parts[0] if len(parts) == 1 else b"".join(parts)
+    if encoding == b"identity":
+        return body
+    if encoding != b"gzip":
+        raise HTTPException(415, f"Content-Encoding: expected gzip or none, got {encoding[:80].decode('latin-1')!r}")
+    try:
+        return await decompressed(body, MAX_BODY_BYTES)
+    except StoreError as refused:
+        raise HTTPException(413, str(refused)) from None
+
+
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, RpcResponse]) -> RpcResponse:
+    """The result of a long poll, which ends with its caller: else a worker that died could still be given rollouts."""
+    task = asyncio.ensure_future(work)
+    hung_up = asyncio.ensure_future(_hung_up(receive))
+    try:
+        await asyncio.wait({task, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise _ClientDisconnected("the caller hung up")
+        return task.result()
+    finally:
+        for unfinished in (task, hung_up):
+            unfinished.cancel()
+
+
+async def _hung_up(receive: Callable[[], Awaitable[Message]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _body_model(method: str, contract: Callable[..., Any], hints: dict[str, Any]) -> type[BaseModel]:
+    parameters = inspect.signature(contract).parameters
+    fields: dict[str, Any] = {}
+    for name, hint in hints.items():
+        default = parameters[name].default
+        seconds = Annotated[float, Field(allow_inf_nan=False, le=MAX_WAIT_S)]
+        fields[name] = (
+            seconds if hint is float else hint,
+            Field() if default is inspect.Parameter.empty else Field(default=default),
+        )
+    return create_model(
+        "".join(part.capitalize() for part in method.split("_")), __config__={"extra": "forbid"}, **fields
+    )
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return f"body: expected JSON: {first['ctx']['error']}"
+    return f"{'.'.join(str(part) for part in first['loc']) or 'body'}: {expected(first, 'an object')}"
+
+
+def _as_json(method: str, result: Any) -> bytes:
+    """JSON has neither tuples as keys nor numbers that are none."""
+    if method == "count":
+        by_mode: dict[str, dict[str, int]] = {}
+        for (mode, state), number in result.items():
+            by_mode.setdefault(mode, {})[state] = number
+        result = by_mode
+    if method in ("metrics", "follow_metrics"):
+        result = [metric if math.isfinite(metric.value) else _named(metric) for metric in result]
+    return orjson.dumps(result)
+
+
+def _named(metric: Metric) -> dict[str, Any]:
+    return {**asdict(metric), "value": str(metric.value)}

@@ -1,0 +1,149 @@
+"""Connections: uvicorn as the gateway needs it, with limits on what a client may hold and an end that loses nothing.
+
+Driven by the server process and by AgentLightningServer. uvicorn bounds neither the time nor the size of a request's head,
+closes no connection whose client sends a refused body for ever, and ends what it serves at its own pace: here a client has a
+deadline for the head of its request, and a server that is told to end first lets the calls in flight finish while it refuses
+new ones. Knows nothing of routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from collections.abc import Callable
+from typing import Any, cast
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from agentlightning.children import SERVER_GRACE_S
+from agentlightning.gateway.app import App
+
+HEAD_TIMEOUT_S = 30.0
+"""Time from a connection, or from the first byte of a further request, to the end of the request's head."""
+MAX_HEAD_BYTES = 64 * 1024
+"""Bytes of a request's first line and headers."""
+IDLE_S = 75
+"""Idle timeout of a connection: longer than that of clients, so that they close first."""
+FLUSH_TIMEOUT_S = 2
+"""Time for responses to be flushed once no request is being worked on."""
+
+
+class UvicornServer(uvicorn.Server):
+    """Serves an app on sockets until it is told to end, then as long as its calls take, `grace_s` at most."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        grace_s: float = SERVER_GRACE_S,
+        head_timeout_s: float = HEAD_TIMEOUT_S,
+        started: Callable[[], None] = lambda: None,
+    ) -> None:
+        protocol: Any = functools.partial(BoundedHttpProtocol, head_timeout_s=head_timeout_s)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="none",
+                access_log=False,
+                log_config=None,
+                log_level="warning",
+                timeout_keep_alive=IDLE_S,
+                timeout_graceful_shutdown=FLUSH_TIMEOUT_S,
+                backlog=4096,
+                server_header=False,
+            )
+        )
+        self._app = app
+        self._grace_s = grace_s
+        self._tell_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        self._tell_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse new calls, wait for those in flight, then close everything."""
+        self._app.stop()
+        finished = asyncio.ensure_future(self._app.finished())
+        deadline = self._grace_s + asyncio.get_running_loop().time()
+        while not (finished.done() or self.force_exit or asyncio.get_running_loop().time() > deadline):
+            await asyncio.wait([finished], timeout=0.1)  # a second Ctrl-C sets force_exit and tells nobody
+        finished.cancel()
+        await super().shutdown(sockets)
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection, which is closed where its client does not send what it began."""
+
+    def __init__(self, *arguments: Any, head_timeout_s: float, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._head_s = head_timeout_s
+        self._deadline: asyncio.TimerHandle | None = None
+        self._head = 0
+        """Bytes of the head of the present request so far; -1 behind it."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connected."""
+        super().connection_made(transport)
+        peer = cast(socket.socket | None, transport.get_extra_info("socket"))
+        if peer is not None:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # one that lost its power is noticed
+        self._close_after(self._head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is closed."""
+        self._keep()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self._head > MAX_HEAD_BYTES:
+            self.send_400_response(f"the head of the request is larger than {MAX_HEAD_BYTES} bytes")
+            return
+        if self._head >= 0:
+            self._head += len(data)
+        super().data_received(data)
+        if self._head > 0 and self._deadline is None:
+            self._close_after(self._head_s)
+
+    def on_message_begin(self) -> None:
+        """A head begins, perhaps in the packet that ended the request before: its first byte is counted here then."""
+        if self._head == 0:
+            self._head = 1
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The head of a request is complete."""
+        self._keep()
+        self._head = -1
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """A request is complete; the next byte begins another one."""
+        self._keep()
+        self._head = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """An answer is complete. A client whose body was refused may send the rest, but not for ever."""
+        if self._head < 0:
+            self._close_after(self._head_s)
+        super().on_response_complete()
+
+    def _close_after(self, seconds: float) -> None:
+        self._keep()
+        self._deadline = self.loop.call_later(seconds, self._close)
+
+    def _keep(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _close(self) -> None:
+        transport: Any = self.transport
+        if not transport.is_closing():
+            transport.close()

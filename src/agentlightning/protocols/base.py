@@ -1,0 +1,286 @@
+"""Protocol-neutral types: the request, the completion and the error that every wire format is translated to and from.
+
+The gateway speaks only these; a module per protocol (`WireFormat`: chat, completions, responses, messages, embeddings) knows
+how they look on the wire. Messages and tools have one form everywhere, that of Chat Completions, because chat templates and
+the record are written in it. Pure data: knows nothing of tokens, templates, HTTP or rollouts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+from typing import Protocol as Interface
+
+import orjson
+
+from agentlightning.types import JSON
+
+MAX_NESTING = 64
+"""Levels of nesting that a request may have: what reads it is recursive."""
+
+ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """One model call as the agent asked for it."""
+
+    model: str
+    messages: list[JSON]
+    """Messages in the form of Chat Completions, whatever the protocol; empty where `prompt` is given."""
+    prompt: str | list[int] | None = None
+    """Completions only: raw text or token ids in place of messages."""
+    tools: list[JSON] | None = None
+    """Function tools in the form of Chat Completions."""
+    parse_tools: bool = False
+    """True where the answer may contain tool calls: tools were given and the agent did not choose `none`."""
+    one_tool_call: bool = False
+    """The answer may hold one tool call at most (parallel_tool_calls: false, disable_parallel_tool_use)."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    seed: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    """Number of alternatives to list with each token; 0 to 20."""
+    stream: bool = False
+    include_usage: bool = False
+    """Streaming: a chunk with the token counts before the end."""
+    forced: JSON = field(default_factory=dict)
+    """`temperature` and `top_p` as the agent gave them: the rollout's own sampling overrides them, and the call says so."""
+    unsupported: JSON = field(default_factory=dict)
+    """Fields (as the agent named them) that would change what the policy samples and that no trainer could account for:
+    top_k, penalties, logit_bias, response_format, a forced tool call, … with their values. The run's sampling policy
+    refuses them or leaves them out, and the call says which."""
+    previous_id: str | None = None
+    """Responses only: the answer that this request continues (previous_response_id)."""
+    echo: JSON = field(default_factory=dict)
+    """Fields of the request that the protocol's response repeats; no other module reads them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One tool call of an answer; `arguments` is the text that was sampled, which should be JSON and need not be."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """One sampled token as text, with its natural log-probability and the likeliest alternatives, if asked for."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One of the n samples of an answer."""
+
+    content: str | None
+    """None where there are tool calls and no text."""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = "stop"
+    """stop, length or tool_calls."""
+    stop: str | None = None
+    """The stop string that ended it."""
+    sampled_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A sampled completion, parsed."""
+
+    call_id: str
+    """Id of the recorded call; choice i > 0 is recorded as ``{call_id}.{i}``."""
+    model: str
+    created_s: int
+    prompt_tokens: int
+    choices: tuple[Choice, ...]
+    cached_tokens: int = 0
+    """Number of the prompt's tokens that continue an earlier call."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Sampled tokens of all choices."""
+        return sum(choice.sampled_tokens for choice in self.choices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolDelta:
+    """More of the tool call at `index`; `id` and `name` come with its first piece and only then."""
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """An increment of one choice: reasoning, then content, then tool calls; each may be empty."""
+
+    content: str = ""
+    reasoning: str = ""
+    tools: tuple[ToolDelta, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """Log-probabilities of the tokens since the last delta; None where they were not requested."""
+
+
+class EventStream(Interface):
+    """The events of one streamed answer: `first`, any number of `delta`, then `last` or `failed`.
+
+    The deltas of a choice, put together, are the choice that `last` is given.
+    """
+
+    def first(self) -> bytes:
+        """Opens the answer."""
+        ...
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """More of choice `index`."""
+        ...
+
+    def last(self, answer: Completion) -> bytes:
+        """All that may only be sent once the call is durable: finish reasons, usage, end marks."""
+        ...
+
+    def failed(self, refusal: ApiError) -> bytes:
+        """Ends a stream that cannot go on; SDKs raise the error that it carries."""
+        ...
+
+
+class CompletionReader(ABC):
+    """Reads the response of an external model, whole or event by event, for the record. Never raises: what it does not know
+    it passes over."""
+
+    def __init__(self, content: str | None = None) -> None:
+        self.message: JSON = {"role": "assistant", "content": content}
+        """The assistant message so far, in the form of Chat Completions (of choice 0)."""
+        self.finish_reason = "stop"
+        self.prompt_tokens = 0
+        self.sampled_tokens = 0
+
+    @abstractmethod
+    def whole(self, body: JSON) -> None:
+        """Take in a complete response."""
+
+    @abstractmethod
+    def event(self, data: JSON) -> None:
+        """Take in the data of one event of a stream."""
+
+
+class WireFormat(Interface):
+    """The interface of a protocol's module (a module is one)."""
+
+    @property
+    def NAME(self) -> str: ...
+
+    def parse(self, data: JSON, trained: bool = True) -> CompletionRequest:
+        """The request in a body. Raises ApiError, naming the field and what was expected.
+
+        With `trained` False the call goes to an external model as it is: content that only that model understands (images,
+        tools of its own, unknown items) is kept in `messages` as received, and nothing is collected as unsupported.
+        """
+        ...
+
+    def body(self, request: CompletionRequest, answer: Completion) -> bytes:
+        """The whole response of a call that is not streamed."""
+        ...
+
+    def stream(
+        self, request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int
+    ) -> EventStream:
+        """The events of a streamed response."""
+        ...
+
+    def error(self, refusal: ApiError) -> bytes:
+        """An error in the protocol's own shape."""
+        ...
+
+    def reader(self) -> CompletionReader:
+        """A reader for one response of an external model with this protocol."""
+        ...
+
+
+class ApiError(Exception):
+    """A request that is not served, in terms that each protocol can put into its own error shape."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.type = type
+        self.param = param
+        self.code = code
+
+
+def read_object(body: bytes) -> JSON:
+    """The JSON object in `body`, nested at most `MAX_NESTING` levels. Raises ApiError."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as cause:
+        raise ApiError(f"the body is not valid JSON: {cause}") from None
+    if not isinstance(data, dict):
+        raise ApiError(f"the body: expected a JSON object, got {type(data).__name__}")
+    if body.count(b"{") + body.count(b"[") > MAX_NESTING and _deeper(data, MAX_NESTING):
+        raise ApiError(f"the body: expected at most {MAX_NESTING} levels of nesting")
+    return data
+
+
+def assistant_message(choice: Choice) -> JSON:
+    """A choice as the message that is recorded and that later requests repeat."""
+    result: JSON = {"role": "assistant", "content": choice.content}
+    if choice.reasoning is not None:
+        result["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        result["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in choice.tool_calls
+        ]
+    return result
+
+
+def call_id(answer_id: str) -> str:
+    """The recorded call behind an id that an agent saw, whatever the protocol.
+
+    >>> call_id("chatcmpl-0197"), call_id("msg_0197"), call_id("0197.1")
+    ('0197', '0197', '0197.1')
+    """
+    for prefix in ID_PREFIXES:
+        if answer_id.startswith(prefix):
+            return answer_id[len(prefix) :]
+    return answer_id
+
+
+def short(value: Any) -> str:
+    """A value as JSON, cut where it is long, for a sentence about it."""
+    try:
+        text = orjson.dumps(value).decode()
+    except TypeError:
+        text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """True where a value is nested more than `levels` deep."""
+    if not isinstance(value, dict | list):
+        return False
+    if levels == 0:
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return any(_deeper(part, levels - 1) for part in parts)

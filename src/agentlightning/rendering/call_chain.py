@@ -1,0 +1,30 @@
+"""Call chains: a recorded call with those that it continues, and the messages that they hold together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agentlightning.types import JSON, Call
+
+
+def call_chain(call: Call, by_id: Mapping[str, Call]) -> list[Call]:
+    """The call and those that it continues, oldest first; `is_whole` says whether all of them are known."""
+    chain = [call]
+    while (parent := by_id.get(chain[-1].parent_id or "")) is not None:
+        chain.append(parent)
+    return chain[::-1]
+
+
+def is_whole(chain: Sequence[Call]) -> bool:
+    """True where no call of the chain is missing."""
+    return chain[0].parent_id is None
+
+
+def chain_messages(chain: Sequence[Call]) -> list[JSON]:
+    """All messages of a chain, from the first to the completion of its last call."""
+    return [message for call in chain for message in (*call.messages, call.completion)]
+
+
+def chain_tools(chain: Sequence[Call]) -> list[JSON] | None:
+    """The tools that were offered to the chain's last call."""
+    return next((call.tools for call in reversed(chain) if call.tools is not None), None)

@@ -1,0 +1,43 @@
+"""Observation: what a worker process sees of the agents it runs, set up once before the first of them.
+
+Model calls say which agent makes them, OpenTelemetry spans find their attempt, and instrumentations that the run asks for
+are switched on. An agent that makes no spans loads nothing of OpenTelemetry.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from agentlightning.config import AgentConfig
+from agentlightning.runner.attempt import CURRENT
+from agentlightning.tracing.buffer import SpanBuffer
+from agentlightning.tracing.import_hooks import ImportHook
+from agentlightning.tracing.propagation import ContextPropagator
+
+
+def trace_agents(agent: AgentConfig, server_url: str) -> None:
+    """Observe the function agents of this process. Comes after the agent's module, whose own TracerProvider is kept.
+
+    ConfigError where an instrumentation is not installed or does not fit.
+    """
+    ContextPropagator(server_url).install()
+    if agent.instrument:
+        from agentlightning.tracing.instrumentations import enable, find
+        from agentlightning.tracing.tracer import Tracer, install
+
+        found = find(agent.instrument)
+        enable(found, install(Tracer(current_spans)))
+    else:
+        ImportHook({"opentelemetry.trace": _trace}).start()
+
+
+def current_spans() -> SpanBuffer | None:
+    """Returns where spans of this context go."""
+    attempt = CURRENT.get(None)
+    return attempt.spans if attempt is not None else None
+
+
+def _trace(_: ModuleType) -> None:
+    from agentlightning.tracing.tracer import Tracer, install
+
+    install(Tracer(current_spans))

@@ -1,0 +1,175 @@
+"""Invariants of records, of the order of steps and of versions, as functions of what was read.
+
+Driven by the doctor; knows nothing of stores. Each yields a sentence for each thing that is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentlightning.types import FINAL_STATES, Attempt, Call, Resource, Reward, Rollout, Span, Step
+
+LEASE_GRACE_NS = 60 * 10**9
+"""Time after its end in which a lease may be left alone: clocks disagree, and servers look for them once a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRecord:
+    """Everything about one rollout; calls in the order they finished."""
+
+    rollout: Rollout
+    attempts: list[Attempt] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    rewards: list[Reward] = field(default_factory=list)
+
+
+def check_record(record: RolloutRecord, newest: Mapping[str, int]) -> Iterator[str]:
+    """`newest`: the last version of each policy, read after the calls."""
+    for sentence in (*_of_attempts(record), *_of_end(record), *_of_belongings(record), *_of_calls(record, newest)):
+        yield f"rollout {record.rollout.id}: {sentence}"
+
+
+def has_overdue_lease(record: RolloutRecord, now_ns: int) -> bool:
+    """A lease ran out and nobody gave it up."""
+    return any(one.state == "running" and one.lease_expires_ns < now_ns - LEASE_GRACE_NS for one in record.attempts)
+
+
+def check_versions(resources: Sequence[Resource]) -> Iterator[str]:
+    """All versions of all resources of a run, by name and in order."""
+    last: dict[str, int] = {}
+    for one in resources:
+        before = last.get(one.name, 0)
+        if one.version == before:
+            yield f"version {one.version} of resource {one.name!r} was used twice"
+        elif one.version < before:
+            yield f"version {one.version} of resource {one.name!r} comes after version {before}"
+        last[one.name] = one.version
+
+
+def check_step_order(previous: Step | None, step: Step, newest: int) -> Iterator[str]:
+    """One step and the one before it; `newest`: the last version of any policy, 0 where there is none."""
+    where = f"step {step.step}"
+    if step.state == "closed" and step.version is None:
+        yield f"{where} is closed and has no version"
+    if step.version is not None and step.version > newest > 0:
+        yield f"{where} published version {step.version}, but the last that exists is {newest}"
+    if previous is None:
+        return
+    if step.step == previous.step:
+        yield f"{where} is there twice"
+    elif step.step != previous.step + 1:
+        yield f"{where} follows step {previous.step}: there is none between them"
+    if previous.state == "open" and step.state == "closed":
+        yield f"{where} is closed, but step {previous.step} before it is open"
+    if step.version is not None and previous.version is not None and step.version <= previous.version:
+        yield f"{where} published version {step.version}, and step {previous.step} before it {previous.version}"
+
+
+def check_step_list(step: Step, found: Mapping[str, Rollout]) -> Iterator[str]:
+    """A step's list; `found`: the rollouts on it that exist."""
+    where = f"step {step.step} lists rollout"
+    seen = set()
+    for consumed in step.consumed:
+        rollout = found.get(consumed.rollout_id)
+        if consumed.rollout_id in seen:
+            yield f"{where} {consumed.rollout_id} twice"
+        elif rollout is None:
+            yield f"{where} {consumed.rollout_id}, which does not exist"
+        elif rollout.run_id != step.run_id:
+            yield f"{where} {rollout.id}, which belongs to run {rollout.run_id}"
+        elif rollout.mode != "train":
+            yield f"{where} {rollout.id}, which is for evaluation"
+        elif rollout.state not in FINAL_STATES:
+            yield f"{where} {rollout.id}, which is {rollout.state}, not finished"
+        elif rollout.outcome != consumed.outcome:
+            yield f"{where} {rollout.id} as {consumed.outcome}, but the rollout says {rollout.outcome}"
+        seen.add(consumed.rollout_id)
+
+
+def _of_attempts(record: RolloutRecord) -> Iterator[str]:
+    rollout, attempts = record.rollout, record.attempts
+    numbers = [attempt.attempt for attempt in attempts]
+    if numbers != list(range(1, rollout.attempt + 1)):
+        yield f"its attempts should be 1 to {rollout.attempt}, and are {numbers}"
+        return
+    lost = sum(attempt.state == "lost" for attempt in attempts)
+    running = [attempt.attempt for attempt in attempts if attempt.state == "running"]
+    last = attempts[-1].state if attempts else None
+    if len(running) > 1:
+        yield f"attempts {running} are running at a time"
+    if rollout.state == "running" and running != [rollout.attempt]:
+        yield f"it is running, but its last attempt is {last}"
+    if rollout.state != "running" and running:
+        yield f"it is {rollout.state}, but attempt {running[0]} is running"
+    if (rollout.state == "succeeded") != (last == "succeeded"):
+        yield f"it is {rollout.state}, but its last attempt {last}"
+    if rollout.lost != lost:
+        yield f"it counts {rollout.lost} lost attempts, but there are {lost}"
+    for attempt in attempts:
+        if (attempt.finished_ns is None) != (attempt.state == "running"):
+            yield f"attempt {attempt.attempt} is {attempt.state}, and finished_ns is {attempt.finished_ns}"
+
+
+def _of_end(record: RolloutRecord) -> Iterator[str]:
+    rollout = record.rollout
+    finished = rollout.state in FINAL_STATES
+    if (rollout.finished_seq is not None) != finished:
+        yield f"it is {rollout.state}, and its place in the order of finishing is {rollout.finished_seq}"
+    if rollout.outcome is not None and not finished:
+        yield f"it is {rollout.state}, and was consumed as {rollout.outcome}"
+    if rollout.outcome is not None and rollout.mode == "eval":
+        yield f"it is for evaluation, and was consumed as {rollout.outcome}"
+    values = [reward.value for reward in record.rewards if reward.attempt == rollout.attempt]
+    if rollout.reward is not None and rollout.reward not in values:
+        yield f"its reward {rollout.reward:g} is none of those recorded"
+
+
+def _of_belongings(record: RolloutRecord) -> Iterator[str]:
+    rollout = record.rollout
+    calls = {call.id: call for call in record.calls}
+    for kind, things in (("call", record.calls), ("span", record.spans), ("reward", record.rewards)):
+        for thing in things:
+            if thing.run_id != rollout.run_id:
+                yield f"{kind} {thing.id} names run {thing.run_id}"
+            if not 1 <= thing.attempt <= rollout.attempt:
+                yield f"{kind} {thing.id} belongs to attempt {thing.attempt}, which does not exist"
+    for reward in record.rewards:
+        if reward.call_id is not None and reward.call_id not in calls:
+            yield f"reward {reward.id} names call {reward.call_id}, which is not recorded"
+        if not math.isfinite(reward.value):
+            yield f"reward {reward.id} is {reward.value}"
+
+
+def _of_calls(record: RolloutRecord, newest: Mapping[str, int]) -> Iterator[str]:
+    rollout = record.rollout
+    calls = {call.id: call for call in record.calls}
+    if len(calls) < len(record.calls):
+        yield "a call is recorded twice"
+    of_last = sum(call.attempt == rollout.attempt for call in record.calls)
+    if rollout.state == "succeeded" and 0 < of_last < rollout.calls:  # none at all: they were dropped
+        yield f"{rollout.calls} calls were recorded when it finished, but there are {of_last}"
+    for call in record.calls:
+        parent = calls.get(call.parent_id) if call.parent_id is not None else None
+        if call.parent_id is not None and (parent is None or parent.attempt != call.attempt):
+            yield f"call {call.id} continues call {call.parent_id}, which its attempt does not have"
+        yield from _of_tokens(call, parent)
+        last = newest.get(call.policy)
+        for span in call.versions:
+            if last is not None and span.version > last:
+                yield f"call {call.id} was sampled by version {span.version} of {call.policy!r}, which does not exist"
+
+
+def _of_tokens(call: Call, parent: Call | None) -> Iterator[str]:
+    if len(call.logprobs) != len(call.sampled_ids):
+        yield f"call {call.id} has {len(call.logprobs)} logprobs for {len(call.sampled_ids)} sampled ids"
+    if not all(map(math.isfinite, call.logprobs)):
+        yield f"call {call.id} has logprobs that are no finite numbers"
+    ends = [0, *(span.end for span in call.versions)]
+    if call.versions and ([span.start for span in call.versions] != ends[:-1] or ends[-1] != len(call.sampled_ids)):
+        yield f"call {call.id} says of some sampled ids not once which version sampled them"
+    before = 0 if parent is None else parent.prompt_tokens + len(parent.sampled_ids)
+    if call.policy and (parent is None or parent.policy) and call.prompt_tokens != before + len(call.suffix_ids):
+        yield f"call {call.id} has {call.prompt_tokens} prompt tokens, but {before + len(call.suffix_ids)} are recorded"

@@ -1,0 +1,336 @@
+"""Records of types.py as they are written into Redis and read back.
+
+Pure functions, driven by the Redis store. Requests go to the scripts as JSON, in which all numbers that may be large are
+text: Lua has doubles only. Calls and spans are MessagePack of the columns of codec.py; a script never looks into them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import orjson
+
+from agentlightning.errors import InputError, RewardError
+from agentlightning.store import codec
+from agentlightning.store.base import (
+    BROKEN_SPANS,
+    IGNORED_BASE_URL,
+    NO_CALLS,
+    UNKNOWN_ROUTE,
+    broken_counts,
+    reward_number,
+)
+from agentlightning.store.sentences import reason
+from agentlightning.types import (
+    JSON,
+    Attempt,
+    Call,
+    Checkpoint,
+    Consumed,
+    Finish,
+    Lease,
+    Metric,
+    NewRollout,
+    Resource,
+    RetryPolicy,
+    Reward,
+    Rollout,
+    Run,
+    Sampling,
+    Span,
+    Step,
+    WorkerStatus,
+)
+
+Request = Any
+"""The argument of a script from one caller: lists and dicts of text and small numbers."""
+
+_MAX_INT = 2**63
+
+
+class _Fixed(msgspec.Struct):
+    """Fields of a rollout that never change, and that no script looks at."""
+
+    task: JSON
+    sampling: Sampling
+    retry: RetryPolicy
+
+
+_FIXED = msgspec.json.Decoder(_Fixed)
+_ATTEMPTS, _WORKERS = codec.RecordCodec(Attempt), codec.RecordCodec(WorkerStatus)
+
+
+def dump(request: Request) -> bytes:
+    """JSON of a request; InputError where it holds what JSON cannot."""
+    try:
+        return orjson.dumps(request)
+    except (TypeError, orjson.JSONEncodeError) as error:
+        raise InputError(f"expected text and numbers: {error}") from None
+
+
+def whole(value: int) -> str:
+    """An integer as text; InputError where no database would hold it."""
+    if not -_MAX_INT <= value < _MAX_INT:
+        raise InputError(f"expected integers of at most 64 bits, got {value}")
+    return str(int(value))
+
+
+def nanoseconds(seconds: float) -> str:
+    return whole(max(int(seconds * 1e9), 0))
+
+
+def portions(ids: Iterable[str], size: int) -> Iterator[list[str]]:
+    """The distinct ids, sorted, in parts: results of the parts in turn are sorted too."""
+    ordered = sorted(set(ids))
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
+
+
+def texts(packed: bytes) -> list[str]:
+    """A JSON list of texts."""
+    found: list[str] = orjson.loads(packed)
+    return found
+
+
+def pairs(flat: Sequence[Any]) -> dict[str, str]:
+    """Names and values that come one after the other, as text."""
+    texts = [_text(value) for value in flat]
+    return dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+def raw_pairs(flat: Sequence[Any]) -> dict[str, bytes]:
+    """The same, with values as they are kept."""
+    return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def read_run(run_id: str, flat: Sequence[Any], summary: Sequence[Any]) -> Run:
+    known = pairs(flat)
+    merged = {name: orjson.loads(value) for name, value in pairs(summary).items()}
+    return codec.RUNS.of_texts(known, id=run_id, config=orjson.loads(known["config"]), summary=merged)
+
+
+# --- rollouts and attempts --------------------------------------------------------------------------------------------
+
+
+def new_rollout(new: NewRollout, rollout_id: str) -> tuple[dict[str, str], bytes]:
+    """The part that scripts look at, and the part that they do not."""
+    row = {
+        "id": rollout_id,
+        "run_id": new.run_id,
+        "group_id": new.group_id,
+        "replica": whole(new.replica),
+        "mode": new.mode,
+        "step": whole(new.step),
+        "priority": whole(new.priority),
+        "max_attempts": whole(new.retry.max_attempts),
+        "max_lost": whole(new.retry.max_lost),
+        "retry_on": f" {' '.join(new.retry.retry_on)} ",
+    }
+    return row, codec.dump({"task": new.task, "sampling": new.sampling, "retry": new.retry}, "task").encode()
+
+
+def queued(new: NewRollout, rollout_id: str, created_ns: int) -> Rollout:
+    """The rollout that was just made of this; its task is what a store would give back."""
+    return codec.new_rollout(replace(new, task=orjson.loads(orjson.dumps(new.task))), rollout_id, created_ns)
+
+
+def read_rollout(row: Sequence[Any]) -> Rollout:
+    known, fixed = pairs(row[2:]), _FIXED.decode(row[1])
+    return codec.ROLLOUTS.of_texts(
+        known, id=_text(row[0]), run_id=known["run"], task=fixed.task, sampling=fixed.sampling, retry=fixed.retry
+    )
+
+
+def read_attempt(rollout_id: str, attempt: int, flat: Sequence[Any]) -> Attempt:
+    return _ATTEMPTS.of_texts(pairs(flat), rollout_id=rollout_id, attempt=attempt)
+
+
+def worker_row(worker: WorkerStatus) -> dict[str, str]:
+    return {
+        "id": worker.id,
+        "run_id": worker.run_id,
+        "host": worker.host,
+        "pid": whole(worker.pid),
+        "running": whole(worker.running),
+    }
+
+
+def read_worker(run_id: str, worker_id: str, row: bytes) -> WorkerStatus:
+    known = dict(zip(("host", "pid", "running", "seen_ns"), orjson.loads(row), strict=True))
+    return _WORKERS.of_texts(known, id=worker_id, run_id=run_id)
+
+
+def lease_row(lease: Lease) -> dict[str, Any]:
+    return {"rollout_id": lease.rollout_id, "attempt": lease.attempt, "token": lease.token}
+
+
+def finish_row(finish: Finish) -> dict[str, Any]:
+    row = {
+        "lease": lease_row(finish.lease),
+        "state": finish.state,
+        "silence": codec.text(f"{NO_CALLS}: {finish.diagnosis or IGNORED_BASE_URL}"),
+        "rewards": [_last_reward(reward) for reward in finish.rewards],
+    }
+    for name, value in (("error", finish.error), ("output", finish.output)):
+        if value is not None:
+            row[name] = codec.text(value)
+    return row
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+def call_row(call: Call) -> tuple[list[Any], bytes]:
+    row = codec.call_row(call)
+    return [call.run_id, call.rollout_id, call.attempt, call.id, call.parent_id or ""], _packed((row[1], *row[4:]))
+
+
+def read_call(rollout_id: str, attempt: int, call_id: bytes, packed: bytes) -> Call:
+    run_id, *values = msgspec.msgpack.decode(packed)
+    return codec.CALLS.of_row((call_id.decode(), run_id, rollout_id, attempt, *values))
+
+
+def span_row(span: Span) -> tuple[list[Any], bytes]:
+    row = codec.SPANS.row(span)
+    warning = ""
+    if span.name == UNKNOWN_ROUTE:
+        path = span.attributes.get("path")
+        warning = codec.text(reason("unknown_route", NO_CALLS, path)) or ""
+    broken = broken_counts(span.attributes) if span.name == BROKEN_SPANS else {}
+    place = [span.run_id, span.rollout_id, span.attempt, span.id, warning, whole(span.started_ns), broken]
+    return place, _packed((row[1], *row[4:]))
+
+
+def read_span(rollout_id: str, attempt: int, span_id: bytes, packed: bytes) -> Span:
+    run_id, *values = msgspec.msgpack.decode(packed)
+    return codec.SPANS.of_row((span_id.decode(), run_id, rollout_id, attempt, *values))
+
+
+def reward_row(reward: Reward) -> list[Any]:
+    row = _reward(reward, reward_number(reward.value, reward.name))
+    return [reward.run_id, reward.rollout_id, reward.attempt, reward.id, reward.call_id or "", row]
+
+
+def read_reward(rollout_id: str, attempt: int, reward_id: bytes, row: bytes) -> tuple[int, Reward]:
+    """With its place among the attempt's."""
+    place, *values = orjson.loads(row)
+    known = dict(zip(("created_ns", "value", "name", "call_id", "source", "run_id"), values, strict=True))
+    whose = {"id": reward_id.decode(), "rollout_id": rollout_id, "attempt": attempt}
+    return place, codec.REWARDS.of_texts(known, call_id=known["call_id"] or None, **whose)
+
+
+# --- what belongs to a run --------------------------------------------------------------------------------------------
+
+
+def resource_row(resource: Resource) -> tuple[list[str], bytes]:
+    kept = (
+        resource.kind,
+        None if resource.parent is None else whole(resource.parent),
+        whole(resource.step),
+        codec.dump(resource.value, "value"),
+    )
+    created_ns = whole(resource.created_ns) if resource.created_ns else ""
+    return [resource.run_id, resource.name, created_ns], dump(kept)
+
+
+def read_resource(run_id: str, name: str, version: int, row: bytes) -> Resource:
+    created_ns, _, kept = row.partition(b" ")
+    kind, parent, step, value = orjson.loads(kept)
+    known = {"kind": kind, "step": step, "created_ns": created_ns.decode()}
+    version_of = None if parent is None else int(parent)
+    return codec.RESOURCES.of_texts(
+        known, run_id=run_id, name=name, version=version, value=orjson.loads(value), parent=version_of
+    )
+
+
+def metric_row(metric: Metric) -> list[Any]:
+    value = float(metric.value)
+    return [
+        metric.run_id,
+        whole(metric.step),
+        metric.name,
+        repr(value) if math.isfinite(value) else "nan",
+        whole(metric.created_ns) if metric.created_ns else "",
+        "1" if metric.abandoned else "",
+    ]
+
+
+def read_metrics(run_id: str, entries: Sequence[Any], undone: Sequence[bytes]) -> list[Metric]:
+    """`undone`: of each time that steps were undone, the last step kept and the last metric taken in before."""
+    marks = [tuple(map(int, entry.split())) for entry in undone]
+    found = []
+    for place, flat in entries:
+        known = pairs(flat)
+        seq, step = int(place.partition(b"-")[0]), int(known["step"])
+        abandoned = bool(known["abandoned"]) or any(step > after and seq <= last for after, last in marks)
+        found.append(codec.METRICS.of_texts(known, run_id=run_id, abandoned=abandoned, seq=seq))
+    return found
+
+
+def consumed_list(consumed: Sequence[Consumed]) -> list[tuple[str, str]]:
+    return [(each.rollout_id, each.outcome) for each in consumed]
+
+
+def read_step(run_id: str, row: Sequence[Any]) -> Step:
+    """Reads number, state, version, time, list."""
+    step, state, version, created_ns, consumed = row
+    return Step(
+        run_id=run_id,
+        step=int(step),
+        state=state,
+        consumed=[Consumed(rollout_id=each, outcome=outcome) for each, outcome in orjson.loads(consumed)],
+        version=int(version) if version else None,
+        created_ns=int(created_ns),
+    )
+
+
+def checkpoint_row(checkpoint: Checkpoint) -> dict[str, str]:
+    return {
+        "run_id": checkpoint.run_id,
+        "step": whole(checkpoint.step),
+        "path": checkpoint.path,
+        "version": whole(checkpoint.version),
+        "created_ns": whole(checkpoint.created_ns) if checkpoint.created_ns else "",
+    }
+
+
+def read_checkpoint(run_id: str, step: int, row: bytes) -> Checkpoint:
+    path, version, created_ns = orjson.loads(row)
+    return Checkpoint(run_id=run_id, step=step, path=path, version=int(version), created_ns=int(created_ns))
+
+
+def _last_reward(reward: Reward) -> dict[str, str]:
+    """A reward that came with a finish. One that is none fails its attempt: user code is never a store's error."""
+    try:
+        return _reward(reward, reward_number(reward.value, reward.name))
+    except RewardError as error:
+        return {"refusal": codec.text(str(error)) or ""}
+
+
+def _reward(reward: Reward, value: float) -> dict[str, str]:
+    return {
+        "id": reward.id,
+        "value": repr(value),
+        "name": reward.name,
+        "call_id": reward.call_id or "",
+        "source": reward.source,
+        "created_ns": whole(reward.created_ns) if reward.created_ns else "",
+    }
+
+
+def _packed(row: Sequence[Any]) -> bytes:
+    for value in row:
+        if type(value) is int:
+            whole(value)
+    return msgspec.msgpack.encode(row)
+
+
+def _text(value: bytes | str | int) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,68 @@
+"""Reading a whole run in portions: whoever does so holds a bounded part of it in memory, whatever the store holds.
+
+Driven by whoever reads more than one step of a run; works on any store, through its verbs. What is written meanwhile may be
+seen or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.types import Call, Metric, Rollout, Step
+
+MAX_ROLLOUTS = 200
+"""Most rollouts of a portion."""
+MAX_CALLS = 1000
+"""Most calls of a portion, as far as rollouts tell before they are read."""
+MAX_STEPS = 20
+MAX_METRICS = 5000
+
+
+async def read_rollouts(store: LightningStore, query: RolloutQuery) -> AsyncIterator[list[Rollout]]:
+    """Rollouts that match, at most `query.limit`, in id order and in portions whose calls can be held in memory."""
+    left = math.inf if query.limit is None else query.limit
+    while left > 0 and (page := await store.rollouts(replace(query, limit=int(min(left, MAX_ROLLOUTS))))):
+        for portion in _by_calls(page):
+            yield portion
+        query, left = replace(query, after=page[-1].id), left - len(page)
+
+
+async def read_calls(store: LightningStore, rollouts: Sequence[Rollout]) -> list[Call]:
+    """The calls of every attempt of these rollouts."""
+    found: list[Call] = []
+    for number in range(1, max((rollout.attempt for rollout in rollouts), default=0) + 1):
+        found += await store.calls([rollout.id for rollout in rollouts if rollout.attempt >= number], number)
+    return found
+
+
+async def read_steps(store: LightningStore, run_id: str) -> AsyncIterator[list[Step]]:
+    """All steps of the run, in order."""
+    after: int | None = None
+    while page := await store.steps(run_id, after, MAX_STEPS):
+        yield page
+        after = page[-1].step
+
+
+async def read_metrics(store: LightningStore, run_id: str) -> AsyncIterator[list[Metric]]:
+    """All metrics of the run in the order in which the store took them in."""
+    after = 0
+    while page := await store.follow_metrics(run_id, after, 0.0, MAX_METRICS):
+        yield page
+        after = page[-1].seq
+
+
+def _by_calls(page: Sequence[Rollout]) -> Iterator[list[Rollout]]:
+    portion: list[Rollout] = []
+    weight = 0
+    for rollout in page:
+        calls = max(1, rollout.calls) * max(1, rollout.attempt)
+        if portion and weight + calls > MAX_CALLS:
+            yield portion
+            portion, weight = [], 0
+        portion.append(rollout)
+        weight += calls
+    if portion:
+        yield portion

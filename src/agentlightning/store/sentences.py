@@ -1,0 +1,51 @@
+"""Sentences with which stores refuse a change, and with which they explain why an attempt or a rollout ended as it did.
+
+Each stands here once, under a code: the SQL verbs raise and write them; the Lua scripts of Redis refuse with a code and its
+arguments, and get the reasons, which they write into records themselves, as a table.
+"""
+
+from __future__ import annotations
+
+from agentlightning.errors import ConflictError, NotFoundError, StoreError
+
+_STEP = "step {0} of run {1}"
+
+_REFUSALS: dict[str, tuple[type[StoreError], str]] = {
+    "no_run": (NotFoundError, "no such run: {0}"),
+    "run_exists": (ConflictError, "run {0} exists already"),
+    "no_attempt": (NotFoundError, "{0}: rollout {1} has no attempt {2}"),
+    "no_call": (NotFoundError, "{0}: they name a call that is not recorded (a parent comes before its children)"),
+    "no_step": (NotFoundError, f"no such step: {_STEP}"),
+    "step_open": (ConflictError, f"{_STEP} is open with another list of rollouts already"),
+    "step_closed": (ConflictError, f"{_STEP} is closed already"),
+    "step_closed_otherwise": (ConflictError, f"{_STEP} was closed with version {{2}}, not {{3}}"),
+    "listed_twice": (ConflictError, f"{_STEP}: a rollout is listed twice"),
+    "no_rollout": (NotFoundError, f"{_STEP}: no such rollout: {{2}}"),
+    "of_other_run": (ConflictError, f"{_STEP}: rollout {{2}} belongs to run {{3}}"),
+    "is_evaluation": (
+        ConflictError,
+        f"{_STEP}: rollout {{2}} is an evaluation rollout, which is never learned from",
+    ),
+    "not_finished": (ConflictError, f"{_STEP}: rollout {{2}} is {{3}}, not finished"),
+    "consumed": (ConflictError, f"{_STEP}: rollout {{2}} was consumed by step {{3}} already"),
+    "has_records_to_come": (ConflictError, "rollout {0} is {1}: only records of finished rollouts can be dropped"),
+}
+
+REASONS = {
+    "cancelled": "the rollout was cancelled",
+    "silent_worker": "worker {0} stopped sending heartbeats",
+    "restarted_worker": "worker {0} ended and started again",
+    "unknown_call": "{0}: expected call_id to name a recorded call, got {1}",
+    "two_rewards": "final rewards from two sources ({0}) contradict each other: give the reward in one way only",
+    "broken_spans": "broken spans, of which only what was broken is lost or mended: {0}",
+    "unknown_route": "{0}: the agent asked for {1}, which is no route; its base URL must end as it was given",
+}
+
+
+def refusal(code: str, *arguments: object) -> StoreError:
+    kind, sentence = _REFUSALS[code]
+    return kind(sentence.format(*arguments))
+
+
+def reason(code: str, *arguments: object) -> str:
+    return REASONS[code].format(*arguments)

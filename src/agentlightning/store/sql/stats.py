@@ -1,0 +1,82 @@
+"""An SQL store in numbers: the load of each run, and its size.
+
+Functions that read, driven by the verbs `statistics` and `sizes`; they change nothing. base.py says what they mean.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Column, ColumnElement, Connection, LargeBinary, Table, Text, cast, func, select
+
+from agentlightning.store.sql import tables
+from agentlightning.store.sql.tables import attempts, calls, rollouts, runs, spans, workers
+from agentlightning.types import RunSize, RunStatistics
+
+EXPIRING_S = 10
+SEEN_S = 60
+
+
+def read_statistics(connection: Connection, now_ns: int) -> list[RunStatistics]:
+    """Every number comes from an index, so that it costs what the queue is long, whatever else is stored."""
+    running = connection.execute(select(runs.c.id).where(runs.c.state == "running").order_by(runs.c.id)).scalars().all()
+    soon_ns = now_ns + EXPIRING_S * 10**9
+    counted = connection.execute(
+        select(rollouts.c.run_id, func.count())
+        .join_from(attempts, rollouts, attempts.c.rollout_id == rollouts.c.id)
+        .where(attempts.c.state == tables.RUNNING, attempts.c.lease_expires_ns <= soon_ns)
+        .group_by(rollouts.c.run_id)
+    )
+    expiring = {row.run_id: row[1] for row in counted}
+    return [_statistics(connection, run_id, now_ns, expiring.get(run_id, 0)) for run_id in running]
+
+
+def read_size(connection: Connection, run_id: str) -> RunSize:
+    """One run; reads its rollouts, calls and spans. A run that is gone has nothing."""
+    counted = {table: _count_and_bytes(connection, table, run_id) for table in (rollouts, calls, spans)}
+    return RunSize(
+        run_id=run_id,
+        rollouts=counted[rollouts][0],
+        calls=counted[calls][0],
+        spans=counted[spans][0],
+        bytes=sum(size for _, size in counted.values()),
+    )
+
+
+def _statistics(connection: Connection, run_id: str, now_ns: int, expiring: int) -> RunStatistics:
+    def in_state(state: str) -> tuple[int, str | None]:
+        query = select(func.count(), func.min(rollouts.c.id))
+        count, first = connection.execute(query.where(rollouts.c.run_id == run_id, rollouts.c.state == state)).one()
+        return count, first
+
+    queued, first = in_state("queued")
+    created_ns = connection.execute(select(rollouts.c.created_ns).where(rollouts.c.id == first)).scalar()
+    seen = select(func.count()).where(workers.c.run_id == run_id, workers.c.seen_ns > now_ns - SEEN_S * 10**9)
+    return RunStatistics(
+        run_id=run_id,
+        queued=queued,
+        oldest_queued_s=0.0 if created_ns is None else max(0.0, (now_ns - created_ns) / 1e9),
+        running=in_state("running")[0],
+        expiring=expiring,
+        workers=connection.execute(seen).scalar_one(),
+    )
+
+
+def _count_and_bytes(connection: Connection, table: Table, run_id: str) -> tuple[int, int]:
+    sizes = [
+        func.coalesce(_bytes(connection, column), 0)
+        for column in table.c
+        if isinstance(column.type, Text | LargeBinary)
+    ]
+    numbers = 8 * (len(table.c) - len(sizes))
+    total = func.coalesce(func.sum(sum(sizes[1:], sizes[0])), 0)
+    query = select(func.count(), total).where(rollouts.c.run_id == run_id)
+    if table is not rollouts:  # by their rollouts, since there is no index of calls by run
+        query = query.join_from(rollouts, table, table.c.rollout_id == rollouts.c.id)
+    count, size = connection.execute(query).one()
+    return int(count), int(size) + numbers * int(count)
+
+
+def _bytes(connection: Connection, column: Column[str] | Column[bytes]) -> ColumnElement[int]:
+    """length() of text counts characters in SQLite, which has no octet_length() in versions that are in use."""
+    if connection.dialect.name == "sqlite":
+        return func.length(cast(column, LargeBinary))
+    return func.octet_length(column)

@@ -1,0 +1,126 @@
+"""Wire: how arguments and results of the store's methods travel between client and server, as msgpack.
+
+Driven by client.py and gateway/store_rpc.py. Types are those of the signatures of LightningStore, so that a method which is
+added there travels without further ado. Calls travel as the codec packs them, with arrays of 32 bits for tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from agentlightning.errors import InputError
+from agentlightning.store import codec
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Call
+
+CONTENT_TYPE = "application/msgpack"
+
+METHODS = tuple(
+    sorted(LightningStore.__abstractmethods__ - {"open", "close", "signing_secret"})  # those are no methods of clients
+)
+
+
+class Entry(msgspec.Struct, array_like=True):
+    """One of several requests that travel together; `arguments` as of its own request. It may not wait."""
+
+    method: str
+    key: str
+    """Names this request: one that is sent again with the same name is answered as the first was."""
+    arguments: msgspec.Raw
+
+
+class EntryResult(msgspec.Struct, array_like=True):
+    """The response to one of them, as of the method's own route."""
+
+    status: int
+    content: bytes
+
+
+def encode(value: Any, name: str) -> bytes:
+    """Any arguments or result. InputError that names the argument where it is not JSON."""
+    try:
+        return _ENCODER.encode(value)
+    except (TypeError, UnicodeEncodeError, OverflowError, RecursionError) as error:
+        raise InputError(f"{name}: expected JSON: {error}") from None
+
+
+def encode_record(record: Any, name: str) -> bytes:
+    """One record to append, as an element of the argument of this name. InputError as above."""
+    return encode(codec.encode_calls([record]) if isinstance(record, Call) else record, name)
+
+
+def encode_result(method: str, result: Any) -> bytes:
+    """The result of a method."""
+    return codec.encode_calls(result) if method == "calls" else encode(result, method)
+
+
+def decode_arguments(method: str, body: bytes | memoryview) -> dict[str, Any]:
+    """The arguments by name. InputError where they are not the method's."""
+    try:
+        given = _arguments(method).decode(body)
+    except msgspec.DecodeError as error:
+        raise InputError(f"{method}: {error}") from None
+    arguments = {name: getattr(given, name) for name in given.__struct_fields__}
+    if method == "append_calls":
+        try:
+            arguments["calls"] = [call for packed in arguments["calls"] for call in codec.decode_calls(packed)]
+        except ValueError as error:
+            raise InputError(f"calls: {error}") from None
+    return arguments
+
+
+def decode_result(method: str, content: bytes) -> Any:
+    """The result of a method. Raises ValueError where it is none."""
+    return codec.decode_calls(content) if method == "calls" else _result(method).decode(content)
+
+
+def decode_entries(body: bytes) -> list[Entry]:
+    """Requests that travelled together. InputError where they are none."""
+    try:
+        return _ENTRIES.decode(body)
+    except msgspec.DecodeError as error:
+        raise InputError(f"body: {error}") from None
+
+
+def decode_entry_results(content: bytes) -> list[EntryResult]:
+    """Responses that travelled together. Raises msgspec.DecodeError where they are none."""
+    return _RESULTS.decode(content)
+
+
+@functools.cache
+def _arguments(method: str) -> msgspec.msgpack.Decoder[Any]:
+    contract = getattr(LightningStore, method)
+    parameters = inspect.signature(contract).parameters
+    fields = []
+    for name, hint in typing.get_type_hints(contract).items():
+        if name != "return":
+            hint = list[bytes] if hint == Sequence[Call] else hint
+            default = parameters[name].default
+            fields.append((name, hint) if default is inspect.Parameter.empty else (name, hint, default))
+    return msgspec.msgpack.Decoder(msgspec.defstruct(method, fields, forbid_unknown_fields=True))
+
+
+@functools.cache
+def _result(method: str) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(typing.get_type_hints(getattr(LightningStore, method))["return"])
+
+
+def _plain(value: Any) -> Any:
+    """Subclasses of JSON's own types (a library's strings and numbers) travel as what they are."""
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+_ENTRIES = msgspec.msgpack.Decoder(list[Entry])
+_RESULTS = msgspec.msgpack.Decoder(list[EntryResult])

@@ -1,0 +1,370 @@
+"""Tool uses of each call of an attempt: the tools it asked for and what they gave, from the calls themselves and from spans.
+
+The rules of AIR drive it (`rules.py`), over the whole record of one attempt. What a tool gave stands in the messages of a
+later call, in a span, in both, or in neither; what stands in both is one use. A span is somebody else's data: nothing here
+raises on it. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from agentlightning.adapters.semantics import ToolUse, tool_use
+from agentlightning.types import ABANDONED, JSON, Call, Span
+
+FAILED = re.compile(
+    r"\s*(?:[\w.]*(?:error|exception)\s*(?:[:(\[\n]|\Z)|traceback \(most recent call last\)|an error occurred\b"
+    r"|error (?:executing|running|invoking|calling|while|occurred)\b"
+    r"|(?:tool|function) (?:(?:named|with name) )?[^\w\s]?[\w./-]+[^\w\s]? (?:was |is |does )?"
+    r"(?:not found\b|not exist\b|not (?:a )?(?:valid|available|defined)\b)"
+    r"|unknown (?:tool|function)\b|\d+ validation errors?\b)",
+    re.IGNORECASE,
+)
+"""Openings of texts that frameworks give the model in place of a tool's result."""
+
+MAX_ANCESTORS = 256
+"""Spans looked at on the way to the root: programs may send chains without end, or cycles."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ToolExecution:
+    """One tool that a call asked for, or that ran because of it."""
+
+    name: str
+    """'' where a user message is the reply of a tool that is called in text."""
+    arguments: str
+    """As they were sampled, or as a span has them."""
+    asked: bool
+    """The call's answer has it as a tool call; False: a span or a reply in text alone tells of it."""
+    id: str | None = None
+    """Of the tool call."""
+    result: str | None = None
+    """None: nothing tells what became of it."""
+    failed: bool | None = None
+    """None: nothing tells what became of it."""
+    seen: bool = False
+    """A span has told of it."""
+    span: ToolUse | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Equal for uses that ask for the same, however it is written."""
+        return self.name, canonical(self.arguments)
+
+
+@dataclass(slots=True, kw_only=True)
+class CallStep:
+    """One call of the attempt and what came of it."""
+
+    call: Call
+    tools: list[JSON] | None
+    """The definitions that the call was given, whichever call they are recorded with."""
+    tool_calls: list[ToolExecution] = field(default_factory=list)
+    """Those that the answer asks for come first, in its order."""
+    next_ns: int | None = None
+    """Start of the next call of its conversation; None where there is none."""
+
+    @property
+    def seconds(self) -> float | None:
+        """From the answer to the conversation's next call, by the gateway's clock: the tools and the agent's own work."""
+        return None if self.next_ns is None else max(0, self.next_ns - self.call.finished_ns) / 1e9
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Length of the answer; of an external model as it said."""
+        said = self.call.usage.get("sampled_tokens")
+        return len(self.call.sampled_ids) or (said if isinstance(said, int) else 0)
+
+
+def call_steps(
+    calls: Sequence[Call],
+    spans: Iterable[Span] = (),
+    *,
+    user_replies: bool = False,
+    error_pattern: re.Pattern[str] | None = None,
+) -> list[CallStep]:
+    """The calls of one attempt, in the order they finished, with what came of each. The order of `spans` means nothing.
+
+    user_replies: a user message that follows an answer without tool calls is the reply of a tool that is called in text.
+    error_pattern: what the text of a failed tool's result matches somewhere; None: begins as `FAILED` says.
+    """
+    found = _Steps(calls, error_pattern)
+    for step in found.steps:
+        found.read_messages(step, user_replies)
+    told = [use for span in sorted(spans, key=lambda span: (span.started_ns, span.id)) if (use := tool_use(span))]
+    if told:
+        found.read_spans(told, {span.id: span.parent_id for span in spans})
+    return found.steps
+
+
+def canonical(arguments: str) -> str:
+    """Arguments so that equal ones are equal texts.
+
+    >>> canonical('{"b": 1, "a": 2}') == canonical('{"a":2,"b":1}')
+    True
+    """
+    try:
+        return orjson.dumps(orjson.loads(arguments), option=orjson.OPT_SORT_KEYS).decode()
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        return arguments.strip()
+
+
+def content_text(content: Any) -> str:
+    """The text of a message's content."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def parse_tool_calls(answer: JSON) -> Iterator[tuple[str | None, str, str]]:
+    """Id, name and arguments of each tool call of an answer; what is malformed is passed over. Without an id: None."""
+    calls = answer.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("name"), str):
+            arguments, name = function.get("arguments"), call.get("id")
+            yield (
+                name if isinstance(name, str) and name else None,  # '' is what some endpoints give every call
+                function["name"],
+                arguments if isinstance(arguments, str) else "",
+            )
+
+
+def says_error(text: str, pattern: re.Pattern[str] | None = None) -> bool:
+    """Returns whether a tool's result tells that the tool failed.
+
+    >>> says_error("ValueError: no such city"), says_error('{"isError": true}'), says_error("Error rates fell")
+    (True, True, False)
+    """
+    if pattern is not None:
+        return pattern.search(text) is not None
+    if text.lstrip()[:1] == "{":
+        try:
+            table = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            return False
+        return isinstance(table, dict) and (
+            any(bool(table.get(key)) for key in ("error", "isError", "is_error"))
+            or table.get("success") is False
+            or table.get("status") == "error"
+        )
+    return FAILED.match(text) is not None
+
+
+class _Steps:
+    """The steps of one attempt while they are put together."""
+
+    def __init__(self, calls: Sequence[Call], pattern: re.Pattern[str] | None) -> None:
+        self._pattern = pattern
+        given = {call.id: call for call in calls}
+        self.steps: list[CallStep] = []
+        self._by_call: dict[str, CallStep] = {}
+        self._by_id: defaultdict[str, list[tuple[CallStep, ToolExecution]]] = defaultdict(list)
+        self._by_answer: defaultdict[bytes, list[CallStep]] = defaultdict(list)
+        for call in calls:
+            if call.finish_reason == ABANDONED:
+                continue
+            step = CallStep(call=call, tools=_tools(call, given))
+            for name_id, name, arguments in parse_tool_calls(call.completion):
+                use = ToolExecution(name=name, arguments=arguments, asked=True, id=name_id)
+                step.tool_calls.append(use)
+                if name_id is not None:
+                    self._by_id[name_id].append((step, use))
+            self.steps.append(step)
+            self._by_call[call.id] = step
+            self._by_answer[_answer_key(call.completion)].append(step)
+
+    # --- what later calls' messages say -----------------------------------------------------------------------------
+
+    def read_messages(self, step: CallStep, user_replies: bool) -> None:
+        """Take in what this call's prompt says of earlier calls."""
+        parent = self._by_call.get(step.call.parent_id or "")
+        current = parent
+        _goes_on(parent, step)
+        keys = [_answer_key(message) for message in step.call.messages if message.get("role") == "assistant"]
+        left, again = Counter(keys), iter(keys)
+        for message in step.call.messages:
+            role = message.get("role")
+            if role == "assistant":  # a history that could not be continued, sent again whole
+                key = next(again)
+                current = self._earlier(key, left[key], step)
+                left[key] -= 1
+                _goes_on(current, step)
+            elif role == "tool":
+                self._result(current, message, step)
+            elif role == "user" and user_replies and current is not None:
+                self._reply(current, message)
+
+    def _earlier(self, key: bytes, back: int, step: CallStep) -> CallStep | None:
+        """The call before `step` that gave this answer, the `back`-th from the last: equal answers keep their order."""
+        before = [one for one in self._by_answer.get(key, ()) if _before(one, step)]
+        return before[-back] if back <= len(before) else None
+
+    def _result(self, current: CallStep | None, message: JSON, step: CallStep) -> None:
+        name = message.get("tool_call_id")
+        known = self._by_id.get(name, []) if isinstance(name, str) else []
+        known = [(one, use) for one, use in known if one is current or _before(one, step)]
+        uses = [use for one, use in known if one is current] or [use for _, use in known[-1:]]
+        if not known and current is not None:
+            # an id that nobody gave: the first that waits, of this name if it has one
+            uses = [use for use in current.tool_calls if use.asked and use.failed is None]
+            uses = [use for use in uses if use.name == message.get("name")] or uses
+        use = next((use for use in uses if use.failed is None), None)
+        if use is None:
+            return
+        use.result = content_text(message.get("content"))
+        use.failed = message.get("is_error") is True or says_error(use.result, self._pattern)
+
+    def _reply(self, current: CallStep, message: JSON) -> None:
+        if current.tool_calls:
+            return  # tools were called as such, or the reply was read before
+        text = content_text(message.get("content"))
+        asked = content_text(current.call.completion.get("content"))
+        current.tool_calls.append(
+            ToolExecution(name="", arguments=asked, asked=False, result=text, failed=says_error(text, self._pattern))
+        )
+
+    # --- what spans say ---------------------------------------------------------------------------------------------
+
+    def read_spans(self, told: Sequence[ToolUse], parents: dict[str, str | None]) -> None:
+        """Take in the tools' spans, in the order they began."""
+        tree = _Tree(self.steps, parents)
+        seen = {use.span_id: use for use in told}
+        for use in told:
+            around = (seen[above] for above in tree.above(use.span_id) if above in seen)
+            if any(_is_one(use, outer, tree) for outer in around):
+                continue  # two instrumentations told of one use, one within the other
+            owner = tree.owner(use)
+            known = self._known(use, owner)
+            if known is not None:
+                self._merge(known, use)
+            elif owner is not None and not self._repeats(use, owner):
+                added = ToolExecution(name=use.name, arguments=use.arguments or "", asked=False, id=use.call_id)
+                self._merge(added, use)
+                owner.tool_calls.append(added)
+
+    def _known(self, told: ToolUse, owner: CallStep | None) -> ToolExecution | None:
+        """The use that a span tells of, among those that calls asked for: by the id; by what the call before it asked; by
+        what another one asked in the same words, for clocks differ; by the name. None where another span told of it."""
+        named = self._by_id.get(told.call_id, []) if told.call_id is not None else []
+        if named:
+            return min(named, key=lambda one: (one[0] is not owner, one[1].seen))[1]
+        waiting = [use for use in (owner.tool_calls if owner is not None else []) if _waits(use, told)]
+        key = told.name, canonical(told.arguments or "")
+        same = next((use for use in waiting if use.key == key), None)
+        if same is not None or (owner is not None and self._repeats(told, owner)):
+            return same
+        others = [
+            (abs(told.started_ns - step.call.finished_ns), number, use)
+            for number, step in enumerate(self.steps)
+            for use in step.tool_calls
+            if told.arguments is not None and _waits(use, told) and use.key == key
+        ]
+        nearest = min(others, key=lambda one: one[:2], default=None)
+        return nearest[2] if nearest is not None else next(iter(waiting), None)
+
+    def _repeats(self, told: ToolUse, owner: CallStep) -> bool:
+        """Returns whether another instrumentation told of the same: the same question at the same time."""
+        key = told.name, canonical(told.arguments or "")
+        return any(
+            use.span is not None
+            and use.key == key
+            and use.span.started_ns <= told.finished_ns
+            and told.started_ns <= use.span.finished_ns
+            for use in owner.tool_calls
+        )
+
+    def _merge(self, use: ToolExecution, told: ToolUse) -> None:
+        use.seen = True
+        use.span = use.span or told
+        if use.result is None:
+            use.result = told.result
+        failed = told.error is not None or (told.result is not None and says_error(told.result, self._pattern))
+        if use.failed is None or told.error is not None:
+            use.failed = failed
+
+
+class _Tree:
+    """Attribution of spans to calls: the last one before it that shares its nearest ancestor, else the last before it."""
+
+    def __init__(self, found: Sequence[CallStep], parents: dict[str, str | None]) -> None:
+        self._parents = parents
+        self._under: defaultdict[str, list[CallStep]] = defaultdict(list)
+        """By span: the calls that were made within it, in the order they finished."""
+        self._all = list(found)
+        for step in found:
+            if step.call.span_id is not None:
+                for above in (step.call.span_id, *self.above(step.call.span_id)):
+                    self._under[above].append(step)
+
+    def above(self, span_id: str) -> Iterator[str]:
+        """The ids of its ancestors, the nearest first; of a cycle each one once."""
+        known = {span_id}
+        above = self._parents.get(span_id)
+        while above is not None and above not in known and len(known) < MAX_ANCESTORS:
+            yield above
+            known.add(above)
+            above = self._parents.get(above)
+
+    def called_within(self, span_id: str, before_ns: int) -> bool:
+        """Returns whether a call that was made within the span had finished by then."""
+        return _last(self._under.get(span_id, []), before_ns) is not None
+
+    def owner(self, told: ToolUse) -> CallStep | None:
+        """The call that led to it; None where no call came before it."""
+        for above in (told.span_id, *self.above(told.span_id)):
+            if (step := _last(self._under.get(above, []), told.started_ns)) is not None:
+                return step
+        return _last(self._all, told.started_ns)
+
+
+def _last(found: Sequence[CallStep], before_ns: int) -> CallStep | None:
+    at = bisect_right(found, before_ns, key=lambda step: step.call.finished_ns)
+    return found[at - 1] if at else None
+
+
+def _tools(call: Call, given: dict[str, Call]) -> list[JSON] | None:
+    """Those of the call, else of the nearest one that it continues; a parent may have finished after its child."""
+    known: set[str] = set()
+    node: Call | None = call
+    while node is not None and node.tools is None and node.id not in known:
+        known.add(node.id)
+        node = given.get(node.parent_id or "")
+    return None if node is None else node.tools
+
+
+def _goes_on(one: CallStep | None, step: CallStep) -> None:
+    """Note that `step` is a next call of the one's conversation: the first to begin counts."""
+    if one is not None and (one.next_ns is None or step.call.started_ns < one.next_ns):
+        one.next_ns = step.call.started_ns
+
+
+def _waits(use: ToolExecution, told: ToolUse) -> bool:
+    """Returns whether a span may be the first to tell of this use."""
+    return use.asked and not use.seen and use.name == told.name
+
+
+def _is_one(inner: ToolUse, outer: ToolUse, tree: _Tree) -> bool:
+    """Returns whether two spans, one within the other, tell of one use. Not where a call within the outer one led to the
+    inner one: an agent that is a tool may call itself."""
+    if inner.name != outer.name or (inner.call_id and outer.call_id and inner.call_id != outer.call_id):
+        return False
+    return not tree.called_within(outer.span_id, inner.started_ns)
+
+
+def _before(one: CallStep, step: CallStep) -> bool:
+    """Returns whether the one's answer can be in the other's prompt."""
+    return one is not step and one.call.finished_ns <= step.call.started_ns
+
+
+def _answer_key(answer: JSON) -> bytes:
+    """Equal for an answer and for what an agent repeats of it."""
+    asked = [(name, canonical(arguments)) for _, name, arguments in parse_tool_calls(answer)]
+    return orjson.dumps([content_text(answer.get("content")), asked])

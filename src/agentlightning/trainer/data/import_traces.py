@@ -1,0 +1,196 @@
+"""Traces from files as a recorded run: for `agl train --from-run`, reward functions and whoever wants to look at them.
+
+Driven by ``agl record --traces``. Every episode becomes a finished rollout whose calls have text and no
+tokens, as those of an external model have; of mode train, unless the file says that it was an evaluation. A rollout is
+written whole or not at all: after a kill, the run holds those that were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+import orjson
+import uuid_utils
+
+from agentlightning.adapters.episodes import Episode
+from agentlightning.adapters.model_records import call_records
+from agentlightning.errors import DataError
+from agentlightning.store.base import LightningStore
+from agentlightning.tracing.trace_files import TraceFileReader
+from agentlightning.types import JSON, Call, Claim, Finish, NewRollout, Reward, Span, WorkerStatus
+
+IMPORTED = "traces"
+"""The entry of a run's configuration that names the files it was made of."""
+BATCH = 64
+"""Rollouts that are written at a time."""
+LEASE_S = 600.0
+
+
+@dataclass(kw_only=True)
+class TraceImport:
+    """One import, and what came of it."""
+
+    store: LightningStore
+    run_id: str
+    task_fields: Sequence[str] = ()
+    rollouts: int = 0
+    calls: int = 0
+    """Those that can be learned from."""
+    mended: int = 0
+    """Of these: calls whose prompt was put together; see adapters/spans.py."""
+    rewarded: int = 0
+    """Rollouts with a final reward."""
+    without: int = 0
+    """Rollouts of which no call can be learned from."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Calls that cannot be learned from, by reason."""
+    broken: Counter[str] = field(default_factory=Counter)
+    """Broken spans, by cause."""
+    _replicas: Counter[str] = field(default_factory=Counter)
+
+    async def read(self, files: Sequence[Path], name: str, progress: Callable[[int], None]) -> None:
+        """Make the run and record every episode of the files. DataError where one cannot be read or holds nothing."""
+        sources = [TraceFileReader(path, self.task_fields) for path in files]
+        run = await self.store.create_run(name, {IMPORTED: [str(path) for path in files]}, self.run_id)
+        try:
+            for source in sources:
+                for part in _batches(source):
+                    await self._write(part)
+                    progress(self.rollouts)
+                self.broken += source.broken
+            for name in self.task_fields:
+                if all(name not in source.found_fields for source in sources):
+                    raise DataError(f"--task-fields: no row of {', '.join(map(str, files))} has a field {name!r}")
+            if not self.rollouts:
+                raise DataError(f"{', '.join(map(str, files))}: holds no trace and no conversation")
+        except BaseException:
+            await self.store.update_run(run.id, state="failed")
+            raise
+        summary: JSON = {"rollouts": self.rollouts, "calls": self.calls}
+        await self.store.update_run(run.id, state="finished", summary=summary)
+
+    async def _write(self, episodes: Sequence[Episode]) -> None:
+        queued = await self.store.enqueue([self._new(one) for one in episodes])
+        by_id = {rollout.id: episode for rollout, episode in zip(queued, episodes, strict=True)}
+        worker = WorkerStatus(
+            id="import", run_id=self.run_id, host=socket.gethostname(), pid=os.getpid(), running=0, seen_ns=0
+        )
+        claims = await self.store.claim(worker, limit=len(queued), lease_s=LEASE_S)
+        calls: list[Call] = []
+        spans: list[Span] = []
+        finishes: list[Finish] = []
+        for claim in claims:
+            episode = by_id[claim.rollout.id]
+            own = self._calls(claim, episode)
+            self.without += not own
+            calls += own
+            spans += _spans(claim, episode.spans)
+            finishes.append(
+                Finish(
+                    lease=claim.lease,
+                    state="succeeded" if episode.error is None else "failed",
+                    error=episode.error,
+                    rewards=tuple(_rewards(claim, episode, own)),
+                    output=episode.output,
+                    diagnosis=_why_nothing(episode),
+                )
+            )
+        await self.store.append_calls(calls)
+        await self.store.append_spans(spans)
+        await self.store.finish(finishes)
+        self.rollouts += len(claims)
+        self.calls += len(calls)
+        self.rewarded += sum(_final(one) is not None for one in episodes)
+
+    def _new(self, episode: Episode) -> NewRollout:
+        task = hashlib.blake2b(orjson.dumps(episode.task, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
+        replica = self._replicas[task]
+        self._replicas[task] += 1
+        return NewRollout(
+            run_id=self.run_id, task=episode.task, group_id=f"traces:{task}", replica=replica, mode=episode.mode
+        )
+
+    def _calls(self, claim: Claim, episode: Episode) -> list[Call]:
+        for call in episode.calls:
+            if call.missing is not None:
+                self.left_out[call.missing] += 1
+            elif call.mended:
+                self.mended += 1
+        attempt = claim.lease.attempt
+        records = call_records(episode.calls, claim.rollout, attempt, lambda _: str(uuid_utils.uuid7()))
+        prefix = f"{claim.rollout.id}.{attempt}."
+        return [replace(one, span_id=prefix + one.span_id) if one.span_id else one for one in records]
+
+
+def _spans(claim: Claim, spans: Iterable[Span]) -> list[Span]:
+    """The spans of a trace as those of an attempt: an id is unique within its trace, not in the world."""
+    prefix = f"{claim.rollout.id}.{claim.lease.attempt}."
+    return [
+        replace(
+            span,
+            id=prefix + span.id,
+            parent_id=None if span.parent_id is None else prefix + span.parent_id,
+            run_id=claim.rollout.run_id,
+            rollout_id=claim.rollout.id,
+            attempt=claim.lease.attempt,
+        )
+        for span in spans
+    ]
+
+
+def _rewards(claim: Claim, episode: Episode, calls: Sequence[Call]) -> Iterable[Reward]:
+    """Step rewards, further final ones, then the final one, which counts because it is the last."""
+
+    def reward(value: float, name: str, call_id: str | None = None) -> Reward:
+        return Reward(
+            id=str(uuid_utils.uuid7()),
+            run_id=claim.rollout.run_id,
+            rollout_id=claim.rollout.id,
+            attempt=claim.lease.attempt,
+            value=value,
+            name=name,
+            call_id=call_id,
+            source="emitted",
+            created_ns=claim.rollout.created_ns,
+        )
+
+    kept = [place for place, call in enumerate(episode.calls) if call.missing is None]
+    for place, call in zip(kept, calls, strict=True):
+        for name, value in (episode.steps[place] if episode.steps else {}).items():
+            yield reward(value, name, call.id)
+    final = _final(episode)
+    for name, value in episode.rewards.items():
+        if name != "reward":
+            yield reward(value, name)
+    if final is not None:
+        yield reward(final, "reward")
+
+
+def _final(episode: Episode) -> float | None:
+    return episode.rewards.get("reward") if episode.reward is None else episode.reward
+
+
+def _why_nothing(episode: Episode) -> str | None:
+    """For the warning of a rollout of which no call can be learned from."""
+    reasons = Counter(call.missing for call in episode.calls)
+    if None in reasons:
+        return None
+    told = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
+    return (
+        f"of its {len(episode.calls)} model calls none can be learned from: {told}"
+        if told
+        else "no span is a model call"
+    )
+
+
+def _batches(episodes: Iterable[Episode]) -> Iterator[list[Episode]]:
+    waiting = iter(episodes)
+    while part := list(islice(waiting, BATCH)):
+        yield part

@@ -1,0 +1,67 @@
+"""Records an agent's rollouts without training on them: to look at them, or for offline training later.
+
+Driven by ``agl record``. The rollouts are of mode train and nobody consumes them: `agl train --from-run` reads them as it
+reads those of a training run.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from functools import partial
+
+from agentlightning.config import Config
+from agentlightning.errors import ConfigError
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.collect import check_calls_recorded
+from agentlightning.trainer.data.tasks import load_tasks
+from agentlightning.trainer.progress import Progress
+from agentlightning.trainer.serving import serve_model
+from agentlightning.types import NewRollout, RetryPolicy, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordResult:
+    """Counts of the recorded rollouts."""
+
+    run_id: str
+    rollouts: int
+    succeeded: int
+    reward: float
+    """Mean final reward of those that have one; 0 where none has."""
+
+
+async def record_rollouts(
+    config: Config, folder: RunFolder, progress: Progress, per_task: int, most_tasks: int | None = None
+) -> RecordResult:
+    """Run the agent `per_task` times on each training task, on the first `most_tasks` of them.
+
+    Raises NoCallsError where no rollout reached the gateway.
+    """
+    if config.data.train is None:
+        raise ConfigError("data.train: is required to record an agent; name training tasks")
+    rows = load_tasks(config.data.train, config.data.fields, config.trainer.seed)[:most_tasks]
+    new = [
+        NewRollout(
+            run_id=folder.run_id,
+            task=row,
+            group_id=f"record:{position}",
+            replica=replica,
+            sampling=Sampling(temperature=config.model.temperature, max_tokens=config.model.max_tokens),
+            retry=RetryPolicy(max_attempts=config.agent.max_attempts, timeout_s=config.agent.timeout_s),
+        )
+        for position, row in enumerate(rows)
+        for replica in range(per_task)
+    ]
+    async with serve_model(config, folder, progress, f"record {config.data.train}") as (collector, processes):
+        rollouts = await processes.beside(collector.collect(new, partial(progress.phase, "record")))
+        silence = check_calls_recorded(rollouts)
+        if silence is not None:
+            progress.note(silence)
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    return RecordResult(
+        run_id=folder.run_id,
+        rollouts=len(rollouts),
+        succeeded=sum(rollout.state == "succeeded" for rollout in rollouts),
+        reward=statistics.fmean(rewards) if rewards else 0.0,
+    )

@@ -1,0 +1,199 @@
+"""Progress of long work: a live panel in a terminal or a notebook, a line per step elsewhere. Drawn with rich."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+SHOWN_STEPS = 8
+DRAWN_EVERY_S = 0.5
+"""In a notebook, which takes a message for each drawing."""
+SPARK_WIDTH = 60
+SPARKS = "▁▂▃▄▅▆▇█"
+PHASES = ("collect", "prepare", "update", "publish")
+PIPED_WIDTH = 1000
+"""Rich takes 80 columns where there is no terminal, and would cut tables to them."""
+
+
+def screen() -> Console:
+    """A console that takes text literally (what agents say has brackets, too) and cuts nothing where it is piped."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PIPED_WIDTH
+    return console
+
+
+def notebook() -> Callable[[RenderableType], None] | None:
+    """In a notebook, a function that draws into the cell's output in place of its last drawing; None elsewhere."""
+    if not Console().is_jupyter:
+        return None
+    drawn: list[Any] = []
+
+    def draw(picture: RenderableType) -> None:
+        if drawn:
+            drawn[0].update(picture)
+        else:
+            drawn.append(import_module("IPython.display").display(picture, display_id=True))
+
+    return draw
+
+
+class Display:
+    """The `Progress` of `Trainer` and the command line; a context manager."""
+
+    def __init__(
+        self, title: str, console: Console | None = None, draw: Callable[[RenderableType], None] | None = None
+    ) -> None:
+        self.console = console or screen()
+        self._draw = draw or notebook()
+        self._drawn = -DRAWN_EVERY_S
+        self._lines = self._draw is None and not self.console.is_terminal
+        self._title = title
+        self._started = time.perf_counter()
+        self._phase = ("starting", 0, 1)
+        self._steps: list[tuple[int, int, dict[str, float]]] = []
+        self._told: set[str] = set()
+        """Phases that were told where there is no terminal: each once."""
+        self._first_step = (0, 0.0)
+        """The first step seen here, and when: a resumed run goes on in the middle."""
+        self._curve: list[float] = []
+        self._heldout: list[tuple[int, str, float]] = []
+        self._live = Live(self, console=self.console, refresh_per_second=4, transient=False)
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+        self._redraw(DRAWN_EVERY_S)
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        if not self.console.is_terminal and name not in self._told:
+            self.console.print(f"[{self._elapsed():6.1f} s] {name}")
+        self._told.add(name)
+        self._phase = (name, done, total)
+        self._redraw()
+
+    def step(self, step: int, steps: int, metrics: dict[str, float]) -> None:
+        if not self._steps:
+            self._first_step = (step, self._elapsed())
+        self._steps = [*self._steps[1 - SHOWN_STEPS :], (step, steps, metrics)]
+        self._curve.append(metrics.get("train/reward_mean", metrics.get("train/loss", 0.0)))
+        self._redraw()
+        if self._lines and "train/reward_mean" not in metrics:
+            self.console.print(
+                f"[{self._elapsed():6.1f} s] step {step}/{steps}  {_from_record(metrics)}", soft_wrap=True
+            )
+        elif self._lines:
+            self.console.print(
+                f"[{self._elapsed():6.1f} s] step {step}/{steps}  reward {metrics['train/reward_mean']:.3f}  "
+                f"signal {metrics['train/groups_with_signal']:.2f}  turns {metrics['rollout/turns']:.2f}  "
+                f"{metrics['time/tokens_per_s']:,.0f} tokens/s  {_shares(metrics)}",
+                soft_wrap=True,
+            )
+
+    def evaluated(self, step: int, kind: str, success: float) -> None:
+        self._heldout.append((step, kind, success))
+        self._redraw()
+        if self._lines:
+            self.console.print(f"[{self._elapsed():6.1f} s] step {step}: held-out {kind} {success:.3f}")
+
+    def note(self, text: str) -> None:
+        self.console.print(Text(f"note: {text}", style="yellow"), soft_wrap=True)
+
+    def _redraw(self, waited_s: float = 0.0) -> None:
+        """Draw where this is a notebook, and the last drawing is long enough ago."""
+        if self._draw is not None and self._elapsed() - self._drawn + waited_s >= DRAWN_EVERY_S:
+            self._drawn = self._elapsed()
+            self._draw(self.__rich__())
+
+    def __rich__(self) -> RenderableType:
+        name, done, total = self._phase
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(f"{name:>16}", ProgressBar(total=max(1, total), completed=done, width=40), f"{done}/{total}")
+        if self._steps:
+            step, steps, _ = self._steps[-1]
+            bar.add_row(
+                "all steps", ProgressBar(total=steps, completed=step, width=40), f"{step}/{steps}{self._left()}"
+            )
+        parts: list[RenderableType] = [bar]
+        if self._steps:
+            online = "train/reward_mean" in self._steps[-1][2]
+            what = "training reward" if online else "loss"
+            parts += [
+                self._table() if online else self._plain(),
+                Text(f"{what} {_spark(self._curve)} {_scale(self._curve)}", style="cyan"),
+            ]
+        if self._heldout:
+            for kind in dict.fromkeys(kind for _, kind, _ in self._heldout):
+                found = [f"{value:.2f} after step {step}" for step, of, value in self._heldout if of == kind]
+                parts.append(Text(f"mean reward on held-out tasks, {kind}: {', '.join(found)}"))
+        return Panel(Group(*parts), title=Text(f"{self._title}  {self._elapsed():.0f} s"), title_align="left")
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for column in ("step", "reward", "signal", "turns", "tokens/s", "seconds", "where the time goes"):
+            table.add_column(column, justify="left" if column.startswith("where") else "right")
+        for step, steps, metrics in self._steps:
+            table.add_row(
+                f"{step}/{steps}",
+                f"{metrics['train/reward_mean']:.3f}",
+                f"{metrics['train/groups_with_signal']:.2f}",
+                f"{metrics['rollout/turns']:.2f}",
+                f"{metrics['time/tokens_per_s']:,.0f}",
+                f"{metrics['time/step_s']:.1f}",
+                _shares(metrics),
+            )
+        return table
+
+    def _plain(self) -> RenderableType:
+        """The steps of offline training."""
+        return Group(*(Text(f"{step}/{steps}  {_from_record(metrics)}") for step, steps, metrics in self._steps))
+
+    def _left(self) -> str:
+        """Minutes left by the steps so far; nothing after the first of them."""
+        (step, steps, _), (first, began) = self._steps[-1], self._first_step
+        if step == first:
+            return ""
+        return f", about {(steps - step) * (self._elapsed() - began) / (step - first) / 60:.0f} min left"
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._started
+
+
+def _from_record(metrics: dict[str, float]) -> str:
+    shown = [
+        f"{name} {metrics[f'train/{name}']:.4f}"
+        for name in ("loss", "accuracy", "margin", "nll")
+        if f"train/{name}" in metrics
+    ]
+    return "  ".join([*shown, f"epoch {metrics['train/epoch']:.2f}", f"{metrics['time/step_s']:.1f} s"])
+
+
+def _shares(metrics: dict[str, float]) -> str:
+    total = max(1e-9, metrics["time/step_s"])
+    return " ".join(f"{phase} {metrics.get(f'time/{phase}_s', 0.0) / total:.0%}" for phase in PHASES)
+
+
+def _scale(values: list[float]) -> str:
+    recent = values[-SPARK_WIDTH:]
+    return f"{min(recent):.3g} to {max(recent):.3g}"
+
+
+def _spark(values: list[float]) -> str:
+    recent = values[-SPARK_WIDTH:]
+    low, high = min(recent), max(recent)
+    scale = (len(SPARKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(SPARKS[round((value - low) * scale)] for value in recent)

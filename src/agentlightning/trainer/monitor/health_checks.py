@@ -1,0 +1,382 @@
+"""Health checks: problems that a run's metrics show, by name, with the settings to change.
+
+`trainer.watch` asks it after every row, ``agl runs show`` about a whole run. A pure function of the rows of metrics.jsonl:
+the same rows give the same alarms, so a resumed run repeats none. It knows neither settings nor rollouts, and stops
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from agentlightning.trainer.monitor.metrics import NOT_NUMBERS, policy_of
+from agentlightning.types import JSON
+
+MIN_SUCCESS = 0.03
+"""Below this base success hardly a group has anything to compare: of groups of 8, (1 - 0.03)^8 = 0.78 have no success."""
+MAX_SUCCESS = 0.98
+EARLY = 5
+"""Steps at the beginning that later ones are compared with."""
+LATE = 5
+"""Steps that are averaged before something counts as a trend."""
+SHORT = 3
+"""Steps that all have to show it, where a number speaks for itself."""
+FLAT = 20
+"""Steps in which the reward has to move."""
+QUIET = 20
+"""Rows during which an alarm that ceased and comes back is not told again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One problem of a run."""
+
+    name: str
+    """A name of HEALTH_CHECKS; with several policies, after that of the policy and a slash."""
+    text: str
+    """The problem and the settings to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """One policy's numbers so far."""
+
+    steps: Sequence[JSON]
+    base: JSON
+    """Its evaluations before training."""
+
+    def values(self, name: str) -> list[float]:
+        """One number per step that has it; what is not a finite number is NaN."""
+        return [_number(row[name]) for row in self.steps if name in row]
+
+    def late(self, name: str) -> float | None:
+        """Mean over the last LATE steps; None where there are fewer, or where one is not finite."""
+        return _mean(self.values(name)[-LATE:], LATE)
+
+    def lasting(self, name: str) -> float | None:
+        """The least of the last SHORT steps: what all of them reach; None as above."""
+        values = self.values(name)[-SHORT:]
+        return min(values) if len(values) == SHORT and all(map(math.isfinite, values)) else None
+
+    def early(self, name: str) -> float | None:
+        """Mean over the first EARLY steps, once there are LATE others."""
+        values = self.values(name)
+        return _mean(values[:EARLY], EARLY) if len(values) >= EARLY + LATE else None
+
+    def reward_rose(self) -> bool:
+        """True where the reward rose by a quarter of its spread: then a change was not for the worse."""
+        before, now, spread = (
+            self.early("train/reward_mean"),
+            self.late("train/reward_mean"),
+            self.early("train/reward_std"),
+        )
+        return before is not None and now is not None and now > before + 0.25 * (spread or 0.0)
+
+
+HealthCheck = Callable[[History], str | None]
+"""The warning; None where all is well or too little is known."""
+
+
+def alarms(rows: Sequence[JSON], rules: Mapping[str, HealthCheck]) -> list[Alarm]:
+    """Alarms after the last of these rows, in the order of the checks."""
+    found = []
+    for policy in sorted({policy_of(name) for row in rows for name in row}):
+        own = [row if not policy else _of_policy(row, policy) for row in rows]
+        history = History(
+            steps=[row for row in own if row["kind"] == "step"],
+            base={
+                name: value for row in own if row["kind"] != "step" and row["step"] == 0 for name, value in row.items()
+            },
+        )
+        for name, rule in rules.items():
+            text = rule(history)
+            if text is not None:
+                found.append(Alarm(policy.removeprefix("policies/") + name, text))
+    return found
+
+
+def new_alarms(rows: Sequence[JSON], rules: Mapping[str, HealthCheck]) -> list[Alarm]:
+    """Of the alarms after the last row those that did not hold after any of the QUIET rows before it."""
+    now = alarms(rows, rules)
+    for back in range(1, min(QUIET, len(rows)) + 1):
+        if not now:
+            break
+        told = {alarm.name for alarm in alarms(rows[: len(rows) - back], rules)}
+        now = [alarm for alarm in now if alarm.name not in told]
+    return now
+
+
+def base_success_low(history: History) -> str | None:
+    share = _base(history, "share_above_min")
+    if share is None or share >= MIN_SUCCESS or _all_good(history):
+        return None
+    tasks = _base(history, "tasks")
+    told = "the held-out tasks" if tasks is None else f"{tasks:.0f} held-out tasks"
+    return (
+        f"before training {share:.0%} of {told} earn more than the lowest reward; in most groups all rollouts fail "
+        "alike, and nothing can be learned from them: begin with easier tasks, imitate a better model first (agl train "
+        "--algorithm sft), reward partial success, or raise algorithm.group_size"
+    )
+
+
+def base_success_perfect(history: History) -> str | None:
+    share = _base(history, "share_below_max")
+    if share is None or share > 1 - MAX_SUCCESS or not _all_good(history):
+        return None
+    return (
+        f"before training all but {share:.0%} of the held-out tasks earn the highest reward: there is nothing to learn; "
+        "take harder tasks, or a reward that tells good from better"
+    )
+
+
+def not_finite(history: History) -> str | None:
+    if not history.steps:
+        return None
+    row = history.steps[-1]
+    bad = [name for name, value in row.items() if name not in NOT_NUMBERS and not math.isfinite(_number(value))]
+    if not bad:
+        return None
+    return (
+        f"{', '.join(sorted(bad))} of step {row['step']} is no finite number: lower trainer.learning_rate or "
+        "trainer.grad_clip, take engine.dtype = 'float32', and go back to an earlier checkpoint"
+    )
+
+
+def no_signal(history: History) -> str | None:
+    share = history.lasting("train/zero_variance")
+    if share is None or share < 0.95:
+        return None
+    told = f"nothing could be learned from {share:.0%} of the last {SHORT} steps' rollouts: "
+    if (history.lasting("train/solved_groups") or 0.0) >= 0.5:
+        return told + "most tasks are solved by every rollout; end here, or take harder tasks"
+    if (history.lasting("train/unsolved_groups") or 0.0) >= 0.5:
+        return told + (
+            "most tasks are failed by every rollout; take easier tasks, reward partial success, raise "
+            "algorithm.group_size; if they were solved before, lower trainer.learning_rate and go back to a checkpoint"
+        )
+    return told + (
+        "the rollouts of a task all earn the same; raise model.temperature or algorithm.group_size, take "
+        "algorithm.dynamic_sampling = true, or a finer reward"
+    )
+
+
+def entropy_gone(history: History) -> str | None:
+    before, now = history.early("policy/entropy"), history.late("policy/entropy")
+    if before is None or now is None or now >= 0.1 * before or (history.late("train/solved_groups") or 0.0) >= 0.5:
+        return None
+    return (
+        f"entropy fell from {before:.3g} to {now:.3g} nats per token while tasks are left unsolved: rollouts of a task "
+        "become the same, and nothing new is tried; raise algorithm.clip_high or algorithm.entropy (0.001 to 0.01), lower "
+        "trainer.learning_rate, and go back to a checkpoint from before"
+    )
+
+
+def ratio_exploding(history: History) -> str | None:
+    grown = [
+        _number(row["policy/kl"]) - _number(row.get("policy/sampler_gap", 0.0))
+        for row in history.steps
+        if "policy/kl" in row
+    ]
+    clipped = history.lasting("policy/clip_share")
+    signs = []
+    if grown and (grown[-1] >= 1.0 or (len(grown) >= SHORT and min(grown[-SHORT:]) >= 0.2)):  # a nat is no noise
+        signs.append(f"the divergence from the sampler grows by {grown[-1]:.3g} nats per token within a step")
+    if clipped is not None and clipped >= 0.3:
+        signs.append(f"{clipped:.0%} of the tokens are clipped")
+    if not signs:
+        return None
+    return (
+        f"{' and '.join(signs)}: the updates of a step go too far; lower trainer.learning_rate, algorithm.minibatches or "
+        "algorithm.epochs"
+    )
+
+
+def sampler_gap(history: History) -> str | None:
+    gap = history.lasting("policy/sampler_gap")
+    if gap is None or gap < 0.01:
+        return None
+    told = f"sampler and learner disagree by {gap:.3g} nats per token before the first update: "
+    if (history.lasting("rollout/staleness_mean") or 0.0) > 0:
+        return told + (
+            "rollouts are older than the correction can bear; lower trainer.max_staleness, or take algorithm.importance or "
+            "algorithm.ratio_mask"
+        )
+    return told + (
+        "they compute differently; take the same engine.dtype (float32) and engine.dropout = 0 for both, or "
+        "algorithm.importance = 'token'"
+    )
+
+
+def gradient_exploding(history: History) -> str | None:
+    norms = history.values("train/grad_norm")
+    now = history.lasting("train/grad_norm")
+    if len(norms) < EARLY + LATE or now is None:
+        return None
+    usual = statistics.median(norms[:-SHORT])
+    if not now > 20 * usual > 0:
+        return None
+    return (
+        f"the gradient's norm is {now:.3g}, of {usual:.3g} before: lower trainer.learning_rate or trainer.grad_clip, or "
+        "lengthen trainer.warmup_steps"
+    )
+
+
+def kl_running_away(history: History) -> str | None:
+    distance = history.lasting("policy/ref_kl")
+    if distance is None or distance < 0.5:
+        return None
+    return (
+        f"the policy is {distance:.3g} nats per token away from its reference: raise algorithm.kl, or lower "
+        "trainer.learning_rate"
+    )
+
+
+def turns_collapsing(history: History) -> str | None:
+    before, now = history.early("rollout/turns"), history.late("rollout/turns")
+    if before is None or now is None or before < 1.5 or now - 1 > 0.3 * (before - 1) or history.reward_rose():
+        return None
+    return (
+        f"rollouts had {before:.1f} calls and have {now:.1f}, and earn no more: the agent gives up its tools or ends early; "
+        "look at some with agl rollouts list, reward finished work only, or take a step reward for the calls that matter"
+    )
+
+
+def answers_growing(history: History) -> str | None:
+    lengths = [
+        _number(row["train/tokens_sampled"]) / _number(row["rollout/count"])
+        for row in history.steps
+        if row.get("rollout/count") and "train/tokens_sampled" in row
+    ]
+    if len(lengths) < EARLY + LATE:
+        return None
+    before, now = _mean(lengths[:EARLY], EARLY), _mean(lengths[-LATE:], LATE)
+    if before is None or now is None or now < 3 * before or history.reward_rose():
+        return None
+    return (
+        f"a rollout samples {now:.0f} tokens, {before:.0f} at the beginning, and earns no more: lower model.max_tokens, "
+        "take algorithm.aggregation = 'token_mean' or 'fixed_length', or a reward that falls with length"
+    )
+
+
+def reward_falling(history: History) -> str | None:
+    rewards, spreads = history.values("train/reward_mean"), history.values("train/reward_std")
+    if len(rewards) < 2 * SHORT or len(spreads) != len(rewards) or not all(map(math.isfinite, rewards + spreads)):
+        return None
+    means = [statistics.fmean(rewards[at : at + SHORT]) for at in range(len(rewards) - SHORT + 1)]
+    best = max(range(len(means)), key=lambda at: means[at])
+    # Of normal noise the median of |differences| is 0.954 deviations; unlike these it ignores a fall that comes at once.
+    noise = statistics.median(abs(one - other) for one, other in pairwise(rewards)) / 0.954
+    least = max(4 * noise * math.sqrt(2 / SHORT), 0.25 * statistics.fmean(spreads[best : best + SHORT]))
+    if means[best] - means[-1] <= least:
+        return None
+    step = history.steps[best + SHORT - 1]["step"]
+    return (
+        f"the reward was {means[best]:.3f} up to step {step} and is {means[-1]:.3f}: lower trainer.learning_rate, keep the "
+        f"policy near its reference with algorithm.kl, and take the checkpoint nearest to step {step}"
+    )
+
+
+def reward_flat(history: History) -> str | None:
+    rewards = history.values("train/reward_mean")[-FLAT:]
+    if len(rewards) < FLAT or not all(map(math.isfinite, rewards)):
+        return None
+    if (history.late("train/solved_groups") or 0.0) >= 0.5 or (history.late("train/zero_variance") or 0.0) >= 0.95:
+        return None  # all is learned, or no_signal tells why nothing can be
+    before, now = statistics.fmean(rewards[: FLAT // 2]), statistics.fmean(rewards[FLAT // 2 :])
+    noise = statistics.median(abs(one - other) for one, other in pairwise(rewards)) / 0.954
+    if abs(now - before) > 2 * noise * math.sqrt(4 / FLAT):  # deviations of the difference of two means of FLAT / 2
+        return None
+    return (
+        f"the reward has been flat for {FLAT} steps, at {now:.3f}: look at some rollouts with agl rollouts list, take more "
+        "trainer.tasks_per_step, and try twice and half the trainer.learning_rate"
+    )
+
+
+def rollouts_failing(history: History) -> str | None:
+    shares = [
+        _number(row["rollout/failed"]) / row["rollout/count"]
+        for row in history.steps[-SHORT:]
+        if row.get("rollout/count") and "rollout/failed" in row
+    ]
+    if len(shares) < SHORT or min(shares) < 0.5:
+        return None
+    return (
+        f"{min(shares):.0%} of the last {SHORT} steps' rollouts failed: see agl rollouts list RUN --state failed; "
+        "mend the agent, or raise agent.timeout_s or agent.max_attempts"
+    )
+
+
+def prompts_forking(history: History) -> str | None:
+    share = history.lasting("rollout/forked_share")
+    if share is None or share < 0.3:
+        return None
+    return (
+        f"{share:.0%} of the calls do not continue the tokens of the call before: what was sampled there is trained apart "
+        "from what followed; agl rollouts drift RUN names the causes"
+    )
+
+
+HEALTH_CHECKS: dict[str, HealthCheck] = {
+    rule.__name__: rule
+    for rule in (
+        base_success_low,
+        base_success_perfect,
+        not_finite,
+        no_signal,
+        entropy_gone,
+        ratio_exploding,
+        sampler_gap,
+        gradient_exploding,
+        kl_running_away,
+        turns_collapsing,
+        answers_growing,
+        reward_falling,
+        reward_flat,
+        rollouts_failing,
+        prompts_forking,
+    )
+}
+
+OFFLINE_HEALTH_CHECKS = {name: HEALTH_CHECKS[name] for name in ("not_finite", "gradient_exploding")}
+"""The checks of an offline run, where nothing is sampled."""
+
+
+def _base(history: History, what: str) -> float | None:
+    """From the evaluation at temperature 1, else the greedy one; None once training has gone on for a while.
+
+    The greedy one comes first and says less: a model that never succeeds greedily may succeed often enough to learn. It
+    counts where a step was made and there was no other.
+    """
+    if len(history.steps) >= EARLY:
+        return None
+    for kind in ("sampled", "greedy") if history.steps else ("sampled",):
+        value = history.base.get(f"eval/{kind}/{what}")
+        if value is not None:
+            return _number(value)
+    return None
+
+
+def _all_good(history: History) -> bool:
+    """True where the base model earns the highest reward almost everywhere; where all earn the same, above 0 is good."""
+    below = _base(history, "share_below_max")
+    mean = history.base.get("eval/sampled/reward_mean", history.base.get("eval/greedy/reward_mean"))
+    return below is not None and below <= 1 - MAX_SUCCESS and _number(mean) > 0
+
+
+def _of_policy(row: JSON, policy: str) -> JSON:
+    """The fields of a row that are about this policy, by their plain names."""
+    own = {name.removeprefix(policy): value for name, value in row.items() if name.startswith(policy)}
+    return own | {name: row[name] for name in NOT_NUMBERS if name in row}
+
+
+def _mean(values: Sequence[float], count: int) -> float | None:
+    """Of exactly `count` finite numbers."""
+    return statistics.fmean(values) if len(values) == count and all(map(math.isfinite, values)) else None
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan

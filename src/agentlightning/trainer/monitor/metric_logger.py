@@ -1,0 +1,183 @@
+"""Metric logger: records a run's metrics in the store and in metrics.jsonl, and runs the health checks on them.
+
+A training loop gives it every row. Trackers are child processes that read metrics.jsonl themselves (`trackers.py`), so that
+whatever happens to one of them, the run neither ends nor waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentlightning.children import start_child
+from agentlightning.store.base import LightningStore
+from agentlightning.trainer.checkpoint import RESUMED, RunFolder
+from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck, alarms, new_alarms
+from agentlightning.trainer.monitor.metrics import derived, path_of
+from agentlightning.trainer.progress import Progress
+from agentlightning.types import JSON, Metric
+
+SUMMARY = ("train/reward_mean", "eval/greedy/reward_mean", "eval/sampled/reward_mean", "train/loss", "eval/loss")
+"""Metrics that a list of runs shows."""
+TRACKER_TIMEOUT_S = 30.0
+"""Seconds that a tracker has to send what is left when a run ends."""
+
+
+@dataclass(kw_only=True)
+class MetricLogger:
+    """Records one run's metrics and warns of problems that they show."""
+
+    run_id: str
+    folder: RunFolder
+    store: LightningStore
+    progress: Progress
+    rules: Mapping[str, HealthCheck] = field(default_factory=lambda: HEALTH_CHECKS)
+    """The checks; none where they are off."""
+    on_row: Callable[[], None] = lambda: None
+    """Called when metrics.jsonl has grown."""
+    _rows: list[JSON] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rows = self.folder.metrics()
+
+    async def record(self, step: int, kind: str, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Records the metrics of a step, and returns them under their paths with those that follow from them.
+
+        kind: step, or the name of an evaluation.
+        """
+        metrics = {path_of(name): value for name, value in metrics.items()}
+        metrics |= derived(metrics)
+        await self.store.log_metrics(
+            [Metric(run_id=self.run_id, step=step, name=name, value=value) for name, value in metrics.items()]
+        )
+        row = {"step": step, "kind": kind, "time": time.time(), **metrics}
+        self._rows.append(row)
+        shown: JSON = {name: metrics[name] for name in SUMMARY if name in metrics}
+        if self.rules:
+            shown["alarms"] = {alarm.name: alarm.text for alarm in alarms(self._rows, self.rules)}
+        await self.store.update_run(self.run_id, summary={"step": step, **shown})
+        self.folder.append_metrics(row)
+        self.on_row()
+        for alarm in new_alarms(self._rows, self.rules):
+            self.progress.note(f"warning {alarm.name}: {alarm.text}")
+        return metrics
+
+    def resumed(self, step: int) -> None:
+        """The run went back to the checkpoint of `step`: what was recorded of later steps is undone."""
+        self.folder.append_metrics({"step": step, "kind": RESUMED, "time": time.time()})
+        self._rows = [row for row in self._rows if row["step"] <= step]
+
+
+class TrackerProcesses:
+    """The child processes that send a run's numbers on, one for each tracker.
+
+    ``async with``: they start with the block and get `end_s` at its end. What one of them cannot do is told once; the
+    numbers stay in the store and in metrics.jsonl, and a resumed run sends what is missing.
+    """
+
+    def __init__(
+        self, folder: RunFolder, names: Sequence[str], tell: Callable[[str], None], end_s: float = TRACKER_TIMEOUT_S
+    ) -> None:
+        self._folder = folder
+        self._names = names
+        self._tell = tell
+        self._end_s = end_s
+        self._children: dict[str, _Child] = {}
+        self.state = "interrupted"
+        """End of the run, for the trackers: finished, interrupted or failed."""
+
+    async def __aenter__(self) -> TrackerProcesses:
+        for name in self._names:
+            self._children[name] = self._start(name)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, asyncio.CancelledError):
+            self.state = "failed"
+        for child in self._children.values():
+            child.ending = True
+            child.write(f"{self.state}\n".encode())
+            child.close()
+        await asyncio.gather(*(self._end(child) for child in self._children.values()))
+
+    def poke(self) -> None:
+        """metrics.jsonl has grown. Never waits."""
+        for child in self._children.values():
+            child.write(b"\n")
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by tracker."""
+        return {name: child.process.pid for name, child in self._children.items()}
+
+    def _start(self, name: str) -> _Child:
+        report, descriptor = os.pipe()
+        os.set_blocking(report, False)
+        process = start_child(
+            [
+                "agentlightning.trainer.monitor.trackers",
+                *("--folder", str(self._folder.path), "--tracker", name, "--report", str(descriptor)),
+            ],
+            pass_fds=(descriptor,),
+            log=self._folder.path / "logs" / f"tracker-{name}.log",
+        )
+        os.close(descriptor)
+        child = _Child(name, process, report)
+        asyncio.get_running_loop().add_reader(report, self._read, child)
+        return child
+
+    async def _end(self, child: _Child) -> None:
+        try:
+            await asyncio.to_thread(child.process.wait, self._end_s)
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            await asyncio.to_thread(child.process.wait)
+            self._tell(f"tracker {child.name} did not take what was left within {self._end_s:.0f} s")
+        child.told(self._tell)
+        asyncio.get_running_loop().remove_reader(child.report)
+        os.close(child.report)
+
+    def _read(self, child: _Child) -> None:
+        if not child.told(self._tell):
+            asyncio.get_running_loop().remove_reader(child.report)
+            if not child.ending:
+                self._tell(
+                    f"tracker {child.name} ended, see logs/tracker-{child.name}.log; what it lacks is in metrics.jsonl, and "
+                    "is sent when the run is resumed"
+                )
+
+
+@dataclass
+class _Child:
+    name: str
+    process: subprocess.Popen[bytes]
+    report: int
+    """Receives warnings, one line each."""
+    ending: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.process.stdin is not None
+        os.set_blocking(self.process.stdin.fileno(), False)
+
+    def write(self, line: bytes) -> None:
+        """Dropped where the child is gone, or so far behind that its pipe is full: it reads the file anyway."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            os.write(self.process.stdin.fileno(), line)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def told(self, tell: Callable[[str], None]) -> bool:
+        """Pass on what it said; False where it will say no more."""
+        with contextlib.suppress(BlockingIOError):
+            said = os.read(self.report, 65536)
+            for line in said.decode(errors="replace").splitlines():
+                tell(line)
+            return bool(said)
+        return True

@@ -1,0 +1,192 @@
+"""Metrics: every metric's path and meaning, and the metrics that follow from others.
+
+`metric_logger.py` gives each number its path and adds `derived`; trackers and ``agl runs show`` order metrics as they stand
+here. Pure: knows no store and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+
+from agentlightning.types import JSON
+
+METRICS: Mapping[str, str] = {
+    "train/reward_mean": "mean reward of the step's training rollouts",
+    "train/reward_std": "standard deviation of the reward over these rollouts",
+    "rewards/NAME/mean": "mean of the reward of that name, where rollouts have several",
+    "train/groups_with_signal": "share of groups whose rewards differ: the others have nothing to compare",
+    "train/solved_groups": "share of groups in which every rollout has the step's highest reward",
+    "train/unsolved_groups": "share of groups in which every rollout has the step's lowest reward",
+    "train/zero_variance": "share of rollouts from which nothing could be learned",
+    "train/loss": "loss, mean over the step's updates",
+    "train/nll": "negative log-probability of the trained tokens, nats per token",
+    "train/grad_norm": "norm of the gradient before clipping, mean over the updates",
+    "train/learning_rate": "learning rate of the step",
+    "train/updates": "optimizer updates of the step",
+    "train/margin": "how much more the policy prefers the chosen completion than the reference does, times beta, in nats",
+    "train/accuracy": "share of pairs with a margin above 0",
+    "train/kl_baseline": "KTO's estimate of the divergence from the reference",
+    "train/examples": "examples of the step",
+    "train/epoch": "passes over the examples so far",
+    "train/tokens_sampled": "sampled tokens of the usable rollouts",
+    "train/tokens_trained": "those of them that were in an update",
+    "train/trained_token_share": "train/tokens_trained / train/tokens_sampled",
+    "train/sequences": "rows that the engine trained on",
+    "eval/greedy/reward_mean": "mean reward over the held-out tasks, greedy",
+    "eval/sampled/reward_mean": "the same at temperature 1",
+    "eval/greedy/tasks": "held-out tasks that evaluation rests on",
+    "eval/greedy/reward_stderr": "standard error of that mean; chance moves it by twice as much",
+    "eval/sampled/tasks": "as eval/greedy/tasks, at temperature 1",
+    "eval/sampled/reward_stderr": "as eval/greedy/reward_stderr, at temperature 1",
+    "eval/greedy/share_above_min": "share of held-out tasks with more than the lowest reward among them",
+    "eval/greedy/share_below_max": "share of held-out tasks with less than the highest reward among them",
+    "eval/greedy/turns": "calls per rollout in that evaluation",
+    "eval/greedy/failed": "rollouts of that evaluation that failed; each counts as reward 0",
+    "eval/sampled/share_above_min": "as eval/greedy/share_above_min, at temperature 1",
+    "eval/sampled/share_below_max": "as eval/greedy/share_below_max, at temperature 1",
+    "eval/sampled/turns": "as eval/greedy/turns, at temperature 1",
+    "eval/sampled/failed": "as eval/greedy/failed, at temperature 1",
+    "eval/loss": "loss of the recorded examples that are held out",
+    "eval/margin": "their margin",
+    "eval/accuracy": "their accuracy",
+    "policy/entropy": "entropy of the policy at the trained tokens, nats per token",
+    "policy/kl": "divergence between sampler and policy during the updates (k3, nats per token)",
+    "policy/sampler_gap": "policy/kl before the step's first update: the difference between sampler and learner themselves",
+    "policy/ratio_max": "largest distance of any token's ratio from 1",
+    "policy/clip_share": "share of tokens whose ratio was clipped",
+    "policy/masked_share": "share of tokens that a mask left out",
+    "policy/importance_weight": "mean importance weight",
+    "policy/ref_kl": "divergence from the reference, nats per token",
+    "critic/loss": "loss of the critic",
+    "critic/grad_norm": "norm of the critic's gradient before clipping",
+    "critic/value_mean": "mean of the critic's values",
+    "critic/explained_variance": "share of the returns' variance that the critic explains",
+    "rollout/count": "rollouts that the step consumed",
+    "rollout/turns": "calls of the policy per rollout",
+    "rollout/calls": "recorded calls of these rollouts",
+    "rollout/forked_calls": "calls whose prompt could not continue the tokens of an earlier one",
+    "rollout/forked_share": "rollout/forked_calls / rollout/calls",
+    "rollout/failed": "rollouts whose attempts all failed",
+    "rollout/invalid": "rollouts without a reward or a call of the policy",
+    "rollout/broken_spans": "spans of these rollouts that were repaired or lost; by cause: rollout/broken_spans/CAUSE",
+    "rollout/unrewarded": "rollouts dropped because a reward is missing or not finite",
+    "rollout/filled": "rollouts whose reward was filled in",
+    "rollout/incomplete_groups": "groups with fewer than group_size usable rollouts",
+    "rollout/staleness_mean": "training steps between sampling and learning, mean over the rollouts",
+    "rollout/staleness_max": "the largest of them",
+    "rollout/mixed_versions": "share of rollouts that were sampled by more than one version",
+    "rollout/stale": "rollouts that were too old to learn from",
+    "rollout/overprovisioned": "rollouts that were cancelled because the step had enough",
+    "rollout/resampled_groups": "groups sampled in place of groups without a signal",
+    "judge/requests": "requests to the judge",
+    "judge/cached": "replies that an earlier try of the step had stored",
+    "judge/unusable": "groups for which the judge gave no usable answer",
+    "judge/prompt_tokens": "tokens that the judge read",
+    "judge/sampled_tokens": "tokens that the judge wrote",
+    "air/agreement": "correlation of AIR's rewards with the final reward, within groups",
+    "air/turned": "share of calls whose advantage has another sign with AIR's rewards than without",
+    "air/moved": "how far AIR's rewards move advantages, over the advantages' size",
+    "time/tokens_per_s": "train/tokens_sampled / time/step_s",
+    "time/step_s": "wall time of the step, without evaluations and checkpoints",
+    "time/collect_s": "waiting for rollouts",
+    "time/prepare_s": "reading the rollouts and planning the updates",
+    "time/update_s": "updates",
+    "time/publish_s": "publishing the new weights",
+    "time/collect_share": "time/collect_s / time/step_s",
+    "time/prepare_share": "time/prepare_s / time/step_s",
+    "time/update_share": "time/update_s / time/step_s",
+    "time/publish_share": "time/publish_s / time/step_s",
+    "time/eval_loss_s": "wall time of the held-out loss",
+    "time/eval_greedy_s": "wall time of the greedy evaluation",
+    "time/eval_sampled_s": "wall time of the evaluation at temperature 1",
+}
+"""Meanings by path; air/RULE/reward_mean, air/RULE/share and rollout/broken_spans/CAUSE belong to their groups."""
+
+SHORT: Mapping[str, str] = {
+    path.partition("/")[2]: path for path in METRICS if path.startswith(("train/", "policy/", "rollout/"))
+} | {
+    "rollouts": "rollout/count",
+    "importance": "policy/importance_weight",
+    "baseline": "train/kl_baseline",
+    "value_loss": "critic/loss",
+    "value_grad_norm": "critic/grad_norm",
+    "value_mean": "critic/value_mean",
+    "explained_variance": "critic/explained_variance",
+}
+"""Paths by the names that engines and algorithms, which know of no groups, give their numbers."""
+
+NOT_NUMBERS = frozenset({"step", "kind", "time"})
+"""Fields of a row of metrics.jsonl that are no metrics."""
+
+_POLICY = re.compile(r"policies/[^/]+/")
+
+
+def path_of(name: str, policy: str = "") -> str:
+    """The path of a number; of one of several policies with the policy's alias before it.
+
+    >>> path_of("loss"), path_of("time/step_s"), path_of("loss", "white")
+    ('train/loss', 'time/step_s', 'policies/white/train/loss')
+    """
+    path = SHORT.get(name, name)
+    return f"policies/{policy}/{path}" if policy else path
+
+
+def derived(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Shares and rates that follow from the metrics of a step; only those whose parts are there.
+
+    >>> derived({"train/tokens_sampled": 40.0, "time/update_s": 1.0, "time/step_s": 4.0})
+    {'time/tokens_per_s': 10.0, 'time/update_share': 0.25}
+    """
+    found = {}
+    for policy in sorted({policy_of(path) for path in metrics}):
+        for path, part, whole in (
+            ("train/trained_token_share", "train/tokens_trained", "train/tokens_sampled"),
+            ("rollout/forked_share", "rollout/forked_calls", "rollout/calls"),
+            ("time/tokens_per_s", "train/tokens_sampled", "time/step_s"),
+        ):
+            if policy + part in metrics and policy + whole in metrics:
+                found[policy + path] = metrics[policy + part] / max(1e-9, metrics[policy + whole])
+    if "time/step_s" in metrics:
+        for path in sorted(metrics):
+            if path.startswith("time/") and path.endswith("_s") and path != "time/step_s":
+                found[f"{path.removesuffix('_s')}_share"] = metrics[path] / max(1e-9, metrics["time/step_s"])
+    return found
+
+
+def policy_of(path: str) -> str:
+    """The beginning of the path that names the policy; "" where the run trains one.
+
+    >>> policy_of("policies/white/policy/entropy"), policy_of("policy/entropy")
+    ('policies/white/', '')
+    """
+    found = _POLICY.match(path)
+    return found.group() if found else ""
+
+
+def group_of(path: str) -> str:
+    """The group of a metric, whichever policy it is about: "other" for one that is not in METRICS' groups."""
+    group = path[len(policy_of(path)) :].partition("/")[0]
+    return group if any(known.startswith(f"{group}/") for known in METRICS) else "other"
+
+
+def in_order(paths: Iterable[str]) -> list[str]:
+    """Paths in the order of METRICS, others after those of their group; the same metric of several policies by alias."""
+    places = {path: place for place, path in enumerate(METRICS)}
+    last = {path.partition("/")[0]: place for path, place in places.items()}
+
+    def place(path: str) -> int:
+        own = path[len(policy_of(path)) :]
+        return places.get(own, last.get(own.partition("/")[0], len(places)))
+
+    return sorted(paths, key=lambda path: (place(path), path))
+
+
+def numbers(row: JSON) -> dict[str, float]:
+    """The finite numbers of a row of metrics.jsonl."""
+    return {
+        name: float(value)
+        for name, value in row.items()
+        if name not in NOT_NUMBERS and isinstance(value, int | float) and math.isfinite(value)
+    }

@@ -1,0 +1,307 @@
+"""Trackers by name: TensorBoard, Weights & Biases, MLflow, trackio; and the process that feeds one of them.
+
+    python -m agentlightning.trainer.monitor.trackers --folder runs/ID --tracker NAME --report FD
+
+`trainer.watch` starts one process for each tracker of a run. It reads metrics.jsonl, sends each row once, and lists what it
+has sent, so that a resumed run goes on where the tracker was. A step that a crash undid is executed again from the same
+rollouts and weights and gives the same numbers: the tracker keeps the first. Trackers are imported here alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import importlib.util
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from agentlightning.config import run_record
+from agentlightning.errors import MissingExtraError
+from agentlightning.trainer.checkpoint import RESUMED, RunFolder
+from agentlightning.trainer.monitor.metrics import in_order, numbers
+from agentlightning.types import JSON
+
+PROJECT = "agentlightning"
+"""Name of the project or experiment, where the tracker's own variable names none."""
+ORPHAN_TIMEOUT_S = 60
+"""Seconds that a tracker whose trainer is gone may take to send what is left."""
+MAX_PARAMS = 100
+"""Parameters that MLflow takes at a time."""
+PACKAGES: Mapping[str, str] = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+}
+"""The package that each tracker imports; the extra has the tracker's name."""
+
+
+class Tracker(Protocol):
+    """Sends metrics to one tracker. Whatever it raises is reported once, and it is opened again with the next row."""
+
+    def log(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        """Numbers of a step by tracker's names, with the time in seconds since the epoch; on disk or on their way when it
+        returns."""
+        ...
+
+    def close(self, state: str) -> None:
+        """The run is finished, interrupted (to be resumed) or failed."""
+        ...
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """MissingExtraError where the package of one is not installed."""
+    for name in names:
+        if importlib.util.find_spec(PACKAGES[name]) is None:
+            raise MissingExtraError(PACKAGES[name], name)
+
+
+class TensorBoard:
+    """Event files under the run's folder: ``tensorboard --logdir runs`` shows all runs."""
+
+    def __init__(self, folder: RunFolder, settings: Mapping[str, str]) -> None:
+        from tensorboard.summary import Writer
+
+        self._writer = Writer(str(folder.path / "tensorboard"))
+
+    def log(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step, wall_time=time)
+        self._writer.flush()
+
+    def close(self, state: str) -> None:
+        self._writer.close()
+
+
+class WandB:
+    """A run of Weights & Biases with the run's id; WANDB_API_KEY, WANDB_MODE and the like are W&B's own variables."""
+
+    def __init__(self, folder: RunFolder, settings: Mapping[str, str]) -> None:
+        import wandb
+
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            id=folder.run_id,
+            name=folder.run_id,
+            dir=str(folder.path),
+            resume="allow",
+            config=dict(settings),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def log(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self, state: str) -> None:
+        self._run.finish(exit_code=0 if state == "finished" else 1)
+
+
+class MLflow:
+    """A run of MLflow with the tag agl_run: at MLFLOW_TRACKING_URI, else in ``mlflow.db`` beside the runs' folders."""
+
+    STATES: Mapping[str, str] = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+
+    def __init__(self, folder: RunFolder, settings: Mapping[str, str]) -> None:
+        from mlflow import entities
+        from mlflow.tracking import MlflowClient
+
+        root = folder.path.resolve().parent
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        self._metric = entities.Metric
+        self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{root / 'mlflow.db'}")
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        known = self._client.get_experiment_by_name(name)
+        artifacts = None if uri else (root / "mlflow-artifacts").as_uri()
+        experiment = known.experiment_id if known else self._client.create_experiment(name, artifacts)
+        found = self._client.search_runs([experiment], f"tags.agl_run = '{folder.run_id}'", max_results=1)
+        if found:
+            run = found[0]
+            self._client.update_run(run.info.run_id, status="RUNNING")
+        else:
+            run = self._client.create_run(experiment, tags={"agl_run": folder.run_id}, run_name=folder.run_id)
+        self._id: str = run.info.run_id
+        if not run.data.params:
+            params = [entities.Param(key, value[:500]) for key, value in settings.items()]
+            for start in range(0, len(params), MAX_PARAMS):
+                self._client.log_batch(self._id, params=params[start : start + MAX_PARAMS])
+
+    def log(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        self._client.log_batch(
+            self._id, metrics=[self._metric(name, value, int(time * 1000), step) for name, value in values.items()]
+        )
+
+    def close(self, state: str) -> None:
+        self._client.set_terminated(self._id, self.STATES[state])
+
+
+class Trackio:
+    """A run of trackio with the run's id: in trackio's own folder (TRACKIO_DIR), or where its variables say."""
+
+    def __init__(self, folder: RunFolder, settings: Mapping[str, str]) -> None:
+        import trackio
+
+        self._run: Any = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
+            name=folder.run_id,
+            config=dict(settings),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, step: int, time: float, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self, state: str) -> None:
+        self._run.finish()
+
+
+TRACKERS: Mapping[str, Callable[[RunFolder, Mapping[str, str]], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+}
+
+
+@dataclass
+class Outbox:
+    """Rows of metrics.jsonl that a tracker has not got. `sent` lists what it has: a step and a kind a line."""
+
+    rows: Path
+    sent: Path
+    _known: set[tuple[int, str]] = field(default_factory=set)
+    _waiting: list[JSON] = field(default_factory=list)
+    _read: int = 0
+
+    def __post_init__(self) -> None:
+        for line in self.sent.read_text().splitlines() if self.sent.exists() else ():
+            step, _, kind = line.partition(" ")
+            if step.isdigit() and kind:
+                self._known.add((int(step), kind))
+
+    def waiting(self) -> list[JSON]:
+        """The rows to send, oldest first; the last line counts once it is whole."""
+        if self.rows.exists():
+            with self.rows.open("rb") as file:
+                file.seek(self._read)
+                whole = file.read().rpartition(b"\n")[0]
+            self._read += len(whole) + 1 if whole else 0
+            for line in whole.splitlines():
+                self._take(line)
+        return self._waiting
+
+    def send(self, tracker: Tracker) -> None:
+        """Send all that waits, and remember it row by row."""
+        for row in list(self.waiting()):
+            values = numbers(row)
+            tracker.log(row["step"], row["time"], {path: values[path] for path in in_order(values)})
+            with self.sent.open("a") as file:
+                file.write(f"{row['step']} {row['kind']}\n")
+            self._waiting.remove(row)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return  # a full disk or a power cut leaves half a line
+        key = (row["step"], row["kind"])
+        if row["kind"] != RESUMED and key not in self._known:
+            self._known.add(key)
+            self._waiting.append(row)
+
+
+def feed(open_tracker: Callable[[], Tracker], outbox: Outbox, news: Iterable[str], tell: Callable[[str], None]) -> None:
+    """Send rows until the news end: each is empty where there are rows, the last one says how the run ended.
+
+    What fails is told once, and tried again with the next row and at the end.
+    """
+    tracker: Tracker | None = None
+    failing, state = False, "interrupted"
+
+    def attempt() -> None:
+        nonlocal tracker, failing
+        try:
+            if outbox.waiting():
+                tracker = tracker or open_tracker()
+                outbox.send(tracker)
+            failing = False
+        except Exception as error:  # whatever a tracker raises: it must not end
+            traceback.print_exc()
+            if not failing:
+                tell(f"failed ({_in_one_line(error)}); it is tried again with each step, and no number is lost")
+            tracker, failing = None, True
+
+    attempt()
+    for word in news:
+        state = word or state
+        attempt()
+    attempt()  # a trainer that was killed said nothing of its last row
+    if tracker is not None:
+        try:
+            tracker.close(state)
+        except Exception as error:
+            traceback.print_exc()
+            tell(f"could not be closed ({_in_one_line(error)})")
+
+
+def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """A configuration by dotted names, as text.
+
+    >>> flat({"trainer": {"steps": 3, "seed": 0}, "external": {}})
+    {'trainer.steps': '3', 'trainer.seed': '0'}
+    """
+    found: dict[str, str] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{above}{name}.")
+        else:
+            found[f"{above}{name}"] = str(value)
+    return found
+
+
+def _in_one_line(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}".replace("\n", " ")
+    return text if len(text) <= 300 else f"{text[:300]}…"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--tracker", choices=sorted(TRACKERS), required=True)
+    parser.add_argument("--report", type=int, required=True, help="file descriptor for what a person should read")
+    options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # it ends when its trainer says so or is gone
+        signal.signal(number, signal.SIG_IGN)
+    folder = RunFolder(options.folder.parent, options.folder.name)
+    beside = folder.path / "trackers"
+    beside.mkdir(exist_ok=True)
+    held = (beside / f"{options.tracker}.lock").open("ab")
+    fcntl.flock(held, fcntl.LOCK_EX)  # the one of a trainer that was killed may still be sending
+
+    def news() -> Iterable[str]:
+        for line in sys.stdin:
+            yield line.strip()
+        signal.alarm(ORPHAN_TIMEOUT_S)
+
+    def tell(text: str) -> None:
+        with contextlib.suppress(OSError):  # its trainer is gone
+            os.write(options.report, f"tracker {options.tracker} {text}\n".encode())
+
+    settings = flat(run_record(folder.config()))
+    outbox = Outbox(folder.path / "metrics.jsonl", beside / f"{options.tracker}.sent")
+    feed(lambda: TRACKERS[options.tracker](folder, settings), outbox, news(), tell)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""OfflineOffline dataset: the examples of an offline run, chosen once and kept, then read in batches.
+
+The offline loop drives it. `choose` looks at every finished training rollout of the source runs once and writes the chosen
+examples, by rollout ids, to the run's folder before anything is learned; from then on that file counts, whatever happens to
+the source runs, so that a resumed run has the very batches that it had. Rollouts of evaluations are never looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from agentlightning.adapters.preferences import completion_rows
+from agentlightning.adapters.trajectories import named_rewards, trajectories
+from agentlightning.algorithms.offline import Candidate, Example, OfflineAlgorithm
+from agentlightning.algorithms.selection import selection
+from agentlightning.algorithms.supervised import Distill
+from agentlightning.engines.local.models import context_length
+from agentlightning.errors import ConfigError, DataError, NotFoundError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.scan import read_rollouts
+from agentlightning.tracing.agent_names import named_calls
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.data.import_traces import IMPORTED
+from agentlightning.types import Call, Rollout, Trajectory
+
+if TYPE_CHECKING:
+    from agentlightning.rendering.renderer import Renderer
+
+EXAMPLES = "examples.jsonl"
+READ_BATCH = 128
+"""Rollouts whose calls are read from the store at a time: bounds the size of one answer."""
+REASONS_TOLD = 3
+
+
+@dataclass(kw_only=True)
+class OfflineDataset:
+    """The examples of one run, and how they are read."""
+
+    algorithm: OfflineAlgorithm
+    store: LightningStore
+    sources: Sequence[str]
+    """Ids of the runs whose rollouts are learned from, all in `store`."""
+    folder: RunFolder
+    tokenizer: Path
+    """Folder of the model that learns."""
+    longest: int
+    """Most tokens of a row."""
+    note: Callable[[str], None]
+    _renderer: Renderer | None = None
+    _imported: dict[str, bool] = field(default_factory=dict)
+
+    async def examples(self) -> list[Example]:
+        """The run's examples: those that were chosen before, else chosen now. Raises the errors of `choose`."""
+        file = self.folder.path / EXAMPLES
+        if file.exists():
+            return [Example(**orjson.loads(line)) for line in file.read_bytes().splitlines()]
+        chosen = await self.choose()
+        self.folder.write_whole(EXAMPLES, b"".join(orjson.dumps(asdict(example)) + b"\n" for example in chosen))
+        return chosen
+
+    async def choose(self) -> list[Example]:
+        """Look at every rollout and choose.
+
+        NotFoundError where a source run does not exist, ConfigError where it was recorded with another tokenizer or where
+        the settings choose nothing, DataError where it holds nothing that can be learned from.
+        """
+        candidates: list[Candidate] = []
+        left_out: Counter[str] = Counter()
+        for run_id in self.sources:
+            if not await self.store.runs(ids=[run_id]):
+                raise NotFoundError(f"data.from_run: {run_id}: no such run in this store; see: agl runs list")
+            if not self.algorithm.renders:
+                await self._check_tokenizer(run_id)
+            async for part in self._finished(run_id):
+                found, reasons = await self._trajectories(part)
+                left_out.update(reasons.values())
+                tasks = {rollout.id: _task_key(rollout) for rollout in part}
+                candidates += [_candidate(one, tasks[one.rollout_id]) for one in found]
+        if left_out:
+            told = "; ".join(f"{count} × {reason}" for reason, count in left_out.most_common(REASONS_TOLD))
+            self.note(f"{left_out.total()} recorded rollouts cannot be learned from: {told}")
+        if not candidates:
+            raise DataError(
+                f"data.from_run: {', '.join(self.sources)}: no finished training rollout that {self.algorithm.name} can "
+                "learn from; record some with: agl record, or agl train"
+            )
+        return self.algorithm.examples(candidates)
+
+    async def read(self, rollout_ids: Sequence[str]) -> dict[str, Trajectory]:
+        """The trajectories of these rollouts. DataError where one can no longer be learned from: its record is gone."""
+        found = {rollout.id: rollout for rollout in await self.store.rollouts(RolloutQuery(ids=rollout_ids))}
+        kept: list[Trajectory] = []
+        for start in range(0, len(rollout_ids), READ_BATCH):
+            part = [found[one] for one in rollout_ids[start : start + READ_BATCH] if one in found]
+            usable, reasons = await self._trajectories(part)
+            kept += usable
+            if reasons:
+                name, reason = next(iter(reasons.items()))
+                raise DataError(f"rollout {name} can no longer be learned from ({reason}); start the run again")
+        by_id = {one.rollout_id: one for one in kept}
+        if gone := [one for one in rollout_ids if one not in by_id]:
+            raise DataError(f"rollout {gone[0]}: it was deleted from the store; start the run again")
+        return by_id
+
+    def _finished(self, run_id: str) -> AsyncIterator[list[Rollout]]:
+        """The finished training rollouts of a run in the order of their ids."""
+        return read_rollouts(self.store, RolloutQuery(run_id=run_id, mode="train", states=["succeeded"]))
+
+    async def _trajectories(self, rollouts: Sequence[Rollout]) -> tuple[list[Trajectory], dict[str, str]]:
+        """Those that can be learned from, and the reason of each that cannot."""
+        ids = [rollout.id for rollout in rollouts]
+        calls = await named_calls(self.store, await self.store.calls(ids))
+        rewards = await self.store.rewards(ids)
+        if self.algorithm.reward is not None:
+            named = named_rewards(rewards, self.algorithm.reward)
+            rollouts = [replace(one, reward=named.get((one.id, one.attempt))) for one in rollouts]
+        chosen = {policy: selection(policy, self.algorithm.agents) for policy in {call.policy for call in calls}}
+        selected = {call.id for call in calls if chosen[call.policy](call)}
+        as_text = [one for one in rollouts if self.algorithm.renders or await self._is_imported(one.run_id)]
+        found, reasons = self._rendered(as_text, calls, selected)
+        as_tokens = [one for one in rollouts if one not in as_text]
+        if as_tokens:
+            sampled, more = trajectories(as_tokens, calls, rewards, keep_unrewarded=True)
+            found, reasons = [*found, *self._own(sampled, selected, more)], reasons | more
+        kept = []
+        for one in found:
+            longest = max(len(row.tokens) for row in completion_rows(one, merged=self.algorithm.merge))
+            if longest <= self.longest:
+                kept.append(one)
+            else:
+                reasons[one.rollout_id] = f"a row has more than {self.longest} tokens"
+        return kept, reasons
+
+    def _own(self, found: Sequence[Trajectory], selected: set[str], reasons: dict[str, str]) -> list[Trajectory]:
+        """With the calls of the chosen agents alone; what has none gets its reason."""
+        kept = []
+        for one in found:
+            own = [transition for transition in one.transitions if transition.call_id in selected]
+            if own:
+                kept.append(replace(one, transitions=own))
+            else:
+                reasons[one.rollout_id] = f"no call is of {', '.join(self.algorithm.agents or ())}"
+        return kept
+
+    def _rendered(
+        self, rollouts: Sequence[Rollout], calls: Sequence[Call], selected: set[str]
+    ) -> tuple[list[Trajectory], dict[str, str]]:
+        from agentlightning.adapters.rendered import rendered
+        from agentlightning.rendering.renderer import Renderer
+
+        if self._renderer is None and rollouts:
+            self._renderer = Renderer(self.tokenizer)
+        algorithm = self.algorithm
+
+        def taught(call: Call) -> bool:
+            teaches = not isinstance(algorithm, Distill) or algorithm.teaches(call.policy, call.model)
+            return call.id in selected and teaches
+
+        kept, reasons = [], {}
+        for rollout in rollouts:
+            own = [call for call in calls if call.rollout_id == rollout.id]
+            assert self._renderer is not None
+            found = rendered(rollout, own, self._renderer, taught)
+            if isinstance(found, str):
+                reasons[rollout.id] = found
+            else:
+                kept.append(found)
+        return kept, reasons
+
+    async def _is_imported(self, run_id: str) -> bool:
+        """True where the run was made of traces: its calls have text and no tokens, and every algorithm renders them."""
+        if run_id not in self._imported:
+            runs = await self.store.runs(ids=[run_id])
+            self._imported[run_id] = bool(runs) and IMPORTED in runs[0].config
+        return self._imported[run_id]
+
+    async def _check_tokenizer(self, run_id: str) -> None:
+        """OfflineAlgorithm ids mean nothing to a model with another tokenizer."""
+        ours = _vocabulary(self.tokenizer)
+        for policy in await self.store.resources(run_id):
+            folder = policy.value.get("tokenizer") if policy.kind == "policy" else None
+            theirs = None if folder is None else _vocabulary(Path(folder))
+            if ours is None or theirs is None:
+                self.note(f"{run_id}: cannot check that it was recorded with the tokenizer of this model")
+            elif ours != theirs:
+                raise ConfigError(
+                    f"data.from_run: {run_id} was recorded with another tokenizer than that of {self.tokenizer}; only the "
+                    "algorithm 'distill' renders its messages anew"
+                )
+
+
+def max_row_tokens(model: Path, longest: int | None) -> int:
+    """Most tokens of a row: what the model's context holds, or fewer. ConfigError where the setting asks for more."""
+    table: dict[str, Any] = orjson.loads((model / "config.json").read_bytes())
+    table = table.get("text_config") or table
+    context = context_length(type("ModelConfig", (), table))
+    if longest is not None and longest > context:
+        raise ConfigError(f"algorithm.longest: the model's context holds {context} tokens, got {longest}")
+    return longest or context
+
+
+def _candidate(trajectory: Trajectory, task: str) -> Candidate:
+    written = [transition.sampled_ids for transition in trajectory.transitions]
+    return Candidate(
+        rollout_id=trajectory.rollout_id,
+        task=task,
+        reward=None if math.isnan(trajectory.reward) else trajectory.reward,
+        answer=_digest(orjson.dumps(written)),
+    )
+
+
+def _task_key(rollout: Rollout) -> str:
+    return _digest(orjson.dumps(rollout.task, option=orjson.OPT_SORT_KEYS))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _vocabulary(folder: Path) -> Any:
+    """The tokenizer's tables that decide a text's ids; None where the folder has none."""
+    try:
+        table = orjson.loads((folder / "tokenizer.json").read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    added = {token["content"]: token["id"] for token in table.get("added_tokens") or []}
+    return table.get("model", {}).get("vocab"), added  # merges are written in two ways that mean the same

@@ -1,0 +1,116 @@
+"""Credit inputs: data that a credit rule needs besides the step's groups, earlier steps from the store or a judge's scores.
+
+The training loop drives it before the algorithm plans. Everything it gathers is recorded, in the store or as the
+judge's replies in the run's folder, so that a step that is executed again gathers the same and pays nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from agentlightning.adapters.trajectories import trajectories
+from agentlightning.algorithms.credit import Evidence, find_rule
+from agentlightning.algorithms.credit.judge import judge_groups
+from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.errors import ConfigError
+from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.types import Call, Reward, Rollout, Trajectory
+
+TIMEOUT_S = 300.0
+READ_BATCH = 512
+
+
+@dataclass(kw_only=True)
+class CreditInputReader:
+    """Gathers evidence for one run."""
+
+    algorithm: LightningRL
+    store: LightningStore
+    run_id: str
+    folder: Path
+    """Folder of the judge's replies."""
+    transport: httpx.AsyncBaseTransport | None = None
+
+    async def gather(self, step: int, groups: Sequence[Sequence[Trajectory]]) -> tuple[Evidence, dict[str, float]]:
+        """The evidence for `step`, and what it cost."""
+        rule = find_rule(str(self.algorithm.credit))
+        settings = rule.settings(self.algorithm.credit_settings or {})
+        history = await self._history(step, settings["history"]) if "history" in rule.needs else []
+        if "scores" not in rule.needs:
+            return Evidence(history=history), {}
+        async with httpx.AsyncClient(timeout=TIMEOUT_S, transport=self.transport) as client:
+            judged = await judge_groups(
+                groups,
+                ChatEndpoint(client, settings["url"], bearer(settings["key_env"])),
+                _Replies(self.folder),
+                model=settings["model"],
+                instructions=settings["instructions"],
+                attempts=settings["attempts"],
+            )
+        return Evidence(history=history, scores=judged.scores), judged.stats
+
+    async def _history(self, step: int, steps: int) -> list[list[Trajectory]]:
+        """Groups of the latest `steps` steps before this one that were learned from, oldest first."""
+        if not steps:
+            return []
+        known = await self.store.steps(self.run_id)
+        earlier = {one.step: one for one in known if one.state == "closed" and one.step < step}
+        groups: list[list[Trajectory]] = []
+        for number in sorted(earlier)[-steps:]:
+            groups += await self._groups([consumed.rollout_id for consumed in earlier[number].consumed])
+        return groups
+
+    async def _groups(self, ids: Sequence[str]) -> list[list[Trajectory]]:
+        found: dict[str, Rollout] = {}
+        calls: list[Call] = []
+        rewards: list[Reward] = []
+        for start in range(0, len(ids), READ_BATCH):
+            part = ids[start : start + READ_BATCH]
+            found |= {rollout.id: rollout for rollout in await self.store.rollouts(RolloutQuery(ids=part))}
+            calls += await self.store.calls(part)
+            rewards += await self.store.rewards(part)
+        kept, _ = trajectories([found[key] for key in ids], calls, rewards, keep_unrewarded=True)
+        by_group: defaultdict[str, list[Trajectory]] = defaultdict(list)
+        for trajectory in kept:
+            by_group[trajectory.group_id].append(trajectory)
+        return list(by_group.values())
+
+
+def check_credit_inputs(algorithm: LightningRL) -> None:
+    """ConfigError where the credit rule needs what this process cannot give."""
+    rule = find_rule(str(algorithm.credit))
+    if "scores" not in rule.needs:
+        return
+    settings = rule.settings(algorithm.credit_settings or {})
+    if settings["url"] is None:
+        raise ConfigError(
+            "algorithm.credit_settings.url: is required with credit = 'judge': https://HOST/v1 of the judge"
+        )
+    if settings["key_env"] is not None and not os.environ.get(settings["key_env"]):
+        raise ConfigError(f"algorithm.credit_settings.key_env: the variable {settings['key_env']} is not set")
+
+
+@dataclass(frozen=True)
+class _Replies:
+    """A file a reply, written whole or not at all."""
+
+    folder: Path
+
+    async def get(self, key: str) -> str | None:
+        try:
+            return (self.folder / key).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    async def put(self, key: str, text: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f".{key}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self.folder / key)

@@ -1,0 +1,195 @@
+"""The reinforcement-learning loop: collect, update, publish, evaluate, checkpoint; and resume at any line of it.
+
+`trainer.py` hands it everything it uses. What makes it safe to kill: rollouts are enqueued under names that depend on their
+groups' numbers alone, a step's ordered list is written before its updates, and a checkpoint is recorded after its files are
+whole. After a crash the loop goes back to the last checkpoint, executes the later steps again from their stored lists
+(nothing is sampled again), and goes on. With trainer.max_staleness above 0 agents run during the updates (`scheduler.py`):
+what they sample, and with which weights, then depends on time; what a step learned from stands in its list all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from agentlightning.engines.base import Metrics
+from agentlightning.store.base import RolloutQuery
+from agentlightning.trainer.policies import TrainedPolicy
+from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories
+from agentlightning.trainer.rl.scheduler import GroupScheduler, StepBatch
+from agentlightning.trainer.rl.staleness import PublishedVersions, Staleness
+from agentlightning.trainer.rl.step_planner import StepPlan, StepPlanner
+from agentlightning.trainer.training_loop import TrainingLoop
+from agentlightning.types import JSON, Consumed, Outcome, Resource, Rollout, Sampling, Step
+
+MAX_RESAMPLING = 10
+"""Times tasks_per_step groups after which a step goes on with the groups that it has, as in DAPO's recipe."""
+DISCARDED: frozenset[str] = frozenset({"stale", "overprovisioned"})
+"""Outcomes of rollouts that a step consumes without learning from them."""
+
+
+@dataclass(kw_only=True)
+class RLLoop(TrainingLoop):
+    """The loop of a run that learns from rollouts of its own."""
+
+    policies: Mapping[str, TrainedPolicy]
+    """By alias; at least one, and all with groups of one size."""
+    train: Sequence[JSON]
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Time of the current step, by phase."""
+    versions: PublishedVersions = field(default_factory=PublishedVersions)
+    scheduler: GroupScheduler = field(init=False)
+    planner: StepPlanner = field(init=False)
+    _stored: dict[int, Step] = field(default_factory=dict)
+    """Steps to execute again from their lists, by number."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        model = self.config.model
+        self.planner = StepPlanner(
+            policies=self.policies,
+            run_id=self.run_id,
+            folder=self.folder.path,
+            store=self.store,
+            engine=self.engine,
+            progress=self.progress,
+            learning_rate=self.config.trainer.learning_rate,
+        )
+        self.scheduler = GroupScheduler(
+            store=self.store,
+            collector=self.collector,
+            run_id=self.run_id,
+            tasks=self.train,
+            group_size=next(iter(self.policies.values())).algorithm.group_size,
+            trainer=self.config.trainer,
+            sampling=Sampling(temperature=model.temperature, max_tokens=model.max_tokens),
+            retry=self.retry(),
+        )
+
+    @property
+    def policy_values(self) -> Mapping[str, JSON]:
+        return {alias: trained.value for alias, trained in self.policies.items()}
+
+    async def prepare(self) -> None:
+        self.scheduler.forget()
+        if self.config.trainer.max_staleness:
+            alias = next(iter(self.policies))
+            self.versions.record(await self.store.resources(self.run_id, alias, latest=False))
+
+    async def begin(self) -> int:
+        await self.publish(step=0, parent=None)
+        await self.evaluate(0)
+        if self.val and self.config.eval.sampled:
+            await self.evaluate_agent(0, "sampled")
+        await self.save_checkpoint(0)
+        return 0
+
+    async def go_back(self, step: int, again: Sequence[Step]) -> int:
+        await self.publish(step, parent=self.version)
+        self._stored = {one.step: one for one in again}
+        return step
+
+    async def evaluate(self, step: int) -> None:
+        if self.val:
+            await self.evaluate_agent(step, "greedy")
+
+    async def success_by_policy(self, name: str, rollouts: Sequence[Rollout]) -> Metrics:
+        return await self.planner.success(name, rollouts)
+
+    async def publish(self, step: int, parent: int | None) -> list[Resource]:
+        resources = await super().publish(step, parent)
+        self.versions.record(resources[:1])
+        return resources
+
+    async def train_step(self, step: int) -> Metrics:
+        self.seconds.clear()
+        stored = self._stored.pop(step, None)
+        plan = await (self._collect(step) if stored is None else self._again(stored))
+        with self._timed("update"):
+            updates = await self.planner.update(plan, self.learning_rate(step))
+        with self._timed("publish"):
+            await self.publish(step, self.version)
+            await self.store.close_step(self.run_id, step, self.version)
+        return plan.metrics | updates | {f"time/{phase}_s": value for phase, value in self.seconds.items()}
+
+    async def _collect(self, step: int) -> StepPlan:
+        """Collects until the step has what it needs, and writes its list before the first update."""
+        staleness = self._staleness(step, self.config.trainer.max_staleness)
+        on_progress = partial(self.progress.phase, "collect")
+        groups = self.config.trainer.tasks_per_step
+        loaded = self.planner.load()
+        with self._timed("collect"):
+            batch = await self.scheduler.take(step, staleness, on_progress)
+        plan, wanted = await self._add(step, loaded, batch, groups, staleness)
+        resampled = 0
+        while wanted and resampled < (MAX_RESAMPLING - 1) * groups:
+            resampled += wanted
+            with self._timed("collect"):
+                more = await self.scheduler.more(wanted, staleness, on_progress)
+            _, wanted = await self._add(step, loaded, more, wanted, staleness)
+            batch.extend(more)
+        if resampled:
+            with self._timed("prepare"):
+                plan = await self.planner.plan(step, loaded, staleness)
+            plan.metrics["resampled_groups"] = float(resampled)
+        if wanted:
+            self.progress.note(
+                f"step {step}: {wanted} groups have no signal, nor had {resampled} sampled in their place"
+            )
+        await self.scheduler.leave(batch, step)
+        outcomes = {
+            rollout.id: plan.outcomes.get(rollout.id, "invalid") for rollout in batch.rollouts
+        } | batch.discarded
+        with self._timed("prepare"):
+            await self.store.open_step(
+                self.run_id, step, [Consumed(rollout_id=key, outcome=value) for key, value in outcomes.items()]
+            )
+        return _with_counts(plan, outcomes.values())
+
+    async def _add(
+        self, step: int, loaded: LoadedTrajectories, batch: StepBatch, wanted: int, staleness: Staleness | None
+    ) -> tuple[StepPlan, int]:
+        """Plans what was collected last, and counts the groups that are still wanted: those that are too stale throughout,
+        and with dynamic sampling those without a signal."""
+        ids = {rollout.group_id for rollout in batch.rollouts}
+        with self._timed("prepare"):
+            await loaded.add(batch.rollouts)
+            plan = await self.planner.plan(step, loaded, staleness, ids)
+        fresh = {rollout.group_id for rollout in batch.rollouts if plan.outcomes.get(rollout.id) != "stale"}
+        useful = batch.groups - len(ids - fresh) - len(plan.resample)
+        return plan, max(0, wanted - useful)
+
+    async def _again(self, step: Step) -> StepPlan:
+        """The plan of a step's stored list."""
+        self.progress.note(f"executing step {step.step} again from its {len(step.consumed)} stored rollouts")
+        ids = [one.rollout_id for one in step.consumed if one.outcome not in DISCARDED]
+        found = {rollout.id: rollout for rollout in await self.store.rollouts(RolloutQuery(ids=ids))}
+        staleness = self._staleness(step.step, math.inf)  # what was too stale is not among them
+        loaded = self.planner.load()
+        with self._timed("prepare"):
+            await loaded.add([found[rollout_id] for rollout_id in ids])
+            plan = await self.planner.plan(step.step, loaded, staleness)
+        return _with_counts(plan, [one.outcome for one in step.consumed])
+
+    def _staleness(self, step: int, bound: float) -> Staleness | None:
+        if self.config.trainer.max_staleness == 0:
+            return None
+        return Staleness(versions=self.versions, step=step, bound=bound)
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - started
+
+
+def _with_counts(plan: StepPlan, outcomes: Iterable[Outcome]) -> StepPlan:
+    """The plan, with the counts of discarded rollouts; nothing where there are none."""
+    counts = Counter(outcome for outcome in outcomes if outcome in DISCARDED)
+    plan.metrics.update({outcome: float(count) for outcome, count in counts.items()})
+    return plan

@@ -1,0 +1,87 @@
+"""Staleness: how many training steps lie between the weights that sampled a rollout and those that it is to update.
+
+The training loop keeps the `PublishedVersions`; a step asks which of its rollouts are too old. A rollout is as old as its
+oldest token: where weights are exchanged while it runs, it has tokens of several versions. Versions are never compared with
+each other: after a crash the same step is published again under a later number.
+"""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from agentlightning.types import Resource, Trajectory
+
+
+@dataclass(slots=True)
+class PublishedVersions:
+    """The training step that made each policy version, and the time since which it is served. A few numbers per step."""
+
+    _steps: dict[int, int] = field(default_factory=dict)
+    _since_ns: list[int] = field(default_factory=list)
+    _since_step: list[int] = field(default_factory=list)
+
+    def record(self, published: Iterable[Resource]) -> None:
+        """Versions in the order in which they were published."""
+        for resource in published:
+            if resource.version not in self._steps:
+                self._steps[resource.version] = resource.step
+                self._since_ns.append(resource.created_ns)
+                self._since_step.append(resource.step)
+
+    def step_of(self, version: int) -> int:
+        """The step that made a version; 0 for one that nobody published: the weights that a sampler starts with."""
+        return self._steps.get(version, 0)
+
+    def step_at(self, time_ns: int) -> int:
+        """The step whose weights were served at a time; 0 before the first."""
+        place = bisect_right(self._since_ns, time_ns)
+        return self._since_step[place - 1] if place else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """The bound of one training step: it learns from weights of `step - 1` and of up to `bound` steps before."""
+
+    versions: PublishedVersions
+    step: int
+    bound: float
+
+    def of(self, trajectory: Trajectory) -> int:
+        """Steps between the weights of its oldest token and those that it updates; 0 where it has no token.
+
+        In step 5, which updates the weights of step 4, a rollout that began under the weights of step 2 has staleness 2.
+        """
+        versions = {span.version for transition in trajectory.transitions for span in transition.versions}
+        return max((self.step - 1 - self.versions.step_of(version) for version in versions), default=0)
+
+    def began_too_early(self, time_ns: int) -> bool:
+        """True where a rollout that samples since then can only be too stale."""
+        return self.step - 1 - self.versions.step_at(time_ns) > self.bound
+
+    def sort(
+        self, groups: Sequence[Sequence[Trajectory]]
+    ) -> tuple[list[list[Trajectory]], list[str], dict[str, float]]:
+        """The groups without what is too stale, the ids of that, and the metrics staleness_mean, staleness_max,
+        mixed_versions (share of rollouts with tokens of several versions) and stale (rollouts left out)."""
+        ages = {one.rollout_id: self.of(one) for group in groups for one in group}
+        stale = [rollout_id for rollout_id, age in ages.items() if age > self.bound]
+        fresh = [[one for one in group if ages[one.rollout_id] <= self.bound] for group in groups]
+        kept = [age for age in ages.values() if age <= self.bound]
+        mixed = [_versions(one) > 1 for group in fresh for one in group]
+        return (
+            [group for group in fresh if group],
+            stale,
+            {
+                "staleness_mean": statistics.fmean(kept) if kept else 0.0,
+                "staleness_max": float(max(kept, default=0)),
+                "mixed_versions": statistics.fmean(mixed) if mixed else 0.0,
+                "stale": float(len(stale)),
+            },
+        )
+
+
+def _versions(trajectory: Trajectory) -> int:
+    return len({span.version for transition in trajectory.transitions for span in transition.versions})

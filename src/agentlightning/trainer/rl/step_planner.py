@@ -1,0 +1,225 @@
+"""Step planner: what the policies of a run learn from a training step's rollouts.
+
+The training loop drives it: `load`, `plan`, then `update`. Each policy sees the whole rollouts and learns from its own
+calls, by its own algorithm. With several policies, metrics of one stand under ``policies/ALIAS/`` beside those of all. The
+same rollouts, step and weights give the same plans, so a step can be executed again after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentlightning.adapters.trajectories import final_rewards
+from agentlightning.algorithms.lightning_rl import UpdatePlan
+from agentlightning.algorithms.rewards import without_air
+from agentlightning.algorithms.selection import own_groups, selection
+from agentlightning.engines.base import Engine, Metrics
+from agentlightning.errors import NoCallsError
+from agentlightning.store.base import LightningStore
+from agentlightning.trainer.monitor.metrics import path_of
+from agentlightning.trainer.policies import TrainedPolicy
+from agentlightning.trainer.progress import Progress
+from agentlightning.trainer.rl.air_metrics import air_effect
+from agentlightning.trainer.rl.credit_inputs import CreditInputReader
+from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories, seen_by
+from agentlightning.trainer.rl.policy_update import critic_values, update_policy
+from agentlightning.trainer.rl.staleness import Staleness
+from agentlightning.types import Outcome, Reward, Rollout, Trajectory
+
+_STALE: Outcome = "stale"
+SUMS = ("tokens_sampled", "tokens_trained", "sequences")
+"""Metrics that mean something as the sum over all policies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """The updates of a training step."""
+
+    plans: Mapping[str, UpdatePlan]
+    """By policy."""
+    metrics: Metrics
+    """Of the rollouts and of the plans."""
+    outcomes: dict[str, Outcome]
+    """By rollout that has a trajectory."""
+    resample: list[str]
+    """Groups without a signal, where the algorithms want others sampled in their place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlanner:
+    """Plans and executes the updates of a run's policies."""
+
+    policies: Mapping[str, TrainedPolicy]
+    """By alias; at least one."""
+    run_id: str
+    folder: Path
+    store: LightningStore
+    engine: Engine
+    progress: Progress
+    learning_rate: float
+    """Of a policy that has no rate of its own, at its full height."""
+
+    def load(self) -> LoadedTrajectories:
+        """The trajectories of a step, to which its rollouts are added."""
+        one = next(iter(self.policies.values())).config
+        return LoadedTrajectories(
+            store=self.store,
+            selections={alias: selection(alias, own.algorithm.agents) for alias, own in self.policies.items()},
+            on_failure=one.agent.on_failure,
+            progress=self.progress,
+            air_rules=one.air.rules,
+        )
+
+    async def plan(
+        self,
+        step: int,
+        loaded: LoadedTrajectories,
+        staleness: Staleness | None = None,
+        only: Collection[str] | None = None,
+    ) -> StepPlan:
+        """The plan for these trajectories, those that are not too stale; with `only`, for the groups of these ids alone.
+
+        NoCallsError where none has a call that a policy learns from.
+        """
+        self._check_selected(loaded)
+        groups = [group for name, group in loaded.groups.items() if only is None or name in only]
+        metrics = loaded.metrics()
+        stale: list[str] = []
+        if staleness is not None:
+            groups, stale, ages = staleness.sort(groups)
+            metrics |= ages
+        plans: dict[str, UpdatePlan] = {}
+        for alias in self.policies:
+            plans[alias], found = await self.plan_policy(alias, step, seen_by(groups, loaded.selected[alias]))
+            metrics |= self._named(alias, found | plans[alias].stats)
+        outcomes = joint_outcomes([plan.outcomes for plan in plans.values()]) | dict.fromkeys(stale, _STALE)
+        if len(plans) > 1:
+            metrics |= _over_all(groups, plans)
+        return StepPlan(plans=plans, metrics=metrics, outcomes=outcomes, resample=self._resample(plans))
+
+    async def plan_policy(
+        self, alias: str, step: int, groups: Sequence[Sequence[Trajectory]]
+    ) -> tuple[UpdatePlan, Metrics]:
+        """One policy's updates for these groups, and the metrics of what its credit rule asked for."""
+        config, algorithm = self.policies[alias].config, self.policies[alias].algorithm
+        air = air_effect(algorithm, groups) if config.air.rules else {}
+        if not config.air.counted:
+            groups = without_air(groups)
+        reader = CreditInputReader(
+            algorithm=algorithm, store=self.store, run_id=self.run_id, folder=self.folder / "judge"
+        )
+        inputs, cost = await reader.gather(step, groups)
+        if not config.air.counted:
+            inputs = replace(inputs, history=without_air(inputs.history))
+        values = await critic_values(self.engine, alias, algorithm, own_groups(groups))
+        seed = config.trainer.seed * 1_000_003 + step
+        return algorithm.plan(groups, seed=seed, evidence=inputs, values=values), cost | air
+
+    async def update(self, plan: StepPlan, learning_rate: float) -> Metrics:
+        """Executes the plans, those of several policies side by side; returns means over each one's updates.
+
+        learning_rate: in this step, of a policy that has no rate of its own; the others follow the same schedule.
+        """
+        done = await asyncio.gather(
+            *(
+                update_policy(self.engine, alias, own, plan.plans[alias], self._rate(own, learning_rate), self.progress)
+                for alias, own in self.policies.items()
+            ),
+            return_exceptions=True,  # a learner that is lost must not leave another in the middle of an update
+        )
+        metrics: Metrics = {}
+        for (alias, own), updates in zip(self.policies.items(), done, strict=True):
+            if isinstance(updates, BaseException):
+                raise updates
+            if len(self.policies) > 1:
+                updates = updates | {"learning_rate": self._rate(own, learning_rate)}
+            metrics |= self._named(alias, updates)
+        return metrics
+
+    async def success(self, name: str, rollouts: Sequence[Rollout]) -> Metrics:
+        """Returns the mean reward of each policy that has rewards of its own, over an evaluation; one policy alone has none.
+
+        A policy's success is the mean of its weighted rewards, as `algorithm.reward_weights` says; a reward that is
+        missing counts as 0.
+        """
+        weights = {alias: own.algorithm.reward_weights for alias, own in self.policies.items()}
+        if len(weights) == 1 or not any(weights.values()):
+            return {}
+        attempts = {rollout.id: rollout.attempt for rollout in rollouts if rollout.state == "succeeded"}
+        told: dict[str, list[Reward]] = {rollout_id: [] for rollout_id in attempts}
+        for reward in await self.store.rewards(list(attempts)):
+            if reward.attempt == attempts[reward.rollout_id]:
+                told[reward.rollout_id].append(reward)
+        finals = [final_rewards(rewards) for rewards in told.values()]
+        return {
+            path_of(f"{name}/reward_mean", policy): sum(
+                one.get(key, 0.0) * weight for one in finals for key, weight in own.items()
+            )
+            / len(rollouts)
+            for policy, own in weights.items()
+            if own
+        }
+
+    def _check_selected(self, loaded: LoadedTrajectories) -> None:
+        idle = [policy for policy, calls in loaded.selected.items() if not calls]
+        if not idle or not loaded.groups:
+            return
+        names = ", ".join(sorted(loaded.names)) or "none"
+        wanted = {policy: self.policies[policy].algorithm.agents for policy in idle}
+        which = "; ".join(
+            f"policy {policy!r}" + (f" with agents = {list(agents)}" if agents is not None else "")
+            for policy, agents in wanted.items()
+        )
+        sentence = f"no call of this step is learned from by {which}; agents and models of its calls: {names}"
+        if len(idle) == len(self.policies):
+            raise NoCallsError(sentence)
+        self.progress.note(sentence)
+
+    def _resample(self, plans: Mapping[str, UpdatePlan]) -> list[str]:
+        """The groups without a signal for any policy with dynamic sampling."""
+        asking = [plan.resample for policy, plan in plans.items() if self.policies[policy].algorithm.dynamic_sampling]
+        return [group for group in asking[0] if all(group in others for others in asking)] if asking else []
+
+    def _named(self, policy: str, metrics: Metrics) -> Metrics:
+        several = policy if len(self.policies) > 1 else ""
+        return {path_of(name, several): value for name, value in metrics.items()}
+
+    def _rate(self, own: TrainedPolicy, learning_rate: float) -> float:
+        """The policy's own rate, on the schedule of the run's."""
+        return learning_rate * own.config.trainer.learning_rate / self.learning_rate
+
+
+def joint_outcomes(outcomes: Sequence[Mapping[str, Outcome]]) -> dict[str, Outcome]:
+    """The outcome of each rollout over all policies: the best that any of them has for it.
+
+    >>> joint_outcomes([{"a": "zero_variance", "b": "invalid"}, {"a": "trained", "b": "zero_variance"}])
+    {'a': 'trained', 'b': 'zero_variance'}
+    """
+    joint: dict[str, Outcome] = {}
+    for of_policy in outcomes:
+        for rollout_id, outcome in of_policy.items():
+            known = joint.get(rollout_id)
+            if known is None or _WORTH.index(outcome) > _WORTH.index(known):
+                joint[rollout_id] = outcome
+    return joint
+
+
+_WORTH: tuple[Outcome, ...] = ("invalid", "zero_variance", "trained")
+
+
+def _over_all(groups: Sequence[Sequence[Trajectory]], plans: Mapping[str, UpdatePlan]) -> Metrics:
+    """reward_mean and groups_with_signal of the rollouts' own final rewards, turns of all policies, and sums over them."""
+    rewards = [[one.reward for one in group if math.isfinite(one.reward)] for group in groups]
+    flat = [reward for group in rewards for reward in group]
+    turns = [len(one.transitions) for group in groups for one in group]
+    return {
+        "reward_mean": statistics.fmean(flat) if flat else 0.0,
+        "groups_with_signal": statistics.fmean(len(set(group)) > 1 for group in rewards) if rewards else 0.0,
+        "turns": statistics.fmean(turns) if turns else 0.0,
+        **{name: sum(plan.stats[name] for plan in plans.values()) for name in SUMS},
+    }

@@ -1,0 +1,38 @@
+"""Serving: a run whose model is served as it is and not trained.
+
+The check, the evaluation and the recording of rollouts use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from agentlightning.config import Config, run_record
+from agentlightning.store.base import LightningStore
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.collect import RolloutCollector
+from agentlightning.trainer.external_models import put_external_models
+from agentlightning.trainer.monitor.trace_export import TraceExport
+from agentlightning.trainer.policies import publish
+from agentlightning.trainer.processes import Processes
+from agentlightning.trainer.progress import Progress
+
+
+@asynccontextmanager
+async def serve_model(
+    config: Config, folder: RunFolder, progress: Progress, name: str
+) -> AsyncIterator[tuple[RolloutCollector, Processes]]:
+    """Makes the run, serves the model's weights as they are, and starts the workers; the run ends with the block."""
+
+    async def register(store: LightningStore) -> None:
+        await store.create_run(name, run_record(config), folder.run_id)
+
+    async with Processes(config, folder, register=register, progress=progress) as processes:
+        store = processes.store
+        await publish(store, processes.engine, folder.run_id, processes.policies, step=0, parent=None)
+        await put_external_models(config, folder.run_id, store)
+        processes.start_workers(progress.note)
+        async with TraceExport(config.tracing.export, folder, store, progress.note):
+            yield RolloutCollector(store, folder.run_id), processes
+        await store.update_run(folder.run_id, state="finished")

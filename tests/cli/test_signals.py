@@ -1,0 +1,87 @@
+"""Runs that a signal ends, and runs that cannot start: what the list of runs then says. Real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentlightning.demo import tiny_model
+
+pytestmark = pytest.mark.slow  # each starts a server, a sampler, a learner and a worker
+
+AGENT = """
+import asyncio
+from pathlib import Path
+
+async def solve(task, llm):
+    Path("begun").touch()
+    await asyncio.sleep(600)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    tiny_model.build(tmp_path / "model", ["a question"], hidden=16, layers=1)
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "a"}\n')
+    (tmp_path / "train.toml").write_text(
+        '[model]\npath = "model"\n[agent]\nrun = "agent.py:solve"\nworkers = 1\n[data]\ntrain = "tasks.jsonl"\n'
+        "[trainer]\nsteps = 1\ntasks_per_step = 1\n"
+    )
+    return tmp_path
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "agentlightning", *words]
+
+
+def listed(project: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "AGL_STORE"}
+    return subprocess.run(
+        command("runs", "list", "--all"), cwd=project, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def ended(project: Path, words: tuple[str, ...], number: signal.Signals) -> int:
+    """The exit code of a command that gets the signal, twice for a training that would finish its step, in mid-rollout."""
+    with subprocess.Popen(command(*words), cwd=project, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        assert child.stdout is not None
+        begun = project / "begun"
+        subprocess.run(
+            ["bash", "-c", f"while [ ! -e {begun} ] && kill -0 {child.pid}; do sleep 0.1; done"],
+            check=True,
+            timeout=300,
+        )
+        child.send_signal(number)
+        if words[0] == "train" and number != signal.SIGKILL:
+            next(line for line in child.stdout if b"again ends at once" in line)
+            child.send_signal(number)
+        return child.wait(timeout=120)
+
+
+@pytest.mark.parametrize(("command_name", "number"), [("train", signal.SIGTERM), ("check", signal.SIGHUP)])
+def test_a_run_that_a_signal_ends_is_listed_as_interrupted(project: Path, command_name: str, number: signal.Signals):
+    assert ended(project, (command_name, "train.toml"), number) == 130
+    assert "interrupted" in listed(project)
+
+
+def test_a_run_that_is_killed_is_listed_so_with_the_line_that_resumes_it(project: Path):
+    ended(project, ("train", "train.toml"), signal.SIGKILL)
+    (run,) = (path.name for path in (project / "runs").iterdir() if path.is_dir())
+    assert f"killed; agl train --resume {run}" in listed(project)
+
+
+def test_processes_that_are_late_end_the_run_with_a_sentence_that_names_the_setting(project: Path):
+    late = subprocess.run(
+        command("train", "train.toml", "--set", "trainer.start_timeout_s=0.2"),
+        cwd=project,
+        capture_output=True,
+        text=True,
+    )
+    assert late.returncode != 0
+    assert "raise trainer.start_timeout_s" in late.stderr

@@ -1,0 +1,325 @@
+"""Engines as the gateway sees them: which one takes a call, how it is spoken to, what it may not do, and holds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from gateway_house import END, House, path
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted_engine import ScriptedEngine
+
+from agentlightning.errors import EngineError
+from agentlightning.gateway.policy.engine_client import SampledTokens, body, read_answer
+from agentlightning.gateway.policy.engine_router import SLACK, Balancer
+from agentlightning.gateway.policy.pause import pause, resume
+from agentlightning.types import Sampling, VersionSpan
+
+HI: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+A, B = "http://a", "http://b"
+
+
+class Clock:
+    """A time that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# --- which engine ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_attempt_goes_to_the_least_busy_engine_and_stays_there() -> None:
+    balancer = Balancer(Clock())
+    first = balancer.choose([A, B], "one")
+    first.in_flight = 1
+    other = balancer.choose([A, B], "two")
+    assert other is not first
+    other.in_flight = 5
+    assert balancer.choose([A, B], "two") is other
+    assert balancer.choose([A, B], "one") is first
+
+
+def test_an_attempt_leaves_an_engine_that_has_far_more_to_do() -> None:
+    balancer = Balancer(Clock())
+    home = balancer.choose([A, B], "one")
+    home.in_flight = SLACK
+    assert balancer.choose([A, B], "one") is home
+    home.in_flight = SLACK + 1
+    assert balancer.choose([A, B], "one") is not home
+
+
+def test_an_engine_that_fails_rests_for_ever_longer_and_is_tried_again() -> None:
+    clock = Clock()
+    balancer = Balancer(clock)
+    engine = balancer.choose([A, B], "one")
+    rests = []
+    for _ in range(7):
+        balancer.failed(engine)
+        rests.append(engine.away_until - clock.now)
+        assert balancer.choose([A, B], "one").url != engine.url
+    assert rests == sorted(rests)
+    assert rests[-1] == 15.0
+    clock.now += 15.0
+    other = balancer.choose([A, B], "one")
+    other.in_flight = 1
+    assert balancer.choose([A, B], "new") is engine
+    balancer.answered(engine)
+    assert engine.backoff.failures == 0
+
+
+def test_where_all_engines_are_away_the_one_that_comes_back_first_is_asked() -> None:
+    clock = Clock()
+    balancer = Balancer(clock)
+    for url, failures in ((A, 3), (B, 1)):
+        engine = balancer.choose([url, url], url)
+        for _ in range(failures):
+            balancer.failed(engine)
+    assert balancer.choose([A, B], "x").url == B
+    assert {state for _, state, _ in balancer.states()} == {"down"}
+
+
+async def test_a_dead_engine_is_left_for_one_that_lives(house: House) -> None:
+    second = await ScriptedEngine(house.engine.answers).start()
+    gone = await ScriptedEngine(house.engine.answers).start()
+    await gone.close()
+    await house.serve_policy(endpoints=[gone.url, second.url])
+    for replica in range(4):
+        claim = await house.claim(replica=replica)
+        assert (await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)).status_code == 200
+    assert len(second.requests) == 4
+    metrics = (await house.http().get("/metrics")).text
+    assert second.url in metrics
+    await second.close()
+
+
+# --- how it is spoken to --------------------------------------------------------------------------------------------------
+
+
+class CompletionsEngine:
+    """An engine that has only /v1/completions with token ids, and wants a key."""
+
+    def __init__(self, ids: list[int], key: str | None = None) -> None:
+        self.ids = ids
+        self.key = key
+        self.requests: list[dict[str, Any]] = []
+        self.refusals: list[web.Response] = []
+        self.url = ""
+
+    async def __aenter__(self) -> CompletionsEngine:
+        app = web.Application()
+        app.router.add_post("/v1/completions", self._complete)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _complete(self, http: web.CompletionRequest) -> web.StreamResponse:
+        if self.key is not None and http.headers.get("authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": {"message": "who are you?"}}, status=401)
+        if self.refusals:
+            return self.refusals.pop(0)
+        self.requests.append(await http.json())
+        logprobs = {
+            "token_logprobs": [-0.25] * len(self.ids),
+            "top_logprobs": [{f"token_id:{index}": -0.25, "token_id:9": -3.0} for index in self.ids],
+        }
+        choice = {"token_ids": self.ids, "logprobs": logprobs, "finish_reason": "stop"}
+        if not self.requests[-1]["stream"]:
+            return web.json_response({"choices": [choice]})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(http)
+        await response.write(b"data: " + web.json_response({"choices": [choice]}).body + b"\n\ndata: [DONE]\n\n")  # type: ignore[operator]
+        return response
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_without_generate_is_asked_for_completions(house: House, stream: bool) -> None:
+    async with CompletionsEngine([*house.renderer.encode("It is sunny."), END]) as engine:
+        await house.serve_policy(endpoints=[engine.url], api=None, served_model="big")
+        claim = await house.claim()
+        reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json={**HI, "stream": stream})
+        assert reply.status_code == 200
+        [call] = await house.store.calls([claim.rollout.id])
+        [policy] = await house.store.resources(house.run_id)
+        assert call.sampled_ids == engine.ids
+        assert call.logprobs == [-0.25] * len(engine.ids)
+        assert call.versions == [VersionSpan(version=policy.version, start=0, end=len(engine.ids))]
+        [asked] = engine.requests
+        assert (asked["model"], asked["prompt"], asked["return_token_ids"]) == ("big", call.suffix_ids, True)
+
+
+async def test_the_key_of_an_engine_comes_from_the_environment(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with CompletionsEngine([5, END], key="secret-key") as engine:
+        await house.serve_policy(endpoints=[engine.url], api="completions", key_env="AGL_TEST_ENGINE_KEY")
+        claim = await house.claim()
+        monkeypatch.delenv("AGL_TEST_ENGINE_KEY", raising=False)
+        refused = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
+        assert refused.status_code == 502
+        assert "AGL_TEST_ENGINE_KEY" in refused.json()["error"]["message"]
+        monkeypatch.setenv("AGL_TEST_ENGINE_KEY", "secret-key")
+        assert (await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)).status_code == 200
+
+
+async def test_redirects_are_not_followed(house: House) -> None:
+    async with CompletionsEngine([5, END]) as engine:
+        engine.refusals = [web.Response(status=307, headers={"location": f"{house.engine.url}/v1/completions"})]
+        await house.serve_policy(endpoints=[engine.url], api="completions")
+        claim = await house.claim()
+        reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
+        assert reply.status_code == 502
+        assert house.engine.requests == []
+
+
+async def test_a_busy_engine_is_asked_again_when_it_says_so(house: House) -> None:
+    async with CompletionsEngine([5, END]) as engine:
+        engine.refusals = [web.Response(status=429, headers={"retry-after": "0"}), web.Response(status=503)]
+        await house.serve_policy(endpoints=[engine.url], api="completions")
+        claim = await house.claim()
+        assert (await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)).status_code == 200
+
+
+async def test_an_engine_that_wants_more_patience_than_there_is_is_a_503(house: House) -> None:
+    async with CompletionsEngine([5, END]) as engine:
+        engine.refusals = [web.Response(status=429, headers={"retry-after": "3600"})]
+        await house.serve_policy(endpoints=[engine.url], api="completions")
+        claim = await house.claim()
+        assert (await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)).status_code == 503
+
+
+@pytest.mark.parametrize("field", ["api", "logprobs", "unsupported_params"])
+async def test_a_policy_with_a_word_that_means_nothing_is_refused(house: House, field: str) -> None:
+    await house.serve_policy(**{field: "nonsense"})
+    claim = await house.claim()
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
+    assert reply.status_code == 502
+    assert field in reply.json()["error"]["message"]
+
+
+NAMES = ["choices", "logprobs", "content", "token_ids", "logprob", "finish_reason", "weight_versions"]
+anything = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=4)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(NAMES), inner, max_size=4)),
+    max_leaves=8,
+)
+
+
+@given(data=anything, api=st.sampled_from(["generate", "completions"]))
+def test_whatever_an_engine_says_is_read_or_an_error_of_the_engine(data: Any, api: Any) -> None:
+    sampled = SampledTokens()
+    try:
+        sampled.add(read_answer(orjson.dumps(data)), api, 1)
+    except EngineError:
+        return
+    assert len(sampled.ids) == len(sampled.logprobs)
+
+
+def test_labels_that_are_no_numbers_are_the_policys_version() -> None:
+    sampled = SampledTokens()
+    spans = [{"version": "default", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
+    content = [{"token_id": 1, "logprob": -1.0}, {"token_id": 2, "logprob": -2.0}]
+    choice = {"token_ids": [1, 2], "logprobs": {"content": content}, "finish_reason": "stop", "weight_versions": spans}
+    sampled.add(read_answer(orjson.dumps({"choices": [choice]})), "generate", 3)
+    assert [span.version for span in sampled.versions] == [3, 4]
+
+
+def test_a_request_keeps_its_parameters_in_either_form() -> None:
+    request = {
+        "request_id": "x",
+        "token_ids": [1],
+        "stream": False,
+        "sampling_params": {"temperature": 0.5, "stop": []},
+    }
+    assert body(request, "generate", "m")["sampling_params"]["temperature"] == 0.5
+    completions = body(request, "completions", "m")
+    assert (completions["prompt"], completions["temperature"], completions["model"]) == ([1], 0.5, "m")
+    assert "stop" not in completions
+
+
+# --- what it may not do ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sampling", "policy", "mode", "status"),
+    [
+        (Sampling(top_p=0.9), {}, "train", 409),
+        (Sampling(top_p=0.9), {}, "eval", 200),
+        (Sampling(temperature=0.7), {}, "train", 200),
+        (Sampling(temperature=0.7), {"logprobs": "raw"}, "train", 409),
+        (Sampling(temperature=0.0), {"logprobs": "raw"}, "eval", 200),
+    ],
+)
+async def test_what_could_not_be_trained_on_is_not_sampled(
+    house: House, sampling: Sampling, policy: dict[str, Any], mode: Any, status: int
+) -> None:
+    await house.serve_policy(**policy)
+    claim = await house.claim(sampling=sampling, mode=mode)
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
+    assert reply.status_code == status
+
+
+# --- pauses ---------------------------------------------------------------------------------------------------------------
+
+
+async def paused_call(house: House) -> asyncio.Task[Any]:
+    """A call that waits; its attempt's first call made the policy known."""
+    claim = await house.claim()
+    url = f"{path(claim)}/v1/chat/completions"
+    assert (await house.http().post(url, json=HI)).status_code == 200
+    await pause(house.store, house.run_id)
+    house.app._watcher.forget(house.run_id)
+    waiting = asyncio.create_task(house.http().post(url, json=HI))
+    async with asyncio.timeout(30):
+        while "agl_calls_paused 1.0" not in (await house.http().get("/metrics")).text:
+            pass
+    await asyncio.wait([waiting], timeout=0.1)
+    assert not waiting.done()
+    return waiting
+
+
+async def test_paused_calls_wait_and_go_on_when_they_are_released(house: House) -> None:
+    waiting = await paused_call(house)
+    await resume(house.store, house.run_id)
+    house.app._watcher.forget(house.run_id)  # as the REST api does when resources are put
+    assert (await waiting).status_code == 200
+
+
+async def test_a_resume_by_another_server_is_seen_too(house: House) -> None:
+    waiting = await paused_call(house)
+    await resume(house.store, house.run_id)
+    assert (await waiting).status_code == 200
+
+
+async def test_a_pause_whose_trainer_died_ends_with_its_lease(house: House) -> None:
+    claim = await house.claim()
+    await pause(house.store, house.run_id, lease_s=0.2)
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
+    assert reply.status_code == 200
+
+
+async def test_an_engine_is_drained_when_its_calls_have_ended(house: House) -> None:
+    claim = await house.claim()
+    house.engine.gate = asyncio.Event()
+    house.engine.hold_whole = True
+    arrived = asyncio.Event()
+    house.engine.answers = lambda _: arrived.set() or [5, END]  # type: ignore[func-returns-value]
+    call = asyncio.create_task(house.http().post(f"{path(claim)}/v1/chat/completions", json=HI))
+    await arrived.wait()
+    router = house.app._engine_router
+    drained = asyncio.create_task(router.drained(await router.policy(house.run_id, "")))
+    await asyncio.wait([drained], timeout=0.05)
+    assert not drained.done()
+    house.engine.gate.set()
+    await drained
+    assert (await call).status_code == 200

@@ -1,0 +1,151 @@
+"""Servers that answer with something else than one response, and what the client makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from agentlightning.gateway.http_client import (
+    IDLE_TIMEOUT_S,
+    MAX_BUFFERED,
+    MAX_DECOMPRESSED,
+    MAX_HEAD_BYTES,
+    HttpClient,
+)
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+@asynccontextmanager
+async def server(respond: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[str]:
+    """A server that responds so to every request without a body; yields its URL."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                await respond(writer)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    serving: set[asyncio.Task[None] | None] = set()
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with asyncio.timeout(30):
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/"
+        listening.close()
+        await asyncio.gather(*(task for task in serving if task is not None))
+
+
+def saying(data: bytes) -> Callable[[asyncio.StreamWriter], Awaitable[None]]:
+    async def respond(writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await writer.drain()
+
+    return respond
+
+
+@asynccontextmanager
+async def a_client() -> AsyncIterator[HttpClient]:
+    client = HttpClient(5)
+    yield client
+    await client.close()
+
+
+async def ask(client: HttpClient, url: str) -> tuple[int, bytes]:
+    async with await client.post(url, {}, b"") as response:
+        return response.status, await response.read()
+
+
+def sized(body: bytes, headers: bytes = b"") -> bytes:
+    return OK + headers + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+async def test_a_second_response_in_the_same_packet_is_no_part_of_the_first() -> None:
+    answer = sized(b"hi") + b"HTTP/1.1 500 No\r\ncontent-length: 3\r\n\r\nbad"
+    async with server(saying(answer)) as url, a_client() as client:
+        assert [await ask(client, url) for _ in range(3)] == [(200, b"hi")] * 3
+
+
+async def test_what_comes_without_a_request_is_not_the_response_to_the_next() -> None:
+    said = asyncio.Event()
+
+    async def respond(writer: asyncio.StreamWriter) -> None:
+        writer.write(sized(b"hi"))
+        await writer.drain()
+        await said.wait()
+        writer.write(sized(b"another's"))
+
+    async with server(respond) as url, a_client() as client:
+        assert await ask(client, url) == (200, b"hi")
+        [idle] = client._idle.values()
+        said.set()
+        while not idle[0].transport.is_closing():
+            await asyncio.to_thread(int)
+        assert await ask(client, url) == (200, b"hi")
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    async def respond(writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+        for number in range(10 * MAX_HEAD_BYTES // 1000):
+            writer.write(b"x-%d: " % number + b"a" * 1000 + b"\r\n")
+            await writer.drain()
+
+    async with server(respond) as url, a_client() as client:
+        with pytest.raises(OSError, match="bytes of headers"):
+            await ask(client, url)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 101 Go\r\nconnection: upgrade\r\nupgrade: h2\r\n\r\nx", b"no\r\n\r\n"])
+async def test_what_is_no_response_is_an_oserror(answer: bytes) -> None:
+    async with server(saying(answer)) as url, a_client() as client:
+        with pytest.raises(OSError, match="not HTTP"):
+            await ask(client, url)
+
+
+async def test_a_compressed_body_is_handed_on_in_parts_of_a_bounded_size() -> None:
+    plain = bytes(range(256)) * 40_000 + b"\0" * 20_000_001
+    answer = sized(gzip.compress(plain), b"content-encoding: gzip\r\n")
+    async with server(saying(answer)) as url, a_client() as client, await client.post(url, {}, b"") as response:
+        parts = [part async for part in response.chunks()]
+    assert b"".join(parts) == plain
+    assert max(map(len, parts)) <= MAX_DECOMPRESSED
+
+
+async def test_a_compressed_body_that_ends_early_is_an_oserror() -> None:
+    half = gzip.compress(b"hello " * 100)[:-9]
+    async with server(saying(sized(half, b"content-encoding: gzip\r\n"))) as url, a_client() as client:
+        with pytest.raises(OSError, match="ends early"):
+            await ask(client, url)
+
+
+async def test_a_connection_whose_reading_is_paused_is_not_used_again() -> None:
+    async with server(saying(sized(b"x" * (MAX_BUFFERED + 1)))) as url, a_client() as client:
+        for _ in range(3):
+            async with await client.post(url, {}, b"") as response:
+                while not response._connection._complete:  # all has arrived, and nothing of it is read
+                    await asyncio.to_thread(int)
+        assert not client._idle
+
+
+async def test_connections_to_an_origin_that_is_not_used_any_more_are_closed() -> None:
+    async with server(saying(sized(b"hi"))) as old, server(saying(sized(b"hi"))) as new, a_client() as client:
+        await ask(client, old)
+        [idle] = client._idle.values()
+        left = idle[0]
+        left.idle_since -= IDLE_TIMEOUT_S + 1
+        await ask(client, new)
+        assert left.transport.is_closing()
+        assert len(client._idle) == 1
+
+
+@pytest.mark.parametrize("url", ["http://a..b/", "http://" + "a" * 64 + "/", "http://[::1/", "ftp://a/", "http://a:x/"])
+async def test_a_url_that_leads_nowhere_is_an_oserror(url: str) -> None:
+    async with a_client() as client:
+        with pytest.raises(OSError, match="URL"):
+            await ask(client, url)

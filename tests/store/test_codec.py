@@ -1,0 +1,67 @@
+"""Rows of records: what is written is read back, whatever the form and however old the row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from store_samples import a_call, a_worker, claimed
+
+from agentlightning.errors import InputError
+from agentlightning.store.base import LightningStore
+from agentlightning.store.codec import CALLS, METRICS, call_row, decode_calls, encode_calls
+from agentlightning.types import Call, Metric, Sampling, VersionSpan
+
+
+async def a_full_call(store: LightningStore) -> Call:
+    [claim] = await claimed(store)
+    return replace(
+        a_call(claim),
+        sampled_ids=[1, -2, 2**31 - 1],
+        logprobs=[-0.5, -0.25, 0.0],
+        versions=[VersionSpan(version=3, start=0, end=3)],
+        sampling=Sampling(temperature=0.5, max_tokens=7),
+        tools=[{"type": "function"}],
+        overridden_params={"temperature": 0.1},
+        usage={"prompt_tokens": 3},
+        untrained_tokens=4,
+    )
+
+
+async def test_calls_are_the_same_after_their_binary_form(store: LightningStore) -> None:
+    call = await a_full_call(store)
+    bare = replace(call, tools=None, overridden_params={}, agent=None, span_id=None)
+    assert decode_calls(encode_calls([call, bare])) == [call, bare]
+    assert decode_calls(encode_calls([])) == []
+
+
+async def test_ids_and_logprobs_take_four_bytes_each(store: LightningStore) -> None:
+    call = await a_full_call(store)
+    longer = replace(call, sampled_ids=[7] * 10_000, logprobs=[-0.5] * 10_000)
+    assert 80_000 < len(encode_calls([longer])) < 82_000
+
+
+async def test_a_row_of_before_a_field_was_added_has_its_default(store: LightningStore) -> None:
+    call = await a_full_call(store)
+    shorter = CALLS.row(call)[:-1]
+    assert CALLS.names[-1] == "span_id"
+    assert CALLS.of_row(shorter) == replace(call, span_id=None)
+
+
+async def test_a_call_that_no_store_could_keep_is_named_with_its_field(store: LightningStore) -> None:
+    call = await a_full_call(store)
+    for broken, said in (
+        (replace(call, sampled_ids=[2**31], logprobs=[0.0]), "sampled_ids: expected 32-bit integers"),
+        (replace(call, logprobs=[0.0]), "logprobs: expected one for each of 3 sampled_ids"),
+        (replace(call, messages=[{"x": a_worker}]), "messages: expected JSON"),
+    ):
+        with pytest.raises(InputError, match=said):
+            call_row(broken)
+
+
+def test_a_metric_that_is_no_finite_number_is_kept_as_none() -> None:
+    metric = Metric(run_id="r", step=1, name="loss", value=math.inf)
+    row = METRICS.row(metric)
+    assert row[3] is None
+    assert math.isnan(METRICS.of_row(row).value)

@@ -1,0 +1,85 @@
+"""Calls of programs that are only traced get their agent's name from the spans around them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.tracing.agent_names import name_calls, named_calls
+from agentlightning.types import JSON, Call, NewRollout, Sampling, Span, WorkerStatus
+
+
+def a_call(name: str, span: str | None, agent: str | None = None, rollout: str = "r", run: str = "run") -> Call:
+    return Call(
+        id=name,
+        run_id=run,
+        rollout_id=rollout,
+        attempt=1,
+        parent_id=None,
+        suffix_ids=[1],
+        sampled_ids=[2],
+        logprobs=[-0.5],
+        versions=[],
+        prompt_tokens=1,
+        policy="default",
+        model="m",
+        protocol="chat",
+        sampling=Sampling(),
+        history_hash=name,
+        request_hash=name,
+        messages=[],
+        completion={},
+        agent=agent,
+        span_id=span,
+    )
+
+
+def a_span(name: str, parent: str | None = None, attempt: int = 1, **attributes: str) -> Span:
+    table: JSON = {key.replace("__", "."): value for key, value in attributes.items()}
+    return Span(
+        id=name,
+        run_id="run",
+        rollout_id="r",
+        attempt=attempt,
+        name=name,
+        parent_id=parent,
+        attributes=table,
+        trace_id="t",
+    )
+
+
+def names(calls: list[Call]) -> list[str | None]:
+    return [call.agent for call in calls]
+
+
+def test_a_call_is_of_the_innermost_agent_around_its_span() -> None:
+    spans = [
+        a_span("team", gen_ai__agent__name="team"),
+        a_span("writer", "team", gen_ai__agent__name="writer"),
+        a_span("http", "writer"),
+    ]
+    assert names(name_calls([a_call("1", "http"), a_call("2", "team")], spans)) == ["writer", "team"]
+
+
+def test_a_name_that_the_call_has_stays() -> None:
+    spans = [a_span("writer", gen_ai__agent__name="writer")]
+    assert names(name_calls([a_call("1", "writer", "judge")], spans)) == ["judge"]
+
+
+def test_broken_spans_name_nothing_and_break_nothing() -> None:
+    circle = [a_span("a", "b"), a_span("b", "a")]
+    other_attempt = [a_span("c", attempt=2, gen_ai__agent__name="writer")]
+    calls = [a_call("1", "a"), a_call("2", "c"), a_call("3", "never sent"), a_call("4", None)]
+    assert names(name_calls(calls, circle + other_attempt)) == [None] * 4
+
+
+async def test_spans_are_read_from_the_store_where_a_call_lacks_its_name() -> None:
+    async with InMemoryLightningStore() as store:
+        run = await store.create_run("run", {})
+        [rollout] = await store.enqueue([NewRollout(run_id=run.id, task={}, group_id="g")])
+        worker = WorkerStatus(id="w", run_id=run.id, host="h", pid=1, running=0, seen_ns=1)
+        assert len(await store.claim(worker, limit=1)) == 1
+        span = replace(a_span("s", gen_ai__agent__name="writer"), run_id=run.id, rollout_id=rollout.id)
+        await store.append_spans([span])
+        calls = [a_call("1", "s", rollout=rollout.id, run=run.id), a_call("2", None, rollout=rollout.id, run=run.id)]
+        assert names(await named_calls(store, calls)) == ["writer", None]

@@ -1,0 +1,1 @@
+"""Makes the doubles beside it importable by the tests in the folders below."""

@@ -1,0 +1,212 @@
+"""Traces from files as a run in a store, and what learns from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.algorithms.offline import OfflineAlgorithm
+from agentlightning.algorithms.preference import DPO, KTO
+from agentlightning.algorithms.supervised import RFT, SFT, Distill
+from agentlightning.demo import tiny_model
+from agentlightning.errors import ConfigError, DataError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.data.import_traces import IMPORTED, TraceImport
+from agentlightning.trainer.offline.dataset import OfflineDataset
+from agentlightning.types import Reward
+
+ASK = {"role": "user", "content": "Where does Ana live?"}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[LightningStore]:
+    async with InMemoryLightningStore() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    tiny_model.train_tokenizer(["Where does Ana live? Oslo Bergen Answer:"] * 3, (), 300).save_pretrained(path)
+    return path
+
+
+def lines(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+async def imported(store: LightningStore, *files: Path, **options: Any) -> TraceImport:
+    done = TraceImport(store=store, run_id="traces", **options)
+    await done.read(files, "some traces", lambda _: None)
+    return done
+
+
+def dataset(
+    store: LightningStore, algorithm: OfflineAlgorithm, folder: Path, tokenizer: Path, notes: list[str]
+) -> OfflineDataset:
+    made = RunFolder(folder, "run")
+    made.make()
+    return OfflineDataset(
+        algorithm=algorithm,
+        store=store,
+        sources=["traces"],
+        folder=made,
+        tokenizer=tokenizer,
+        longest=200,
+        note=notes.append,
+    )
+
+
+PREFERENCE = {"prompt": [ASK], "chosen": [said("Answer: Oslo")], "rejected": [said("Answer: Bergen")]}
+
+
+async def test_a_file_becomes_a_finished_run_of_training_rollouts(store: LightningStore, tmp_path: Path) -> None:
+    rows = [{"messages": [ASK, said("Oslo"), ASK, said("Oslo.")], "reward": 0.5, "rewards": {"f1": 0.25}}] * 2
+    done = await imported(store, lines(tmp_path / "a.jsonl", *rows))
+    [run] = await store.runs(ids=["traces"])
+    assert (run.state, run.name, list(run.config)) == ("finished", "some traces", [IMPORTED])
+    rollouts = await store.rollouts(RolloutQuery(run_id="traces"))
+    assert [(one.state, one.mode, one.reward, one.calls) for one in rollouts] == [("succeeded", "train", 0.5, 2)] * 2
+    assert len({one.group_id for one in rollouts}) == 1  # one task, two replicas of it
+    assert [one.replica for one in rollouts] == [0, 1]
+    calls = await store.calls([rollouts[0].id])
+    assert [(one.policy, one.protocol, one.parent_id) for one in calls] == [
+        ("", "trace", None),
+        ("", "trace", calls[0].id),
+    ]
+    rewards = await store.rewards([rollouts[0].id])
+    assert [(one.name, one.value) for one in rewards] == [("f1", 0.25), ("reward", 0.5)]
+    assert (done.rollouts, done.calls, done.rewarded) == (2, 4, 2)
+
+
+async def test_a_final_reward_among_the_named_ones_is_the_rollouts(store: LightningStore, tmp_path: Path) -> None:
+    done = await imported(
+        store, lines(tmp_path / "a.jsonl", {"messages": [ASK, said("Oslo")], "rewards": {"reward": 1, "f1": 0.5}})
+    )
+    [rollout] = await store.rollouts(RolloutQuery(run_id="traces"))
+    assert (rollout.reward, done.rewarded) == (1.0, 1)
+    assert [(one.name, one.value) for one in await store.rewards([rollout.id])] == [("f1", 0.5), ("reward", 1.0)]
+
+
+async def test_rewards_of_turns_stand_on_their_calls(store: LightningStore, tmp_path: Path) -> None:
+    history = {"actions": ["SHOW TABLES", "SELECT 1"], "observations": ["a", "b"], "rewards": [0.0, 1.0]}
+    await imported(store, lines(tmp_path / "a.jsonl", {"query": "one?", "turn_history": history}))
+    [rollout] = await store.rollouts(RolloutQuery(run_id="traces"))
+    calls = await store.calls([rollout.id])
+    told = {one.call_id: (one.name, one.value) for one in await store.rewards([rollout.id])}
+    assert told == {calls[0].id: ("turn", 0.0), calls[1].id: ("turn", 1.0), None: ("reward", 1.0)}
+
+
+async def test_spans_of_two_traces_may_have_the_same_ids(store: LightningStore, tmp_path: Path) -> None:
+    def trace(text: str) -> dict[str, Any]:
+        own = {"gen_ai.operation.name": "chat", "gen_ai.output": "Oslo"}
+        own["gen_ai.input.messages"] = json.dumps([{"role": "user", "content": text}])
+        return {"spans": [{"name": "chat", "context": {"trace_id": 1, "span_id": 7}, "attributes": own}]}
+
+    await imported(store, lines(tmp_path / "a.jsonl", trace("a"), trace("b")))
+    rollouts = await store.rollouts(RolloutQuery(run_id="traces"))
+    for rollout in rollouts:
+        [span] = await store.spans([rollout.id])
+        [call] = await store.calls([rollout.id])
+        assert span.id == call.span_id == f"{rollout.id}.1.{7:016x}"
+    assert len(rollouts) == 2
+
+
+async def test_a_trace_without_a_usable_call_stays_and_says_why(store: LightningStore, tmp_path: Path) -> None:
+    span = {"name": "chat", "context": {"span_id": 7}, "attributes": {"gen_ai.operation.name": "chat"}}
+    done = await imported(store, lines(tmp_path / "a.jsonl", {"spans": [span]}))
+    [rollout] = await store.rollouts(RolloutQuery(run_id="traces"))
+    assert rollout.state == "succeeded"
+    assert "none can be learned from: 1 × its prompt was not recorded" in str(rollout.warning)
+    assert done.left_out == {"its prompt was not recorded": 1}
+
+
+async def test_a_rollout_that_failed_before_it_was_exported_has_failed(store: LightningStore, tmp_path: Path) -> None:
+    told = {"agl.run_id": "r", "agl.mode": "train", "input.value": "{}"}
+    chat = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": json.dumps([ASK]),
+        "gen_ai.output.messages": json.dumps([said("Oslo")]),
+    }
+    failed = {"status_code": "ERROR", "description": "the tool broke"}
+    spans = [
+        {"name": "rollout", "context": {"span_id": 1, "trace_id": 1}, "attributes": told, "status": failed},
+        {"name": "chat", "context": {"span_id": 2, "trace_id": 1}, "parent_id": 1, "attributes": chat},
+    ]
+    await imported(store, lines(tmp_path / "a.jsonl", *spans))
+    [rollout] = await store.rollouts(RolloutQuery(run_id="traces"))
+    assert (rollout.state, rollout.error, rollout.calls) == ("failed", "the tool broke", 1)
+
+
+async def test_more_rollouts_than_a_batch_keep_their_order_and_groups(store: LightningStore, tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": str(n % 7)}, said(str(n))], "reward": n} for n in range(150)]
+    await imported(store, lines(tmp_path / "a.jsonl", *rows))
+    rollouts = await store.rollouts(RolloutQuery(run_id="traces"))
+    assert [one.reward for one in rollouts] == list(range(150))
+    assert len({one.group_id for one in rollouts}) == 7
+
+
+async def test_a_broken_file_leaves_a_failed_run_with_what_came_before(store: LightningStore, tmp_path: Path) -> None:
+    rows: list[Any] = [{"messages": [ASK, said(str(n))]} for n in range(64)]
+    with pytest.raises(DataError, match="line 65"):
+        await imported(store, lines(tmp_path / "a.jsonl", *rows, {"messages": 3}))
+    [run] = await store.runs(ids=["traces"])
+    assert run.state == "failed"
+    assert len(await store.rollouts(RolloutQuery(run_id="traces", states=["succeeded"]))) == 64
+
+
+async def test_an_empty_file_is_an_error(store: LightningStore, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no trace and no conversation"):
+        await imported(store, lines(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize("algorithm", [SFT(), RFT(), DPO(), KTO(), Distill()])
+async def test_every_algorithm_learns_from_imported_text(
+    store: LightningStore, tmp_path: Path, tokenizer: Path, algorithm: OfflineAlgorithm
+) -> None:
+    rows = [{**PREFERENCE, "prompt": [{"role": "user", "content": f"Where does Ana live? {n}"}]} for n in range(4)]
+    await imported(store, lines(tmp_path / "a.jsonl", *rows))
+    notes: list[str] = []
+    found = dataset(store, algorithm, tmp_path, tokenizer, notes)
+    examples = await found.examples()
+    assert len(examples) == {"sft": 8, "rft": 4, "dpo": 4, "kto": 8, "distill": 8}[algorithm.name]
+    assert notes == []
+    read = await found.read([str(one.wanted) for one in examples if one.wanted])
+    for one in read.values():
+        [transition] = one.transitions
+        assert transition.prompt_ids
+        assert transition.sampled_ids
+    if algorithm.name == "dpo":
+        assert {str(one.transitions[0].completion["content"]) for one in read.values()} == {"Answer: Oslo"}
+
+
+async def test_a_reward_of_another_name_can_choose(store: LightningStore, tmp_path: Path, tokenizer: Path) -> None:
+    await imported(store, lines(tmp_path / "a.jsonl", PREFERENCE))
+    better, worse = await store.rollouts(RolloutQuery(run_id="traces"))
+    for rollout, value in ((better, 0.0), (worse, 1.0)):  # the other way round
+        reward = Reward(
+            id=f"new-{rollout.id}",
+            run_id="traces",
+            rollout_id=rollout.id,
+            attempt=1,
+            value=value,
+            name="strict",
+            source="rescored",
+        )
+        await store.record_rewards([reward])
+    [own] = await dataset(store, DPO(), tmp_path / "own", tokenizer, []).examples()
+    [named] = await dataset(store, DPO(reward="strict"), tmp_path / "named", tokenizer, []).examples()
+    assert (own.wanted, named.wanted) == (better.id, worse.id)
+    with pytest.raises(ConfigError, match="give no pair"):
+        await dataset(store, DPO(reward="unknown"), tmp_path / "unknown", tokenizer, []).examples()

@@ -1,0 +1,94 @@
+import csv
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.errors import DataError
+from agentlightning.trainer.data.tasks import TaskOrder, load_tasks
+
+ROWS = [{"question": "1+1", "answer": "2"}, {"question": "2+2", "answer": "4"}]
+
+
+def test_jsonl_plain_and_gzipped_and_csv_hold_the_same_rows(tmp_path: Path) -> None:
+    text = "\n".join(json.dumps(row) for row in ROWS)
+    (tmp_path / "t.jsonl").write_text(text)
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["question", "answer"])
+        writer.writeheader()
+        writer.writerows(ROWS)
+    assert all(load_tasks(str(tmp_path / name)) == ROWS for name in ("t.jsonl", "t.jsonl.gz", "t.csv"))
+
+
+def test_a_byte_order_mark_is_not_part_of_the_first_field(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"\xef\xbb\xbfquestion,answer\n1+1,2\n")
+    (tmp_path / "t.jsonl").write_bytes(b'\xef\xbb\xbf{"question": "1+1", "answer": "2"}\n')
+    assert all(load_tasks(str(tmp_path / name)) == ROWS[:1] for name in ("t.jsonl", "t.csv"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("t.csv", b"q\n\xff\n"), ("t.jsonl", b"\xff"), ("t.jsonl.gz", b"no gzip")]
+)
+def test_a_file_of_other_bytes_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"reading .*{name} failed: "):
+        load_tasks(str(tmp_path / name))
+
+
+def test_a_callable_by_path_gives_rows_and_may_take_the_seed(tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text("def train(seed):\n    return [{'n': seed}]\ndef val():\n    yield {'n': 0}\n")
+    assert load_tasks(f"{tmp_path / 'data.py'}:train", seed=7) == [{"n": 7}]
+    assert load_tasks(f"{tmp_path / 'data.py'}:val") == [{"n": 0}]
+
+
+def test_a_data_function_that_raises_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text("def train():\n    raise KeyError('hub')\n")
+    with pytest.raises(DataError, match="data function train failed: KeyError: 'hub'"):
+        load_tasks(f"{tmp_path / 'data.py'}:train")
+
+
+def test_a_missing_field_names_its_row() -> None:
+    with pytest.raises(DataError, match="tasks, row 2: field 'answer' is missing"):
+        load_tasks([{"question": "a", "answer": "b"}, {"question": "c"}])
+
+
+def test_an_unknown_field_is_an_error_where_fields_are_declared() -> None:
+    with pytest.raises(DataError, match="row 1: unknown field 'anwser'; expected answer, question"):
+        load_tasks([{"question": "a", "answer": "b", "anwser": "c"}], fields=("question", "answer"))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [("{broken", "line 1: not JSON"), ("[1]\n", "row 1: expected a JSON object, got list"), ("", "holds no task")],
+)
+def test_a_broken_file_is_one_sentence(tmp_path: Path, content: str, sentence: str) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text(content)
+    with pytest.raises(DataError, match=sentence):
+        load_tasks(str(file))
+
+
+def test_a_missing_file_says_what_can_be_given() -> None:
+    with pytest.raises(DataError, match=r"nowhere\.jsonl: no such file; give a \.jsonl"):
+        load_tasks("nowhere.jsonl")
+
+
+@given(st.integers(1, 20), st.integers(1, 30), st.integers(0, 5))
+def test_every_epoch_visits_each_task_once(count: int, per_step: int, seed: int) -> None:
+    order = TaskOrder(count, per_step, seed)
+    places = [position for step in range(1, count + 1) for position in order.step(step)]
+    epochs = [places[start : start + count] for start in range(0, len(places) - count + 1, count)]
+    assert all(Counter(epoch) == Counter(range(count)) for epoch in epochs)
+
+
+@given(st.integers(1, 20), st.integers(1, 30), st.integers(1, 9))
+def test_a_step_is_the_same_whoever_asks_for_it(count: int, per_step: int, step: int) -> None:
+    asked_in_order = TaskOrder(count, per_step, 3)
+    for earlier in range(1, step):
+        asked_in_order.step(earlier)
+    assert asked_in_order.step(step) == TaskOrder(count, per_step, 3).step(step)

@@ -1,0 +1,128 @@
+"""A run that learns from the record: which settings it takes, which it refuses, and which it takes over."""
+
+from typing import Any
+
+import pytest
+from record_doubles import config
+
+from agentlightning.algorithms.preference import DPO, KTO
+from agentlightning.algorithms.supervised import RFT, SFT, Distill
+from agentlightning.config import parse_config, run_record
+from agentlightning.engines.support import Support
+from agentlightning.errors import AgentLightningError, ConfigError
+from agentlightning.trainer.offline.settings import OFFLINE_ALGORITHMS, check_offline, inherited, offline_algorithm
+from agentlightning.trainer.training import algorithm_of
+
+LEAST = {"model": {"path": "m"}, "data": {"from_run": "RUN"}}
+
+
+@pytest.mark.parametrize("kind", [SFT, RFT, Distill, DPO, KTO])
+def test_an_algorithm_is_made_by_its_name_with_its_settings(kind: type) -> None:
+    assert offline_algorithm(config(kind.name, algorithm={"held_out": 0.25})) == kind(held_out=0.25)
+
+
+def test_one_run_may_be_given_by_its_name_alone() -> None:
+    assert parse_config(LEAST).data.from_run == ("RUN",)
+    assert parse_config(LEAST | {"data": {"from_run": ["a", "b"]}}).data.from_run == ("a", "b")
+
+
+@pytest.mark.parametrize("data", [{}, {"train": "t", "from_run": "RUN"}])
+def test_tasks_and_recorded_runs_are_one_or_the_other(data: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="data: give either train"):
+        parse_config(LEAST | {"data": data})
+
+
+def test_an_agent_is_still_needed_where_rollouts_are_sampled() -> None:
+    with pytest.raises(ConfigError, match="agent: give either run"):
+        parse_config({"model": {"path": "m"}, "data": {"train": "t"}})
+
+
+@pytest.mark.parametrize("name", ["lightning_rl", "ppo"])
+def test_an_algorithm_that_samples_does_not_learn_from_the_record(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"algorithm\.name: '{name}' does not learn from recorded rollouts"):
+        offline_algorithm(config(name))
+
+
+@pytest.mark.parametrize("name", OFFLINE_ALGORITHMS)
+def test_an_algorithm_of_the_record_is_refused_where_rollouts_are_sampled(name: str) -> None:
+    table = {"model": {"path": "m"}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}, "algorithm": {"name": name}}
+    with pytest.raises(ConfigError, match=r"name their run with data\.from_run"):
+        algorithm_of(parse_config(table))
+
+
+def test_a_setting_of_another_algorithm_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.beta: no such setting of 'sft'; known here: held_out"):
+        offline_algorithm(config("sft", algorithm={"beta": 0.1}))
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "tables", "field"),
+    [
+        (True, {"model": {"temperature": 0.5}}, r"model\.temperature"),
+        (True, {"trainer": {"max_staleness": 2}}, r"trainer\.max_staleness"),
+        (True, {"trainer": {"overprovision": 0.5}}, r"trainer\.overprovision"),
+        (True, {"trainer": {"group_deadline_s": 5}}, r"trainer\.group_deadline_s"),
+        (True, {"agent": {"on_failure": "zero"}}, r"agent\.on_failure"),
+        (True, {"data": {"val": None}}, r"data\.val"),
+        (False, {"data": {"val": "v"}}, "agent"),
+        (False, {"agent": {"workers": 3}}, "agent"),
+        (False, {"model": {"max_tokens": 5}}, r"model\.max_tokens"),
+        (False, {"data": {"fields": ["a"]}}, r"data\.fields"),
+        (False, {"eval": {"tasks": 5}}, "eval"),
+        (False, {"external": {"judge": {"url": "http://h/v1", "models": ["j"]}}}, "external"),
+    ],
+)
+def test_a_setting_that_would_be_ignored_is_an_error(evaluated: bool, tables: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}: "):
+        offline_algorithm(config("sft", evaluated=evaluated, **tables))
+
+
+def test_an_engine_that_cannot_compare_is_refused() -> None:
+    check_offline(DPO(), Support(engine="e", preferences=frozenset({"dpo"}), reference=True))
+    with pytest.raises(ConfigError, match="does not support the loss 'kto'"):
+        check_offline(KTO(), Support(engine="e", preferences=frozenset({"dpo"}), reference=True))
+    with pytest.raises(ConfigError, match="a reference"):
+        check_offline(DPO(), Support(engine="e", preferences=frozenset({"dpo"})))
+    with pytest.raises(ConfigError, match="does not support the loss 'sft'"):
+        check_offline(SFT(), Support(engine="e", losses=frozenset({"ppo_clip"})))
+
+
+SAMPLING_SETTINGS = {
+    "model": {"path": "/models/m", "temperature": 0.7, "max_tokens": 50},
+    "agent": {"run": "a.py:f", "workers": 3, "on_failure": "zero"},
+    "data": {"train": "t.jsonl", "val": "v.jsonl"},
+    "algorithm": {"group_size": 4},
+    "trainer": {"learning_rate": 0.25, "steps": 7, "seed": 3},
+    "eval": {"every": 2},
+    "engine": {"dropout": 0.1, "learner_threads": 1},
+}
+
+
+def test_what_a_run_takes_over_from_the_one_it_learns_from_makes_a_configuration() -> None:
+    tables = inherited(run_record(parse_config(SAMPLING_SETTINGS)))
+    tables["data"]["from_run"] = "RUN"
+    taken = parse_config({**tables, "algorithm": {"name": "dpo"}})
+    assert offline_algorithm(taken) == DPO()
+    assert (taken.model.path, taken.model.max_tokens, taken.agent.workers) == ("/models/m", 50, 3)
+    assert (taken.data.val, taken.eval.every) == ("v.jsonl", 2)
+    assert (taken.trainer.learning_rate, taken.trainer.seed, taken.trainer.steps) == (0.25, 3, 100)
+    assert (taken.engine.learner_threads, taken.engine.dropout) == (1, 0.0)
+
+
+def test_without_held_out_tasks_no_agent_is_taken_over() -> None:
+    without = SAMPLING_SETTINGS | {"data": {"train": "t"}, "eval": {}}
+    tables = inherited(run_record(parse_config(without)))
+    tables["data"]["from_run"] = "RUN"
+    taken = parse_config({**tables, "algorithm": {"name": "sft"}})
+    assert not taken.agent.given
+    assert offline_algorithm(taken) == SFT()
+
+
+def test_a_run_without_a_configuration_or_with_several_models_has_nothing_to_take_over() -> None:
+    assert inherited({}) == {}
+    assert inherited(run_record(parse_config(SAMPLING_SETTINGS)) | {"policies": {"white": {}, "black": {}}}) == {}
+
+
+def test_a_predicate_that_cannot_be_loaded_is_an_error_at_the_start() -> None:
+    with pytest.raises(AgentLightningError, match=r"nowhere\.py"):
+        offline_algorithm(config("sft", algorithm={"agents": ["nowhere.py:writes"]}))

@@ -1,0 +1,290 @@
+"""What a step makes of AIR's rewards: counted or not, measured either way, and refused where nothing would read them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_policy_update import TalkingEngine, config, trajectory
+
+from agentlightning.adapters.trajectories import JUDGE, trajectories
+from agentlightning.algorithms import LightningRL
+from agentlightning.algorithms.rewards import RewardPolicy, without_air
+from agentlightning.config import Config
+from agentlightning.errors import ConfigError
+from agentlightning.trainer.monitor.metrics import group_of, in_order
+from agentlightning.trainer.policies import TrainedPolicy
+from agentlightning.trainer.progress import Silent
+from agentlightning.trainer.rl.air_metrics import AirTally, air_effect, check_air, within_groups
+from agentlightning.trainer.rl.step_planner import StepPlanner
+from agentlightning.trainer.training import algorithms_of
+from agentlightning.types import Call, Consumed, Reward, Rollout, Sampling, Step, Trajectory
+
+RULES = {"tool_error": -0.5, "tool_success": 0.25}
+STEPS = LightningRL(credit="step_rewards", minibatches=1)
+
+
+def marked(one: Trajectory, *values: float) -> Trajectory:
+    """With a reward of AIR on each call; 0 for none."""
+    calls = [
+        replace(call, reward=value, rewards={"air.tool_error": value}) if value else call
+        for call, value in zip(one.transitions, values, strict=True)
+    ]
+    return replace(one, transitions=calls)
+
+
+PLAIN = [trajectory("a0", 1.0), trajectory("a1", 0.0), trajectory("a2", 0.0)]
+GROUP = [PLAIN[0], marked(PLAIN[1], -0.5, 0), marked(PLAIN[2], -0.5, -0.5)]
+
+
+def planner(table: dict[str, Any], algorithm: LightningRL = STEPS) -> StepPlanner:
+    none: Any = None
+    return StepPlanner(
+        policies={"default": TrainedPolicy(config=config(air=table), algorithm=algorithm, value={})},
+        run_id="run",
+        folder=Path("none"),
+        store=none,
+        engine=TalkingEngine(),  # type: ignore[arg-type]
+        progress=Silent(),
+        learning_rate=1.0,
+    )
+
+
+async def advantages(table: dict[str, Any], group: list[Trajectory]) -> list[list[float]]:
+    plan, _ = await planner(table).plan_policy("default", 1, [group])
+    rows = sorted(plan.minibatches[0], key=lambda row: (row.rollout_id, row.tokens))
+    return [row.advantages for row in rows]
+
+
+async def test_rewards_that_are_not_counted_change_nothing() -> None:
+    off = await advantages({"rules": RULES, "counted": False}, GROUP)
+    assert off == await advantages({}, PLAIN)
+    assert off != await advantages({"rules": RULES}, GROUP)
+
+
+class OneStepBefore:
+    """A store with one closed step, whose one rollout has a reward of AIR on its call."""
+
+    async def steps(self, run_id: str) -> list[Step]:
+        return [Step(run_id=run_id, step=1, state="closed", consumed=[Consumed(rollout_id="one", outcome="trained")])]
+
+    async def rollouts(self, query: Any) -> list[Rollout]:
+        return [rollout("one", "g", 1.0)]
+
+    async def calls(self, ids: Any) -> list[Call]:
+        return [CALL]
+
+    async def rewards(self, ids: Any) -> list[Reward]:
+        return [said(rollout("one", "g", 1.0), -0.5)]
+
+
+async def test_a_credit_rule_that_looks_back_sees_no_rewards_that_are_not_counted(tmp_path: Path) -> None:
+    rule = tmp_path / "rule.py"
+    rule.write_text(
+        "from agentlightning.algorithms.credit import credit_rule\n\n"
+        "@credit_rule('back', each='step', needs=('history',))\n"
+        "def back(groups, evidence, *, history: int = 1):\n"
+        "    earlier = evidence.history[0][0].transitions[0].reward\n"
+        "    return [[[one.reward * earlier] * len(one.transitions) for one in group] for group in groups]\n"
+    )
+    algorithm = LightningRL(credit=f"{rule}:back", advantage="reinforce", minibatches=1)
+    for counted, advantage in ((True, -0.5), (False, 0.0)):
+        looking = planner({"rules": RULES, "counted": counted}, algorithm)
+        plan, _ = await replace(looking, store=OneStepBefore()).plan_policy("default", 2, [PLAIN])  # type: ignore[arg-type]
+        found = [row.advantages for ofone in plan.minibatches for row in ofone if row.rollout_id == "a0"]
+        assert [one for row in found for one in row if one] == [advantage] * 4 * bool(advantage)
+
+
+async def test_what_counting_changes_is_the_same_number_whether_they_count_or_not() -> None:
+    measured = [
+        (await planner({"rules": RULES, "counted": on}).plan_policy("default", 1, [GROUP]))[1] for on in (True, False)
+    ]
+    assert measured[0] == measured[1]
+    assert measured[0].keys() == {"air/turned", "air/moved"}
+    assert (await planner({}).plan_policy("default", 1, [GROUP]))[1] == {}
+
+
+def test_a_call_turns_where_its_advantage_gets_another_sign() -> None:
+    one, other = trajectory("a0", 1.0), trajectory("a1", 0.0)
+    turned = air_effect(STEPS, [[marked(one, -3.0, 0), other]])
+    assert turned["air/turned"] == pytest.approx(
+        0.5
+    )  # the first calls change places; the last ones are compared as before
+    assert air_effect(STEPS, [[one, other]]) == {"air/turned": 0.0, "air/moved": 0.0}
+    # An advantage that AIR gives where there was none has turned, too, and moved by all of its size; and nothing moves
+    # where no call has an advantage either way.
+    same = [trajectory("a0", 1.0), trajectory("a1", 1.0)]
+    assert air_effect(STEPS, [[marked(same[0], -3.0, 0), same[1]]]) == {"air/turned": 0.5, "air/moved": 1.0}
+    assert air_effect(STEPS, [same]) == {"air/turned": 0.0, "air/moved": 0.0}
+
+
+def test_an_advantage_that_takes_a_critic_is_not_compared() -> None:
+    assert air_effect(LightningRL(advantage="gae"), [GROUP]) == {}
+
+
+def test_a_final_reward_that_is_the_same_throughout_still_teaches_what_air_saw() -> None:
+    group = [trajectory("a0", 0.0), marked(trajectory("a1", 0.0), -0.5, 0)]
+    assert STEPS.plan([group], seed=0).outcomes == {"a0": "trained", "a1": "trained"}
+    assert STEPS.plan(without_air([group]), seed=0).outcomes == {"a0": "zero_variance", "a1": "zero_variance"}
+
+
+def test_other_step_rewards_stay_where_air_is_left_out() -> None:
+    both = marked(trajectory("a0", 1.0), -0.5, 0)
+    first = replace(both.transitions[0], reward=0.5, rewards={"format": 1.0, "air.tool_error": -0.5})
+    [[left]] = without_air([[replace(both, transitions=[first, both.transitions[1]])]])
+    assert (left.transitions[0].reward, left.transitions[0].rewards) == (1.0, {"format": 1.0})
+
+
+def test_reward_weights_leave_airs_own_weights_alone_unless_they_name_its_rules() -> None:
+    one = marked(replace(trajectory("a0", 1.0), rewards={"answer": 0.5}), -0.5, 0)
+    for weights, step in (({"answer": 2.0}, -0.5), ({"answer": 2.0, "air.tool_error": 0.0}, 0.0)):
+        [[weighed]] = RewardPolicy(weights=weights).settle([[one]]).groups
+        assert (weighed.reward, weighed.transitions[0].reward) == (1.0, step)
+
+
+# --- what is measured -----------------------------------------------------------------------------------------------------
+
+
+def rollout(name: str, group: str, reward: float | None, attempt: int = 1) -> Rollout:
+    return Rollout(
+        id=name,
+        run_id="run",
+        task={},
+        group_id=group,
+        replica=0,
+        mode="train",
+        step=1,
+        sampling=Sampling(),
+        retry=None,  # type: ignore[arg-type]
+        priority=0,
+        state="succeeded",
+        attempt=attempt,
+        lost=0,
+        created_ns=0,
+        reward=reward,
+    )
+
+
+def said(owner: Rollout, value: float, rule: str = "tool_error", attempt: int = 1, call: str = "c") -> Reward:
+    return Reward(
+        id=f"{owner.id}.{call}.{rule}.{attempt}",
+        run_id="run",
+        rollout_id=owner.id,
+        attempt=attempt,
+        value=value,
+        name=f"air.{rule}",
+        call_id=call,
+        source="air",
+    )
+
+
+CALL = Call(
+    id="c",
+    run_id="run",
+    rollout_id="one",
+    attempt=1,
+    parent_id=None,
+    suffix_ids=[1],
+    sampled_ids=[2],
+    logprobs=[-1.0],
+    versions=[],
+    prompt_tokens=1,
+    policy="default",
+    model="m",
+    protocol="chat",
+    sampling=Sampling(),
+    history_hash="",
+    request_hash="",
+    messages=[],
+    completion={},
+)
+
+
+def calls(count: int) -> list[Call]:
+    return [CALL] * count
+
+
+def test_a_step_says_how_often_each_rule_spoke_and_what_it_gave_a_call() -> None:
+    good, bad = rollout("good", "g", 1.0), rollout("bad", "g", 0.0, attempt=2)
+    tally = AirTally(RULES)
+    tally.add([good], calls(2), [said(good, 0.25, "tool_success")])
+    tally.add([bad], calls(2), [said(bad, -0.5, attempt=2), said(bad, -0.5, attempt=2, call="d"), said(bad, -0.5)])
+    assert tally.metrics() == {
+        "air/tool_error/reward_mean": -0.25,
+        "air/tool_error/share": 0.5,
+        "air/tool_success/reward_mean": 0.0625,
+        "air/tool_success/share": 0.25,
+        "air/agreement": pytest.approx(1.0),
+    }
+
+
+def test_rewards_of_others_calls_of_judges_and_rewards_that_are_no_number_are_not_airs() -> None:
+    good, bad, unknown = (rollout(name, "g", own) for name, own in (("a", 1.0), ("b", 0.0), ("c", math.nan)))
+    tally = AirTally({"tool_error": -1.0})
+    told = [said(bad, -0.25), said(unknown, -0.5), replace(said(good, -0.75), source="emitted")]
+    tally.add([good, bad, unknown], [CALL, CALL, CALL, replace(CALL, agent=JUDGE)], told)
+    assert tally.metrics() == {
+        "air/tool_error/reward_mean": -0.25,
+        "air/tool_error/share": pytest.approx(2 / 3),
+        "air/agreement": pytest.approx(1.0),
+    }
+
+
+def test_a_step_without_rules_says_nothing_of_air() -> None:
+    one = rollout("one", "g", 1.0)
+    tally = AirTally(())
+    tally.add([one], calls(1), [said(one, -0.5)])
+    assert tally.metrics() == {}
+
+
+def test_agreement_is_within_groups_alone() -> None:
+    assert within_groups([[(0.0, 1.0), (0.0, 0.0)], [(5.0, 1.0), (5.0, 1.0)]]) is None
+    assert within_groups([[(0.0, 1.0), (-1.0, 0.0)], [(-9.0, 1.0), (-10.0, 0.0)]]) == pytest.approx(1.0)
+
+
+def test_airs_numbers_stand_together() -> None:
+    assert (group_of("air/tool_error/share"), group_of("policies/white/air/moved"), group_of("airy")) == (
+        "air",
+        "air",
+        "other",
+    )
+    assert in_order(["zeta", "time/step_s", "air/x/share", "air/turned", "rollout/calls"]) == [
+        "rollout/calls",
+        "air/turned",
+        "air/x/share",
+        "time/step_s",
+        "zeta",
+    ]
+
+
+# --- settings -------------------------------------------------------------------------------------------------------------
+
+
+def test_rules_that_credit_would_ignore_are_an_error_at_start() -> None:
+    ignored = config(air={"rules": RULES})
+    with pytest.raises(ConfigError, match=r"credit = 'uniform' ignores step rewards"):
+        algorithms_of(ignored)
+    algorithms_of(config(air={"rules": RULES, "counted": False}))
+    algorithms_of(config(air={"rules": RULES}, algorithm={"credit": "gigpo"}))
+    algorithms_of(config(air={"rules": RULES}, algorithm={"advantage": "gae"}))
+
+
+def test_one_policy_that_reads_step_rewards_is_enough() -> None:
+    both: Config = config(air={"rules": RULES})
+    check_air(both, {"on": STEPS, "off": LightningRL()})
+    with pytest.raises(ConfigError):
+        check_air(both, {"off": LightningRL()})
+
+
+def test_a_rule_that_is_not_known_is_an_error_at_start() -> None:
+    with pytest.raises(ConfigError, match=r"air\.rules\.tool_eror: no such rule"):
+        algorithms_of(config(air={"rules": {"tool_eror": -1.0}}, algorithm={"credit": "step_rewards"}))
+
+
+def test_airs_rewards_reach_their_calls() -> None:
+    owner = replace(rollout("one", "g", 1.0), run_id="run")
+    [made], _ = trajectories([owner], [CALL], [said(owner, -0.5)])
+    assert (made.transitions[0].reward, made.rewards) == (-0.5, {})

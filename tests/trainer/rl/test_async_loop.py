@@ -1,0 +1,453 @@
+"""Rollouts ahead of the trainer: what a step takes, what is put away as stale or surplus, and kill -9 at every verb."""
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loop_doubles import (
+    GROUP,
+    STEPS,
+    TASKS,
+    Countdown,
+    Crash,
+    Crashing,
+    Gate,
+    RememberingEngine,
+    agents,
+    loop,
+)
+
+from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.config import parse_config
+from agentlightning.errors import AgentError, ConfigError, LearnerLostError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.trainer.collect import RolloutCollector
+from agentlightning.trainer.progress import Silent
+from agentlightning.types import Claim, Loss, NewRollout, Resource, Rollout
+
+SIZE = TASKS * GROUP
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[LightningStore]:
+    async with InMemoryLightningStore() as opened:
+        await opened.create_run("test", {}, "run")
+        yield opened
+
+
+async def trained(store: LightningStore, run: str = "run") -> list[Rollout]:
+    return await store.rollouts(RolloutQuery(run_id=run, mode="train"))
+
+
+async def outcomes(store: LightningStore, run: str = "run") -> list[Counter[str]]:
+    """By step."""
+    return [Counter(one.outcome for one in step.consumed) for step in await store.steps(run)]
+
+
+async def check(store: LightningStore, engine: RememberingEngine, run: str = "run") -> None:
+    """Every training rollout was consumed by one step, and the weights have had those that were trained, once."""
+    steps, rollouts = await store.steps(run), await trained(store, run)
+    assert [(step.step, step.state) for step in steps] == [(step, "closed") for step in range(1, STEPS + 1)]
+    assert sorted(one.rollout_id for step in steps for one in step.consumed) == [rollout.id for rollout in rollouts]
+    assert sorted(engine.learned) == [rollout.id for rollout in rollouts if rollout.outcome == "trained"]
+
+
+class Looking(RememberingEngine):
+    """Sees what is in the store whenever it learns, before any agent can go on."""
+
+    def __init__(self, store: LightningStore) -> None:
+        super().__init__()
+        self._store = store
+        self.outstanding: list[int] = []
+
+    async def forward_backward(self, sequences: Any, loss: Loss, policy: str = "default") -> dict[str, float]:
+        found = await self._store.rollouts(RolloutQuery(run_id="run", mode="train", unconsumed=True))
+        self.outstanding.append(len(found))
+        return await super().forward_backward(sequences, loss, policy)
+
+
+async def test_a_synchronous_step_leaves_nothing_for_agents_to_do_while_it_learns(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    engine = Looking(store)
+    async with agents(store):
+        await loop(store, engine, tmp_path).run(resume=False)
+    assert set(engine.outstanding) == {0}
+
+
+async def test_while_a_step_learns_the_groups_of_as_many_steps_as_the_bound_says_are_outstanding_and_no_more(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    engine = Looking(store)
+    async with agents(store):
+        await loop(store, engine, tmp_path, max_staleness=2, steps=6).run(resume=False)
+    assert engine.outstanding[0] == 2 * SIZE
+    assert max(engine.outstanding) == 2 * SIZE
+    assert all(rollout.outcome for rollout in await trained(store))
+
+
+async def test_groups_are_taken_in_the_order_in_which_they_were_queued_and_slow_ones_are_waited_for(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    gate, engine = Gate(lambda rollout: rollout.group_id == "train:1:0"), RememberingEngine()
+    async with agents(store, gate=gate):
+        running = loop(store, engine, tmp_path, val=[], max_staleness=2)
+        running.progress = WhenLeft(GROUP, gate.opened.set)
+        await running.run(resume=False)
+    by_step = [
+        {rollout.group_id.rpartition(":")[0] for rollout in await store.rollouts(RolloutQuery(ids=ids))}
+        for ids in [[one.rollout_id for one in step.consumed] for step in await store.steps("run")]
+    ]
+    assert by_step == [{f"train:{step}"} for step in range(1, STEPS + 1)]
+    await check(store, engine)
+
+
+class WhenLeft(Silent):
+    """Does something once the trainer waits for so many rollouts and no more."""
+
+    def __init__(self, left: int, what: Callable[[], None]) -> None:
+        self._left = left
+        self._what = what
+
+    def phase(self, name: str, done: int, total: int) -> None:
+        if name == "collect" and done == total - self._left:
+            self._what()
+
+
+async def test_in_the_order_of_finishing_a_slow_group_holds_up_nobody_and_is_stale_in_the_end(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    gate, engine = Gate(lambda rollout: rollout.group_id == "train:1:0"), RememberingEngine()
+    async with agents(store, gate=gate):
+        await loop(store, engine, tmp_path, val=[], max_staleness=1, batch_order="first_finished").run(resume=False)
+    slow = [rollout for rollout in await trained(store) if rollout.group_id == "train:1:0"]
+    assert [(rollout.state, rollout.outcome) for rollout in slow] == [("cancelled", "stale")] * GROUP
+    assert (await outcomes(store))[2][
+        "stale"
+    ] == GROUP  # step 3 updates the weights of step 2: those of step 0 are too old
+    await check(store, engine)
+
+
+async def test_in_the_order_of_finishing_a_slow_group_is_learned_from_later(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    gate = Gate(lambda rollout: rollout.group_id == "train:1:0")
+
+    class Opens(RememberingEngine):
+        async def publish(self, version: int, policy: str = "default") -> None:
+            if version == 2:
+                gate.opened.set()
+            await super().publish(version, policy)
+
+    engine = Opens()
+    async with agents(store, gate=gate):
+        await loop(store, engine, tmp_path, val=[], max_staleness=2, batch_order="first_finished").run(resume=False)
+    slow = next(rollout for rollout in await trained(store) if rollout.group_id == "train:1:0")
+    first, *others = await store.steps("run")
+    assert slow.id not in {one.rollout_id for one in first.consumed}
+    assert slow.id in {one.rollout_id for step in others for one in step.consumed}
+    await check(store, engine)
+
+
+async def test_a_surplus_of_groups_lets_a_synchronous_step_go_on_without_the_slowest(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    gate, engine = Gate(lambda rollout: rollout.group_id == "train:1:1"), RememberingEngine()
+    async with agents(store, gate=gate):
+        await loop(store, engine, tmp_path, val=[], overprovision=0.5).run(resume=False)
+    assert [each["overprovisioned"] for each in await outcomes(store)] == [GROUP] * STEPS
+    slow = [rollout for rollout in await trained(store) if rollout.group_id == "train:1:1"]
+    assert [(rollout.state, rollout.outcome) for rollout in slow] == [("cancelled", "overprovisioned")] * GROUP
+    await check(store, engine)
+
+
+@pytest.mark.parametrize("bound", [0, 1])
+async def test_past_the_deadline_of_its_group_a_rollout_is_cancelled_and_the_others_are_learned_from(
+    store: LightningStore, tmp_path: Path, bound: int
+) -> None:
+    gate, engine = Gate(lambda rollout: rollout.group_id == "train:2:1" and rollout.replica == 2), RememberingEngine()
+    algorithm = LightningRL(group_size=3, minibatches=1)
+    running = loop(store, engine, tmp_path, val=[], algorithm=algorithm, group_deadline_s=5.0, max_staleness=bound)
+    passed_s = [0.0]
+
+    def pass_time() -> None:
+        if running.version == 2:  # in step 2, which waits for the one that is held
+            passed_s[0] = 6.0
+
+    running.scheduler.clock = lambda: passed_s[0]
+    running.progress = WhenLeft(1, pass_time)
+    async with agents(store, gate=gate, reward_of=lambda claim: float(claim.rollout.replica == 0)):
+        await running.run(resume=False)
+    (slow,) = [rollout for rollout in await trained(store) if rollout.state == "cancelled"]
+    assert (slow.group_id, slow.replica, slow.outcome) == ("train:2:1", 2, "overprovisioned")
+    assert (await outcomes(store))[1]["trained"] == 2 * 3 - 1
+    await check(store, engine)
+
+
+def has_signal(claim: Claim) -> float:
+    """Every third group in the order of the tasks has rewards that differ."""
+    _, step, place = claim.rollout.group_id.split(":")
+    number = (int(step) - 1) * TASKS + int(place)
+    return float(claim.rollout.replica == 0 and number % 3 == 0)
+
+
+@pytest.mark.parametrize("bound", [0, 1])
+async def test_with_dynamic_sampling_groups_without_signal_are_made_up_for(
+    store: LightningStore, tmp_path: Path, bound: int
+) -> None:
+    engine = RememberingEngine()
+    algorithm = LightningRL(group_size=GROUP, minibatches=1, dynamic_sampling=True)
+    running = loop(store, engine, tmp_path, val=[], algorithm=algorithm, max_staleness=bound)
+    async with agents(store, reward_of=has_signal):
+        await running.run(resume=False)
+    assert [each["trained"] for each in await outcomes(store)] == [SIZE] * STEPS
+    assert all(each["zero_variance"] >= SIZE for each in await outcomes(store))
+    made_up = [metric.value for metric in await store.metrics("run", "rollout/resampled_groups")]
+    assert len(made_up) == STEPS
+    await check(store, engine)
+
+
+async def test_dynamic_sampling_makes_do_with_what_it_has_after_ten_times_as_many_groups(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    engine = RememberingEngine()
+    algorithm = LightningRL(group_size=GROUP, minibatches=1, dynamic_sampling=True)
+    async with agents(store, reward_of=lambda claim: 0.0):
+        await loop(store, engine, tmp_path, val=[], algorithm=algorithm).run(resume=False)
+    assert await outcomes(store) == [{"zero_variance": 10 * SIZE}] * STEPS
+    await check(store, engine)
+
+
+ASYNC: list[dict[str, Any]] = [
+    {"max_staleness": 1},
+    {"max_staleness": 1, "batch_order": "first_finished"},
+    {"overprovision": 0.5},
+]
+
+
+@pytest.mark.parametrize("settings", ASYNC, ids=str)
+async def test_a_run_killed_at_any_verb_resumes_with_nothing_lost_and_nothing_trained_twice(
+    store: LightningStore, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    ticks = 1
+    while True:
+        run = f"run-{ticks}"
+        await store.create_run("test", {}, run)
+        async with agents(store, run=run):
+            countdown = Countdown(ticks)
+            first = loop(
+                Crashing(store, countdown), Crashing(RememberingEngine(), countdown), tmp_path, run, **settings
+            )
+            try:
+                await first.run(resume=False)
+                break  # the run has fewer verbs than that: every point has been tried
+            except Crash:
+                pass
+            engine = RememberingEngine()
+            assert await loop(store, engine, tmp_path, run, **settings).run(resume=True) == STEPS
+        await check(store, engine, run)
+        for each in await outcomes(store, run):
+            learned = each["trained"] + each["zero_variance"]
+            assert 0 < learned <= SIZE <= learned + each["stale"], f"after a crash at verb {ticks}"
+        ticks += 1
+    assert ticks > 50
+
+
+async def test_what_was_sampled_with_weights_that_resuming_left_behind_is_stale_and_made_up_for(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    class Lost(RememberingEngine):
+        async def publish(self, version: int, policy: str = "default") -> None:
+            if version == 6:  # step 5
+                raise Crash
+            await super().publish(version, policy)
+
+    settings: dict[str, Any] = {"max_staleness": 1, "steps": 6, "checkpoint_every": 100}
+    gate = Gate(lambda rollout: rollout.step == 6)
+    async with agents(store, gate=gate):
+        with pytest.raises(Crash):
+            await loop(store, Lost(), tmp_path, val=[], **settings).run(resume=False)
+        resumed = loop(store, AfterPublish(gate), tmp_path, val=[], **settings)
+        await resumed.run(resume=True)
+    last = (await outcomes(store))[-1]
+    assert last["stale"] == SIZE
+    assert last["trained"] + last["zero_variance"] == SIZE
+
+
+class AfterPublish(RememberingEngine):
+    """Lets held agents sample with the first weights that it publishes."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__()
+        self._gate = gate
+
+    async def publish(self, version: int, policy: str = "default") -> None:
+        self._gate.opened.set()
+        await super().publish(version, policy)
+
+
+async def test_what_was_sampled_within_the_bound_before_a_crash_is_learned_from_after_it(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    class Lost(RememberingEngine):
+        async def publish(self, version: int, policy: str = "default") -> None:
+            if version == 3:  # step 2; agents have done all that was queued for step 3
+                while any(rollout.state != "succeeded" for rollout in await trained(store)):
+                    await store.wait("run", timeout_s=0.01)
+                raise Crash
+            await super().publish(version, policy)
+
+    settings: dict[str, Any] = {"max_staleness": 1, "checkpoint_every": 100}
+    async with agents(store):
+        with pytest.raises(Crash):
+            await loop(store, Lost(), tmp_path, val=[], **settings).run(resume=False)
+        engine = RememberingEngine()
+        await loop(store, engine, tmp_path, val=[], **settings).run(resume=True)
+    assert [each["stale"] for each in await outcomes(store)] == [0] * STEPS
+    assert {metric.value for metric in await store.metrics("run", "rollout/staleness_max") if not metric.abandoned} == {
+        0,
+        1,
+    }
+    await check(store, engine)
+
+
+async def test_a_step_that_is_executed_again_learns_from_no_surplus(store: LightningStore, tmp_path: Path) -> None:
+    class Lost(RememberingEngine):
+        async def publish(self, version: int, policy: str = "default") -> None:
+            if version == 3:  # step 1
+                raise Crash
+            await super().publish(version, policy)
+
+    await store.put_resources([Resource(run_id="run", name="default", kind="policy", value={})])
+    await store.enqueue(
+        [
+            NewRollout(run_id="run", task={"n": 0}, group_id=f"train:1:{place}", replica=replica, step=1)
+            for place in range(TASKS + 1)
+            for replica in range(GROUP)
+        ]
+    )
+    engine = RememberingEngine()
+    async with agents(store, reward_of=lambda claim: float(claim.rollout.replica)):
+        while any(rollout.state != "succeeded" for rollout in await trained(store)):
+            await store.wait("run", timeout_s=0.01)
+        with pytest.raises(Crash):
+            await loop(store, Lost(), tmp_path, val=[], overprovision=0.5).run(resume=False)
+        await loop(store, engine, tmp_path, val=[], overprovision=0.5).run(resume=True)
+    assert [each["overprovisioned"] for each in await outcomes(store)] == [GROUP] * STEPS
+    await check(store, engine)
+
+
+async def test_a_learner_lost_before_the_list_of_its_step_is_written_costs_no_rollout(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    class Valuing(RememberingEngine):
+        lost = False
+
+        async def values(self, sequences: Any, policy: str = "default") -> list[list[float]]:
+            if not self.lost:
+                self.lost = True
+                raise LearnerLostError("the learner ended during values")
+            return [[0.0] * len(row.tokens) for row in sequences]
+
+    engine, algorithm = Valuing(), LightningRL(group_size=GROUP, minibatches=1, advantage="gae")
+    async with agents(store):
+        await loop(store, engine, tmp_path, val=[], algorithm=algorithm, max_staleness=1).run(resume=False)
+    assert engine.lost
+    await check(store, engine)
+
+
+async def test_a_collector_keeps_what_was_watched_for_and_nothing_else(store: LightningStore) -> None:
+    new = [NewRollout(run_id="run", task={}, group_id=name) for name in ("mine", "other's", "nobody's")]
+    collector = RolloutCollector(store, "run")
+    await collector.begin()
+    (others, nobodys) = await store.enqueue(new[1:])
+    collector.watch([others.id])
+    async with agents(store, calls=0):
+        (mine,) = await collector.collect(new[:1])
+        while not (heard := collector.fetch([others.id, nobodys.id])):
+            await collector.wait_finished(1)
+    assert mine.state == "succeeded"
+    assert set(heard) == {others.id}
+    assert collector.fetch([others.id]) == {}
+
+
+async def test_a_learner_lost_at_any_verb_costs_no_rollout(store: LightningStore, tmp_path: Path) -> None:
+    ticks = 1
+    while True:
+        run = f"run-{ticks}"
+        await store.create_run("test", {}, run)
+        countdown, engine = Countdown(ticks, LearnerLostError), RememberingEngine()
+        async with agents(store, run=run):
+            lost = Crashing(engine, countdown)
+            assert await loop(store, lost, tmp_path, run, max_staleness=1).run(resume=False) == STEPS
+        await check(store, engine, run)
+        if countdown.left > 0:
+            break
+        ticks += 1
+    assert ticks > 20
+
+
+async def test_a_group_that_failed_is_not_replaced_while_its_step_may_come_to_something(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    await store.enqueue(
+        [NewRollout(run_id="run", task={}, group_id="train:1:0", replica=replica, step=1) for replica in range(GROUP)]
+    )
+    async with agents(store, broken=True):
+        while any(rollout.state != "failed" for rollout in await trained(store)):
+            await store.wait("run", timeout_s=0.01)
+    async with agents(store):
+        await loop(store, RememberingEngine(), tmp_path, val=[]).run(resume=False)
+    assert [sum(each.values()) for each in await outcomes(store)] == [SIZE] * STEPS
+
+
+async def test_the_last_step_puts_away_what_an_earlier_process_had_queued_beyond_it(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    more = [
+        NewRollout(run_id="run", task={"n": 0}, group_id=f"train:{step}:{place}", replica=replica, step=step)
+        for step in range(1, STEPS + 2)
+        for place in range(TASKS)
+        for replica in range(GROUP)
+    ]
+    await store.enqueue(more)
+    engine = RememberingEngine()
+    async with agents(store):
+        await loop(store, engine, tmp_path, val=[], max_staleness=1).run(resume=False)
+    assert [each["overprovisioned"] for each in await outcomes(store)] == [0] * (STEPS - 1) + [SIZE]
+    await check(store, engine)
+
+
+@pytest.mark.parametrize("order", ["fifo", "first_finished"])
+async def test_what_ran_ahead_and_failed_with_the_step_that_ended_the_run_is_put_away_by_resume(
+    store: LightningStore, tmp_path: Path, order: str
+) -> None:
+    settings: dict[str, Any] = {"val": [], "max_staleness": 1, "batch_order": order}
+    async with agents(store, broken=True):
+        with pytest.raises(AgentError):
+            await loop(store, RememberingEngine(), tmp_path, **settings).run(resume=False)
+        while any(rollout.state != "failed" for rollout in await trained(store)):
+            await store.wait("run", timeout_s=0.01)
+    engine = RememberingEngine()
+    async with agents(store):
+        assert await loop(store, engine, tmp_path, **settings).run(resume=True) == STEPS
+    first, *others = await outcomes(store)
+    assert first["invalid"] == 2 * SIZE
+    assert all(each["trained"] + each["zero_variance"] == SIZE for each in (first, *others))
+    await check(store, engine)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"batch_order": "first_finished"}, "batch_order: has no effect with max_staleness = 0"),
+        ({"overprovision": 0.5, "max_staleness": 1}, "overprovision: with max_staleness above 0"),
+    ],
+)
+def test_a_setting_that_would_be_ignored_is_refused(settings: dict[str, Any], sentence: str) -> None:
+    table = {"model": {"path": "m"}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}, "trainer": settings}
+    with pytest.raises(ConfigError, match=sentence):
+        parse_config(table)

@@ -1,0 +1,103 @@
+"""What credit rules ask for: a judge over HTTP, and earlier steps from the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agentlightning.algorithms import LightningRL
+from agentlightning.errors import ConfigError, EngineError
+from agentlightning.store.base import LightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.trainer.rl.credit_inputs import CreditInputReader, check_credit_inputs
+from agentlightning.types import Trajectory, Transition
+
+JUDGE = {"url": "https://judge.test/v1", "model": "wise", "key_env": "JUDGE_KEY"}
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[LightningStore]:
+    async with InMemoryLightningStore() as opened:
+        await opened.create_run("test", {}, "run")
+        yield opened
+
+
+def rollout(name: str, text: str) -> Trajectory:
+    call = Transition(
+        call_id=name,
+        suffix_ids=[1],
+        sampled_ids=[2],
+        logprobs=[-1.0],
+        versions=[],
+        messages=[{"role": "user", "content": "task"}],
+        completion={"role": "assistant", "content": text},
+    )
+    return Trajectory(rollout_id=name, group_id="g", reward=0.0, transitions=[call])
+
+
+GROUPS = [[rollout("a", "good"), rollout("b", "bad")]]
+
+
+class Endpoint:
+    def __init__(self, status: int = 200) -> None:
+        self.requests: list[httpx.Request] = []
+        self.status = status
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        attempts = json.loads(request.content)["messages"][1]["content"].split("<attempt ")[1:]
+        text = json.dumps({"scores": [float("good" in attempt) for attempt in attempts]})
+        body = {"choices": [{"message": {"content": text}}], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+        return httpx.Response(self.status, json=body)
+
+
+def witness(store: LightningStore, folder: Path, endpoint: Endpoint) -> CreditInputReader:
+    algorithm = LightningRL(credit="judge", credit_settings=JUDGE)
+    transport = httpx.MockTransport(endpoint)
+    return CreditInputReader(
+        algorithm=algorithm, store=store, run_id="run", folder=folder / "judge", transport=transport
+    )
+
+
+async def test_a_judge_is_asked_over_http_and_paid_once(
+    store: LightningStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    endpoint = Endpoint()
+    evidence, cost = await witness(store, tmp_path, endpoint).gather(1, GROUPS)
+    assert evidence.scores == {"a": 1.0, "b": 0.0}
+    assert (cost["judge/requests"], cost["judge/prompt_tokens"], cost["judge/sampled_tokens"]) == (1.0, 7.0, 3.0)
+    [request] = endpoint.requests
+    assert str(request.url) == "https://judge.test/v1/chat/completions"
+    assert request.headers["authorization"] == "Bearer secret"
+    assert json.loads(request.content)["model"] == "wise"
+    # another process, after a crash: the replies are in the folder
+    again, cost = await witness(store, tmp_path, endpoint).gather(1, GROUPS)
+    assert (again, cost["judge/cached"], len(endpoint.requests)) == (evidence, 1.0, 1)
+
+
+async def test_a_judge_that_refuses_ends_the_step_with_its_reason(
+    store: LightningStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    with pytest.raises(EngineError, match=r"the judge at https://judge\.test/v1 refused the request: 401"):
+        await witness(store, tmp_path, Endpoint(401)).gather(1, GROUPS)
+
+
+async def test_rules_that_ask_for_nothing_get_nothing(store: LightningStore, tmp_path: Path) -> None:
+    idle = CreditInputReader(algorithm=LightningRL(), store=store, run_id="run", folder=tmp_path)
+    evidence, cost = await idle.gather(1, GROUPS)
+    assert (list(evidence.history), dict(evidence.scores), cost) == ([], {}, {})
+
+
+def test_a_judge_without_an_address_or_key_stops_the_run_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY", raising=False)
+    with pytest.raises(ConfigError, match=r"credit_settings\.url: is required with credit = 'judge'"):
+        check_credit_inputs(LightningRL(credit="judge"))
+    with pytest.raises(ConfigError, match=r"key_env: the variable JUDGE_KEY is not set"):
+        check_credit_inputs(LightningRL(credit="judge", credit_settings=JUDGE))
+    check_credit_inputs(LightningRL())

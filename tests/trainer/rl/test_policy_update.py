@@ -1,0 +1,187 @@
+"""What a policy's learning asks of its engine, and which settings stop a run before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agentlightning.algorithms import LightningRL
+from agentlightning.config import Config, parse_config
+from agentlightning.errors import ConfigError
+from agentlightning.trainer.check import check_agent
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.policies import TrainedPolicy
+from agentlightning.trainer.progress import Silent
+from agentlightning.trainer.rl.policy_update import check_fit, critic_values, update_policy
+from agentlightning.trainer.rl.step_planner import StepPlanner
+from agentlightning.types import Loss, TrainingSequence, Trajectory, Transition
+
+
+class TalkingEngine:
+    """Answers every verb with numbers that say which verb and token they are of, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[str]]] = []
+        self.trained: list[list[TrainingSequence]] = []
+        self.policies: set[str] = set()
+
+    def _say(self, verb: str, rows: Sequence[TrainingSequence], policy: str, thousands: int) -> list[list[float]]:
+        self.asked.append((verb, [row.rollout_id for row in rows]))
+        self.policies.add(policy)
+        return [[float(thousands + token) for token in row.tokens] for row in rows]
+
+    async def logprobs(self, rows: Sequence[TrainingSequence], policy: str) -> list[list[float]]:
+        return self._say("logprobs", rows, policy, 1000)
+
+    async def reference_logprobs(self, rows: Sequence[TrainingSequence], policy: str) -> list[list[float]]:
+        return self._say("reference_logprobs", rows, policy, 2000)
+
+    async def values(self, rows: Sequence[TrainingSequence], policy: str) -> list[list[float]]:
+        return self._say("values", rows, policy, 0)
+
+    async def forward_backward(self, rows: Sequence[TrainingSequence], loss: Loss, policy: str) -> dict[str, float]:
+        self.trained.append(list(rows))
+        self._say("forward_backward", rows, policy, 0)
+        return {"loss": 1.0, "tokens": 1.0}
+
+    async def optim_step(self, learning_rate: float, grad_clip: float, policy: str) -> dict[str, float]:
+        self.asked.append(("optim_step", []))
+        return {"grad_norm": 1.0}
+
+
+def config(**tables: Any) -> Config:
+    least = {"model": {"path": "m"}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}}
+    return parse_config({**least, **tables})
+
+
+def trained(algorithm: LightningRL) -> TrainedPolicy:
+    return TrainedPolicy(config=config(), algorithm=algorithm, value={})
+
+
+def planner(engine: TalkingEngine, algorithm: LightningRL) -> StepPlanner:
+    return StepPlanner(
+        policies={"white": trained(algorithm)},
+        run_id="run",
+        folder=Path("none"),
+        store=cast(Any, None),
+        engine=cast(Any, engine),
+        progress=Silent(),
+        learning_rate=1.0,
+    )
+
+
+async def update(engine: TalkingEngine, algorithm: LightningRL) -> dict[str, float]:
+    plan = algorithm.plan([GROUP], seed=0)
+    return await update_policy(cast(Any, engine), "white", trained(algorithm), plan, 1e-3, Silent())
+
+
+def trajectory(name: str, reward: float) -> Trajectory:
+    """Two calls of two tokens with prompts of their own, and so two rows."""
+    transitions = [
+        Transition(
+            call_id=f"{name}/{place}",
+            suffix_ids=[1],
+            sampled_ids=[10 + place, 20 + place],
+            logprobs=[-1.0, -1.0],
+            versions=[],
+        )
+        for place in range(2)
+    ]
+    return Trajectory(rollout_id=name, group_id=name[0], reward=reward, transitions=transitions)
+
+
+GROUP = [trajectory("a0", 1.0), trajectory("a1", 0.0), trajectory("a2", 0.0)]
+
+
+async def test_old_and_reference_logprobs_are_asked_once_before_the_first_update() -> None:
+    engine = TalkingEngine()
+    algorithm = LightningRL(ratio="old_policy", kl=0.1, epochs=2, minibatches=3)
+    await update(engine, algorithm)
+    verbs = [verb for verb, _ in engine.asked]
+    assert verbs[:6] == ["logprobs", "reference_logprobs"] * 3
+    assert verbs[6:] == ["forward_backward", "optim_step"] * 6
+    asked = [rollout for verb, rollouts in engine.asked if verb == "logprobs" for rollout in rollouts]
+    assert sorted(asked) == ["a0", "a0", "a1", "a1", "a2", "a2"]
+    for row in (row for rows in engine.trained for row in rows):
+        assert row.old_logprobs == [1000.0 + token for token in row.tokens]
+        assert row.ref_logprobs == [2000.0 + token for token in row.tokens]
+    assert engine.policies == {"white"}
+
+
+async def test_nothing_is_asked_that_the_loss_does_not_need() -> None:
+    engine = TalkingEngine()
+    algorithm = LightningRL(minibatches=1)
+    await update(engine, algorithm)
+    assert [verb for verb, _ in engine.asked] == ["forward_backward", "optim_step"]
+    assert await critic_values(cast(Any, engine), "white", algorithm, [GROUP]) is None
+
+
+async def test_the_sampler_gap_is_the_divergence_before_the_steps_first_update() -> None:
+    class Drifting(TalkingEngine):
+        """Goes further from the sampler with every update."""
+
+        async def forward_backward(self, rows: Sequence[TrainingSequence], loss: Loss, policy: str) -> dict[str, float]:
+            metrics = await super().forward_backward(rows, loss, policy)
+            return metrics | {"kl": 0.1 * len(self.trained), "ratio_max": float(len(self.trained))}
+
+    algorithm = LightningRL(minibatches=3)
+    metrics = await update(Drifting(), algorithm)
+    assert metrics["sampler_gap"] == 0.1
+    assert (metrics["kl"], metrics["ratio_max"], metrics["updates"]) == (pytest.approx(0.2), 3.0, 3.0)
+
+
+@pytest.mark.parametrize("merge", [True, False])
+async def test_the_critic_is_asked_for_every_sampled_token_of_every_call(merge: bool) -> None:
+    engine = TalkingEngine()
+    algorithm = LightningRL(advantage="gae", merge=merge)
+    values = await critic_values(cast(Any, engine), "white", algorithm, [GROUP[:1], GROUP[1:]])
+    expected = {f"a{number}/{place}": [10.0 + place, 20.0 + place] for number in range(3) for place in range(2)}
+    assert values == expected
+    plan, _ = await planner(engine, algorithm).plan_policy("white", 1, [GROUP])
+    assert all(row.returns is not None for rows in plan.minibatches for row in rows)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kl": 0.1},
+        {"advantage": "gae"},
+        {"importance": "token", "ratio": "old_policy", "epochs": 2},
+        {"loss": "gspo", "entropy": 0.01, "off_policy_kl": 0.2},
+    ],
+)
+def test_what_the_local_engine_can_do_passes(settings: dict[str, Any]) -> None:
+    check_fit(LightningRL(**settings), config())
+
+
+@pytest.mark.parametrize(
+    ("settings", "tables", "sentence"),
+    [
+        ({"importance": "token"}, {}, "algorithm: importance with the loss 'ppo_clip' needs old logprobs"),
+        ({"importance_cap": 1.5}, {}, "importance_cap has no effect without importance"),
+        ({"dual_clip": 1.1}, {}, "dual_clip: expected a number above 1 \\+ clip_high"),
+        ({"loss": "gspo", "dual_clip": 3.0}, {}, "dual_clip has no effect with the loss 'gspo'"),
+        ({"kl_estimator": "k1"}, {}, "kl_estimator has no effect with kl = 0"),
+        (
+            {"loss": "reinforce", "minibatches": 1},
+            {"trainer": {"max_staleness": 1}},
+            "algorithm.importance: expected 'token' or 'call'",
+        ),
+    ],
+)
+def test_a_setting_without_effect_stops_the_run_before_it_begins(
+    settings: dict[str, Any], tables: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        check_fit(LightningRL(**settings), config(**tables))
+
+
+async def test_what_would_stop_training_stops_the_check_of_an_agent(tmp_path: Path) -> None:
+    wrong = config(algorithm={"importance_cap": 3.0})
+    with pytest.raises(ConfigError, match="algorithm: importance_cap has no effect without importance"):
+        await check_agent(wrong, RunFolder(tmp_path, "run"), Silent(), 1)
+    assert not (tmp_path / "run").exists()

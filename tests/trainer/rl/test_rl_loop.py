@@ -1,0 +1,196 @@
+"""The training loop against a store in memory, agents that answer at random, and an engine that remembers its updates.
+
+A `Crash` is raised at every verb that the run has. Whatever the point, the resumed run must end in the state of a run that
+was never interrupted.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from loop_doubles import GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, loop
+
+from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.errors import AgentError, LearnerLostError, NoCallsError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.sql.store import InMemoryLightningStore
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[LightningStore]:
+    async with InMemoryLightningStore() as opened:
+        await opened.create_run("test", {}, "run")
+        yield opened
+
+
+async def finished(store: LightningStore, folder: Path) -> RememberingEngine:
+    engine = RememberingEngine()
+    assert await loop(store, engine, folder).run(resume=False) == STEPS
+    return engine
+
+
+async def test_every_finished_training_rollout_is_consumed_by_exactly_one_step(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    async with agents(store):
+        await finished(store, tmp_path)
+    steps = await store.steps("run")
+    consumed = [each.rollout_id for step in steps for each in step.consumed]
+    trained = await store.rollouts(RolloutQuery(run_id="run", mode="train"))
+    assert [step.state for step in steps] == ["closed"] * STEPS
+    assert sorted(consumed) == [rollout.id for rollout in trained]
+    assert all(rollout.outcome in ("trained", "zero_variance") for rollout in trained)
+
+
+async def test_evaluation_rollouts_are_never_consumed(store: LightningStore, tmp_path: Path) -> None:
+    async with agents(store):
+        await finished(store, tmp_path)
+    evaluated = await store.rollouts(RolloutQuery(run_id="run", mode="eval"))
+    assert len(evaluated) == 5  # greedy before, after steps 2 and 3; T = 1 before and after
+    assert all(rollout.outcome is None for rollout in evaluated)
+
+
+async def test_versions_are_published_in_order_and_never_used_twice(store: LightningStore, tmp_path: Path) -> None:
+    async with agents(store):
+        engine = await finished(store, tmp_path)
+    assert engine.served == sorted(set(engine.served))
+    assert [step.version for step in await store.steps("run")] == engine.served[1:]
+
+
+async def test_a_run_killed_at_any_verb_resumes_to_the_state_of_one_that_was_not(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    async with agents(store):
+        expected = (await finished(store, tmp_path / "whole")).updates
+    ticks = 1
+    while True:
+        run = f"run-{ticks}"
+        await store.create_run("test", {}, run)
+        async with agents(store, run=run):
+            countdown = Countdown(ticks)
+            first = loop(Crashing(store, countdown), Crashing(RememberingEngine(), countdown), tmp_path, run)
+            try:
+                await first.run(resume=False)
+                break  # the run has fewer verbs than that: every point has been tried
+            except Crash:
+                pass
+            engine = RememberingEngine()
+            assert await loop(store, engine, tmp_path, run).run(resume=True) == STEPS
+        trained = await store.rollouts(RolloutQuery(run_id=run, mode="train"))
+        steps = await store.steps(run)
+        assert engine.updates == expected, f"after a crash at verb {ticks}"
+        assert len(trained) == STEPS * TASKS * GROUP, "a rollout was sampled again"
+        consumed = [each.rollout_id for step in steps for each in step.consumed]
+        assert sorted(consumed) == [rollout.id for rollout in trained]
+        assert all(step.state == "closed" for step in steps)
+        ticks += 1
+    assert ticks > 50
+
+
+@pytest.mark.parametrize("ticks", [20, 40, 60])
+async def test_a_rule_that_looks_at_earlier_steps_learns_the_same_after_a_crash(
+    store: LightningStore, tmp_path: Path, ticks: int
+) -> None:
+    algorithm = LightningRL(
+        group_size=GROUP, minibatches=1, credit="learned", credit_settings={"history": 2, "residual": 0.0}
+    )
+    alone = replace(algorithm, credit_settings={"residual": 0.0})
+    async with agents(store):
+        whole, forgetful = RememberingEngine(), RememberingEngine()
+        await loop(store, whole, tmp_path / "whole", algorithm=algorithm).run(resume=False)
+        await store.create_run("test", {}, "run-alone")
+    async with agents(store, run="run-alone"):
+        await loop(store, forgetful, tmp_path, "run-alone", algorithm=alone).run(resume=False)
+    assert forgetful.updates != whole.updates  # the earlier steps have an effect
+    await store.create_run("test", {}, "run-again")
+    async with agents(store, run="run-again"):
+        countdown = Countdown(ticks)
+        crashing = Crashing(store, countdown), Crashing(RememberingEngine(), countdown)
+        with suppress(Crash):
+            await loop(*crashing, tmp_path, "run-again", algorithm=algorithm).run(resume=False)
+        again = RememberingEngine()
+        await loop(store, again, tmp_path, "run-again", algorithm=algorithm).run(resume=True)
+    assert again.updates == whole.updates
+
+
+async def test_a_learner_lost_at_any_verb_is_replaced_and_the_run_ends_as_one_that_never_lost_it(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    async with agents(store):
+        expected = (await finished(store, tmp_path / "whole")).updates
+    ticks = 1
+    while True:
+        run = f"run-{ticks}"
+        await store.create_run("test", {}, run)
+        countdown, engine = Countdown(ticks, LearnerLostError), RememberingEngine()
+        async with agents(store, run=run):
+            assert await loop(store, Crashing(engine, countdown), tmp_path, run).run(resume=False) == STEPS
+        assert engine.updates == expected, f"after a loss at verb {ticks}"
+        assert len(await store.rollouts(RolloutQuery(run_id=run, mode="train"))) == STEPS * TASKS * GROUP
+        assert all(step.state == "closed" for step in await store.steps(run))
+        if countdown.left > 0:
+            break
+        ticks += 1
+    assert ticks > 20
+
+
+async def test_a_learner_that_is_lost_again_and_again_ends_the_run(store: LightningStore, tmp_path: Path) -> None:
+    class Doomed(RememberingEngine):
+        restarts = 0
+
+        async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = "default") -> dict[str, float]:
+            raise LearnerLostError("the learner ended during optim_step")
+
+        async def restart_learner(self) -> None:
+            self.restarts += 1
+
+    engine = Doomed()
+    async with agents(store):
+        with pytest.raises(LearnerLostError):
+            await loop(store, engine, tmp_path).run(resume=False)
+    assert engine.restarts == 3
+
+
+async def test_a_stop_ends_after_the_step_with_a_checkpoint_and_resumes(store: LightningStore, tmp_path: Path) -> None:
+    engine = RememberingEngine()
+    stopped = loop(store, engine, tmp_path)
+    stopped.stopping = True
+    async with agents(store):
+        first = await stopped.run(resume=False)
+        assert (first, [each.step for each in await store.checkpoints("run")]) == (0, [0])
+        assert await loop(store, engine, tmp_path).run(resume=True) == STEPS
+
+
+async def test_metrics_of_steps_that_a_crash_undid_are_marked(store: LightningStore, tmp_path: Path) -> None:
+    async with agents(store):
+        await finished(store, tmp_path)
+        await store.reopen_steps("run", after=2)
+    metrics = await store.metrics("run", "train/reward_mean")
+    assert {metric.step for metric in metrics if metric.abandoned} == {3}
+
+
+async def test_a_run_whose_agents_never_call_the_model_stops_with_the_likely_cause(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    async with agents(store, calls=0):
+        with pytest.raises(NoCallsError, match="no model call was recorded"):
+            await finished(store, tmp_path)
+
+
+@pytest.mark.parametrize("how", ["failed", "silent"])
+async def test_a_step_that_came_to_nothing_is_tried_again_by_resume_and_its_rollouts_are_consumed(
+    store: LightningStore, tmp_path: Path, how: str
+) -> None:
+    async with agents(store, calls=0 if how == "silent" else 1, broken=how == "failed"):
+        with pytest.raises((NoCallsError, AgentError)):
+            await loop(store, RememberingEngine(), tmp_path, val=[]).run(resume=False)
+    async with agents(store):
+        assert await loop(store, RememberingEngine(), tmp_path, val=[]).run(resume=True) == STEPS
+    first, *others = await store.steps("run")
+    rollouts = await store.rollouts(RolloutQuery(run_id="run", mode="train"))
+    assert {rollout.outcome is None for rollout in rollouts} == {False}
+    assert [consumed.outcome for consumed in first.consumed][: TASKS * GROUP] == ["invalid"] * TASKS * GROUP
+    assert len(first.consumed) == 2 * TASKS * GROUP
+    assert {len(step.consumed) for step in others} == {TASKS * GROUP}
