@@ -203,7 +203,7 @@ async def test_an_agent_of_broken_spans_loses_what_is_broken_and_the_run_says_so
 
     assert training.metric("rollout/broken_spans") == [TASKS * GROUP * sum(EXPECTED.values())] * STEPS
     for cause, count in EXPECTED.items():
-        assert training.metric(f"broken_spans_{cause}") == [TASKS * GROUP * count] * STEPS
+        assert training.metric(f"rollout/broken_spans/{cause}") == [TASKS * GROUP * count] * STEPS
     env = {"AGL_STORE": training.store}
     listed = folder.run("rollouts", "list", training.run_id, env=env)
     assert listed.stdout.count("broken spans, of which only what was broken is lost") == len(rollouts), listed.stderr
