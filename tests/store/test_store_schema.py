@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sqlite3
+import tarfile
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,10 +20,11 @@ from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import database_at
-from agentlightning.store.sql.schema import migrate, upgrade
+from agentlightning.store.sql.schema import upgrade
 from agentlightning.types import Metric, Resource
 
 NEWEST = tables.SCHEMA_VERSION
+STORED = Path(__file__).parents[1] / "end_to_end" / "stored" / "before_field_words.tar.xz"
 ROLLOUT = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 
@@ -30,7 +34,10 @@ def described(connection: Connection) -> dict[str, object]:
     found: dict[str, object] = {}
     for table in sorted(set(inspector.get_table_names()) - {"alembic_version"}):
         columns = {
-            column["name"]: (str(column["type"]), getattr(column["type"], "collation", None), column["nullable"])
+            column["name"]: (
+                *(str(column["type"]), getattr(column["type"], "collation", None)),
+                *(column["nullable"], column["default"], column.get("autoincrement")),
+            )
             for column in inspector.get_columns(table)
         }
         keys = sorted(
@@ -58,12 +65,27 @@ def described(connection: Connection) -> dict[str, object]:
     return found
 
 
-def old_store(url: str, version: int) -> None:
-    """A database as the program of that version left it: one rollout with a call, a reward and a metric."""
+def old_schema(connection: Connection) -> None:
+    """The tables of version 4 as the last program of that version made them."""
+    if connection.dialect.name == "postgresql":
+        for statement in (Path(__file__).parent / "schema_4.postgresql.sql").read_text().split(";\n"):
+            if statement.strip():
+                connection.exec_driver_sql(statement)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(STORED) as archive:
+            archive.extract("agl.db", folder, filter="data")
+        with contextlib.closing(sqlite3.connect(f"{folder}/agl.db")) as stored:
+            made = stored.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'").fetchall()
+    for (statement,) in made:
+        connection.exec_driver_sql(statement)
+
+
+def old_store(url: str, version: int = 4) -> None:
+    """A database as a program of version 4 left it: one rollout with a call, a reward and a metric."""
     engine = database_at(url).writer("old")
     with engine.connect() as connection, connection.begin():
-        migrate(connection, 0, version)
-        connection.exec_driver_sql("DROP TABLE alembic_version")  # those programs had none
+        old_schema(connection)
         if connection.dialect.name == "postgresql":
             blob, secret = "''::bytea", "decode(repeat('ab', 32), 'hex')"
             number = f"'{version}'::bytea"
@@ -110,13 +132,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("postgres_url"))
 
 
-@pytest.mark.parametrize("version", range(1, NEWEST))
-async def test_an_older_store_is_refused_until_it_is_upgraded_and_keeps_its_data(url: str, version: int) -> None:
-    old_store(url, version)
-    with pytest.raises(StoreError, match=rf"version {version}, this program needs {NEWEST}.*agl store upgrade"):
+async def test_an_older_store_is_refused_until_it_is_upgraded_and_keeps_its_data(url: str) -> None:
+    old_store(url)
+    with pytest.raises(StoreError, match=rf"version 4, this program needs {NEWEST}.*agl store upgrade"):
         await sql_store(url, Clock()).open()
     done = upgrade(database_at(url))
-    assert (done.before, done.after) == (version, NEWEST)
+    assert (done.before, done.after) == (4, NEWEST)
     assert upgrade(database_at(url)).before == NEWEST
     async with sql_store(url, Clock()) as store:
         assert await store.signing_secret() == b"\xab" * 32
@@ -152,7 +173,7 @@ async def _has_the_words_of_today(store: LightningStore) -> None:
 async def test_an_upgraded_schema_is_that_of_a_new_database(
     url: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    old_store(url, 1)
+    old_store(url)
     upgrade(database_at(url))
     new = f"sqlite:///{tmp_path}/new.db"
     if url.startswith("postgresql"):
@@ -184,6 +205,14 @@ async def test_a_newer_schema_is_refused_in_one_sentence(url: str) -> None:
         upgrade(database_at(url))
 
 
+async def test_a_schema_that_was_never_released_is_refused_in_one_sentence(url: str) -> None:
+    old_store(url, version=3)
+    with pytest.raises(StoreError, match=r"version 3, and only those from 4 on can be upgraded"):
+        await sql_store(url, Clock()).open()
+    with pytest.raises(StoreError, match=r"version 3, and only those from 4 on can be upgraded"):
+        upgrade(database_at(url))
+
+
 def test_there_is_nothing_to_upgrade_in_an_empty_database(url: str) -> None:
     with pytest.raises(StoreError, match="no store in it"):
         upgrade(database_at(url))
@@ -191,8 +220,8 @@ def test_there_is_nothing_to_upgrade_in_an_empty_database(url: str) -> None:
 
 async def test_the_command_upgrades_and_says_from_where_to_where(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/agl.db"
-    old_store(url, 1)
-    for said in (f"upgraded from version 1 to {NEWEST}", "nothing to do"):
+    old_store(url)
+    for said in (f"upgraded from version 4 to {NEWEST}", "nothing to do"):
         result = CliRunner().invoke(app, ["store", "upgrade", url])
         assert result.exit_code == 0, result.output
         assert said in result.output
@@ -203,7 +232,7 @@ async def test_the_command_upgrades_and_says_from_where_to_where(tmp_path: Path)
 
 async def test_an_upgrade_that_fails_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "agl.db"
-    old_store(f"sqlite:///{path}", 2)
+    old_store(f"sqlite:///{path}")
     connection = sqlite3.connect(path)
     connection.execute("UPDATE calls SET attempt = 7 WHERE id = 'c2'")  # of an attempt that is not there
     connection.commit()

@@ -1,8 +1,8 @@
 """The schema of a database: which version it has, creating it where there is none, upgrading it when asked to.
 
 Driven by the SQL store when it opens, and by ``agl store upgrade``. The version stands in the table ``meta``, where every
-version of this program looks for it. A new database is made from tables.py, an older one is brought there by the files of
-``migrations/versions`` (Alembic), in one transaction: a test holds that both come to the same.
+version of this program looks for it. A new database is made from tables.py and gets the newest number, an older one is
+brought there by the files of ``migrations/versions`` (Alembic), in one transaction: a test compares the two.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import Database
 
 FORGET_WRITER_S = 24 * 3600
+OLDEST_VERSION = 4
+"""The first version that leads to the newest; those before it were never released."""
 
 
 def prepare_schema(connection: Connection, database: Database, now_ns: int) -> bytes:
@@ -28,7 +30,7 @@ def prepare_schema(connection: Connection, database: Database, now_ns: int) -> b
         version = read_version(connection)
     if version is None:
         return _create(connection)
-    _refuse_newer(version, database.name)
+    _check_version(version, database.name)
     if version < tables.SCHEMA_VERSION:
         raise StoreError(
             f"{database.name}: its schema has version {version}, this program needs {tables.SCHEMA_VERSION}; "
@@ -69,15 +71,15 @@ def _upgrade(engine: Engine, database: Database) -> Upgraded:
         version = read_version(connection)
         if version is None:
             raise StoreError(f"{database.name}: there is no store in it, and nothing to upgrade")
-        _refuse_newer(version, database.name)
+        _check_version(version, database.name)
         if version < tables.SCHEMA_VERSION:
-            migrate(connection, version, tables.SCHEMA_VERSION)
+            _migrate(connection, version)
             database.check_upgraded(connection)
         return Upgraded(database.name, version, tables.SCHEMA_VERSION)
 
 
-def migrate(connection: Connection, before: int, after: int) -> None:
-    """Run the migrations from one version (0: an empty database) to another, in the transaction that is open."""
+def _migrate(connection: Connection, version: int) -> None:
+    """Run the migrations from this version to the newest, in the transaction that is open."""
     try:
         from alembic import command
         from alembic.config import Config
@@ -86,18 +88,23 @@ def migrate(connection: Connection, before: int, after: int) -> None:
     config = Config()
     config.set_main_option("script_location", "agentlightning.store.sql:migrations")
     config.attributes["connection"] = connection
-    if before:
-        command.stamp(config, f"{before:04}", purge=True)  # the version in `meta` is the one that counts
-    command.upgrade(config, f"{after:04}")
+    before = "base" if version == OLDEST_VERSION else f"{version:04}"
+    command.stamp(config, before, purge=True)  # the version in `meta` is the one that counts
+    command.upgrade(config, "head")
     mine = tables.meta.c.key == "schema_version"
-    connection.execute(update(tables.meta).where(mine).values(value=str(after).encode()))
+    connection.execute(update(tables.meta).where(mine).values(value=str(tables.SCHEMA_VERSION).encode()))
 
 
-def _refuse_newer(version: int, name: str) -> None:
+def _check_version(version: int, name: str) -> None:
     if version > tables.SCHEMA_VERSION:
         raise StoreError(
             f"{name}: its schema has version {version}, this program knows {tables.SCHEMA_VERSION}; "
             "upgrade agentlightning, or choose another path"
+        )
+    if version < OLDEST_VERSION:
+        raise StoreError(
+            f"{name}: its schema has version {version}, and only those from {OLDEST_VERSION} on can be upgraded; "
+            "choose another path"
         )
 
 

@@ -72,6 +72,16 @@ _Int = Integer().with_variant(BigInteger(), "postgresql")  # SQLite's INTEGER ha
 
 _KEYS = {"run_id": "runs.id", "rollout_id": "rollouts.id", "parent_id": "calls.id", "call_id": "calls.id"}
 _COUNTERS = ("version", "parent", "finished_seq")
+_DEFAULTS = {
+    (Rollout, "calls"): "0",
+    (Call, "untrained_tokens"): "0",
+    (Call, "overridden_params"): "{}",
+    (Call, "usage"): "{}",
+    (Span, "kind"): "internal",
+    (Span, "status"): "unset",
+    (Span, "status_message"): "",
+    (Span, "events"): "[]",
+}
 
 
 def _one_of(column: str, values: Any) -> CheckConstraint:
@@ -99,6 +109,7 @@ def _columns(kind: type, keys: Collection[str] = (), without: Collection[str] = 
             *([ForeignKey(_KEYS[name])] if name in keys else []),
             primary_key=name == "id" and kind not in (Reward, WorkerStatus),
             nullable=scalar(hint)[1] or (kind, name) == (Metric, "value"),  # not a finite number
+            server_default=_DEFAULTS.get((kind, name)),
         )
         for name, hint in hints.items()
     ]
