@@ -5,6 +5,7 @@ The files of settings beside this one use it, and whoever checks settings of a f
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Sequence
 from types import UnionType
@@ -23,12 +24,14 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def parse_settings(kind: type[T], table: dict[str, Any], where: str) -> T:
+def parse_settings(kind: type[T], table: dict[str, Any], where: str, separator: str = ": ") -> T:
     """`table` as a `kind`; every problem in one ConfigError, a line each, with the dotted name of the setting."""
     try:
         return kind.model_validate(table)
     except ValidationError as cause:
-        raise ConfigError("\n".join(f"{where}: {_sentence(kind, error)}" for error in cause.errors())) from cause
+        raise ConfigError(
+            "\n".join(f"{where}{separator}{_sentence(kind, error)}" for error in cause.errors())
+        ) from cause
 
 
 def expected(error: Any, table: str = "a table") -> str:
@@ -53,7 +56,7 @@ def expected(error: Any, table: str = "a table") -> str:
 
 def _sentence(kind: type[BaseModel], error: Any) -> str:
     name = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         known = _settings_at(kind, error["loc"][:-1])
         close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known) or 'none'}"
@@ -72,6 +75,8 @@ def _settings_at(kind: type[BaseModel], path: Sequence[Any]) -> list[str]:
             next(parts, None)  # the name that the user chose
         elif get_origin(annotation) is UnionType:
             annotation = get_args(annotation)[0]  # a table or None
+        if dataclasses.is_dataclass(annotation):
+            return [field.name for field in dataclasses.fields(annotation)]
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return []
         kind = annotation

@@ -128,18 +128,20 @@ def test_the_critic_s_settings_come_from_a_table_or_from_python() -> None:
         ({"critic": {}}, "algorithm.critic: has no effect with advantage = 'grpo'; expected 'gae'"),
         (
             {"advantage": "gae", "critic": {"lambda": 1.0}},
-            "algorithm.critic.lambda: no such setting; known here: learning_rate, gamma, call_gamma, lam, clip, "
-            "backbone_grad_scale",
+            "algorithm.critic.lambda: no such setting; did you mean 'lam'?",
         ),
-        ({"advantage": "gae", "critic": 3}, "algorithm.critic: expected a table of settings, got 3"),
-        ({"advantage": "gae", "critic": {"lam": 1.5}}, "algorithm.critic.lam: expected a number from 0 to 1, got 1.5"),
+        ({"advantage": "gae", "critic": 3}, "algorithm.critic: expected a table, got 3"),
+        (
+            {"advantage": "gae", "critic": {"lam": 1.5}},
+            "algorithm.critic.lam: expected a number less than or equal to 1, got 1.5",
+        ),
         (
             {"advantage": "gae", "critic": {"backbone_grad_scale": -1}},
-            "algorithm.critic.backbone_grad_scale: expected a number of at least 0, got -1",
+            "algorithm.critic.backbone_grad_scale: expected a number greater than or equal to 0, got -1",
         ),
         (
             {"advantage": "gae", "critic": {"clip": 0}},
-            "algorithm.critic.clip: expected a number above 0, got 0",
+            "algorithm.critic.clip: expected a number greater than 0, got 0",
         ),
         (
             {"advantage": "gae", "credit": "last"},

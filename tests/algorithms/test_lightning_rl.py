@@ -132,9 +132,12 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"group_size": 1}, "algorithm.group_size: expected a whole number of at least 2, got 1"),
-        ({"group_size": True}, "algorithm.group_size: expected a whole number of at least 2, got True"),
-        ({"minibatches": 0}, "algorithm.minibatches: expected a whole number of at least 1, got 0"),
+        (
+            {"group_size": 1},
+            "algorithm.group_size: expected a whole number of at least 2 with advantage = 'grpo', got 1",
+        ),
+        ({"group_size": True}, "algorithm.group_size: expected a valid integer, got True"),
+        ({"minibatches": 0}, "algorithm.minibatches: expected a number greater than 0, got 0"),
         (
             {"credit": "luck"},
             "algorithm.credit: expected one of counterfactual, discounted, gigpo, judge, last, learned, step_rewards, "
@@ -147,26 +150,26 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
         ),
         (
             {"aggregation": "mean"},
-            "algorithm.aggregation: expected one of fixed_length, rollout_mean, sequence_mean, token_mean, got 'mean'",
+            "algorithm.aggregation: expected 'token_mean', 'sequence_mean', 'rollout_mean' or 'fixed_length', got 'mean'",
         ),
-        ({"entropy": float("nan")}, "algorithm.entropy: expected a number of at least 0, got nan"),
-        ({"solved_bonus": -1}, "algorithm.solved_bonus: expected a number of at least 0, got -1"),
-        ({"clip_low": 1.5}, "algorithm.clip_low: expected a number from 0 to 1, got 1.5"),
-        ({"clip_high": float("inf")}, "algorithm.clip_high: expected a number of at least 0, got inf"),
-        ({"merge": 1}, "algorithm.merge: expected true or false, got 1"),
-        ({"dynamic_sampling": 1}, "algorithm.dynamic_sampling: expected true or false, got 1"),
+        ({"entropy": float("nan")}, "algorithm.entropy: expected a finite number, got nan"),
+        ({"solved_bonus": -1}, "algorithm.solved_bonus: expected a number greater than or equal to 0, got -1"),
+        ({"clip_low": 1.5}, "algorithm.clip_low: expected a number less than or equal to 1, got 1.5"),
+        ({"clip_high": float("inf")}, "algorithm.clip_high: expected a finite number, got inf"),
+        ({"merge": 1}, "algorithm.merge: expected a valid boolean, got 1"),
+        ({"dynamic_sampling": 1}, "algorithm.dynamic_sampling: expected a valid boolean, got 1"),
         (
             {"normalize_std": False, "advantage": "rloo"},
             "algorithm.normalize_std: has an effect with advantage = 'grpo' or 'gae' only, not with 'rloo'",
         ),
-        ({"missing_reward": "zero"}, "algorithm.missing_reward: expected one of drop, fail, fill, got 'zero'"),
+        ({"missing_reward": "zero"}, "algorithm.missing_reward: expected 'drop', 'fill' or 'fail', got 'zero'"),
         (
             {"missing_reward": "fill"},
-            "algorithm.fill_reward: expected a number with missing_reward = 'fill', got None",
+            "algorithm.fill_reward: expected a number with missing_reward = 'fill'",
         ),
         ({"fill_reward": 0.0}, "algorithm.fill_reward: has no effect with missing_reward = 'drop'"),
-        ({"incomplete_groups": "pad"}, "algorithm.incomplete_groups: expected one of drop, fail, train, got 'pad'"),
-        ({"reward_weights": {"answer": "1"}}, "algorithm.reward_weights.answer: expected a number, got '1'"),
+        ({"incomplete_groups": "pad"}, "algorithm.incomplete_groups: expected 'train', 'drop' or 'fail', got 'pad'"),
+        ({"reward_weights": {"answer": "1"}}, "algorithm.reward_weights.answer: expected a valid number, got '1'"),
         ({"credit": 3}, "algorithm.credit: expected the name of a rule, got 3"),
         (
             {"credit_settings": {"gamma": 0.5}},

@@ -128,8 +128,8 @@ def test_reinforce_takes_several_updates_where_importance_corrects_for_the_earli
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"loss": "sft"}, "algorithm.loss: expected one of cispo, gspo, ppo_clip, reinforce, got 'sft'"),
-        ({"epochs": 0}, "algorithm.epochs: expected a whole number of at least 1, got 0"),
+        ({"loss": "sft"}, "algorithm.loss: expected 'ppo_clip', 'gspo', 'cispo' or 'reinforce', got 'sft'"),
+        ({"epochs": 0}, "algorithm.epochs: expected a number greater than 0, got 0"),
         (
             {"loss": "reinforce", "minibatches": 1, "epochs": 2},
             "algorithm.epochs: expected 1 with loss = 'reinforce' without importance, whose gradient holds for fresh "
@@ -143,21 +143,28 @@ def test_reinforce_takes_several_updates_where_importance_corrects_for_the_earli
             {"loss": "reinforce", "minibatches": 1, "ratio": "old_policy"},
             "algorithm.ratio: 'old_policy' has no effect with loss = 'reinforce', which has no ratio",
         ),
-        ({"ratio": "old"}, "algorithm.ratio: expected one of old_policy, rollout, got 'old'"),
-        ({"importance": "row"}, "algorithm.importance: expected one of call, token, got 'row'"),
-        ({"ratio_mask": []}, "algorithm.ratio_mask: expected one of call, token, got []"),
-        ({"kl": "0.1"}, "algorithm.kl: expected a number of at least 0, got '0.1'"),
-        ({"kl": None}, "algorithm.kl: expected a number of at least 0, got None"),
-        ({"kl_estimator": "k4"}, "algorithm.kl_estimator: expected one of k1, k2, k3, got 'k4'"),
+        ({"ratio": "old"}, "algorithm.ratio: expected 'rollout' or 'old_policy', got 'old'"),
+        ({"importance": "row"}, "algorithm.importance: expected 'token' or 'call', got 'row'"),
+        ({"ratio_mask": []}, "algorithm.ratio_mask: expected 'token' or 'call', got []"),
+        ({"kl": "0.1"}, "algorithm.kl: expected a valid number, got '0.1'"),
+        ({"kl": None}, "algorithm.kl: expected a valid number, got None"),
+        ({"kl_estimator": "k4"}, "algorithm.kl_estimator: expected 'k1', 'k2' or 'k3', got 'k4'"),
         ({"kl_aggregation": "token_mean"}, "algorithm.kl_aggregation: has no effect with kl = 0"),
         ({"entropy_aggregation": "token_mean"}, "algorithm.entropy_aggregation: has no effect with entropy = 0"),
         (
             {"aggregation": "fixed_length"},
-            "algorithm.fixed_length: expected a whole number of at least 1, got None",
+            "algorithm.fixed_length: expected a number of tokens, which the aggregation divides by",
         ),
         ({"fixed_length": 100}, "algorithm.fixed_length: has no effect without an aggregation 'fixed_length'"),
-        ({"dual_clip": True}, "algorithm.dual_clip: expected a number of at least 1, got True"),
-        ({"reward_weights": 3}, "algorithm.reward_weights: expected a table of numbers by the name of a reward, got 3"),
+        ({"clip_low": 1.5}, "algorithm.clip_low: expected a number less than or equal to 1, got 1.5"),
+        ({"ratio_mask_low": 1.0}, "algorithm.ratio_mask_low: expected a number less than 1, got 1.0"),
+        ({"ratio_mask_high": 1}, "algorithm.ratio_mask_high: expected a number greater than 1, got 1"),
+        ({"importance_cap": 0}, "algorithm.importance_cap: expected a number greater than 0, got 0"),
+        ({"off_policy_kl": -0.1}, "algorithm.off_policy_kl: expected a number greater than or equal to 0, got -0.1"),
+        ({"kl": -1.0}, "algorithm.kl: expected a number greater than or equal to 0, got -1.0"),
+        ({"kl": float("inf")}, "algorithm.kl: expected a finite number, got inf"),
+        ({"dual_clip": True}, "algorithm.dual_clip: expected a valid number, got True"),
+        ({"reward_weights": 3}, "algorithm.reward_weights: expected a table, got 3"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_was_expected(settings: dict[str, Any], sentence: str) -> None:

@@ -102,7 +102,7 @@ def test_a_predicate_that_fails_or_says_no_truth_is_named(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("agents", [[], "writer", [""], [3]])
 def test_agents_are_a_list_of_names(agents: Any) -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.agents: expected a list of agents' names"):
+    with pytest.raises(ConfigError, match=r"algorithm\.agents: expected a list of names"):
         LightningRL(agents=agents)
 
 

@@ -86,7 +86,10 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> N
     [
         (["--set", "trainer.stepz=3"], ["trainer.stepz: no such setting", "did you mean 'steps'?"]),
         (["--set", "trainer.steps=many"], ["trainer.steps", "'many'"]),
-        (["--set", "algorithm.group_size=1"], ["algorithm.group_size: expected a whole number of at least 2, got 1"]),
+        (
+            ["--set", "algorithm.group_size=1"],
+            ["algorithm.group_size: expected a whole number of at least 2 with advantage = 'grpo', got 1"],
+        ),
         (["--set", "algorithm.gruop_size=4"], ["algorithm.gruop_size: no such setting"]),
         (
             ["--set", "algorithm.dual_clip=1.1"],

@@ -60,17 +60,10 @@ def test_kl_needs_an_engine_that_keeps_a_reference() -> None:
         (Loss(name="sft", ratio_mask="token"), "no meaning with the loss 'sft'"),
         (Loss(importance="token"), "needs old logprobs"),
         (Loss(dual_clip=1.1), "dual_clip: expected a number above 1 \\+ clip_high, got 1.1"),
-        (Loss(clip_low=1.5), "clip_low: expected a number from 0 to 1, got 1.5"),
-        (Loss(ratio_mask="token", ratio_mask_low=1.2), "ratio_mask_low: expected"),
         (Loss(value_clip=0.1), "value_clip has no effect without a value head"),
-        (Loss(value=-0.1), "value: expected a number of at least 0, got -0.1"),
-        (Loss(value=0.1, value_clip=0.0), "value_clip: expected a number above 0, got 0.0"),
-        (Loss(kl=-1.0), "kl: expected a number of at least 0"),
-        (Loss(kl=float("inf")), "kl: expected"),
-        (Loss(entropy=float("nan")), "entropy: expected"),
     ],
 )
-def test_a_setting_without_effect_or_out_of_range_is_an_error(loss: Loss, message: str) -> None:
+def test_a_setting_without_effect_is_an_error(loss: Loss, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_loss(ALL, loss)
 
@@ -87,7 +80,6 @@ def test_importance_weights_on_a_clipped_loss_are_fine_with_old_logprobs_where_t
     [
         (PLAIN, PreferenceLoss(), "does not support the loss 'dpo'; expected none"),
         (replace(ALL, reference=False), PreferenceLoss(), "reference"),
-        (ALL, PreferenceLoss(beta=0.0), "beta: expected a number above 0"),
         (ALL, PreferenceLoss(chosen_weight=2.0), "no effect with the loss 'dpo'"),
     ],
 )

@@ -9,9 +9,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat
+
 from agentlightning.algorithms.advantage import whiten_batch
 from agentlightning.algorithms.gae import bilevel_gae
-from agentlightning.algorithms.settings import is_number, require, require_number
+from agentlightning.algorithms.settings import UnitInterval, check_settings
 from agentlightning.types import Trajectory
 
 Values = Mapping[str, Sequence[float]]
@@ -22,26 +24,23 @@ Values = Mapping[str, Sequence[float]]
 class Critic:
     """Settings of gae, the table `critic` of LightningRL."""
 
-    learning_rate: float = 1e-3
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    learning_rate: NonNegativeFloat = 1e-3
     """Learning rate of the value head, with the schedule of the policy's own."""
-    gamma: float = 1.0
+    gamma: UnitInterval = 1.0
     """Discount from token to token of a call."""
-    call_gamma: float = 1.0
+    call_gamma: UnitInterval = 1.0
     """Discount from call to call."""
-    lam: float = 0.95
+    lam: UnitInterval = 0.95
     """λ, at both levels: 1 trusts what was earned, 0 the critic's value of the next state."""
-    clip: float | None = None
+    clip: PositiveFloat | None = None
     """An estimate that moved further than this within a step is not moved on. None: no bound."""
-    backbone_grad_scale: float = 0.1
+    backbone_grad_scale: NonNegativeFloat = 0.1
     """The critic's gradient goes on into the policy's own layers times this; 0 leaves them alone."""
 
     def __post_init__(self) -> None:
-        require_number("critic.learning_rate", self.learning_rate, 0)
-        for name in ("gamma", "call_gamma", "lam"):
-            require_number(f"critic.{name}", getattr(self, name), 0, 1)
-        if self.clip is not None:
-            require(is_number(self.clip, 0) and self.clip > 0, "critic.clip", "a number above 0", self.clip)
-        require_number("critic.backbone_grad_scale", self.backbone_grad_scale, 0)
+        check_settings(self, "algorithm.critic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from agentlightning.adapters.sequences import Aggregation
 from agentlightning.algorithms.advantage import ADVANTAGES, BATCH
@@ -22,7 +23,7 @@ from agentlightning.algorithms.credit.rule import Credit
 from agentlightning.algorithms.critic import Critic, Values, estimates, explained
 from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
 from agentlightning.algorithms.selection import own_groups, own_part
-from agentlightning.algorithms.settings import is_number, require, require_number, require_one_of, require_whole
+from agentlightning.algorithms.settings import Names, UnitInterval, check_settings
 from agentlightning.algorithms.updates import Signal, Updates
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.types import Loss, Outcome, TrainingSequence, Trajectory
@@ -36,6 +37,20 @@ CLIPS: Mapping[str, tuple[float, float]] = MappingProxyType(
 )
 """clip_low and clip_high of each loss that has them, where none are given: DAPO (Yu et al. 2025); GSPO (Zheng et al. 2025),
 section 5.1; MiniMax-M1 (2025) without a lower bound, with DAPO's upper one, since the paper gives none."""
+
+
+def _rule_name(credit: object) -> str:
+    if isinstance(credit, Rule):
+        return path_of(credit)
+    if not isinstance(credit, str):
+        raise ValueError("expected the name of a rule")
+    return credit
+
+
+def _advantage(name: str) -> str:
+    if name not in ADVANTAGES and name != GAE:
+        raise ValueError(f"expected one of {', '.join(sorted((*ADVANTAGES, GAE)))}")
+    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +78,20 @@ class UpdatePlan:
 class LightningRL:
     """The algorithm's settings; `plan` is the algorithm."""
 
-    agents: tuple[str, ...] | None = None
+    agents: Names | None = None
     """Selects the calls that are trained on, by the agent's name, the model name it asks for, or a predicate
     ``file.py:name`` of a call; the other calls are context. None: all calls."""
-    group_size: int = 8
+    group_size: PositiveInt = 8
     """Rollouts of one task that are compared with each other."""
-    credit: str | Rule = "uniform"
+    credit: Annotated[str | Rule, BeforeValidator(_rule_name)] = "uniform"
     """Credit rule: a name in `credit.CREDIT`, ``file.py:name`` of a custom rule, or the rule itself."""
     credit_settings: Mapping[str, Any] | None = None
     """The rule's own settings."""
-    advantage: str = "grpo"
+    advantage: Annotated[str, AfterValidator(_advantage)] = "grpo"
     """A name in `advantage.ADVANTAGES`, or gae: a critic says what each call and token added."""
     normalize_std: bool = True
     """Divide advantages by the group's standard deviation (grpo), or normalise them over the step (gae)."""
-    critic: Critic | Mapping[str, Any] | None = None
+    critic: Critic | None = None
     """Settings of gae. None: the defaults of `Critic` with gae; without gae it has none."""
     reward_weights: Mapping[str, float] | None = None
     """Weight of each reward by name: rollouts are rewarded by their weighted sum. None: by the one final reward."""
@@ -88,58 +103,49 @@ class LightningRL:
     """Treatment of a group with fewer than group_size usable rollouts."""
     dynamic_sampling: bool = False
     """Make up for groups from which nothing is learned (Yu et al. 2025, "DAPO", section 3.2)."""
-    solved_bonus: float = 0.0
+    solved_bonus: NonNegativeFloat = 0.0
     """Adds solved_bonus × R to each advantage of a rollout: groups that are solved throughout are trained on, too."""
     loss: Literal["ppo_clip", "gspo", "cispo", "reinforce"] = "ppo_clip"
     """The loss of a token; see docs/losses.md. reinforce has no ratio: it takes one update a step, or `importance`."""
     ratio: Literal["rollout", "old_policy"] = "rollout"
     """Denominator of the loss's ratio: the recorded logprobs, or the trainer's own of before the step's first update,
     one forward pass more; importance then corrects for the sampler."""
-    clip_low: float | None = None
-    clip_high: float | None = None
+    clip_low: UnitInterval | None = None
+    clip_high: NonNegativeFloat | None = None
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]. None: as in `CLIPS`."""
-    dual_clip: float | None = None
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
     importance: Literal["token", "call"] | None = None
-    importance_cap: float = 2.0
+    importance_cap: PositiveFloat = 2.0
     ratio_mask: Literal["token", "call"] | None = None
-    ratio_mask_low: float = 0.5
-    ratio_mask_high: float = 5.0
-    off_policy_kl: float | None = None
+    ratio_mask_low: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    ratio_mask_high: Annotated[float, Field(gt=1)] = 5.0
+    off_policy_kl: NonNegativeFloat | None = None
     """These seven, and the next two: as in `types.Loss`."""
-    kl: float = 0.0
+    kl: NonNegativeFloat = 0.0
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_aggregation: Aggregation | None = None
     """Loss aggregation of the KL term. None: that of the loss."""
-    entropy: float = 0.0
+    entropy: NonNegativeFloat = 0.0
     """Coefficient of the entropy bonus."""
     entropy_aggregation: Aggregation | None = None
     """Loss aggregation of the entropy bonus. None: that of the loss."""
     aggregation: Aggregation = "token_mean"
     """Loss aggregation mode; see `adapters.sequences.token_weights`."""
-    fixed_length: int | None = None
+    fixed_length: PositiveInt | None = None
     """Tokens that a rollout counts for under an aggregation of that name."""
-    minibatches: int = 4
+    minibatches: PositiveInt = 4
     """Optimizer updates an epoch; fewer where there are fewer rollouts to learn from. A rollout is never split."""
-    epochs: int = 1
+    epochs: PositiveInt = 1
     """Passes of a step over its rollouts."""
     merge: bool = True
     """Merge calls whose prompts continue each other into one row; False: one row a call. The gradient is the same."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.credit, Rule):
-            object.__setattr__(self, "credit", path_of(self.credit))
-        self._check_agents()
-        require_one_of({*ADVANTAGES, GAE}, "advantage", self.advantage)
-        require_whole("group_size", self.group_size, 1 if self.advantage in ALONE else 2)
-        require_whole("minibatches", self.minibatches, 1)
-        require_whole("epochs", self.epochs, 1)
-        for name, known in _CHOICES.items():
-            require_one_of(known, name, getattr(self, name))
-        for name in ("normalize_std", "merge", "dynamic_sampling"):
-            require(isinstance(getattr(self, name), bool), name, "true or false", getattr(self, name))
-        for name, least, most in _NUMBERS:
-            if getattr(self, name) is not None or name not in _MAY_BE_NONE:
-                require_number(name, getattr(self, name), least, most)
+        check_settings(self)
+        if self.group_size == 1 and self.advantage not in ALONE:
+            raise ConfigError(
+                f"algorithm.group_size: expected a whole number of at least 2 with advantage = {self.advantage!r}, got 1"
+            )
         self._check_credit()
         self._check_critic()
         self._check_rewards()
@@ -151,7 +157,6 @@ class LightningRL:
         """The loss, as an engine takes it."""
         plain = Loss()
         low, high = CLIPS.get(self.loss, (plain.clip_low, plain.clip_high))
-        critic = self.critic if isinstance(self.critic, Critic) else None
         return Loss(
             name=self.loss,
             clip_low=low if self.clip_low is None else self.clip_low,
@@ -166,8 +171,8 @@ class LightningRL:
             kl=self.kl,
             kl_estimator=self.kl_estimator,
             entropy=self.entropy,
-            value=None if critic is None else critic.backbone_grad_scale,
-            value_clip=None if critic is None else critic.clip,
+            value=None if self.critic is None else self.critic.backbone_grad_scale,
+            value_clip=None if self.critic is None else self.critic.clip,
         )
 
     @property
@@ -178,7 +183,7 @@ class LightningRL:
     @property
     def critic_learning_rate(self) -> float | None:
         """The learning rate of the value head that an engine must keep; None: it needs none."""
-        return self.critic.learning_rate if isinstance(self.critic, Critic) else None
+        return None if self.critic is None else self.critic.learning_rate
 
     @property
     def reads_steps(self) -> bool:
@@ -272,7 +277,7 @@ class LightningRL:
         self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence, values: Values | None
     ) -> tuple[dict[str, Signal], dict[str, float]]:
         """Returns the training signal of each rollout, and metrics of the critic."""
-        if not isinstance(self.critic, Critic):
+        if self.critic is None:
             return {
                 rollout_id: Signal(advantages=ofrollout)
                 for rollout_id, ofrollout in self._advantages(groups, evidence).items()
@@ -337,17 +342,7 @@ class LightningRL:
     def _rewards(self) -> RewardPolicy:
         return RewardPolicy(weights=self.reward_weights or {}, missing=self.missing_reward, fill=self.fill_reward)
 
-    def _check_agents(self) -> None:
-        if self.agents is None:
-            return
-        given: Any = self.agents
-        named = isinstance(given, Sequence) and not isinstance(given, str) and bool(given)
-        right = named and all(isinstance(one, str) and one for one in given)
-        require(right, "agents", "a list of agents' names, or nothing for all of them", given)
-        object.__setattr__(self, "agents", tuple(given))
-
     def _check_credit(self) -> None:
-        require(isinstance(self.credit, str), "credit", "the name of a rule", self.credit)
         find_rule(str(self.credit)).settings(self.credit_settings or {})
         if self.advantage == GAE and self.credit != "uniform":
             raise ConfigError(
@@ -359,46 +354,25 @@ class LightningRL:
             )
 
     def _check_critic(self) -> None:
-        if self.advantage != GAE:
-            if self.critic is not None:
-                raise ConfigError(
-                    f"algorithm.critic: has no effect with advantage = {self.advantage!r}; expected 'gae'"
-                )
-            return
-        given = {} if self.critic is None else self.critic
-        if not isinstance(given, Critic):
-            require(isinstance(given, Mapping), "critic", "a table of settings", given)
-            known = list(Critic.__dataclass_fields__)
-            for name in given:
-                if name not in known:
-                    raise ConfigError(
-                        f"algorithm.critic.{name}: no such setting; known here: {', '.join(known) or 'none'}"
-                    )
-            given = Critic(**given)
-        object.__setattr__(self, "critic", given)
+        if self.advantage != GAE and self.critic is not None:
+            raise ConfigError(f"algorithm.critic: has no effect with advantage = {self.advantage!r}; expected 'gae'")
+        if self.advantage == GAE and self.critic is None:
+            object.__setattr__(self, "critic", Critic())
 
     def _check_rewards(self) -> None:
-        require(
-            self.reward_weights is None or isinstance(self.reward_weights, Mapping),
-            "reward_weights",
-            "a table of numbers by the name of a reward",
-            self.reward_weights,
-        )
-        for name, weight in (self.reward_weights or {}).items():
-            require_number(f"reward_weights.{name}", weight)
-        if self.missing_reward == "fill":
-            expected = "a number with missing_reward = 'fill'"
-            require(is_number(self.fill_reward), "fill_reward", expected, self.fill_reward)
-        elif self.fill_reward is not None:
+        if self.missing_reward == "fill" and self.fill_reward is None:
+            raise ConfigError("algorithm.fill_reward: expected a number with missing_reward = 'fill'")
+        if self.missing_reward != "fill" and self.fill_reward is not None:
             raise ConfigError(f"algorithm.fill_reward: has no effect with missing_reward = {self.missing_reward!r}")
 
     def _check_aggregations(self) -> None:
         for name, coefficient in (("kl_aggregation", self.kl), ("entropy_aggregation", self.entropy)):
             if getattr(self, name) is not None and not coefficient:
                 raise ConfigError(f"algorithm.{name}: has no effect with {name.partition('_')[0]} = 0")
-        if "fixed_length" in (self.aggregation, self.kl_aggregation, self.entropy_aggregation):
-            require_whole("fixed_length", self.fixed_length, 1)
-        elif self.fixed_length is not None:
+        counted = "fixed_length" in (self.aggregation, self.kl_aggregation, self.entropy_aggregation)
+        if counted and self.fixed_length is None:
+            raise ConfigError("algorithm.fixed_length: expected a number of tokens, which the aggregation divides by")
+        if not counted and self.fixed_length is not None:
             raise ConfigError("algorithm.fixed_length: has no effect without an aggregation 'fixed_length'")
 
     def _check_loss(self) -> None:
@@ -418,35 +392,6 @@ class LightningRL:
             raise ConfigError(
                 f"algorithm.ratio: 'old_policy' has no effect with loss = {self.loss!r}, which has no ratio"
             )
-
-
-_CHOICES: Mapping[str, tuple[str | None, ...]] = MappingProxyType(
-    {
-        "aggregation": get_args(Aggregation),
-        "kl_aggregation": (None, *get_args(Aggregation)),
-        "entropy_aggregation": (None, *get_args(Aggregation)),
-        "loss": (*CLIPS, "reinforce"),
-        "ratio": ("rollout", "old_policy"),
-        "importance": (None, "token", "call"),
-        "ratio_mask": (None, "token", "call"),
-        "kl_estimator": ("k1", "k2", "k3"),
-        "missing_reward": get_args(MissingReward),
-        "incomplete_groups": ("train", "drop", "fail"),
-    }
-)
-_NUMBERS = (
-    ("solved_bonus", 0.0, inf),
-    ("clip_low", 0.0, 1.0),
-    ("clip_high", 0.0, inf),
-    ("dual_clip", 1.0, inf),
-    ("importance_cap", 0.0, inf),
-    ("ratio_mask_low", 0.0, 1.0),
-    ("ratio_mask_high", 1.0, inf),
-    ("off_policy_kl", 0.0, inf),
-    ("kl", 0.0, inf),
-    ("entropy", 0.0, inf),
-)
-_MAY_BE_NONE = ("clip_low", "clip_high", "dual_clip", "off_policy_kl")
 
 
 def _stats(

@@ -7,15 +7,15 @@ Knows nothing of stores, tokens or engines.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, ClassVar, get_args
+from typing import Annotated, ClassVar
 
-from agentlightning.adapters.sequences import Aggregation
-from agentlightning.errors import ConfigError
+from pydantic import Field
+
+from agentlightning.algorithms.settings import Names, check_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,24 +52,19 @@ class OfflineAlgorithm:
     renders: ClassVar[bool] = False
     """True where it renders messages anew, in place of the recorded token ids."""
 
-    held_out: float = 0.05
+    held_out: Annotated[float, Field(ge=0, le=0.9)] = 0.05
     """Share of the tasks that is never trained on, and gives the held-out loss; 0: none."""
-    longest: int | None = None
+    longest: Annotated[int, Field(ge=2)] | None = None
     """Rollouts with a row of more tokens than this are left out; None: than the model's context holds."""
     merge: bool = True
     """Merge calls whose prompts continue each other into one row; False: one row per call. The gradient is the same."""
-    agents: Sequence[str] | None = None
+    agents: Names | None = None
     """Selects the calls that are trained on, as in `selection.selection`; the others are context. None: all."""
-    reward: str | None = None
+    reward: Annotated[str, Field(min_length=1)] | None = None
     """Name of the final reward that counts, such as one that `agl rewards rescore` wrote. None: the rollout's own."""
 
     def __post_init__(self) -> None:
-        require(is_number(self.held_out, 0, 0.9), "held_out", "a number from 0 to 0.9", self.held_out)
-        require(self.longest is None or is_whole(self.longest, 2), "longest", "a whole number above 1", self.longest)
-        require(isinstance(self.merge, bool), "merge", "true or false", self.merge)
-        require(self.agents is None or are_names(self.agents), "agents", "a list of names", self.agents)
-        named = self.reward is None or (isinstance(self.reward, str) and bool(self.reward))
-        require(named, "reward", "the name of a reward", self.reward)
+        check_settings(self)
 
     def examples(self, candidates: Sequence[Candidate]) -> list[Example]:
         """Returns the examples in a fixed order. ConfigError, with the setting to change, where there are none."""
@@ -93,33 +88,3 @@ def best_first(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Sorts by reward, the highest first; equal ones in the order of their ids. Those without a reward are left out."""
     known = [(candidate.reward, candidate) for candidate in candidates if candidate.reward is not None]
     return [candidate for _, candidate in sorted(known, key=lambda pair: (-pair[0], pair[1].rollout_id))]
-
-
-def check_aggregation(name: str) -> None:
-    require(name in get_args(Aggregation), "aggregation", f"one of {', '.join(get_args(Aggregation))}", name)
-
-
-def check_threshold(value: Any) -> None:
-    require(value is None or is_number(value, -math.inf), "threshold", "a number", value)
-
-
-def are_names(value: object) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(name, str) for name in value)
-
-
-def is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def is_number(value: object, least: float, most: float = math.inf) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and least <= value <= most
-    )
-
-
-def require(holds: bool, name: str, expected: str, got: object) -> None:
-    if not holds:
-        raise ConfigError(f"algorithm.{name}: expected {expected}, got {got!r}")

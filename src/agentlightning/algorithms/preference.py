@@ -13,16 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from agentlightning.algorithms.offline import (
-    Candidate,
-    Example,
-    OfflineAlgorithm,
-    best_first,
-    by_task,
-    is_number,
-    is_whole,
-    require,
-)
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from agentlightning.algorithms.offline import Candidate, Example, OfflineAlgorithm, best_first, by_task
 from agentlightning.errors import ConfigError
 from agentlightning.types import PreferenceLoss
 
@@ -33,12 +26,8 @@ class PreferenceAlgorithm(OfflineAlgorithm):
 
     needs_reference: ClassVar[bool] = True
 
-    beta: float = 0.1
+    beta: PositiveFloat = 0.1
     """Strength of the pull towards the weights that the run began with (β)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(is_number(self.beta, 0) and self.beta > 0, "beta", "a number above 0", self.beta)
 
     def loss(self, examples: Sequence[Example]) -> PreferenceLoss:
         """The loss for these examples."""
@@ -55,16 +44,10 @@ class DPO(PreferenceAlgorithm):
 
     name: ClassVar[str] = "dpo"
 
-    margin: float = 0.0
+    margin: NonNegativeFloat = 0.0
     """A pair's rewards must differ by more than this."""
-    pairs_per_task: int | None = None
+    pairs_per_task: PositiveInt | None = None
     """Pairs of one task, at most; None: all that it has."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(is_number(self.margin, 0), "margin", "a number of at least 0", self.margin)
-        most = self.pairs_per_task
-        require(most is None or is_whole(most, 1), "pairs_per_task", "a whole number above 0", most)
 
     def examples(self, candidates: Sequence[Candidate]) -> list[Example]:
         found = [
@@ -94,17 +77,13 @@ class KTO(PreferenceAlgorithm):
 
     threshold: float = 0.5
     """Rollouts with at least this reward are wanted, others are not."""
-    chosen_weight: float | None = None
+    chosen_weight: PositiveFloat | None = None
     """Weight of wanted rollouts (lambda_D). None: both kinds weigh the same in sum; see `balance`."""
-    rejected_weight: float | None = None
+    rejected_weight: PositiveFloat | None = None
     """Weight of unwanted rollouts (lambda_U)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(is_number(self.threshold, -math.inf), "threshold", "a number", self.threshold)
-        for name in ("chosen_weight", "rejected_weight"):
-            value = getattr(self, name)
-            require(value is None or (is_number(value, 0) and value > 0), name, "a number above 0", value)
         if (self.chosen_weight is None) != (self.rejected_weight is None):
             raise ConfigError("algorithm.chosen_weight: give it together with rejected_weight, or neither")
 

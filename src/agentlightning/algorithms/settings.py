@@ -1,41 +1,45 @@
-"""Checks of an algorithm's settings: they name the setting, what was expected and what was given.
+"""Checks of settings by their annotations: those of the algorithms and of credit rules.
 
-The algorithms' tables drive it when they are made, from Python or from TOML. Knows no setting by name.
+Made from Python or from TOML, they are not converted on the way in: a text is no number. Knows no setting by name.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from agentlightning.errors import ConfigError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
+from agentlightning.config_base import parse_settings
 
-def require(holds: bool, name: str, expected: str, got: object) -> None:
-    """ConfigError, one sentence, where it does not hold."""
-    if not holds:
-        raise ConfigError(f"algorithm.{name}: expected {expected}, got {got!r}")
-
-
-def require_one_of(known: Collection[str | None], name: str, got: object) -> None:
-    names = sorted(each for each in known if each is not None)
-    # a table or list from TOML is equal to none of them, but cannot be looked up in a set
-    require(any(got == each for each in known), name, f"one of {', '.join(names)}", got)
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
-def require_number(name: str, got: object, least: float = -math.inf, most: float = math.inf) -> None:
-    if math.isfinite(most):
-        expected = f"a number from {least:g} to {most:g}"
-    else:
-        expected = f"a number of at least {least:g}" if math.isfinite(least) else "a number"
-    require(is_number(got, least, most), name, expected, got)
+def strict_table(fields: Mapping[str, tuple[Any, Any]]) -> type[BaseModel]:
+    """A table of these settings, each with its type and its default (``...``: none)."""
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    return create_model("Settings", __config__=strict, **dict[str, Any](fields))
 
 
-def require_whole(name: str, got: object, least: int) -> None:
-    holds = isinstance(got, int) and not isinstance(got, bool) and got >= least
-    require(holds, name, f"a whole number of at least {least}", got)
+def check_settings(settings: DataclassInstance, where: str = "algorithm") -> None:
+    """Check the fields of a frozen dataclass as it is made; a list that stands for a tuple becomes one, and so on.
+
+    ConfigError, a sentence for each that is wrong.
+    """
+    hints = get_type_hints(type(settings), include_extras=True)
+    given = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings)}
+    checked = parse_settings(strict_table({name: (hints[name], ...) for name in given}), given, where, ".")
+    for name in given:
+        object.__setattr__(settings, name, getattr(checked, name))
 
 
-def is_number(got: object, least: float = -math.inf, most: float = math.inf) -> bool:
-    """True for a finite number within the bounds; booleans are none."""
-    return isinstance(got, int | float) and not isinstance(got, bool) and math.isfinite(got) and least <= got <= most
+def _names(given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list | tuple) or not given or not all(isinstance(one, str) and one for one in given):
+        raise ValueError("expected a list of names")
+    return tuple(given)
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+UnitInterval = Annotated[float, Field(strict=True, ge=0, le=1)]

@@ -11,19 +11,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
+from pydantic import PositiveInt
+
 from agentlightning.adapters.sequences import Aggregation
-from agentlightning.algorithms.offline import (
-    Candidate,
-    Example,
-    OfflineAlgorithm,
-    are_names,
-    best_first,
-    by_task,
-    check_aggregation,
-    check_threshold,
-    is_whole,
-    require,
-)
+from agentlightning.algorithms.offline import Candidate, Example, OfflineAlgorithm, best_first, by_task
+from agentlightning.algorithms.settings import Names
 from agentlightning.errors import ConfigError
 from agentlightning.types import Loss
 
@@ -36,11 +28,6 @@ class SupervisedAlgorithm(OfflineAlgorithm):
     """Loss aggregation mode; see `adapters.sequences.token_weights`."""
     threshold: float | None = None
     """Rollouts with a lower reward, or with none, are left out; None: none is."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_aggregation(self.aggregation)
-        check_threshold(self.threshold)
 
     @property
     def loss(self) -> Loss:
@@ -79,19 +66,11 @@ class RFT(SupervisedAlgorithm):
 
     name: ClassVar[str] = "rft"
 
-    threshold: float | None = 0.5
-    per_task: int | None = 4
+    threshold: float = 0.5
+    per_task: PositiveInt | None = 4
     """Rollouts of one task, at most, so that easy tasks do not crowd out the others; None: all."""
     distinct: bool = True
     """Keep one of several rollouts of one task in which the model wrote the same."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.threshold is not None, "threshold", "a number; without one, take the algorithm 'sft'", None)
-        require(
-            self.per_task is None or is_whole(self.per_task, 1), "per_task", "a whole number above 0", self.per_task
-        )
-        require(isinstance(self.distinct, bool), "distinct", "true or false", self.distinct)
 
     def chosen(self, good: Sequence[Candidate]) -> list[Candidate]:
         return [one for group in by_task(good) for one in best(group, self.per_task, self.distinct)]
@@ -108,13 +87,9 @@ class Distill(SupervisedAlgorithm):
     name: ClassVar[str] = "distill"
     renders: ClassVar[bool] = True
 
-    models: Sequence[str] | None = None
+    models: Names | None = None
     """The teacher: model names as agents asked for them, in which * and ? stand for other text; None: every model that
     is not the run's own."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.models is None or are_names(self.models), "models", "a list of model names", self.models)
 
     def teaches(self, policy: str, model: str) -> bool:
         """True where a call is the teacher's; `policy` is empty where an external model answered."""

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel
 
-from agentlightning.config import parse_settings
+from agentlightning.algorithms.settings import strict_table
+from agentlightning.config_base import parse_settings
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.types import Trajectory
 
@@ -95,15 +96,13 @@ class Rule:
         ]
 
     def _model(self) -> type[BaseModel]:
-        strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
         hints = get_type_hints(self.function, include_extras=True)
-        fields: dict[str, Any] = {
+        fields = {
             name: (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)
             for name, parameter in inspect.signature(self.function).parameters.items()
             if parameter.kind is parameter.KEYWORD_ONLY
         }
-        table = create_model("Settings", __config__=strict, **fields)
-        return create_model("Algorithm", credit_settings=(table, ...))
+        return strict_table({"credit_settings": (strict_table(fields), ...)})
 
     def _checked(self, trajectory: Trajectory, returned: Any) -> Credit:
         credit = returned if isinstance(returned, Credit) else Credit(values=returned)
