@@ -53,6 +53,15 @@ def redis_url(redis: redis_server.RedisServer) -> str:
     return redis.url(new_id())
 
 
+@pytest.fixture
+def own_redis() -> Iterator[redis_server.RedisServer]:
+    """A server that the test may kill, or spoil."""
+    if reason := redis_server.missing():
+        pytest.skip(reason)
+    with redis_server.RedisServer() as server:
+        yield server
+
+
 @pytest.fixture(params=["memory", "sqlite", "postgres", "redis", "http"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[LightningStore]:
     """An open, empty store of each kind."""

@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from agentlightning.gateway.rest import create_api
-from agentlightning.store.base import LightningStore
+from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.doctor import Finding, examine
 from agentlightning.store.sql.store import SqlLightningStore
 from agentlightning.types import (
@@ -24,6 +24,7 @@ from agentlightning.types import (
     NewRollout,
     Reward,
     RewardSource,
+    Rollout,
     Sampling,
     Span,
     VersionSpan,
@@ -174,3 +175,8 @@ async def faults(store: LightningStore) -> list[Finding]:
 
 def sql_store(url: str, clock: Clock) -> LightningStore:
     return SqlLightningStore(url, now_ns=clock)
+
+
+async def one(store: LightningStore, rollout_id: str) -> Rollout:
+    [rollout] = await store.rollouts(RolloutQuery(ids=[rollout_id]))
+    return rollout

@@ -1,8 +1,7 @@
 """PostgreSQL: engines, what begins a transaction, what its failures mean, and what several processes tell each other.
 
 Transactions that change the life of rollouts hold one advisory lock, so that they are serial as in SQLite and a waiter sees
-places in the order of commits; appends run beside them. (Row locks with SKIP LOCKED would make claims alone twice as fast
-from four servers, but ends of attempts, leases and steps are decided from what was read before, and so need the lock.)
+places in the order of commits; appends run beside them. docs/store.md says why it is not SKIP LOCKED, with figures.
 
 A connection may break while a commit is under way. So that nothing is executed twice, each such transaction writes its
 number into its writer's row: once the lock is ours again, the old transaction is over, and the row says how it ended.

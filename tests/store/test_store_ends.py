@@ -1,0 +1,216 @@
+"""Ends of attempts: what is retried, which reward is final, and what is said where no call was recorded."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from store_samples import a_call, a_reward, a_span, a_worker, claimed, ending, finished, one, some, states
+
+from agentlightning.store.base import BROKEN_SPANS, NO_CALLS, LightningStore, broken_warning
+from agentlightning.types import RetryPolicy
+
+DEADLINE_S = 20.0
+"""For waits that are expected to end much sooner, by a push."""
+
+
+async def test_failures_are_retried_until_max_attempts(store: LightningStore) -> None:
+    [claim] = await claimed(store, retry=RetryPolicy(max_attempts=3))
+    for state in ("failed", "timed_out"):
+        await store.finish([ending(claim, state, error="boom")])
+        queued = await one(store, claim.rollout.id)
+        assert (queued.state, queued.error, queued.finished_seq) == ("queued", "boom", None)
+        [claim] = await store.claim(a_worker(claim.rollout.run_id))
+    await store.finish([ending(claim, "failed", error="at last", output="printed")])
+    failed = await one(store, claim.rollout.id)
+    assert (failed.state, failed.error, failed.finished_seq, failed.attempt) == ("failed", "at last", 1, 3)
+    attempts = await store.attempts([claim.rollout.id])
+    assert [attempt.state for attempt in attempts] == ["failed", "timed_out", "failed"]
+    assert attempts[2].output == "printed"
+
+
+async def test_an_end_that_the_policy_does_not_retry_fails_at_once(store: LightningStore) -> None:
+    [claim] = await claimed(store, retry=RetryPolicy(max_attempts=3, retry_on=("timed_out",)))
+    await store.finish([ending(claim, "failed")])
+    assert await states(store, [claim]) == ["failed"]
+
+
+async def test_lost_attempts_use_up_no_attempt_but_have_a_cap(store: LightningStore) -> None:
+    [claim] = await claimed(store, retry=RetryPolicy(max_attempts=2, max_lost=3))
+    ends = ["lost", "failed", "lost", "lost"]
+    seen = []
+    for number, state in enumerate(ends):
+        await store.finish([ending(claim, state, error=state)])  # type: ignore[arg-type]
+        rollout = await one(store, claim.rollout.id)
+        seen.append((rollout.state, rollout.lost))
+        if number < len(ends) - 1:
+            [claim] = await store.claim(a_worker(claim.rollout.run_id))
+    assert seen == [("queued", 1), ("queued", 1), ("queued", 2), ("failed", 3)]
+
+
+async def test_a_success_after_a_failure_leaves_no_error(store: LightningStore) -> None:
+    [claim] = await claimed(store, retry=RetryPolicy(max_attempts=2))
+    await store.finish([ending(claim, "failed", error="boom")])
+    [claim] = await store.claim(a_worker(claim.rollout.run_id))
+    await store.append_calls([a_call(claim)])
+    await store.finish([ending(claim, rewards=(a_reward(claim, 1.0),))])
+    rollout = await one(store, claim.rollout.id)
+    assert (rollout.state, rollout.error, rollout.reward, rollout.warning) == ("succeeded", None, 1.0, None)
+
+
+async def test_text_that_is_no_unicode_is_kept_readable(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.finish([ending(claim, "failed", error="half \ud83d and nul \0", output="é")])
+    error = (await one(store, claim.rollout.id)).error
+    assert error is not None
+    assert error.startswith("half ?")
+    assert (await store.attempts([claim.rollout.id]))[0].output == "é"
+
+
+async def test_cancelled_rollouts_are_finished_and_their_leases_stale(store: LightningStore) -> None:
+    claims = await finished(store)
+    run_id = claims[0].rollout.run_id
+    queued, running = await store.enqueue(some(run_id, 2, group_id="h"))
+    [claim] = await store.claim(a_worker(run_id))
+    assert await store.cancel([queued.id, running.id, claims[0].rollout.id, "unknown"]) == 2
+    assert await store.cancel([queued.id, running.id]) == 0
+    assert await store.finish([ending(claim)]) == [False]
+    assert await store.count(run_id) == {("train", "succeeded"): 1, ("train", "cancelled"): 2}
+    assert [attempt.state for attempt in await store.attempts([claim.rollout.id])] == ["lost"]
+    assert len(await store.wait(run_id, after=1)) == 2
+
+
+async def test_finishes_of_many_callers_are_each_answered(store: LightningStore) -> None:
+    claims = await claimed(store, 30)
+    answers = await asyncio.gather(*[store.finish([ending(claim)]) for claim in [*claims, *claims]])
+    assert sum(answer == [True] for answer in answers) == 30
+    rollouts = await store.wait(claims[0].rollout.run_id, at_least=30)
+    assert [rollout.finished_seq for rollout in rollouts] == list(range(1, 31))
+
+
+# --- rewards at the end -----------------------------------------------------------------------------------------------
+
+
+async def test_the_final_reward_is_the_return_value_over_what_was_emitted(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.record_rewards([a_reward(claim, 0.25, "emitted")])
+    await store.finish([ending(claim, rewards=(a_reward(claim, 0.75, "return"),))])
+    assert (await one(store, claim.rollout.id)).reward == 0.75
+
+
+async def test_the_last_emitted_reward_without_a_call_is_final(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    call = a_call(claim)
+    await store.append_calls([call])
+    last = (a_reward(claim, 0.2, "emitted"), a_reward(claim, 0.9, "emitted", call_id=call.id))
+    await store.record_rewards([a_reward(claim, 0.1, "emitted")])
+    await store.finish([ending(claim, rewards=last)])
+    assert (await one(store, claim.rollout.id)).reward == 0.2
+
+
+async def test_an_attempt_without_a_reward_has_none(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.finish([ending(claim)])
+    assert (await one(store, claim.rollout.id)).reward is None
+
+
+async def test_contradictory_final_rewards_fail_the_attempt_with_the_sentence(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    rewards = (a_reward(claim, 1.0, "return"), a_reward(claim, 0.0, "function"))
+    assert await store.finish([ending(claim, rewards=rewards)]) == [True]
+    rollout = await one(store, claim.rollout.id)
+    assert (rollout.state, rollout.reward) == ("failed", None)
+    assert rollout.error is not None
+    assert "function, return" in rollout.error
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+async def test_a_reward_that_is_no_number_fails_its_attempt_only(store: LightningStore, value: float) -> None:
+    bad, good = await claimed(store, 2)
+    finishes = [ending(bad, rewards=(a_reward(bad, value),)), ending(good, rewards=(a_reward(good, 1.0),))]
+    assert await store.finish(finishes) == [True, True]
+    assert await states(store, [bad, good]) == ["failed", "succeeded"]
+    error = (await one(store, bad.rollout.id)).error
+    assert error is not None
+    assert "finite number" in error
+
+
+async def test_only_rewards_of_the_successful_attempt_count(store: LightningStore) -> None:
+    [claim] = await claimed(store, retry=RetryPolicy(max_attempts=2))
+    await store.finish([ending(claim, "failed", rewards=(a_reward(claim, 0.5),))])
+    [again] = await store.claim(a_worker(claim.rollout.run_id))
+    await store.finish([ending(again)])
+    rollout = await one(store, claim.rollout.id)
+    assert (rollout.state, rollout.reward) == ("succeeded", None)
+    assert [reward.attempt for reward in await store.rewards([claim.rollout.id])] == [1]
+
+
+async def test_rewards_that_come_with_a_finish_belong_to_its_lease(store: LightningStore) -> None:
+    mine, other = await claimed(store, 2)
+    await store.finish([ending(mine, rewards=(a_reward(other, 1.0),))])
+    assert [reward.rollout_id for reward in await store.rewards([mine.rollout.id, other.rollout.id])] == [
+        mine.rollout.id
+    ]
+
+
+# --- attempts without a call ------------------------------------------------------------------------------------------
+
+
+async def test_calls_are_counted_when_an_attempt_finishes(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.append_calls([a_call(claim), a_call(claim)])
+    await store.finish([ending(claim)])
+    rollout = await one(store, claim.rollout.id)
+    assert (rollout.calls, rollout.warning) == (2, None)
+
+
+async def test_an_attempt_without_a_call_is_named_with_the_likely_cause(store: LightningStore) -> None:
+    silent, diagnosed, misled = await claimed(store, 3)
+    await store.append_spans([a_span(misled, "gateway.unknown_route", attributes={"path": "/chat/completions"})])
+    await store.finish(
+        [ending(silent), ending(diagnosed, diagnosis="HTTP_PROXY is set"), ending(misled, diagnosis="?")]
+    )
+    warnings = [(await one(store, claim.rollout.id)).warning or "" for claim in (silent, diagnosed, misled)]
+    assert all(warning.startswith(NO_CALLS) for warning in warnings)
+    assert "did not use the base URL" in warnings[0]
+    assert "HTTP_PROXY is set" in warnings[1]
+    assert "/chat/completions" in warnings[2]
+
+
+async def test_a_failed_attempt_without_a_call_is_named_too_but_not_a_lost_one(store: LightningStore) -> None:
+    failed, lost = await claimed(store, 2)
+    await store.finish([ending(failed, "failed", error="404"), ending(lost, "lost")])
+    assert (await one(store, failed.rollout.id)).warning is not None
+    assert (await one(store, lost.rollout.id)).warning is None
+
+
+async def test_a_span_that_only_looks_like_one_about_broken_spans_ends_nothing(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    await store.append_calls([a_call(claim)])
+    for attributes in ({"resource.service.name": "agent"}, {"resource.service.name": "agent", "cycle": 1}):
+        await store.append_spans([a_span(claim, BROKEN_SPANS, attributes=attributes)])
+    await store.finish([ending(claim)])
+    assert (await one(store, claim.rollout.id)).warning == broken_warning({"cycle": 1})
+
+
+async def test_what_was_wrong_with_spans_is_summed_by_cause_into_the_warning(store: LightningStore) -> None:
+    told, silent, other = await claimed(store, 3)
+    await store.append_calls([a_call(told), a_call(other)])
+    counted = a_span(told, BROKEN_SPANS, attributes={"cycle": 2})
+    await store.append_spans([counted, a_span(told, BROKEN_SPANS, attributes={"cycle": 1, "absent_id": 4})])
+    await store.append_spans([counted, a_span(silent, BROKEN_SPANS, attributes={"cycle": 1}), a_span(other)])
+    await store.finish([ending(told), ending(silent), ending(other)])
+    warnings = [(await one(store, claim.rollout.id)).warning for claim in (told, silent, other)]
+    assert warnings[0] == broken_warning({"cycle": 3, "absent_id": 4})
+    assert (warnings[1] or "").startswith(NO_CALLS)
+    assert (warnings[1] or "").endswith("; " + broken_warning({"cycle": 1}))
+    assert warnings[2] is None
+
+
+async def test_what_air_saw_of_a_rollout_is_never_its_final_reward(store: LightningStore) -> None:
+    given, unrewarded = await claimed(store, 2)
+    await store.record_rewards([a_reward(given, 0.5, "emitted"), a_reward(given, -1.0, "air", name="air.retries")])
+    await store.record_rewards([a_reward(unrewarded, -1.0, "air", name="air.retries")])
+    await store.finish([ending(given, rewards=(a_reward(given, 1.0),)), ending(unrewarded)])
+    assert [(await one(store, claim.rollout.id)).reward for claim in (given, unrewarded)] == [1.0, None]
+    assert {reward.source for reward in await store.rewards([unrewarded.rollout.id])} == {"air"}
