@@ -16,8 +16,10 @@ from __future__ import annotations
 import base64
 import copy
 import dataclasses
+import functools
+import inspect
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -27,35 +29,12 @@ import uuid_utils
 
 from agentlightning.errors import ConfigError, ConflictError, StoreError
 from agentlightning.store import codec, wire
-from agentlightning.store.base import LEASE_S, LightningStore, RolloutQuery, reward_number
+from agentlightning.store.base import LightningStore, reward_number
 from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.http_transport import RETRY_TIMEOUT_S, HttpTransport, StoreResponse
-from agentlightning.types import (
-    JSON,
-    Attempt,
-    Call,
-    Checkpoint,
-    Claim,
-    Consumed,
-    Finish,
-    Lease,
-    Metric,
-    Mode,
-    NewRollout,
-    Resource,
-    Reward,
-    Rollout,
-    RolloutState,
-    Run,
-    RunSize,
-    RunState,
-    RunStatistics,
-    Span,
-    Step,
-    WorkerStatus,
-)
+from agentlightning.types import JSON, Call, Finish, Metric, Reward, Run, Span
 
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 READING = frozenset(
     {"attempts", "calls", "checkpoints", "count", "follow_metrics", "metrics", "resources", "rewards", "rollouts"}
@@ -70,6 +49,21 @@ MAX_COALESCED_BYTES = 64 * 1024
 MAX_COALESCED_WRITES = 1000
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 """Bytes of writes that travel together; a single append may be larger."""
+
+
+def _request(method: F, wait: str = "", wait_s: float = 0.0) -> F:
+    """The method as one request: its arguments by name. `wait`: the one that says how long the server is asked to wait;
+    `wait_s`: how long it may take beyond a usual response's time."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method, updated=())  # not the mark of an abstract method
+    async def call(client: LightningStoreClient, *args: Any, **named: Any) -> Any:
+        given = signature.bind(client, *args, **named)
+        given.apply_defaults()
+        _, *arguments = given.arguments.items()
+        return await client._call(method.__name__, dict(arguments), given.arguments.get(wait, wait_s))
+
+    return cast(F, call)
 
 
 class LightningStoreClient(LightningStore):
@@ -93,7 +87,7 @@ class LightningStoreClient(LightningStore):
 
     @property
     def boot(self) -> str | None:
-        """Id of the server's start, as of the last answer: a different one than before means that it was restarted."""
+        """Id of the server's start, as of the last response: a different one than before means that it was restarted."""
         return self._transport.boot
 
     async def open(self) -> None:
@@ -120,61 +114,25 @@ class LightningStoreClient(LightningStore):
                     return run  # this very request made it, before the server was restarted
         return cast(Run, self._result("create_run", response))
 
-    async def update_run(self, run_id: str, state: RunState | None = None, summary: JSON | None = None) -> Run:
-        return await self._call(LightningStore.update_run, run_id=run_id, state=state, summary=summary)
-
-    async def runs(self, ids: Sequence[str] | None = None, limit: int | None = None) -> list[Run]:
-        return await self._call(LightningStore.runs, ids=ids, limit=limit)
+    update_run = _request(LightningStore.update_run)
+    runs = _request(LightningStore.runs)
 
     # --- rollouts and attempts ------------------------------------------------------------------------------------
 
-    async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
-        return await self._call(LightningStore.enqueue, rollouts=rollouts)
-
-    async def claim(
-        self,
-        worker: WorkerStatus,
-        limit: int = 1,
-        lease_s: float = LEASE_S,
-        wait_s: float = 0.0,
-    ) -> list[Claim]:
-        return await self._call(
-            LightningStore.claim, poll_s=wait_s, worker=worker, limit=limit, lease_s=lease_s, wait_s=wait_s
-        )
-
-    async def heartbeat(self, worker: WorkerStatus, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
-        return await self._call(LightningStore.heartbeat, worker=worker, leases=leases, lease_s=lease_s)
+    enqueue = _request(LightningStore.enqueue)
+    claim = _request(LightningStore.claim, wait="wait_s")
+    heartbeat = _request(LightningStore.heartbeat)
 
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
         return list(await self._append("finish", "finishes", [_storable(finish) for finish in finishes]) or ())
 
-    async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        return await self._call(LightningStore.cancel, rollout_ids=rollout_ids)
-
-    async def expire_leases(self) -> int:
-        return await self._call(LightningStore.expire_leases)
-
-    async def rollouts(self, query: RolloutQuery) -> list[Rollout]:
-        return await self._call(LightningStore.rollouts, query=query)
-
-    async def count(self, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
-        return await self._call(LightningStore.count, run_id=run_id)
-
-    async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
-        return await self._call(LightningStore.attempts, rollout_ids=rollout_ids)
-
-    async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
-        return await self._call(
-            LightningStore.wait,
-            poll_s=timeout_s,
-            run_id=run_id,
-            after=after,
-            at_least=at_least,
-            timeout_s=timeout_s,
-        )
-
-    async def workers(self, run_id: str | None = None) -> list[WorkerStatus]:
-        return await self._call(LightningStore.workers, run_id=run_id)
+    cancel = _request(LightningStore.cancel)
+    expire_leases = _request(LightningStore.expire_leases)
+    rollouts = _request(LightningStore.rollouts)
+    count = _request(LightningStore.count)
+    attempts = _request(LightningStore.attempts)
+    wait = _request(LightningStore.wait, wait="timeout_s")
+    workers = _request(LightningStore.workers)
 
     # --- the record -----------------------------------------------------------------------------------------------
 
@@ -184,100 +142,56 @@ class LightningStoreClient(LightningStore):
     async def append_spans(self, spans: Sequence[Span]) -> None:
         await self._append("append_spans", "spans", spans)
 
-    async def calls(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
-        return await self._call(LightningStore.calls, rollout_ids=rollout_ids, attempt=attempt)
-
-    async def spans(self, rollout_ids: Sequence[str]) -> list[Span]:
-        return await self._call(LightningStore.spans, rollout_ids=rollout_ids)
+    calls = _request(LightningStore.calls)
+    spans = _request(LightningStore.spans)
 
     async def record_rewards(self, rewards: Sequence[Reward]) -> None:
         for reward in rewards:
             reward_number(reward.value, reward.name)
         await self._append("record_rewards", "rewards", rewards)
 
-    async def rewards(self, rollout_ids: Sequence[str]) -> list[Reward]:
-        return await self._call(LightningStore.rewards, rollout_ids=rollout_ids)
-
-    async def put_resources(self, resources: Sequence[Resource]) -> list[Resource]:
-        return await self._call(LightningStore.put_resources, resources=resources)
-
-    async def resources(self, run_id: str, name: str | None = None, latest: bool = True) -> list[Resource]:
-        return await self._call(LightningStore.resources, run_id=run_id, name=name, latest=latest)
+    rewards = _request(LightningStore.rewards)
+    put_resources = _request(LightningStore.put_resources)
+    resources = _request(LightningStore.resources)
 
     async def log_metrics(self, metrics: Sequence[Metric]) -> None:
         await self._append("log_metrics", "metrics", metrics)
 
-    async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
-        return await self._call(LightningStore.metrics, run_id=run_id, name=name)
+    metrics = _request(LightningStore.metrics)
 
     # --- news and numbers --------------------------------------------------------------------------------------------
 
-    async def wait_resources(self, run_id: str, after: Mapping[str, int], timeout_s: float = 30.0) -> list[Resource]:
-        return await self._call(
-            LightningStore.wait_resources, poll_s=timeout_s, run_id=run_id, after=after, timeout_s=timeout_s
-        )
-
-    async def follow_metrics(
-        self, run_id: str, after: int = 0, timeout_s: float = 30.0, limit: int = 10_000
-    ) -> list[Metric]:
-        return await self._call(
-            LightningStore.follow_metrics,
-            poll_s=timeout_s,
-            run_id=run_id,
-            after=after,
-            timeout_s=timeout_s,
-            limit=limit,
-        )
-
-    async def statistics(self) -> list[RunStatistics]:
-        return await self._call(LightningStore.statistics)
-
-    async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
-        return await self._call(LightningStore.sizes, poll_s=LONG_WORK_S, run_ids=run_ids)
+    wait_resources = _request(LightningStore.wait_resources, wait="timeout_s")
+    follow_metrics = _request(LightningStore.follow_metrics, wait="timeout_s")
+    statistics = _request(LightningStore.statistics)
+    sizes = _request(LightningStore.sizes, wait_s=LONG_WORK_S)
 
     # --- the end of data ----------------------------------------------------------------------------------------------
 
-    async def drop_records(self, rollout_ids: Sequence[str]) -> int:
-        return await self._call(LightningStore.drop_records, poll_s=LONG_WORK_S, rollout_ids=rollout_ids)
-
-    async def delete_runs(self, run_ids: Sequence[str]) -> int:
-        return await self._call(LightningStore.delete_runs, poll_s=LONG_WORK_S, run_ids=run_ids)
+    drop_records = _request(LightningStore.drop_records, wait_s=LONG_WORK_S)
+    delete_runs = _request(LightningStore.delete_runs, wait_s=LONG_WORK_S)
 
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 
-    async def open_step(self, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step:
-        return await self._call(LightningStore.open_step, run_id=run_id, step=step, consumed=consumed)
-
-    async def close_step(self, run_id: str, step: int, version: int) -> Step:
-        return await self._call(LightningStore.close_step, run_id=run_id, step=step, version=version)
-
-    async def steps(self, run_id: str, after: int | None = None, limit: int | None = None) -> list[Step]:
-        return await self._call(LightningStore.steps, run_id=run_id, after=after, limit=limit)
-
-    async def reopen_steps(self, run_id: str, after: int) -> list[Step]:
-        return await self._call(LightningStore.reopen_steps, run_id=run_id, after=after)
-
-    async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
-        await self._call(LightningStore.put_checkpoint, checkpoint=checkpoint)
-
-    async def checkpoints(self, run_id: str) -> list[Checkpoint]:
-        return await self._call(LightningStore.checkpoints, run_id=run_id)
+    open_step = _request(LightningStore.open_step)
+    close_step = _request(LightningStore.close_step)
+    steps = _request(LightningStore.steps)
+    reopen_steps = _request(LightningStore.reopen_steps)
+    put_checkpoint = _request(LightningStore.put_checkpoint)
+    checkpoints = _request(LightningStore.checkpoints)
 
     # --- how ------------------------------------------------------------------------------------------------------
 
-    async def _call(
-        self, method: Callable[..., Coroutine[Any, Any, R]], *, poll_s: float | None = None, **given: Any
-    ) -> R:
-        """Sends the request and returns its result. `poll_s`: how long the server was asked to wait, or may take."""
-        name = method.__name__
-        body = wire.encode(given, name)
-        if name in READING:
-            response = await self._transport.request(name, body, wait_s=poll_s or 0.0)
-        elif poll_s or len(body) > MAX_COALESCED_BYTES:
-            response = await self._transport.request(name, body, key=str(uuid_utils.uuid7()), wait_s=poll_s or 0.0)
+    async def _call(self, method: str, arguments: dict[str, Any], wait_s: float) -> Any:
+        """Sends the request and returns its result."""
+        body = wire.encode(arguments, method)
+        if method in READING:
+            response = await self._transport.request(method, body, wait_s=wait_s)
+        elif wait_s or len(body) > MAX_COALESCED_BYTES:
+            response = await self._transport.request(method, body, key=str(uuid_utils.uuid7()), wait_s=wait_s)
         else:
-            response = await self._writes.submit(_Write(name, body))
-        return cast(R, self._result(name, response))
+            response = await self._writes.submit(_Write(method, body))
+        return self._result(method, response)
 
     async def _append(self, method: str, name: str, records: Sequence[Any]) -> Sequence[bool] | None:
         """Sends records, in the argument of this name, together with those of whoever sends at the same time."""
@@ -293,7 +207,7 @@ class LightningStoreClient(LightningStore):
         for write in writes:
             groups[write.method if write.records else write].append(write)
         found: dict[_Write, StoreResponse] = {}
-        whole = await self._transport.send([_request(group) for group in groups.values()])
+        whole = await self._transport.send([_packed(group) for group in groups.values()])
         for group, response in zip(groups.values(), whole, strict=True):
             found.update(zip(group, await self._responses(group, response), strict=True))
         return [found[write] for write in writes]
@@ -308,7 +222,7 @@ class LightningStoreClient(LightningStore):
                 return [response._replace(error=copy.copy(response.error)) for _ in group]
             found: list[StoreResponse] = []
             for half in (group[: len(group) // 2], group[len(group) // 2 :]):
-                [again] = await self._transport.send([_request(half)])
+                [again] = await self._transport.send([_packed(half)])
                 found += await self._responses(half, again)
             return found
         if group[0].method != "finish":
@@ -316,7 +230,7 @@ class LightningStoreClient(LightningStore):
         finishes = [finish for write in group for finish in write.records]
         held = self._result("finish", response)
         if len(held) != len(finishes):
-            raise StoreError(f"{self._url}/api/finish: expected {len(finishes)} answers, got {len(held)}")
+            raise StoreError(f"{self._url}/api/finish: expected {len(finishes)} results, got {len(held)}")
         if response.retried and not all(held):
             held = await self._held_before(finishes, held)
         in_order = iter(held)
@@ -358,7 +272,7 @@ class _Write:
         return len(self.arguments) + sum(map(len, self.encoded))
 
 
-def _request(group: Sequence[_Write]) -> tuple[str, bytes]:
+def _packed(group: Sequence[_Write]) -> tuple[str, bytes]:
     first = group[0]
     if not first.records:
         return first.method, first.arguments

@@ -45,7 +45,8 @@ OPEN_TIMEOUT_S = 3.0
 """Patience with a server that does not answer when the store is opened: the URL may be wrong."""
 
 _ELSEWHERE = (exceptions.MovedError, exceptions.ClusterDownError)
-_LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError, *_ELSEWHERE)
+_ANY: tuple[Any, ...] = (exceptions.RedisError, OSError)
+_LOST: tuple[Any, ...] = (exceptions.ConnectionError, exceptions.TimeoutError, OSError, *_ELSEWHERE)
 
 
 class RedisConnection:
@@ -67,7 +68,7 @@ class RedisConnection:
         await self.ask([("PING",)], patience_s=min(self.address.patience_s, OPEN_TIMEOUT_S))
 
     def listen(self) -> None:
-        forever = Retry(ConstantBackoff(LISTEN_PAUSE_S), -1, (exceptions.RedisError, OSError))
+        forever = Retry(ConstantBackoff(LISTEN_PAUSE_S), -1, _ANY)
 
         async def again(_: Exception) -> None:
             """Whoever asks hears what is wrong; this only comes back."""
@@ -141,13 +142,13 @@ class RedisConnection:
         retry = Retry(DecorrelatedJitterBackoff(MAX_PAUSE_S, MIN_PAUSE_S), -1, _LOST)
         try:
             return await retry.call_with_retry(lambda: self._ask_once(commands), recover)
-        except (exceptions.RedisError, OSError) as error:
+        except _ANY as error:
             raise self.address.explain(error) from error
 
     async def _ask_once(self, commands: Sequence[Command]) -> list[Reply]:
         pool = self._pool
         async with asyncio.timeout(REPLY_TIMEOUT_S):
-            connection = await pool.get_connection()
+            connection = await pool.get_connection()  # type: ignore[no-untyped-call]
             try:  # a connection that is left while it sends or reads is disconnected by redis-py
                 await connection.send_packed_command(connection.pack_commands(commands))
                 replies = [await _reply(connection) for _ in commands]
