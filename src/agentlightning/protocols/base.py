@@ -175,6 +175,19 @@ class CompletionReader(ABC):
     def event(self, data: JSON) -> None:
         """Take in the data of one event of a stream."""
 
+    def add_text(self, name: str, more: Any) -> None:
+        """Append to a text of the message; what is no text changes nothing."""
+        if isinstance(more, str) and more:
+            self.message[name] = (self.message.get(name) or "") + more
+
+    def read_usage(self, body: Any, prompt: str = "prompt_tokens", sampled: str = "completion_tokens") -> None:
+        """Take in the token counts that `body` has under these names; one that is no number changes nothing."""
+        usage = body.get("usage") if isinstance(body, dict) else None
+        if isinstance(usage, dict):
+            counts = usage.get(prompt), usage.get(sampled)
+            self.prompt_tokens = counts[0] if isinstance(counts[0], int) else self.prompt_tokens
+            self.sampled_tokens = counts[1] if isinstance(counts[1], int) else self.sampled_tokens
+
 
 class WireFormat(Interface):
     """The interface of a protocol's module (a module is one)."""

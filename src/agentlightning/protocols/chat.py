@@ -24,7 +24,6 @@ from agentlightning.protocols.base import (
     TokenLogprob,
     ToolDelta,
     assistant_message,
-    short,
 )
 from agentlightning.protocols.fields import ENGINE_PARAMS, UnsupportedParam, expected
 from agentlightning.types import JSON
@@ -69,7 +68,6 @@ WITHOUT_EFFECT: dict[str, type] = {
 
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
-    """The request in a body. Raises ApiError, naming the field and what was expected."""
     if not trained:
         return _external_request(data)
     fields.check_kinds(data, WITHOUT_EFFECT)
@@ -98,7 +96,6 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
 
 
 def body(request: CompletionRequest, answer: Completion) -> bytes:
-    """The whole response of a call that is not streamed."""
     choices = [
         {
             "index": index,
@@ -113,27 +110,12 @@ def body(request: CompletionRequest, answer: Completion) -> bytes:
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    """The events of a streamed response."""
-    return _ChatEvents(request, _frame("chat.completion.chunk", call_id, model, created_s))
+    return _ChatEvents(request, _frame("chat.completion.chunk", call_id, model, created_s), {"delta": {}})
 
 
 def error(refusal: ApiError) -> bytes:
-    """An error in the protocol's own shape."""
-    return orjson.dumps(
-        {
-            "error": {
-                "message": refusal.message,
-                "type": refusal.type,
-                "param": refusal.param,
-                "code": refusal.code,
-            }
-        }
-    )
-
-
-def reader() -> ChatReader:
-    """A reader for one response of an external model with this protocol."""
-    return ChatReader()
+    told = {"message": refusal.message, "type": refusal.type, "param": refusal.param, "code": refusal.code}
+    return orjson.dumps({"error": told})
 
 
 def models(names: list[str]) -> bytes:
@@ -155,31 +137,26 @@ class ChatReader(CompletionReader):
         """Tool calls: the protocol's index -> the position in the message."""
 
     def whole(self, body: JSON) -> None:
-        """Take in a complete response."""
-        self._take(body, "message")
+        self._read(body, "message")
 
     def event(self, data: JSON) -> None:
-        """Take in the data of one event of a stream."""
-        self._take(data, "delta")
+        self._read(data, "delta")
 
-    def _take(self, data: Any, part: str) -> None:
-        self.prompt_tokens, self.sampled_tokens = read_usage(data, self.prompt_tokens, self.sampled_tokens)
+    def _read(self, data: JSON, part: str) -> None:
+        self.read_usage(data)
         choice = first_choice(data)
         said = choice.get(part)
         if isinstance(said, dict):
-            self._add("content", _read_text(said.get("content")))
-            self._add("refusal", _read_text(said.get("refusal")))
-            self._add("reasoning_content", _read_text(said.get("reasoning_content") or said.get("reasoning")))
+            if (content := _read_text(said.get("content"))) is not None:
+                self.message["content"] = (self.message["content"] or "") + content
+            self.add_text("refusal", _read_text(said.get("refusal")))
+            self.add_text("reasoning_content", _read_text(said.get("reasoning_content") or said.get("reasoning")))
             calls = said.get("tool_calls")
             for call in calls if isinstance(calls, list) else ():
                 if isinstance(call, dict):
                     self._add_call(call)
         if isinstance(reason := choice.get("finish_reason"), str):
             self.finish_reason = reason
-
-    def _add(self, name: str, more: str | None) -> None:
-        if more is not None and (more or name == "content"):
-            self.message[name] = (self.message.get(name) or "") + more
 
     def _add_call(self, more: JSON) -> None:
         calls = self.message.setdefault("tool_calls", [])
@@ -196,6 +173,9 @@ class ChatReader(CompletionReader):
         if isinstance(function, dict):
             call["function"]["name"] += _read_text(function.get("name")) or ""
             call["function"]["arguments"] += _read_arguments(function.get("arguments", function.get("input")))
+
+
+reader = ChatReader
 
 
 # --- shared with Completions --------------------------------------------------------------------------------------------
@@ -222,9 +202,31 @@ def usage(answer: Completion) -> JSON:
     }
 
 
-def failure(refusal: ApiError) -> bytes:
-    """The event that ends a stream that cannot go on."""
-    return b"data: " + error(refusal) + b"\n\n"
+class ChunkStream:
+    """The chunks of a streamed response, as far as both protocols have the same."""
+
+    def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON) -> None:
+        self._count = request.n
+        self._usage = request.include_usage
+        self._frame = {**frame, "usage": None} if self._usage else frame
+        self._empty = empty
+        """The part of a choice that says nothing more."""
+
+    def last(self, answer: Completion) -> bytes:
+        """The finish reasons, the usage where asked for, and the end mark."""
+        parts = [self.chunk(index, self._empty, choice.finish_reason) for index, choice in enumerate(answer.choices)]
+        if self._usage:
+            parts.append(sse.event({**self._frame, "choices": [], "usage": usage(answer)}))
+        parts.append(sse.DONE)
+        return b"".join(parts)
+
+    def failed(self, refusal: ApiError) -> bytes:
+        return b"data: " + error(refusal) + b"\n\n"
+
+    def chunk(self, index: int, part: JSON, finish_reason: str | None = None, logprobs: JSON | None = None) -> bytes:
+        """One chunk of one choice."""
+        choice = {"index": index, **part, "logprobs": logprobs, "finish_reason": finish_reason}
+        return sse.event({**self._frame, "choices": [choice]})
 
 
 def first_choice(data: Any) -> JSON:
@@ -234,18 +236,6 @@ def first_choice(data: Any) -> JSON:
         if isinstance(choice, dict) and choice.get("index", 0) == 0:
             return choice
     return {}
-
-
-def read_usage(data: Any, prompt_tokens: int, sampled_tokens: int) -> tuple[int, int]:
-    """The token counts that an external model sent; those known so far where it sent none."""
-    counts = data.get("usage") if isinstance(data, dict) else None
-    if not isinstance(counts, dict):
-        return prompt_tokens, sampled_tokens
-    prompt, sampled = counts.get("prompt_tokens"), counts.get("completion_tokens")
-    return (
-        prompt if isinstance(prompt, int) else prompt_tokens,
-        sampled if isinstance(sampled, int) else sampled_tokens,
-    )
 
 
 # --- parsing ------------------------------------------------------------------------------------------------------------
@@ -278,15 +268,9 @@ def _external_messages(data: JSON) -> list[JSON]:
 
 def _refuse_functions(data: JSON) -> None:
     if fields.items(data, "functions"):
-        raise ApiError(
-            "functions: no longer supported; give them as `tools`", param="functions", code="unsupported_value"
-        )
+        raise fields.refused("functions", "no longer supported; give them as `tools`")
     if data.get("function_call") not in (None, "auto", "none"):
-        raise ApiError(
-            "function_call: no longer supported; give `tools` and `tool_choice`",
-            param="function_call",
-            code="unsupported_value",
-        )
+        raise fields.refused("function_call", "no longer supported; give `tools` and `tool_choice`")
 
 
 def tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, JSON]:
@@ -363,8 +347,7 @@ def _message(message: Any, where: str) -> JSON:
         ("audio", "the trained policy hears and says text only"),
     ):
         if message.get(name) is not None:
-            path = f"{where}.{name}"
-            raise ApiError(f"{path}: not supported; {instead}", param=path, code="unsupported_value")
+            raise fields.refused(f"{where}.{name}", f"not supported; {instead}")
     for index, call in enumerate(fields.items(message, "tool_calls", where)):
         _check_tool_call(call, f"{where}.tool_calls[{index}]")
     if message.get("refusal") and not message.get("content"):
@@ -379,14 +362,8 @@ def _check_content(value: Any, where: str) -> None:
         raise expected("a string or a list of text parts", value, where)
     for index, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind in ("text", "refusal") and isinstance(part.get(kind), str):
-            continue
-        path = f"{where}[{index}]"
-        raise ApiError(
-            f"{path}: expected a text part, the only kind the trained policy reads, got {short(part)}",
-            param=path,
-            code="unsupported_value",
-        )
+        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
+            raise fields.not_text(part, f"{where}[{index}]")
 
 
 def _check_tool_call(call: Any, where: str) -> None:
@@ -403,17 +380,11 @@ def _check_tool_call(call: Any, where: str) -> None:
 # --- building -----------------------------------------------------------------------------------------------------------
 
 
-class _ChatEvents:
-    """The chunks of a streamed response."""
-
-    def __init__(self, request: CompletionRequest, frame: JSON) -> None:
-        self._count = request.n
-        self._usage = request.include_usage
-        self._frame = {**frame, "usage": None} if self._usage else frame
-
+class _ChatEvents(ChunkStream):
     def first(self) -> bytes:
         """Opens every choice, in order: SDKs number them as they come."""
-        return b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self._count))
+        opening = {"delta": {"role": "assistant", "content": ""}}
+        return b"".join(self.chunk(index, opening) for index in range(self._count))
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """More of choice `index`: a chunk for each kind of text, since many clients read only one kind from each."""
@@ -426,27 +397,9 @@ class _ChatEvents:
         logprobs = _logprobs(delta.logprobs or None)
         chunks = []
         for part in parts:
-            chunks.append(self._chunk(index, part, logprobs=logprobs))
+            chunks.append(self.chunk(index, {"delta": part}, logprobs=logprobs))
             logprobs = None
         return b"".join(chunks)
-
-    def last(self, answer: Completion) -> bytes:
-        """The finish reasons, the usage where asked for, and the end mark."""
-        parts = [
-            self._chunk(index, {}, finish_reason=choice.finish_reason) for index, choice in enumerate(answer.choices)
-        ]
-        if self._usage:
-            parts.append(sse.event({**self._frame, "choices": [], "usage": usage(answer)}))
-        parts.append(sse.DONE)
-        return b"".join(parts)
-
-    def failed(self, refusal: ApiError) -> bytes:
-        """Ends a stream that cannot go on; SDKs raise the error that it carries."""
-        return failure(refusal)
-
-    def _chunk(self, index: int, delta: JSON, finish_reason: str | None = None, logprobs: JSON | None = None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return sse.event({**self._frame, "choices": [choice]})
 
 
 def _frame(kind: str, call_id: str, model: str, created_s: int) -> JSON:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols import chat, fields, sse
+from agentlightning.protocols import chat, fields
 from agentlightning.protocols.base import (
     ApiError,
     Completion,
@@ -39,7 +39,6 @@ MAX_TOKEN_ID = 2**31 - 1
 
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
-    """The request in a body. Raises ApiError, naming the field and what was expected."""
     if not trained:
         return CompletionRequest(
             model=fields.text(data, "model"),
@@ -71,7 +70,6 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
 
 
 def body(request: CompletionRequest, answer: Completion) -> bytes:
-    """The whole response of a call that is not streamed."""
     choices = [
         {
             "index": index,
@@ -86,18 +84,10 @@ def body(request: CompletionRequest, answer: Completion) -> bytes:
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    """The events of a streamed response."""
-    return _TextCompletionEvents(request, _frame(call_id, model, created_s))
+    return _TextCompletionEvents(request, _frame(call_id, model, created_s), {"text": ""})
 
 
-def error(refusal: ApiError) -> bytes:
-    """An error in the protocol's own shape."""
-    return chat.error(refusal)
-
-
-def reader() -> TextCompletionReader:
-    """A reader for one response of an external model with this protocol."""
-    return TextCompletionReader()
+error = chat.error
 
 
 class TextCompletionReader(CompletionReader):
@@ -107,17 +97,17 @@ class TextCompletionReader(CompletionReader):
         super().__init__("")
 
     def whole(self, body: JSON) -> None:
-        """Take in a complete response."""
         self.event(body)
 
     def event(self, data: JSON) -> None:
-        """Take in the data of one event of a stream."""
-        self.prompt_tokens, self.sampled_tokens = chat.read_usage(data, self.prompt_tokens, self.sampled_tokens)
+        self.read_usage(data)
         choice = chat.first_choice(data)
-        if isinstance(text := choice.get("text"), str):
-            self.message["content"] += text
+        self.add_text("content", choice.get("text"))
         if isinstance(reason := choice.get("finish_reason"), str):
             self.finish_reason = reason
+
+
+reader = TextCompletionReader
 
 
 # --- parsing ------------------------------------------------------------------------------------------------------------
@@ -130,11 +120,7 @@ def _asks_usage(options: Any) -> bool:
 def _prompt(value: Any) -> str | list[int]:
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
-            raise ApiError(
-                f"prompt: expected one prompt a request, got {len(value)}; send a request for each",
-                param="prompt",
-                code="unsupported_value",
-            )
+            raise fields.refused("prompt", f"expected one prompt a request, got {len(value)}; send a request for each")
         value = value[0]
     if isinstance(value, str) and value:
         return value
@@ -158,12 +144,9 @@ def _best_of(data: JSON, count: int) -> JSON:
 # --- building -----------------------------------------------------------------------------------------------------------
 
 
-class _TextCompletionEvents:
-    """The chunks of a streamed response; the protocol has no opening one."""
-
-    def __init__(self, request: CompletionRequest, frame: JSON) -> None:
-        self._usage = request.include_usage
-        self._frame = {**frame, "usage": None} if self._usage else frame
+class _TextCompletionEvents(chat.ChunkStream):
+    def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON) -> None:
+        super().__init__(request, frame, empty)
         self._offsets = [0] * request.n
         """Characters of each choice whose logprobs have been sent."""
 
@@ -172,28 +155,11 @@ class _TextCompletionEvents:
         return b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        """More of choice `index`."""
         if not delta.content and not delta.logprobs:
             return b""
         logprobs = _logprobs(delta.logprobs or None, self._offsets[index])
         self._offsets[index] += sum(len(one.text) for one in delta.logprobs or ())
-        return self._chunk(index, delta.content, None, logprobs)
-
-    def last(self, answer: Completion) -> bytes:
-        """The finish reasons, the usage where asked for, and the end mark."""
-        parts = [self._chunk(index, "", choice.finish_reason) for index, choice in enumerate(answer.choices)]
-        if self._usage:
-            parts.append(sse.event({**self._frame, "choices": [], "usage": chat.usage(answer)}))
-        parts.append(sse.DONE)
-        return b"".join(parts)
-
-    def failed(self, refusal: ApiError) -> bytes:
-        """Ends a stream that cannot go on; SDKs raise the error that it carries."""
-        return chat.failure(refusal)
-
-    def _chunk(self, index: int, text: str, finish_reason: str | None, logprobs: JSON | None = None) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-        return sse.event({**self._frame, "choices": [choice]})
+        return self.chunk(index, {"text": delta.content}, logprobs=logprobs)
 
 
 def _frame(call_id: str, model: str, created_s: int) -> JSON:

@@ -31,31 +31,23 @@ def stream(request: CompletionRequest, call_id: str, model: str, created_s: int,
     raise _no_embeddings()
 
 
-def error(refusal: ApiError) -> bytes:
-    """An error in the protocol's own shape."""
-    return chat.error(refusal)
-
-
-def reader() -> EmbeddingsReader:
-    """A reader for one response of an external model with this protocol."""
-    return EmbeddingsReader()
+error = chat.error
 
 
 class EmbeddingsReader(CompletionReader):
     """Counts the tokens of an answer; the vectors themselves are not recorded."""
 
     def whole(self, body: JSON) -> None:
-        """Take in a complete response."""
-        self.prompt_tokens, self.sampled_tokens = chat.read_usage(body, self.prompt_tokens, self.sampled_tokens)
+        self.read_usage(body)
 
     def event(self, data: JSON) -> None:
-        """Take in the data of one event; the protocol has none."""
-        self.whole(data)
+        """The protocol has none."""
+
+
+reader = EmbeddingsReader
 
 
 def _no_embeddings() -> ApiError:
-    return ApiError(
-        "model: the policy that is trained gives no embeddings; name a model of a configured external model",
-        param="model",
-        code="unsupported_value",
+    return fields.refused(
+        "model", "the policy that is trained gives no embeddings; name a model of a configured external model"
     )

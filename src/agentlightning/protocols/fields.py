@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
 from agentlightning.protocols.base import ApiError, short
 from agentlightning.types import JSON
+
+T = TypeVar("T")
 
 MAX_INTEGER = 2**63 - 1
 """Bound of whole numbers without a narrower one."""
@@ -78,29 +80,20 @@ NAMES: dict[type, str] = {
 # --- one value --------------------------------------------------------------------------------------------------------
 
 
-def text(data: JSON, name: str, default: str = "", at: str = "") -> str:
+def text(data: JSON, name: str, at: str = "") -> str:
     """A string."""
-    value = data.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, str):
-        raise expected("a string", value, name, at)
-    return value
+    return _of_kind(data, name, str, at) or ""
 
 
 def optional_text(data: JSON, name: str, at: str = "") -> str | None:
     """A string, or None where it is missing or null."""
-    return None if data.get(name) is None else text(data, name, at=at)
+    return _of_kind(data, name, str, at)
 
 
 def boolean(data: JSON, name: str, default: bool = False, at: str = "") -> bool:
     """True or false."""
-    value = data.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise expected("true or false", value, name, at)
-    return value
+    value = _of_kind(data, name, bool, at)
+    return default if value is None else value
 
 
 def whole(data: JSON, name: str, low: int = 0, high: int = MAX_INTEGER, at: str = "") -> int | None:
@@ -125,21 +118,17 @@ def number(data: JSON, name: str, low: float, high: float, at: str = "") -> floa
 
 def record(data: JSON, name: str, at: str = "") -> JSON | None:
     """An object, or None."""
-    value = data.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise expected("an object", value, name, at)
-    return value
+    return _of_kind(data, name, dict, at)
 
 
 def items(data: JSON, name: str, at: str = "") -> list[Any]:
     """A list, empty where it is missing."""
-    value = data.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise expected("a list", value, name, at)
+    return _of_kind(data, name, list, at) or []
+
+
+def _of_kind(data: JSON, name: str, kind: type[T], at: str) -> T | None:
+    check_kind(data, name, kind, at)
+    value: T | None = data.get(name)
     return value
 
 
@@ -163,17 +152,14 @@ def forced(data: JSON, hottest: float = 2) -> JSON:
     return {name: data[name] for name, value in given.items() if value is not None}
 
 
-def unsupported(data: JSON, knobs: Mapping[str, UnsupportedParam]) -> JSON:
-    """The fields of `knobs` whose values would change what is sampled, as the agent gave them."""
+def unsupported(data: JSON, params: Mapping[str, UnsupportedParam]) -> JSON:
+    """The fields of `params` whose values would change what is sampled, as the agent gave them."""
     result: JSON = {}
-    for name in knobs.keys() & data.keys():
-        value, knob = data[name], knobs[name]
-        if value is None:
-            continue
-        check_kind(data, name, knob.kind)
-        if not _among(value, knob.neutral):
-            result[name] = value
-    return dict(sorted(result.items()))
+    for name in sorted(params.keys() & data.keys()):
+        check_kind(data, name, params[name].kind)
+        if data[name] is not None and not _among(data[name], params[name].neutral):
+            result[name] = data[name]
+    return result
 
 
 def user_message(data: JSON, name: str) -> JSON:
@@ -229,6 +215,16 @@ def expected(what: str, value: Any, name: str, at: str = "") -> ApiError:
     """The refusal of a value that is not what was expected."""
     path = f"{at}.{name}" if at else name
     return ApiError(f"{path}: expected {what}, got {short(value)}", param=path)
+
+
+def refused(path: str, why: str) -> ApiError:
+    """The refusal of a value that the trained policy does not serve."""
+    return ApiError(f"{path}: {why}", param=path, code="unsupported_value")
+
+
+def not_text(part: Any, path: str) -> ApiError:
+    """The refusal of a part that is no text."""
+    return refused(path, f"expected a text part, the only kind the trained policy reads, got {short(part)}")
 
 
 def is_kind(value: Any, kind: type) -> bool:

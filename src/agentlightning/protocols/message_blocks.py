@@ -1,25 +1,53 @@
-"""The parts of an Anthropic message, shared by whole answers (messages.py) and streamed ones (message_events.py). Pure."""
+"""Anthropic messages of the assistant: written as blocks, whole or streamed, and read from external models. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
-from agentlightning.protocols.base import Choice
+from agentlightning.protocols import sse
+from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionReader, Delta, ToolDelta
 from agentlightning.types import JSON
 
 RAW = "_arguments"
 """The key of an input that holds arguments which are no JSON object, as they were sampled."""
 
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
+FINISH_REASONS = {"max_tokens": "length", "tool_use": "tool_calls"}
 
 
-def blocks(choice: Choice, call_id: str) -> list[JSON]:
-    """The content of an answer: thinking, text, tool calls."""
+def message(call_id: str, model: str, prompt_tokens: int) -> JSON:
+    """A message that has only begun; the caller adds content, stop reason and usage."""
+    return {
+        "id": f"msg_{call_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": usage(prompt_tokens, 0, 0),
+    }
+
+
+def finished(completion: Completion) -> JSON:
+    """The message of a whole completion: thinking, text, tool calls."""
+    choice = completion.choices[0]
+    return {
+        **message(completion.call_id, completion.model, completion.prompt_tokens),
+        "content": _blocks(choice, completion.call_id),
+        **_stop(choice),
+        "usage": usage(completion.prompt_tokens, completion.sampled_tokens, completion.cached_tokens),
+    }
+
+
+def _blocks(choice: Choice, call_id: str) -> list[JSON]:
+    """The id of the recorded call signs a thinking block."""
     result: list[JSON] = []
     if choice.reasoning:
-        result.append({"type": "thinking", "thinking": choice.reasoning, "signature": signature(call_id)})
+        result.append({"type": "thinking", "thinking": choice.reasoning, "signature": call_id})
     if choice.content:
         result.append({"type": "text", "text": choice.content})
     for call in choice.tool_calls:
@@ -120,16 +148,11 @@ def _members(text: str, first: bool) -> JSON | None:
     return None if RAW in value else value
 
 
-def signature(call_id: str) -> str:
-    """The signature of a thinking block: the id of the recorded call."""
-    return call_id
-
-
-def stop_reason(choice: Choice) -> str:
-    """The protocol's stop reason of a choice."""
+def _stop(choice: Choice) -> JSON:
+    reason = STOP_REASONS.get(choice.finish_reason, "end_turn")
     if choice.stop is not None and not choice.tool_calls:
-        return "stop_sequence"
-    return STOP_REASONS.get(choice.finish_reason, "end_turn")
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": choice.stop}
 
 
 def usage(prompt_tokens: int, sampled_tokens: int, cached_tokens: int) -> JSON:
@@ -140,3 +163,160 @@ def usage(prompt_tokens: int, sampled_tokens: int, cached_tokens: int) -> JSON:
         "cache_read_input_tokens": cached_tokens,
         "cache_creation_input_tokens": 0,
     }
+
+
+class MessageEvents:
+    """The events of one streamed message; every kind of content is a block of its own."""
+
+    def __init__(self, call_id: str, model: str, prompt_tokens: int, error: Callable[[ApiError], bytes]) -> None:
+        self._call_id = call_id
+        self._model = model
+        self._prompt_tokens = prompt_tokens
+        self._error = error
+        self._block: tuple[str, int] | None = None
+        """Kind of the open block, and the tool call it is."""
+        self._index = -1
+        self._input = InputText()
+        """The input of the open tool call."""
+
+    def first(self) -> bytes:
+        """Opens the message."""
+        begun = message(self._call_id, self._model, self._prompt_tokens)
+        return _event("message_start", message=begun) + _event("ping")
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """More thinking, text, or tool calls. There is one choice."""
+        parts: list[bytes] = []
+        if delta.reasoning:
+            parts.append(self._open("thinking", 0, {"type": "thinking", "thinking": "", "signature": ""}))
+            parts.append(self._more({"type": "thinking_delta", "thinking": delta.reasoning}))
+        if delta.content:
+            parts.append(self._open("text", 0, {"type": "text", "text": ""}))
+            parts.append(self._more({"type": "text_delta", "text": delta.content}))
+        parts += [self._tool(tool) for tool in delta.tools]
+        return b"".join(parts)
+
+    def last(self, answer: Completion) -> bytes:
+        """Closes the open block and the message."""
+        counts = usage(answer.prompt_tokens, answer.sampled_tokens, answer.cached_tokens)
+        end = _event("message_delta", delta=_stop(answer.choices[0]), usage=counts)
+        return self._close() + end + _event("message_stop")
+
+    def failed(self, refusal: ApiError) -> bytes:
+        return b"event: error\ndata: " + self._error(refusal) + b"\n\n"
+
+    def _tool(self, tool: ToolDelta) -> bytes:
+        opened = b""
+        if tool.name is not None:
+            block: JSON = {"type": "tool_use", "id": tool.id, "name": tool.name, "input": {}}
+            opened = self._open("tool_use", tool.index, block)
+            self._input = InputText()
+        return opened + self._more_input(self._input.feed(tool.arguments))
+
+    def _more_input(self, text: str) -> bytes:
+        return self._more({"type": "input_json_delta", "partial_json": text}) if text else b""
+
+    def _open(self, kind: str, number: int, block: JSON) -> bytes:
+        if self._block == (kind, number):
+            return b""
+        closed = self._close()
+        self._block = (kind, number)
+        self._index += 1
+        return closed + _event("content_block_start", index=self._index, content_block=block)
+
+    def _close(self) -> bytes:
+        if self._block is None:
+            return b""
+        rest = b""
+        if self._block[0] == "thinking":
+            rest = self._more({"type": "signature_delta", "signature": self._call_id})
+        elif self._block[0] == "tool_use":
+            rest = self._more_input(self._input.end())
+        self._block = None
+        return rest + _event("content_block_stop", index=self._index)
+
+    def _more(self, delta: JSON) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+
+class MessageReader(CompletionReader):
+    """An external model's response, whole or event by event. Unknown fields are passed over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._block: JSON = {}
+        """The tool call under way."""
+
+    def whole(self, body: JSON) -> None:
+        for block in _list(body.get("content")):
+            self._take_block(block)
+            self._end_block()
+        self._take_end(body)
+
+    def event(self, data: JSON) -> None:
+        kind = data.get("type")
+        if kind == "message_start":
+            self._take_end(_dict(data.get("message")))
+        elif kind == "content_block_start":
+            self._take_block(data.get("content_block"))
+        elif kind == "content_block_delta":
+            self._take_delta(_dict(data.get("delta")))
+        elif kind == "content_block_stop":
+            self._end_block()
+        elif kind == "message_delta":
+            self._take_end({**_dict(data.get("delta")), "usage": data.get("usage")})
+
+    def _take_block(self, given: Any) -> None:
+        block = _dict(given)
+        kind = block.get("type")
+        if kind == "text":
+            self.add_text("content", block.get("text"))
+        elif kind == "thinking":
+            self.add_text("reasoning_content", block.get("thinking"))
+        elif kind == "tool_use":
+            written = block.get("input")
+            self._block = {
+                "id": str(block.get("id") or ""),
+                "type": "function",
+                "function": {
+                    "name": str(block.get("name") or ""),
+                    "arguments": arguments_text(written) if isinstance(written, dict) and written else "",
+                },
+            }
+
+    def _take_delta(self, delta: JSON) -> None:
+        kind = delta.get("type")
+        if kind == "text_delta":
+            self.add_text("content", delta.get("text"))
+        elif kind == "thinking_delta":
+            self.add_text("reasoning_content", delta.get("thinking"))
+        elif kind == "input_json_delta" and self._block and isinstance(delta.get("partial_json"), str):
+            self._block["function"]["arguments"] += delta["partial_json"]
+
+    def _end_block(self) -> None:
+        if self._block:
+            self._block["function"]["arguments"] = self._block["function"]["arguments"] or "{}"
+            self.message.setdefault("tool_calls", []).append(self._block)
+            self._block = {}
+
+    def _take_end(self, data: JSON) -> None:
+        reason = data.get("stop_reason")
+        if isinstance(reason, str):
+            self.finish_reason = FINISH_REASONS.get(reason, "stop")
+        counts = dict(_dict(data.get("usage")))
+        read = [counts.get(name) for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")]
+        if isinstance(read[0], int):
+            counts["input_tokens"] = sum(number for number in read if isinstance(number, int))
+        self.read_usage({"usage": counts}, "input_tokens", "output_tokens")
+
+
+def _event(kind: str, **data: Any) -> bytes:
+    return sse.event({"type": kind, **data}, kind)
+
+
+def _dict(value: Any) -> JSON:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

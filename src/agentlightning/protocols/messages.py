@@ -18,8 +18,7 @@ import orjson
 from agentlightning.protocols import fields
 from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream, short
 from agentlightning.protocols.fields import UnsupportedParam, expected
-from agentlightning.protocols.message_blocks import arguments_text, blocks, stop_reason, usage
-from agentlightning.protocols.message_events import MessageEvents, MessageReader
+from agentlightning.protocols.message_blocks import MessageEvents, MessageReader, arguments_text, finished
 from agentlightning.types import JSON
 
 NAME = "messages"
@@ -59,7 +58,6 @@ ERROR_TYPES = {
 
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
-    """The request in a body. Raises ApiError, naming the field and what was expected."""
     messages = _messages(data, trained)
     if not trained:
         return CompletionRequest(
@@ -71,15 +69,13 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     fields.check_kinds(data, WITHOUT_EFFECT)
     for name in NOT_OURS:
         if data.get(name) not in (None, [], {}):
-            raise ApiError(f"{name}: not supported by the trained policy", param=name, code="unsupported_value")
+            raise fields.refused(name, "not supported by the trained policy")
     limit = fields.whole(data, "max_tokens", 1)
     if limit is None:
         raise expected("a whole number of at least 1", None, "max_tokens")
     if messages[-1]["role"] == "assistant":
-        raise ApiError(
-            "messages: expected the last one to be the user's; the trained policy continues no message that was begun",
-            param="messages",
-            code="unsupported_value",
+        raise fields.refused(
+            "messages", "expected the last one to be the user's; the trained policy continues no message that was begun"
         )
     _check_thinking(data)
     tools = _tools(data)
@@ -99,36 +95,19 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
 
 
 def body(request: CompletionRequest, answer: Completion) -> bytes:
-    """The whole response of a call that is not streamed."""
-    choice = answer.choices[0]
-    return orjson.dumps(
-        {
-            "id": f"msg_{answer.call_id}",
-            "type": "message",
-            "role": "assistant",
-            "model": answer.model,
-            "content": blocks(choice, answer.call_id),
-            "stop_reason": stop_reason(choice),
-            "stop_sequence": choice.stop,
-            "usage": usage(answer.prompt_tokens, answer.sampled_tokens, answer.cached_tokens),
-        }
-    )
+    return orjson.dumps(finished(answer))
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    """The events of a streamed response."""
     return MessageEvents(call_id, model, prompt_tokens, error)
 
 
 def error(refusal: ApiError) -> bytes:
-    """An error in the protocol's own shape."""
     kind = ERROR_TYPES.get(refusal.status) or ("api_error" if refusal.status >= 500 else "invalid_request_error")
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": refusal.message}})
 
 
-def reader() -> MessageReader:
-    """A reader for one response of an external model with this protocol."""
-    return MessageReader()
+reader = MessageReader
 
 
 def count(tokens: int) -> bytes:
@@ -283,11 +262,8 @@ def _joined(parts: list[JSON]) -> str | list[JSON]:
 
 
 def _not_text(part: Any, where: str) -> ApiError:
-    return ApiError(
-        f"{where}: expected a text block, a tool call or its result, all that the trained policy reads, got {short(part)}",
-        param=where,
-        code="unsupported_value",
-    )
+    what = "a text block, a tool call or its result, all that the trained policy reads"
+    return fields.refused(where, f"expected {what}, got {short(part)}")
 
 
 def _tools(data: JSON) -> list[JSON] | None:

@@ -13,10 +13,17 @@ from typing import Any
 import orjson
 
 from agentlightning.protocols import chat, fields
-from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream, call_id, short
+from agentlightning.protocols.base import Completion, CompletionRequest, EventStream, call_id, short
 from agentlightning.protocols.fields import UnsupportedParam, expected
-from agentlightning.protocols.response_events import ResponseEvents, ResponseReader
-from agentlightning.protocols.response_items import AssistantTurn, finished, is_text, output_items, plain
+from agentlightning.protocols.response_items import (
+    AssistantTurn,
+    ResponseEvents,
+    ResponseReader,
+    finished,
+    is_text,
+    output_items,
+    plain,
+)
 from agentlightning.types import JSON
 
 NAME = "responses"
@@ -63,7 +70,6 @@ INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
-    """The request in a body. Raises ApiError, naming the field and what was expected."""
     messages = _instructions(data) + _messages(data, trained)
     if not trained:
         return CompletionRequest(
@@ -76,7 +82,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     fields.check_kinds(data, WITHOUT_EFFECT)
     for name in NOT_OURS:
         if data.get(name) not in (None, False, []):
-            raise ApiError(f"{name}: not supported by the trained policy", param=name, code="unsupported_value")
+            raise fields.refused(name, "not supported by the trained policy")
     tools = _tools(data)
     parse_tools, forced_choice = chat.tool_choice(data, tools)
     included = _included(data)
@@ -107,23 +113,15 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
 
 
 def body(request: CompletionRequest, answer: Completion) -> bytes:
-    """The whole response of a call that is not streamed."""
     return orjson.dumps(finished(answer, request.echo, output_items(answer.choices[0], answer.call_id, request.echo)))
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    """The events of a streamed response."""
     return ResponseEvents(request.echo, call_id, model, created_s)
 
 
-def error(refusal: ApiError) -> bytes:
-    """An error in the protocol's own shape, which is that of Chat Completions."""
-    return chat.error(refusal)
-
-
-def reader() -> ResponseReader:
-    """A reader for one response of an external model with this protocol."""
-    return ResponseReader()
+error = chat.error
+reader = ResponseReader
 
 
 # --- parsing ------------------------------------------------------------------------------------------------------------
@@ -201,12 +199,8 @@ def _message(item: JSON, where: str, trained: bool) -> JSON:
             "content": plain(item.get("output")),
         }
     if trained:
-        raise ApiError(
-            f"{where}: expected a message, reasoning, function_call or function_call_output item, all that the trained "
-            f"policy reads, got {short(item)}",
-            param=where,
-            code="unsupported_value",
-        )
+        what = "a message, reasoning, function_call or function_call_output item, all that the trained policy reads"
+        raise fields.refused(where, f"expected {what}, got {short(item)}")
     return {"role": "assistant" if str(kind).endswith("_call") else "user", "content": [item]}
 
 
@@ -217,12 +211,7 @@ def _check_content(content: Any, where: str, trained: bool) -> None:
         raise expected("a text or a list of text parts", content, where)
     for index, part in enumerate(content):
         if trained and not is_text(part):
-            path = f"{where}[{index}]"
-            raise ApiError(
-                f"{path}: expected a text part, the only kind the trained policy reads, got {short(part)}",
-                param=path,
-                code="unsupported_value",
-            )
+            raise fields.not_text(part, f"{where}[{index}]")
         if not isinstance(part, dict):
             raise expected("an object", part, f"{where}[{index}]")
 

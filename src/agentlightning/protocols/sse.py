@@ -9,9 +9,10 @@ import orjson
 DONE = b"data: [DONE]\n\n"
 
 
-def event(data: Any) -> bytes:
-    """One event that carries `data` as JSON."""
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+def event(data: Any, name: str = "") -> bytes:
+    """One event that carries `data` as JSON, with its name where it has one."""
+    head = b"event: " + name.encode() + b"\n" if name else b""
+    return head + b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 class EventReader:
