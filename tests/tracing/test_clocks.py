@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.tracing.clocks import MAX_CLOCKS, MAX_SPAN_NS, MAX_TIME_NS, TOLERATED_SKEW_NS, Clocks
-from agentlightning.tracing.otlp_types import OtlpSpan
+from agentlightning.tracing.otlp import OtlpSpan
 
 NOW = 1_700_000_000 * 10**9
 BEGAN = NOW - 100 * 10**9

@@ -14,9 +14,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from agentlightning.errors import InputError
-from agentlightning.tracing.otlp import from_object, hex_of, read_json, write_json
-from agentlightning.tracing.otlp_types import OtlpRequest, OtlpSpan
-from agentlightning.tracing.protobuf import read_protobuf, read_response, write_protobuf, write_response, write_status
+from agentlightning.tracing.otlp import OtlpRequest, OtlpSpan, from_object, hex_of, read_json
+from agentlightning.tracing.protobuf import (
+    read_protobuf,
+    read_response,
+    write_json,
+    write_protobuf,
+    write_response,
+    write_status,
+)
 from agentlightning.types import Span
 
 TRACE, SPAN, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", "00f067aa0ba902b8"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.store.base import BROKEN_SPANS
-from agentlightning.tracing.otlp_types import OtlpRequest, OtlpResource, OtlpSpan
+from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan
 from agentlightning.tracing.sanitize import (
     MAX_ITEMS,
     MAX_SPAN_BYTES,

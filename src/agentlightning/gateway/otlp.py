@@ -29,8 +29,7 @@ from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.protocols.base import ApiError
 from agentlightning.store import keys
 from agentlightning.store.base import BROKEN_SPANS, LightningStore, RolloutQuery
-from agentlightning.tracing.otlp import read_json
-from agentlightning.tracing.otlp_types import OtlpRequest, OtlpResource, OtlpSpan
+from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan, read_json
 from agentlightning.tracing.sanitize import SanitizedSpans, SpanOwner, SpanSanitizer
 from agentlightning.types import JSON, Rollout, Span
 

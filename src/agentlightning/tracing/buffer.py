@@ -9,21 +9,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from agentlightning.store.base import BROKEN_SPANS
+from agentlightning.tracing import otlp
 from agentlightning.tracing.clocks import plain_times
-from agentlightning.tracing.otlp import clean, plain
-from agentlightning.tracing.otlp_types import KINDS, STATUSES, OtlpSpan
+from agentlightning.tracing.otlp import KINDS, STATUSES, OtlpSpan, plain
 from agentlightning.tracing.sanitize import MAX_BYTES, MAX_SPANS, SpanOwner, sanitize
 from agentlightning.types import JSON, Span
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
-
-K = TypeVar("K")
 
 UNFINISHED = "agl.unfinished"
 """Attribute, true, of a span that was still open when its attempt ended."""
@@ -143,24 +141,24 @@ def _received(span: ReadableSpan) -> OtlpSpan:
     wrong: list[str] = []
     attributes = _attributes(span.attributes)
     if scope is not None:
-        attributes["scope.name"] = _text(scope.name, wrong)
+        attributes["scope.name"] = otlp.text(scope.name, wrong)
     if span.end_time is None:
         attributes[UNFINISHED] = True
     return OtlpSpan(
         trace_id=f"{context.trace_id:032x}",
         span_id=f"{context.span_id:016x}",
         parent_id="" if parent is None or not parent.is_valid else f"{parent.span_id:016x}",
-        name=_text(span.name, wrong),
-        kind=_known(span.kind, KINDS[1:], wrong),
-        started_ns=_time(span.start_time, wrong),
-        finished_ns=time.time_ns() if span.end_time is None else _time(span.end_time, wrong),
+        name=otlp.text(span.name, wrong),
+        kind=otlp.known(_number_of(span.kind), KINDS[1:], wrong),
+        started_ns=otlp.time(span.start_time, wrong),
+        finished_ns=time.time_ns() if span.end_time is None else otlp.time(span.end_time, wrong),
         attributes=attributes,
-        status=_known(span.status.status_code, STATUSES, wrong),
-        status_message=_text(span.status.description or "", wrong),
+        status=otlp.known(_number_of(span.status.status_code), STATUSES, wrong),
+        status_message=otlp.text(span.status.description, wrong),
         events=[
             {
-                "name": _text(event.name, wrong),
-                "time_ns": _time(event.timestamp, wrong),
+                "name": otlp.text(event.name, wrong),
+                "time_ns": otlp.time(event.timestamp, wrong),
                 "attributes": _attributes(event.attributes),
             }
             for event in span.events
@@ -174,23 +172,6 @@ def _attributes(given: Mapping[str, Any] | None) -> JSON:
     return found
 
 
-def _text(given: object, wrong: list[str]) -> str:
-    if not isinstance(given, str):
-        wrong.append("wrong_type")
-    return clean(str(given))
-
-
-def _known(given: object, values: Sequence[K], wrong: list[str]) -> K:
-    """The value of an enum of the SDK's, which numbers them in this order."""
-    number = getattr(given, "value", None)
-    if isinstance(number, int) and 0 <= number < len(values):
-        return values[number]
-    wrong.append("wrong_type")
-    return values[0]
-
-
-def _time(given: object, wrong: list[str]) -> int:
-    if isinstance(given, int):
-        return given
-    wrong.append("wrong_type")
-    return int(given) if isinstance(given, float) else 0
+def _number_of(given: object) -> object:
+    """The number of a member of the SDK's enums, which count their members in the order of ours."""
+    return getattr(given, "value", "none")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agentlightning.tracing.otlp_types import OtlpSpan
+from agentlightning.tracing.otlp import OtlpSpan
 
 TOLERATED_SKEW_NS = 60 * 10**9
 MAX_TIME_NS = 2**63 - 1

@@ -13,14 +13,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
-from urllib.parse import unquote
 
 import aiohttp
+from opentelemetry.util.re import parse_env_headers
 
 from agentlightning.backoff import Backoff
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.store.base import LightningStore
-from agentlightning.tracing.otlp import write_json
 from agentlightning.tracing.rollout_trace import trace_of
 from agentlightning.types import JSON, Rollout, Span
 
@@ -112,9 +111,12 @@ class OtlpHttpExporter:
         if response.status >= 300:
             text = response.headers.get("location") or said[:200].decode("utf-8", "replace").strip()
             raise ExportRejected(f"{self._url}: refuses traces with HTTP {response.status}: {text}")
-        rejected, reason = _rejected(said) if response.content_type == "application/x-protobuf" else (0, "")
-        self.rejected += rejected
-        self.reason = reason or self.reason
+        if response.content_type == "application/x-protobuf":
+            from agentlightning.tracing.protobuf import read_response
+
+            rejected, reason = read_response(said)
+            self.rejected += rejected
+            self.reason = reason or self.reason
         return None
 
 
@@ -139,6 +141,8 @@ class OtlpFileExporter:
         self._file.close()
 
     async def send(self, spans: Sequence[Span], resource: JSON) -> None:
+        from agentlightning.tracing.protobuf import write_json
+
         self._file.write(write_json(spans, resource) + b"\n")
 
 
@@ -176,8 +180,7 @@ def headers_of(environment: Mapping[str, str]) -> dict[str, str]:
     {'authorization': 'Basic eHl6', 'x-scope': 'a'}
     """
     given = environment.get("OTEL_EXPORTER_OTLP_TRACES_HEADERS") or environment.get("OTEL_EXPORTER_OTLP_HEADERS") or ""
-    pairs = [pair.partition("=") for pair in given.split(",") if "=" in pair]
-    return {unquote(name.strip()).lower(): unquote(value.strip()) for name, _, value in pairs}
+    return dict(parse_env_headers(given, liberal=True))
 
 
 def _packed(spans: Sequence[Span], resource: JSON) -> list[bytes]:
@@ -189,9 +192,3 @@ def _packed(spans: Sequence[Span], resource: JSON) -> list[bytes]:
     if len(body) <= MAX_REQUEST_BYTES or not half:
         return [gzip.compress(body, compresslevel=1)]
     return [*_packed(spans[:half], resource), *_packed(spans[half:], resource)]
-
-
-def _rejected(said: bytes) -> tuple[int, str]:
-    from agentlightning.tracing.protobuf import read_response
-
-    return read_response(said)

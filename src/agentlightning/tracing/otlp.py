@@ -1,8 +1,9 @@
-"""OTLP/JSON: an ExportTraceServiceRequest to spans and back. Pure; lenient in what it reads, exact in what it writes.
+"""OTLP/JSON: an ExportTraceServiceRequest to spans, before anybody says whose they are. Pure and lenient; knows no rollouts.
 
-Driven by the gateway (what programs send), by the exporter, and by whoever reads a file of traces. What a field should be
-and is not costs that field, never the span; what is no span at all is counted as lost. https://opentelemetry.io/docs/specs/otlp
-says how JSON differs from protobuf's usual mapping: ids are hex digits, numbers of 64 bits are text, enums are numbers.
+Driven by the gateway (what programs send) and by whoever reads a file of traces; `protobuf.py` reads into the same types and
+writes both, `sanitize.py` makes `types.Span` of them. What a field should be and is not costs that field, never the span;
+what is no span at all is counted as lost. https://opentelemetry.io/docs/specs/otlp says how JSON differs from protobuf's
+usual mapping: ids are hex digits, numbers of 64 bits are text, enums are numbers.
 
     {"resourceSpans": [{"resource": {"attributes": […]}, "scopeSpans": [{"scope": {"name": …}, "spans": [
         {"traceId": "5b8e…", "spanId": "eee1…", "name": "chat", "startTimeUnixNano": "1544712660000000000", …}]}]}]}
@@ -14,17 +15,79 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import orjson
 
 from agentlightning.errors import InputError
-from agentlightning.tracing.otlp_types import KINDS, STATUSES, OtlpRequest, OtlpResource, OtlpSpan, identifier
-from agentlightning.types import JSON, Span
+from agentlightning.types import JSON, SpanKind, SpanStatus
+
+K = TypeVar("K")
 
 MAX_DEPTH = 32
 """Levels of nesting that an attribute may have: what reads it is recursive."""
+
+WRONG = "wrong_type"
+"""Cause by which a field was mended."""
+
+KINDS: tuple[SpanKind, ...] = ("internal", "internal", "server", "client", "producer", "consumer")
+"""By OTLP's number, of which 0 is unspecified."""
+
+STATUSES: tuple[SpanStatus, ...] = ("unset", "ok", "error")
+"""By OTLP's number."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OtlpSpan:
+    """One span; whatever could not be read has its default, and its cause is in `wrong`."""
+
+    trace_id: str = ""
+    """32 hex digits, or nothing."""
+    span_id: str = ""
+    """16 hex digits, or nothing."""
+    parent_id: str = ""
+    name: str = ""
+    kind: SpanKind = "internal"
+    started_ns: int = 0
+    finished_ns: int = 0
+    attributes: JSON = field(default_factory=dict)
+    """Those of its scope under ``scope.…``."""
+    status: SpanStatus = "unset"
+    status_message: str = ""
+    events: list[JSON] = field(default_factory=list)
+    """{"name", "time_ns", "attributes"} each."""
+    wrong: list[str] = field(default_factory=list)
+    """Causes by which it was mended."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OtlpResource:
+    """Spans that one program sent."""
+
+    attributes: JSON = field(default_factory=dict)
+    spans: list[OtlpSpan] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    """Causes by which what its spans share, of the resource and its scopes, was mended."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OtlpRequest:
+    """Content of one request."""
+
+    resources: list[OtlpResource] = field(default_factory=list)
+    lost: int = 0
+    """Spans, and groups of them, each as one, of which nothing could be read."""
+
+
+def identifier(raw: bytes, size: int) -> str:
+    """Hex digits of an id of `size` bytes; nothing where it is absent (of zeros) or of another size.
+
+    >>> identifier(bytes.fromhex("00f067aa0ba902b7"), 8), identifier(bytes(8), 8)
+    ('00f067aa0ba902b7', '')
+    """
+    return raw.hex() if len(raw) == size and any(raw) else ""
 
 
 def read_json(body: bytes, max_spans: int | None = None) -> OtlpRequest:
@@ -41,18 +104,17 @@ def from_object(request: Any, max_spans: int | None = None) -> OtlpRequest:
     received, count = OtlpRequest(), 0
     for group in _dicts(request.get("resourceSpans"), received):
         resource = group.get("resource")
-        attributes, fine = _attributes(resource.get("attributes") if isinstance(resource, dict) else None)
-        found = OtlpResource(attributes=attributes)
+        wrong: list[str] = [] if isinstance(resource, dict | None) else [WRONG]
+        shared = resource.get("attributes") if isinstance(resource, dict) else None
+        found = OtlpResource(attributes=_attributes(shared, wrong))
         for scope_spans in _dicts(group.get("scopeSpans") or group.get("instrumentationLibrarySpans"), received):
-            scope, sound = _scope(scope_spans.get("scope"))
-            fine = fine and sound
+            scope = _scope(scope_spans.get("scope"), wrong)
             spans = scope_spans.get("spans")
             count += len(spans) if isinstance(spans, list) else 0
             if max_spans is not None and count > max_spans:
                 raise too_many(max_spans)
             found.spans += [_read(span, scope) for span in _dicts(spans, received)]
-        if not fine or not isinstance(resource, dict | None):
-            found.wrong.append("wrong_type")
+        found.wrong = wrong[:1]  # once for all that its spans share
         received.resources.append(found)
     return received
 
@@ -60,16 +122,6 @@ def from_object(request: Any, max_spans: int | None = None) -> OtlpRequest:
 def too_many(max_spans: int) -> InputError:
     """Refuses a request of more spans: reading takes a hundred times the bytes of a span that says nothing."""
     return InputError(f"traces: expected at most {max_spans} spans in one request; send them in several")
-
-
-def write_json(spans: Iterable[Span], resource: Mapping[str, Any]) -> bytes:
-    """The body of a request that sends these spans as those of one resource, each under its scope."""
-    by_scope: dict[str, list[JSON]] = {}
-    for span in spans:
-        scope = span.attributes.get("scope.name")
-        by_scope.setdefault(scope if isinstance(scope, str) else "agentlightning", []).append(_written(span))
-    scopes = [{"scope": {"name": name}, "spans": found} for name, found in by_scope.items()]
-    return orjson.dumps({"resourceSpans": [{"resource": {"attributes": _pairs(resource)}, "scopeSpans": scopes}]})
 
 
 def hex_of(span_id: str) -> str:
@@ -100,44 +152,48 @@ def _loaded(body: bytes) -> Any:
 
 
 def _read(given: JSON, scope: JSON) -> OtlpSpan:
-    span = OtlpSpan()
-    span.trace_id = _identifier(given, "traceId", 16, span.wrong)
-    span.span_id = _identifier(given, "spanId", 8, span.wrong)
-    span.parent_id = _identifier(given, "parentSpanId", 8, span.wrong)
-    span.name = _text(given, "name", span.wrong)
-    span.started_ns = _time(given, "startTimeUnixNano", span.wrong)
-    span.finished_ns = _time(given, "endTimeUnixNano", span.wrong)
-    span.kind = _known(given.get("kind"), KINDS, "SPAN_KIND_", span.wrong)
-    attributes, fine = _attributes(given.get("attributes"))
-    span.attributes = attributes | scope if scope else attributes
-    status = given.get("status")
-    if isinstance(status, dict):
-        span.status = _known(status.get("code"), STATUSES, "STATUS_CODE_", span.wrong)
-        span.status_message = _text(status, "message", span.wrong)
-    elif status is not None:
-        fine = False
-    events = given.get("events")
-    for event in events if isinstance(events, list) else ():
-        if isinstance(event, dict):
-            attributes, sound = _attributes(event.get("attributes"))
-            time_ns = _time(event, "timeUnixNano", span.wrong)
-            span.events.append({"name": _text(event, "name", span.wrong), "time_ns": time_ns, "attributes": attributes})
-            fine = fine and sound
-        else:
-            fine = False
-    if not fine or (events is not None and not isinstance(events, list)):
-        span.wrong.append("wrong_type")
-    return span
-
-
-def _scope(given: Any) -> tuple[JSON, bool]:
-    """Attributes that tell of a scope, and whether all of it was as it should be."""
-    if not isinstance(given, dict):
-        return {}, given is None
     wrong: list[str] = []
-    found = {f"scope.{name}": text for name in ("name", "version") if (text := _text(given, name, wrong))}
-    attributes, fine = _attributes(given.get("attributes"))
-    return found | {f"scope.{name}": value for name, value in attributes.items()}, fine and not wrong
+    attributes = _attributes(given.get("attributes"), wrong)
+    status, events = given.get("status"), given.get("events")
+    if not isinstance(status, dict | None) or not isinstance(events, list | None):
+        wrong.append(WRONG)
+    status = status if isinstance(status, dict) else {}
+    return OtlpSpan(
+        trace_id=_identifier(given.get("traceId"), 16, wrong),
+        span_id=_identifier(given.get("spanId"), 8, wrong),
+        parent_id=_identifier(given.get("parentSpanId"), 8, wrong),
+        name=text(given.get("name"), wrong),
+        kind=known(given.get("kind"), KINDS, wrong, "SPAN_KIND_"),
+        started_ns=time(given.get("startTimeUnixNano"), wrong),
+        finished_ns=time(given.get("endTimeUnixNano"), wrong),
+        attributes=attributes | scope if scope else attributes,
+        status=known(status.get("code"), STATUSES, wrong, "STATUS_CODE_"),
+        status_message=text(status.get("message"), wrong),
+        events=[read for event in events if (read := _event(event, wrong))] if isinstance(events, list) else [],
+        wrong=wrong,
+    )
+
+
+def _event(given: Any, wrong: list[str]) -> JSON:
+    """Empty where it is none."""
+    if not isinstance(given, dict):
+        wrong.append(WRONG)
+        return {}
+    return {
+        "name": text(given.get("name"), wrong),
+        "time_ns": time(given.get("timeUnixNano"), wrong),
+        "attributes": _attributes(given.get("attributes"), wrong),
+    }
+
+
+def _scope(given: Any, wrong: list[str]) -> JSON:
+    """Attributes that tell of a scope."""
+    if not isinstance(given, dict):
+        wrong += [] if given is None else [WRONG]
+        return {}
+    told = {name: value for name in ("name", "version") if (value := text(given.get(name), wrong))}
+    told |= _attributes(given.get("attributes"), wrong)
+    return {f"scope.{name}": value for name, value in told.items()}
 
 
 def _dicts(given: Any, received: OtlpRequest) -> Iterator[JSON]:
@@ -152,118 +208,105 @@ def _dicts(given: Any, received: OtlpRequest) -> Iterator[JSON]:
             received.lost += 1
 
 
-def _identifier(given: JSON, name: str, size: int, wrong: list[str]) -> str:
+def _identifier(value: Any, size: int, wrong: list[str]) -> str:
     """Hex digits; numbers, and base64 as protobuf's usual mapping has it, are understood too."""
-    value = given.get(name)
     if value is None or value == "":
         return ""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << (8 * size):
-        wrong.append("wrong_type")
-        return identifier(value.to_bytes(size, "big"), size)
-    if not isinstance(value, str):
-        wrong.append("wrong_type")
-        return ""
     try:
-        raw = bytes.fromhex(value.removeprefix("0x"))
+        raw = bytes.fromhex(value.removeprefix("0x")) if isinstance(value, str) else b""
     except ValueError:
         raw = b""
     if len(raw) == size:
         return identifier(raw, size)
-    wrong.append("wrong_type")
+    wrong.append(WRONG)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << (8 * size):
+        return identifier(value.to_bytes(size, "big"), size)
     try:
-        return identifier(base64.b64decode(value, validate=True), size)
+        return identifier(base64.b64decode(value, validate=True), size) if isinstance(value, str) else ""
     except (ValueError, binascii.Error):
         return ""
 
 
-def _text(given: JSON, name: str, wrong: list[str]) -> str:
-    value = given.get(name)
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return clean(value)
-    wrong.append("wrong_type")
-    return clean(str(value)) if isinstance(value, int | float) else ""
+def text(value: object, wrong: list[str]) -> str:
+    """A text that can be written as UTF-8; a number as one."""
+    if value is None or isinstance(value, str):
+        return clean(value or "")
+    wrong.append(WRONG)
+    return str(value) if isinstance(value, int | float) else ""
 
 
-def _time(given: JSON, name: str, wrong: list[str]) -> int:
-    value = given.get(name)
+def time(value: object, wrong: list[str]) -> int:
+    """Nanoseconds; 0 where there are none."""
     if value is None:
         return 0
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        wrong.append(WRONG)
     try:
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            return int(value)
+        return int(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0
     except (ValueError, OverflowError):
-        pass
-    wrong.append("wrong_type")
-    return 0
+        wrong.append(WRONG)
+        return 0
 
 
-def _known(given: Any, values: tuple[Any, ...], prefix: str, wrong: list[str]) -> Any:
-    """An enum by its number, or by its name as protobuf's usual mapping has it."""
+def known(given: object, values: Sequence[K], wrong: list[str], prefix: str = "") -> K:
+    """The value of an enum by its number, or by its name as protobuf's usual mapping has it; the first one by default."""
     if given is None:
         return values[0]
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < len(values):
         return values[given]
     name = given.removeprefix(prefix).lower() if isinstance(given, str) else ""
-    if name in values or name == "unspecified":
-        return name if name in values else values[0]
-    wrong.append("wrong_type")
-    return values[0]
+    found = next((value for value in values if value == name), None)
+    if found is None and name != "unspecified":
+        wrong.append(WRONG)
+    return values[0] if found is None else found
 
 
-def _attributes(given: Any, depth: int = 0) -> tuple[JSON, bool]:
-    """Attributes by name, and whether all of them were as they should be."""
+def _attributes(given: Any, wrong: list[str], depth: int = 0) -> JSON:
+    """Attributes by name."""
     if given is None:
-        return {}, True
-    if isinstance(given, dict):  # not OTLP's list of pairs, and still no riddle
-        return {clean(str(name)): plain(value, depth) for name, value in given.items()}, False
+        return {}
     if not isinstance(given, list):
-        return {}, False
+        wrong.append(WRONG)  # a map is not OTLP's list of pairs, and still no riddle
+        return plain(given, depth) if isinstance(given, dict) else {}
     found: JSON = {}
-    fine = True
     for pair in given:
         if isinstance(pair, dict) and isinstance(pair.get("key"), str):
-            value, sound = _value(pair.get("value"), depth)
-            found[clean(pair["key"])] = value
-            fine = fine and sound
+            found[clean(pair["key"])] = _value(pair.get("value"), wrong, depth)
         else:
-            fine = False
-    return found, fine
+            wrong.append(WRONG)
+    return found
 
 
-def _value(given: Any, depth: int) -> tuple[Any, bool]:
+def _value(given: Any, wrong: list[str], depth: int) -> Any:
     """Returns the content of an AnyValue."""
     if given is None or given == {}:
-        return None, True
-    if not isinstance(given, dict) or depth > MAX_DEPTH:
-        return plain(given, depth), False
-    for name, value in given.items():
+        return None
+    for name, value in given.items() if isinstance(given, dict) and depth <= MAX_DEPTH else ():
         match name:
             case "stringValue" | "bytesValue" if isinstance(value, str):
-                return clean(value), True
+                return clean(value)
             case "boolValue" if isinstance(value, bool):
-                return value, True
+                return value
             case "intValue" | "doubleValue" if isinstance(value, str | int | float):
-                return number(value, whole=name == "intValue")
+                try:
+                    return number(int(value) if name == "intValue" else float(value))
+                except (ValueError, OverflowError):
+                    wrong.append(WRONG)
+                    return clean(str(value))
             case "arrayValue" if isinstance(value, dict):
                 items = value.get("values")
-                read = [_value(item, depth + 1) for item in items] if isinstance(items, list) else []
-                return [item for item, _ in read], all(sound for _, sound in read)
+                return [_value(item, wrong, depth + 1) for item in items] if isinstance(items, list) else []
             case "kvlistValue" if isinstance(value, dict):
-                return _attributes(value.get("values"), depth + 1)
-    return plain(given, depth), False
+                return _attributes(value.get("values"), wrong, depth + 1)
+    wrong.append(WRONG)
+    return plain(given, depth)
 
 
-def number(value: str | float, *, whole: bool) -> tuple[int | float | str, bool]:
+def number(value: int | float) -> int | float | str:
     """A number that JSON and every database take; text where it is none."""
-    try:
-        found = int(value) if whole else float(value)
-    except (ValueError, OverflowError):
-        return clean(str(value)), False
-    if not math.isfinite(found):
-        return str(found), True
-    return found if isinstance(found, float) or -(2**63) <= found < 2**63 else str(found), True
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return value if -(2**63) <= value < 2**63 else str(value)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
@@ -275,7 +318,7 @@ def plain(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):
-        return number(value, whole=isinstance(value, int))[0]
+        return number(value)
     if depth > MAX_DEPTH:
         return None
     if isinstance(value, Mapping):
@@ -286,51 +329,3 @@ def plain(value: Any, depth: int = 0) -> Any:
 def clean(value: str) -> str:
     """Text that can be written as UTF-8: halves of characters are replaced."""
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
-
-
-def _written(span: Span) -> JSON:
-    written: JSON = {
-        "traceId": span.trace_id or "",
-        "spanId": hex_of(span.id),
-        "name": span.name,
-        "kind": KINDS.index(span.kind, 1),
-        "startTimeUnixNano": str(span.started_ns),
-        "endTimeUnixNano": str(span.finished_ns),
-        "attributes": _pairs(span.attributes),
-        "status": {"code": STATUSES.index(span.status)},
-    }
-    if span.status_message:
-        written["status"]["message"] = span.status_message
-    if span.parent_id and hex_of(span.parent_id):
-        written["parentSpanId"] = hex_of(span.parent_id)
-    if span.events:
-        written["events"] = [
-            {"name": event["name"], "timeUnixNano": str(event["time_ns"]), "attributes": _pairs(event["attributes"])}
-            for event in span.events
-        ]
-    return written
-
-
-def _pairs(attributes: Mapping[str, Any]) -> list[JSON]:
-    return [{"key": name, "value": _any_value(value)} for name, value in attributes.items()]
-
-
-def _any_value(value: Any) -> JSON:
-    match value:
-        case bool():
-            return {"boolValue": value}
-        case int():
-            return {"intValue": str(value)}
-        case float():
-            return {"doubleValue": value}
-        case str():
-            return {"stringValue": value}
-        case list() | tuple():
-            return {"arrayValue": {"values": [_any_value(item) for item in value]}}
-        case dict():
-            return {"kvlistValue": {"values": _pairs(value)}}
-        case _:
-            return {}

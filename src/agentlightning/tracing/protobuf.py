@@ -1,6 +1,6 @@
-"""OTLP/protobuf: an ExportTraceServiceRequest to spans and back, and what answers one. Pure.
+"""OTLP/protobuf: an ExportTraceServiceRequest to spans and back (back to JSON, too), and what answers one. Pure.
 
-Driven by the gateway and the exporter, which import it when the first request comes (the schema costs 0.1 s). A request
+Driven by the gateway and the exporters, which import it when the first request comes (the schema costs 0.1 s). A request
 that protobuf refuses as a whole, for one text that is no UTF-8 or one span that is cut, is taken apart by hand: only that
 span is lost.
 """
@@ -11,11 +11,24 @@ import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import orjson
+from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
 from agentlightning.errors import InputError, MissingExtraError
-from agentlightning.tracing.otlp import hex_of, number, too_many
-from agentlightning.tracing.otlp_types import KINDS, STATUSES, OtlpRequest, OtlpResource, OtlpSpan, identifier
+from agentlightning.tracing.otlp import (
+    KINDS,
+    STATUSES,
+    WRONG,
+    OtlpRequest,
+    OtlpResource,
+    OtlpSpan,
+    hex_of,
+    identifier,
+    known,
+    number,
+    too_many,
+)
 from agentlightning.types import JSON, Span
 
 try:
@@ -53,6 +66,20 @@ def read_protobuf(body: bytes, max_spans: int | None = None) -> OtlpRequest:
 
 def write_protobuf(spans: Iterable[Span], resource: Mapping[str, Any]) -> bytes:
     """The body of a request that sends these spans as those of one resource, each under its scope."""
+    return bytes(_request(spans, resource).SerializeToString())
+
+
+def write_json(spans: Iterable[Span], resource: Mapping[str, Any]) -> bytes:
+    """The same in JSON."""
+    request = MessageToDict(_request(spans, resource), use_integers_for_enums=True)
+    for scope in request["resourceSpans"][0].get("scopeSpans", ()):
+        for span in scope["spans"]:  # OTLP has ids in hex digits, where protobuf's usual mapping has base64
+            ids = ("traceId", "spanId", "parentSpanId")
+            span |= {name: base64.b64decode(span[name]).hex() for name in ids if name in span}
+    return orjson.dumps(request)
+
+
+def _request(spans: Iterable[Span], resource: Mapping[str, Any]) -> Any:
     request = ExportTraceServiceRequest()
     group = request.resource_spans.add()
     _fill(group.resource.attributes, resource)
@@ -63,7 +90,7 @@ def write_protobuf(spans: Iterable[Span], resource: Mapping[str, Any]) -> bytes:
             by_scope[scope] = group.scope_spans.add()
             by_scope[scope].scope.name = scope
         _write(span, by_scope[scope].spans.add())
-    return bytes(request.SerializeToString())
+    return request
 
 
 def write_response(rejected: int, message: str) -> bytes:
@@ -131,22 +158,18 @@ def _set(made: Any, value: Any) -> None:
 
 def _read(span: Any, scope: JSON) -> OtlpSpan:
     attributes = _attributes(span.attributes)
-    wrong = []
-    if not 0 <= span.kind < len(KINDS) or not 0 <= span.status.code < len(STATUSES):
-        wrong.append("wrong_type")
-    for raw, size in ((span.trace_id, 16), (span.span_id, 8), (span.parent_span_id, 8)):
-        if raw and len(raw) != size:
-            wrong.append("wrong_type")
+    ids = (span.trace_id, 16), (span.span_id, 8), (span.parent_span_id, 8)
+    wrong = [WRONG for raw, size in ids if raw and len(raw) != size]
     return OtlpSpan(
         trace_id=identifier(span.trace_id, 16),
         span_id=identifier(span.span_id, 8),
         parent_id=identifier(span.parent_span_id, 8),
         name=span.name,
-        kind=KINDS[span.kind] if 0 <= span.kind < len(KINDS) else "internal",
+        kind=known(span.kind, KINDS, wrong),
         started_ns=span.start_time_unix_nano,
         finished_ns=span.end_time_unix_nano,
         attributes=attributes | scope if scope else attributes,
-        status=STATUSES[span.status.code] if 0 <= span.status.code < len(STATUSES) else "unset",
+        status=known(span.status.code, STATUSES, wrong),
         status_message=span.status.message,
         events=[
             {"name": event.name, "time_ns": event.time_unix_nano, "attributes": _attributes(event.attributes)}
@@ -176,7 +199,7 @@ def _value(value: Any) -> Any:
     plain = getattr(value, kind)
     if isinstance(plain, bytes):
         return base64.b64encode(plain).decode()
-    return number(plain, whole=False)[0] if isinstance(plain, float) else plain
+    return number(plain) if isinstance(plain, float) else plain
 
 
 # --- a request that protobuf refuses ----------------------------------------------------------------------------------
@@ -215,7 +238,7 @@ def _parsed(kind: Callable[[], Any], raw: bytes, of: OtlpResource) -> Any:
     try:
         message.ParseFromString(raw)
     except DecodeError:
-        of.wrong.append("wrong_type")
+        of.wrong.append(WRONG)
         return kind()
     return message
 

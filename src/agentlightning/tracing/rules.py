@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from types import MappingProxyType
+from typing import Any
 
 import orjson
 
-from agentlightning.tracing.json_schema import fits
 from agentlightning.tracing.tool_uses import CallStep, ToolExecution, canonical, content_text, parse_tool_calls
 
 Scores = list[float | None]
@@ -112,6 +112,27 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
     }
 )
 """By name."""
+
+
+def fits(value: Any, schema: Any) -> bool:
+    """Returns whether `value` is valid under `schema`; everything is under one that is malformed or refers elsewhere.
+
+    >>> fits({"city": "Oslo"}, {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})
+    True
+    >>> fits({"town": "Oslo"}, {"type": "object", "properties": {}, "additionalProperties": False})
+    False
+    """
+    import jsonschema_rs
+
+    try:
+        validator = jsonschema_rs.validator_for(schema, retriever=_refuse)
+        return validator.is_valid(value)
+    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError, TypeError):
+        return True
+
+
+def _refuse(uri: str) -> Any:
+    raise ValueError(f"{uri} is not part of the schema")
 
 
 def _share(said: Sequence[bool]) -> float | None:

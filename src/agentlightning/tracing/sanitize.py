@@ -31,7 +31,7 @@ import orjson
 
 from agentlightning.store.base import BROKEN_SPANS, UNKNOWN_ROUTE
 from agentlightning.tracing.clocks import MAX_TIME_NS, Clocks, Times, plain_times
-from agentlightning.tracing.otlp_types import OtlpRequest, OtlpResource, OtlpSpan
+from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan
 from agentlightning.types import JSON, Span
 
 MAX_SPANS = 10_000
