@@ -3,13 +3,12 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.adapters.sequences import Aggregation, by_call, merge, token_weights, unmerged
+from agentlightning.adapters.sequences import Aggregation, by_call, merge, token_weights
 from agentlightning.types import Trajectory, Transition
 from call_tree import linked
 
@@ -81,8 +80,8 @@ def test_calls_of_different_temperatures_never_share_a_row() -> None:
     ]
 
 
-def test_unmerged_keeps_one_row_a_call() -> None:
-    rows = unmerged("r", [transition([1], [2]), transition([1, 2, 3], [4])], [1.0, 2.0], [0.5] * 2)
+def test_calls_apart_are_one_row_each() -> None:
+    rows = merge("r", [transition([1], [2]), transition([1, 2, 3], [4])], [1.0, 2.0], [0.5] * 2, apart=True)
     assert [(row.tokens, row.mask, row.advantages) for row in rows] == [
         ([1, 2], [False, True], [0, 1.0]),
         ([1, 2, 3, 4], [False, False, False, True], [0, 0, 0, 2.0]),
@@ -136,7 +135,7 @@ def test_merging_trains_each_sampled_token_once_in_its_own_context(
         )
 
     merged = merge("r", calls, advantages, weights)
-    plain = unmerged("r", calls, advantages, weights)
+    plain = merge("r", calls, advantages, weights, apart=True)
     assert trained(merged) == trained(plain)
     assert sum(map(len, trained(plain))) // 5 == sum(len(call.sampled_ids) for call in calls)
     assert math.fsum(w for row in merged for w in row.weights) == pytest.approx(1.0)
@@ -190,8 +189,8 @@ def test_a_merged_row_begins_with_the_prompt_and_answer_of_each_of_its_calls(cal
 def test_numbers_may_differ_by_token_and_fill_further_columns() -> None:
     transitions = [transition([1], [2, 3]), transition([1, 2, 3, 4], [5])]
     others = {"returns": [[0.25, 0.5], [1.0]], "kl_weights": [0.1, 0.2]}
-    for make, expected in ((merge, [[1, 2, 3, 4, 5]]), (unmerged, [[1, 2, 3], [1, 2, 3, 4, 5]])):
-        rows = make("r", linked(transitions), [[1.0, 2.0], 3.0], [0.5, 0.5], others)
+    for apart, expected in ((False, [[1, 2, 3, 4, 5]]), (True, [[1, 2, 3], [1, 2, 3, 4, 5]])):
+        rows = merge("r", linked(transitions), [[1.0, 2.0], 3.0], [0.5, 0.5], others, apart=apart)
         assert [row.tokens for row in rows] == expected
         assert rows[0].advantages[:3] == [0, 1.0, 2.0]
         assert rows[0].returns is not None
@@ -207,10 +206,10 @@ def test_a_column_with_the_wrong_number_of_tokens_is_named_with_its_call() -> No
         merge("r", [transition([1], [2, 3])], [0.0], [0.0], {"returns": [[0.5]]})
 
 
-@pytest.mark.parametrize("make", [merge, unmerged])
-def test_numbers_of_rows_are_found_again_by_call(make: Any) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_numbers_of_rows_are_found_again_by_call(apart: bool) -> None:
     transitions = [transition([1], [2, 3]), transition([9], [8]), transition([1, 2, 3, 4], [5, 6])]
-    rows = make("r", linked(transitions), range(3), [0.0] * 3)
+    rows = merge("r", linked(transitions), range(3), [0.0] * 3, apart=apart)
     assert by_call(rows, [[float(token) for token in row.tokens] for row in rows]) == [[2, 3], [8], [5, 6]]
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
-from agentlightning.adapters.semantics import plain_result
+from agentlightning.adapters.semantics import plain_result, written
 from agentlightning.types import JSON
 
 ROLES = {
@@ -142,12 +140,10 @@ def arguments_of(value: Any) -> str:
     >>> arguments_of({"a": 1}), arguments_of('{"a": 1}'), arguments_of(None)
     ('{"a":1}', '{"a": 1}', '{}')
     """
-    if isinstance(value, str):
-        return value
-    try:
-        return orjson.dumps(value).decode() if value is not None else "{}"
-    except TypeError:
-        return str(value)
+    if value is None:
+        return "{}"
+    text = written(value)
+    return str(value) if text is None else text
 
 
 def tool_definitions(value: Any) -> list[JSON] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentlightning.adapters.sequences import merge, unmerged
+from agentlightning.adapters.sequences import merge
 from agentlightning.types import TrainingSequence, Trajectory
 
 
@@ -23,9 +23,8 @@ def completion_rows(
     """
     plain = [replace(transition, temperature=1.0) for transition in trajectory.transitions]
     nothing = [0.0] * len(plain)
-    return (merge if merged else unmerged)(
-        trajectory.rollout_id, plain, nothing, nothing if weights is None else weights
-    )
+    given = nothing if weights is None else weights
+    return merge(trajectory.rollout_id, plain, nothing, given, apart=not merged)
 
 
 def mismatched_rows(answers: Sequence[Sequence[TrainingSequence]], longest: int) -> list[TrainingSequence]:

@@ -9,7 +9,7 @@ of a span's relations (`span_tree.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -124,13 +124,9 @@ def role_of(span: Span) -> SpanRole:
 def agent_of(span: Span) -> str | None:
     """The agent that the span itself names; None where it names none. What is around it: see `span_tree`."""
     own = span.attributes
-    for key in AGENT_NAMES:
-        name = text_of(own, key)
-        if name:
-            return name
-    node = langgraph_node(span)
-    if node is not None:
-        return node
+    named = first_text(own, AGENT_NAMES) or langgraph_node(span)
+    if named is not None:
+        return named
     if role_of(span) != "agent":
         return None
     name = text_of(own, "graph.node.id") or text_of(own, "traceloop.entity.name") or span.name
@@ -170,14 +166,13 @@ def tool_use(span: Span) -> ToolUse | None:
     if role_of(span) != "tool":
         return None
     own = span.attributes
-    name = next((found for key in TOOL_NAMES if (found := text_of(own, key))), None)
-    name = name or text_of(own, "traceloop.entity.name") or span.name.removeprefix("execute_tool ")
+    name = first_text(own, (*TOOL_NAMES, "traceloop.entity.name")) or span.name.removeprefix("execute_tool ")
     return ToolUse(
         span_id=span.id,
         name=name,
-        arguments=next((found for key in TOOL_ARGUMENTS if (found := written(own, key)) is not None), None),
+        arguments=next((found for key in TOOL_ARGUMENTS if (found := written(own.get(key))) is not None), None),
         result=_result(own),
-        call_id=next((found for key in TOOL_CALL_IDS if (found := text_of(own, key))), None),
+        call_id=first_text(own, TOOL_CALL_IDS),
         error=error_of(span),
         started_ns=span.started_ns,
         finished_ns=span.finished_ns,
@@ -204,7 +199,7 @@ def error_of(span: Span) -> str | None:
 def model_of(span: Span) -> str:
     """The model that a model call asked for, else the one that answered; '' where neither is named."""
     keys = ("gen_ai.request.model", "llm.model_name", "ai.model.id", "gen_ai.response.model", "llm.request.model")
-    return next((found for key in keys if (found := text_of(span.attributes, key))), "")
+    return first_text(span.attributes, keys) or ""
 
 
 def usage_of(span: Span) -> JSON:
@@ -243,21 +238,26 @@ def text_of(table: Mapping[str, Any], key: str) -> str | None:
 
 def json_of(table: Mapping[str, Any], key: str) -> Any:
     """The value under `key`, read where it is JSON in a text; None where there is none, or a text that is no JSON."""
-    value = table.get(key)
-    return read_json(value) if isinstance(value, str) else value
+    return read_json(table.get(key))
 
 
-def read_json(text: str) -> Any:
-    """The JSON value in a text; None where it is none."""
+def read_json(text: Any) -> Any:
+    """The JSON value in a text, None where it is none; what is no text as it is."""
+    if not isinstance(text, str):
+        return text
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
 
 
-def written(table: Mapping[str, Any], key: str) -> str | None:
-    """The value under `key` as text: a text as it stands, anything else as JSON. None where there is none."""
-    value = table.get(key)
+def first_text(table: Mapping[str, Any], keys: Iterable[str]) -> str | None:
+    """The first text, of at least one character, under one of `keys`."""
+    return next((found for key in keys if (found := text_of(table, key))), None)
+
+
+def written(value: Any) -> str | None:
+    """A text as it stands, anything else as JSON; None for None, and for what is no JSON."""
     if value is None or isinstance(value, str):
         return value
     try:
@@ -272,31 +272,22 @@ def plain_result(value: Any) -> str | None:
     >>> plain_result({"type": "text", "text": "42"}), plain_result({"content": "42", "tool_name": "add"}),
     plain_result([1]) ('42', '42', '[1]')
     """
-    if isinstance(value, str):
-        return value
     if isinstance(value, dict):
         inner = value.get("text") if value.get("type") == "text" else None
         if inner is None and {"content", "tool_name"} <= value.keys():
             inner = value["content"]
         if isinstance(inner, str):
             return inner
-    try:
-        return orjson.dumps(value).decode()
-    except TypeError:
-        return None
+    return "null" if value is None else written(value)
 
 
 def _result(own: Mapping[str, Any]) -> str | None:
-    for key in TOOL_RESULTS:
-        value = own.get(key)
-        if value is None:
-            continue
-        read = read_json(value) if isinstance(value, str) else value
-        # a text that is no JSON is the result itself; so are texts such as 42 or "a", which are JSON by accident
-        if isinstance(value, str) and not isinstance(read, dict | str):
-            return value
-        return plain_result(read)
-    return None
+    value = next((own[key] for key in TOOL_RESULTS if own.get(key) is not None), None)
+    read = read_json(value)
+    # a text that is no JSON is the result itself; so are texts such as 42 or "a", which are JSON by accident
+    if value is None or (isinstance(value, str) and not isinstance(read, dict | str)):
+        return value
+    return plain_result(read)
 
 
 def _vercel_role(operation: str) -> SpanRole:
@@ -305,8 +296,5 @@ def _vercel_role(operation: str) -> SpanRole:
         return "model"
     if operation == "ai.toolCall":
         return "tool"
-    return (
-        "agent"
-        if operation in ("ai.generateText", "ai.streamText", "ai.generateObject", "ai.streamObject")
-        else "other"
-    )
+    loops = ("ai.generateText", "ai.streamText", "ai.generateObject", "ai.streamObject")
+    return "agent" if operation in loops else "other"

@@ -24,6 +24,8 @@ def merge(
     advantages: Sequence[PerToken],
     weights: Sequence[PerToken],
     others: Mapping[str, Sequence[PerToken]] = NOTHING,
+    *,
+    apart: bool = False,
 ) -> list[TrainingSequence]:
     """Sequences in which a transition follows the nearest call before it in its tree that ends one.
 
@@ -39,11 +41,12 @@ def merge(
         (O1, A1), (O1+A1+O2, A2), (O1+A1+O3, A3)  ->  O1 A1* O2 A2*   and   O1 A1 O3 A3*
 
     Transitions of different temperatures never share a row. Costs O(tokens of the rows): no prompt is built or compared.
+    With `apart` each call is a row of its own, and the same tokens are trained: O1 A1*, O1 A1 O2 A2*.
     """
     rows: list[TrainingSequence] = []
     ends: dict[str, TrainingSequence] = {}  # by the call whose completion a row ends with
     for place, transition in enumerate(transitions):
-        before = _end_of_row(transition, ends)
+        before = None if apart else _end_of_row(transition, ends)
         if before is None:
             row = _empty_row(rollout_id, transition, others)
             rows.append(row)
@@ -54,22 +57,6 @@ def merge(
     return rows
 
 
-def unmerged(
-    rollout_id: str,
-    transitions: Sequence[Transition],
-    advantages: Sequence[PerToken],
-    weights: Sequence[PerToken],
-    others: Mapping[str, Sequence[PerToken]] = NOTHING,
-) -> list[TrainingSequence]:
-    """One row per call: (O1, A1), (O1+A1+O2, A2) -> O1 A1* and O1 A1 O2 A2*. Trains the same tokens."""
-    rows = []
-    for place, transition in enumerate(transitions):
-        row = _empty_row(rollout_id, transition, others)
-        _append(row, transition, None, place, {"advantages": advantages, "weights": weights, **others})
-        rows.append(row)
-    return rows
-
-
 def by_call(rows: Sequence[TrainingSequence], numbers: Sequence[Sequence[float]]) -> list[list[float]]:
     """Numbers of an engine for the tokens of `rows`, by transition and sampled token.
 
@@ -77,9 +64,9 @@ def by_call(rows: Sequence[TrainingSequence], numbers: Sequence[Sequence[float]]
     calls are told apart. Rows O1 A1* O2 A2* and O3 A3* of transitions (1, 3, 2) give [numbers of A1, A3, A2].
     """
     found: dict[int, list[float]] = {}
-    for row, ofrow in zip(rows, numbers, strict=True):
+    for row, of_tokens in zip(rows, numbers, strict=True):
         for start, end in row.segments:
-            found[int(row.advantages[start])] = list(ofrow[start:end])
+            found[int(row.advantages[start])] = list(of_tokens[start:end])
     return [found[place] for place in range(len(found))]
 
 

@@ -55,13 +55,13 @@ def tools_of(span: Span) -> list[JSON] | None:
     for key in ("gen_ai.tool.definitions", "ai.prompt.tools", "llm.request.functions"):
         listed = json_of(own, key)
         if isinstance(listed, list):
-            return tool_definitions([read_json(one) if isinstance(one, str) else one for one in listed])
+            return tool_definitions([read_json(one) for one in listed])
     flat = flattened(own, "llm.tools.")
     if flat:
-        return tool_definitions([_from_json(one.get("tool.json_schema")) for one in flat])
+        return tool_definitions([json_of(one, "tool.json_schema") for one in flat])
     flat = flattened(own, "llm.request.functions.")
     if flat:
-        return tool_definitions([{**one, "parameters": _from_json(one.get("parameters"))} for one in flat])
+        return tool_definitions([{**one, "parameters": json_of(one, "parameters")} for one in flat])
     settings = json_of(own, "llm.invocation_parameters")
     return tool_definitions(settings.get("tools")) if isinstance(settings, dict) else None
 
@@ -271,10 +271,6 @@ def _tells_more(other: JSON, best: JSON) -> bool:
         return not best.get("content") and bool(other.get("tool_calls") or other.get("content"))
     lacks = any(call["function"]["arguments"] in ("", "{}") for call in calls)
     return lacks and same_calls(calls, other.get("tool_calls") or [])
-
-
-def _from_json(value: Any) -> Any:
-    return read_json(value) if isinstance(value, str) else value
 
 
 PROMPTS: tuple[Callable[[Span], list[JSON] | None], ...] = (

@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentlightning.adapters.sequences import Aggregation, PerToken, merge, token_weights, unmerged
+from agentlightning.adapters.sequences import Aggregation, PerToken, merge, token_weights
 from agentlightning.types import TrainingSequence, Trajectory
 
 
@@ -53,7 +53,6 @@ class Updates:
         return found
 
     def _minibatch(self, trajectories: Sequence[Trajectory], signals: Mapping[str, Signal]) -> list[TrainingSequence]:
-        rows = merge if self.merged else unmerged
         weights = token_weights(trajectories, self.aggregation, self.fixed_length)
         terms = {
             name: token_weights(trajectories, aggregation, self.fixed_length)
@@ -66,6 +65,12 @@ class Updates:
         found: list[TrainingSequence] = []
         for place, trajectory in enumerate(trajectories):
             signal = signals[trajectory.rollout_id]
-            others = {name: ofbatch[place] for name, ofbatch in terms.items()} | dict(signal.others)
-            found += rows(trajectory.rollout_id, trajectory.transitions, signal.advantages, weights[place], others)
+            found += merge(
+                trajectory.rollout_id,
+                trajectory.transitions,
+                signal.advantages,
+                weights[place],
+                {name: of_batch[place] for name, of_batch in terms.items()} | dict(signal.others),
+                apart=not self.merged,
+            )
         return found

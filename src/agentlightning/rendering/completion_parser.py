@@ -17,9 +17,8 @@ from agentlightning.rendering.tool_syntax import (
     CLOSE,
     OPEN,
     PYTHON_TAG,
-    JsonCall,
+    CallReader,
     Syntax,
-    TaggedCall,
     held_back,
     may_be_bare,
     reader,
@@ -64,7 +63,6 @@ class CompletionParser:
     def __init__(self, chat_template: str, response_template: JSON | None = None) -> None:
         self._syntax = None if response_template is not None else syntax_of(chat_template)
         self._response_template = _compiled(response_template)
-        self.speaks_tools = self._syntax is not None or response_template is not None
         self.thinks = THINK_CLOSE in chat_template and "reasoning_content" in chat_template
         self.needs_special = response_template is not None
         """True where special tokens are part of what is parsed."""
@@ -110,7 +108,7 @@ class Splitter:
         self._leading = True
         """True until reasoning begins with something else than newlines."""
         self._held = ""
-        self._call: JsonCall | TaggedCall | None = None
+        self._call: CallReader | None = None
         self._opened = ""
         """The whitespace and the mark before the call under way: they are text again if it proves to be none."""
         self._calls = 0
@@ -180,7 +178,7 @@ class Splitter:
             content += self._release((OPEN,) if self._syntax != "bare" else ())
         return content, tools
 
-    def _read_call(self, call: JsonCall | TaggedCall, last: bool) -> tuple[str, list[ToolPiece]]:
+    def _read_call(self, call: CallReader, last: bool) -> tuple[str, list[ToolPiece]]:
         """Text that was no call after all, and pieces of the call under way."""
         parts = call.feed(self._held)
         self._held = ""

@@ -10,66 +10,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agentlightning.errors import InputError, MissingExtraError
 from agentlightning.types import JSON
 
 if TYPE_CHECKING:
+    from renderers import Renderer as FamilyRenderer
     from tokenizers import Tokenizer
 
     from agentlightning.rendering.renderer import Renderer
 
 log = logging.getLogger(__name__)
 
-CONFIGS = (
-    "Qwen3RendererConfig",
-    "PrimeQwen3RendererConfig",
-    "Qwen35RendererConfig",
-    "Qwen36RendererConfig",
-    "Qwen38RendererConfig",
-    "Qwen3VLRendererConfig",
-    "GLM45RendererConfig",
-    "GLM5RendererConfig",
-    "GLM51RendererConfig",
-    "GLM53RendererConfig",
-    "Nemotron3RendererConfig",
-    "Nemotron3UltraRendererConfig",
-    "Nemotron35RendererConfig",
-    "DeepSeekR1RendererConfig",
-    "DeepSeekV4RendererConfig",
-    "MiniMaxM2RendererConfig",
-    "KimiK2RendererConfig",
-    "KimiK25RendererConfig",
-    "Hy3RendererConfig",
-    "LagunaXS2RendererConfig",
-    "LagunaM1RendererConfig",
-    "LagunaXS21RendererConfig",
-    "LagunaS21RendererConfig",
-    "Gemma4RendererConfig",
-)
+FAMILIES = (
+    "Qwen3", "PrimeQwen3", "Qwen35", "Qwen36", "Qwen38", "Qwen3VL", "GLM45", "GLM5", "GLM51", "GLM53", "Nemotron3",
+    "Nemotron3Ultra", "Nemotron35", "DeepSeekR1", "DeepSeekV4", "MiniMaxM2", "KimiK2", "KimiK25", "Hy3",
+    "LagunaXS2", "LagunaM1", "LagunaXS21", "LagunaS21", "Gemma4",
+)  # fmt: skip
 """Families in `renderers` that are tried, in this order. gpt-oss is not: it downloads its vocabulary."""
 
 ANSWER = "agl-answer-51d0be"
 """Stands for the last text of an answer; no template trims or rewrites it."""
 THOUGHT = "agl-thought-8e24c7"
-
-
-class FamilyRenderer(Protocol):
-    """The used interface of a renderer of the `renderers` package."""
-
-    def render_ids(
-        self, messages: list[JSON], *, tools: list[JSON] | None = None, add_generation_prompt: bool = False
-    ) -> list[int]: ...
-
-    def bridge_to_next_turn(
-        self,
-        previous_prompt_ids: list[int],
-        previous_completion_ids: list[int],
-        new_messages: list[JSON],
-        *,
-        tools: list[JSON] | None = None,
-    ) -> Any: ...
 
 
 class Family:
@@ -130,10 +93,10 @@ def find_family(renderer: Renderer, tokenizer: Tokenizer) -> Family | None:
     except ModuleNotFoundError as cause:
         raise MissingExtraError(str(cause.name), "server") from cause
     tokens = _Tokens(tokenizer, next(iter(renderer.end_ids), None))
-    for config in CONFIGS:
-        name = config.removesuffix("RendererConfig")
+    for name in FAMILIES:
         try:
-            known = renderers.create_renderer(tokens, getattr(renderers, config)(thinking_retention="all"))
+            config = getattr(renderers, f"{name}RendererConfig")(thinking_retention="all")
+            known = renderers.create_renderer(tokens, config)
             differing = _differing(renderer, known)
         except Exception as cause:  # for a missing token most raise AssertionError
             log.debug("the family %s does not fit the vocabulary: %r", name, cause)

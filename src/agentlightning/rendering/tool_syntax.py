@@ -13,6 +13,7 @@ arguments as they were written, even if they are cut or broken; what is never re
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -46,7 +47,7 @@ def syntax_of(chat_template: str) -> Syntax | None:
     return None
 
 
-def reader(syntax: Syntax, tools: list[JSON] | None) -> JsonCall | TaggedCall:
+def reader(syntax: Syntax, tools: list[JSON] | None) -> CallReader:
     """A reader for one call, for the text after `OPEN` (bare: for the whole answer)."""
     if syntax == "hermes":
         return JsonCall(CLOSE, None)
@@ -55,26 +56,40 @@ def reader(syntax: Syntax, tools: list[JSON] | None) -> JsonCall | TaggedCall:
     return TaggedCall(_TAGS if syntax == "tags" else _PAIRS, _functions(tools))
 
 
-class JsonCall:
-    """A call written as JSON; with `close` None it ends with its object, and its name must be one of `names`."""
+class CallReader(ABC):
+    """Reads one call as it is sampled."""
 
-    def __init__(self, close: str | None, names: frozenset[str] | None) -> None:
-        self._close = close
-        self._names = names
-        self._state: Literal["opening", "arguments", "tail"] = "opening"
+    def __init__(self) -> None:
         self._buffer = ""
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
         self.raw = ""
-        """All that was taken while it was not recognised."""
+        """All that was read while it was not recognised."""
         self.recognised = False
         self.ended = False
         self.rest = ""
         """Text after its end."""
 
+    @abstractmethod
     def feed(self, text: str) -> CallPieces:
         """The pieces that `text` completes."""
+
+    @abstractmethod
+    def finish(self) -> CallPieces:
+        """The completion is over."""
+
+
+class JsonCall(CallReader):
+    """A call written as JSON; with `close` None it ends with its object, and its name must be one of `names`."""
+
+    def __init__(self, close: str | None, names: frozenset[str] | None) -> None:
+        super().__init__()
+        self._close = close
+        self._names = names
+        self._state: Literal["opening", "arguments", "tail"] = "opening"
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def feed(self, text: str) -> CallPieces:
         pieces: CallPieces = []
         self._buffer += text
         if self._state == "opening":
@@ -87,7 +102,6 @@ class JsonCall:
         return pieces
 
     def finish(self) -> CallPieces:
-        """The answer is over."""
         if self.ended:
             return []
         if self._state == "opening":
@@ -99,7 +113,7 @@ class JsonCall:
     def _read_opening(self) -> CallPieces:
         opening = _JSON_OPENING.match(self._buffer)
         if opening is not None and self._buffer[opening.end()] == "{":
-            name = _text(opening[1])
+            name = _json(f'"{opening[1]}"') or opening[1]
             if self._names is not None and name not in self._names:
                 self._end("")
                 return []
@@ -204,26 +218,19 @@ _PAIRS = _Tags(
 )
 
 
-class TaggedCall:
+class TaggedCall(CallReader):
     """A call whose arguments are written between tags; they come as JSON, an argument at a time."""
 
     def __init__(self, tags: _Tags, functions: Mapping[str, JSON]) -> None:
+        super().__init__()
         self._tags = tags
         self._functions = functions
         self._types: Mapping[str, Any] = {}
-        self._buffer = ""
         self._count = 0
         self._closed = False
         """The arguments' object is closed."""
-        self.raw = ""
-        """All that was taken while it was not recognised."""
-        self.recognised = False
-        self.ended = False
-        self.rest = ""
-        """Text after its end."""
 
     def feed(self, text: str) -> CallPieces:
-        """The pieces that `text` completes."""
         self._buffer += text
         if not self.recognised:
             self.raw += text
@@ -240,7 +247,6 @@ class TaggedCall:
         return self._read(last=False)
 
     def finish(self) -> CallPieces:
-        """The answer is over."""
         if self.ended:
             return []
         self.ended = True
@@ -318,31 +324,18 @@ def _functions(tools: list[JSON] | None) -> dict[str, JSON]:
 
 
 def _json_call(text: str) -> tuple[str, str] | None:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
+    value = _json(text)
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
         return None
-    if not isinstance(value, dict):
-        return None
-    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
-    if not isinstance(name, str):
-        return None
+    arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, dict):
         return name, orjson.dumps(arguments).decode()
-    if isinstance(arguments, str) and _is_object(arguments):
-        return name, arguments
-    return None
+    return (name, arguments) if isinstance(arguments, str) and isinstance(_json(arguments), dict) else None
 
 
-def _is_object(text: str) -> bool:
+def _json(text: str) -> Any:
+    """None where it is no JSON."""
     try:
-        return isinstance(orjson.loads(text), dict)
+        return orjson.loads(text)
     except orjson.JSONDecodeError:
-        return False
-
-
-def _text(escaped: str) -> str:
-    try:
-        return str(orjson.loads(f'"{escaped}"'))
-    except orjson.JSONDecodeError:
-        return escaped
+        return None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentlightning.adapters.sequences import by_call, merge, unmerged
+from agentlightning.adapters.sequences import by_call, merge
 from agentlightning.algorithms.critic import Values
 from agentlightning.algorithms.lightning_rl import LightningRL, UpdatePlan
 from agentlightning.config import Config
@@ -43,12 +43,11 @@ async def critic_values(
     if algorithm.critic is None:
         return None
     found: dict[str, list[float]] = {}
-    make = merge if algorithm.merge else unmerged
     for group in groups:
         rows = []
         for trajectory in group:
-            count = len(trajectory.transitions)
-            rows.append(make(trajectory.rollout_id, trajectory.transitions, range(count), [0.0] * count))
+            calls, count = trajectory.transitions, len(trajectory.transitions)
+            rows.append(merge(trajectory.rollout_id, calls, range(count), [0.0] * count, apart=not algorithm.merge))
         values = iter(await engine.values([row for of_rollout in rows for row in of_rollout], policy))
         for trajectory, of_rollout in zip(group, rows, strict=True):
             by_transition = by_call(of_rollout, [next(values) for _ in of_rollout])
