@@ -77,7 +77,6 @@ def test_the_function_may_be_that_of_a_configuration() -> None:
         (("rewards", "rescore", "RUN", "--with", "score.py:exact", "--name", "reward"), "--name: 'reward' is the name"),
         (("rewards", "rescore", "RUN", "--with", "score.py:none"), "there is no 'none'"),
         (("rollouts", "export-rows", "RUN", "--to", "rows.jsonl"), "--to: rows.jsonl exists already"),
-        (("rollouts", "export-rows", "RUN", "--to", "x", "--as", "csv"), "--as: expected messages or preferences"),
         (
             ("rollouts", "export-rows", "RUN", "--to", "x", "--margin", "1"),
             "--margin: has no effect with --as messages",
@@ -178,3 +177,19 @@ def test_a_rollout_is_shown_with_its_agents_and_with_what_spans_tell() -> None:
     assert "logprob" not in shown
     assert "agl.message  two tables" in shown
     assert 'lookup  {"q": 1}  → none' in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "known"),
+    [
+        (("export-rows", "RUN", "--to", "x", "--as", "csv"), ("'messages'", "'preferences'")),
+        (("list", "RUN", "--mode", "csv"), ("'train'", "'eval'")),
+        (("list", "RUN", "--state", "csv"), ("'queued'", "'cancelled'")),
+    ],
+)
+def test_a_word_that_is_none_of_an_options_own_is_refused_with_these(
+    words: tuple[str, ...], known: tuple[str, ...]
+) -> None:
+    refused = agl("rollouts", *words)
+    assert refused.exit_code == 2
+    assert all(word in refused.output for word in ("'csv'", *known))

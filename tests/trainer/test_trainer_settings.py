@@ -9,10 +9,10 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.preference import DPO
 from agentlightning.config import Config, TrainerConfig, parse_config
 from agentlightning.errors import AgentLightningError, ConfigError, DataError, ModelError, NotFoundError
+from agentlightning.store.open import store_url
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.trainer import Trainer
-from agentlightning.trainer.training import default_store
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_store_beside_a_server_is_refused() -> None:
 
 def test_an_empty_variable_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_STORE", "")
-    assert default_store() == "sqlite:///runs/agl.db"
+    assert store_url(None) == "sqlite:///runs/agl.db"
 
 
 def test_a_folder_that_is_no_model_is_refused_before_a_run_folder_is_written(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from agentlightning.analysis.rollout_view import print_rollout
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import existing_store, store_url
-from agentlightning.store.scan import read_metrics, read_rollouts
+from agentlightning.store.scan import find_run, read_metrics, read_rollouts
 from agentlightning.types import Call, Mode, Reward, Rollout, RolloutState, Run
 
 if TYPE_CHECKING:
@@ -59,14 +59,7 @@ def load_run(run_id: str, store: str | None = None) -> StoredRun:
     A server's key is read from AGL_SERVER_KEY. NotFoundError where there is no such run or store.
     """
     url = store_url(store)
-
-    async def find(opened: LightningStore) -> list[Run]:
-        return await opened.runs([run_id])
-
-    found = _read(url, find)
-    if not found:
-        raise NotFoundError(f"{run_id}: no such run; see: agl runs list")
-    return StoredRun(info=found[0], _url=url)
+    return StoredRun(info=_read(url, lambda opened: find_run(opened, run_id)), _url=url)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,19 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from agentlightning.cli.options import Store, open_store, store_url
+from agentlightning.cli.options import RunId, Store, with_store
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from agentlightning.store.base import LightningStore
     from agentlightning.types import Call
-
-"""Rollouts whose calls are read at a time."""
 
 CAUSES = {
     "assistant_message_edited": "the agent sent an answer back changed",
@@ -33,23 +29,19 @@ CAUSES = {
 }
 
 
-def show_drift(run: Annotated[str, typer.Argument(help="Id of the run.")], store: Store = None) -> None:
+def show_drift(run: RunId, store: Store = None) -> None:
     """Show which calls of a run do not continue the tokens sampled before, and why."""
-    import asyncio
-
-    from agentlightning.errors import NotFoundError
+    from agentlightning.store.scan import find_run
     from agentlightning.trainer.display import screen
 
-    async def work() -> None:
+    async def work(opened: LightningStore) -> Drift:
         drift = Drift()
-        async with open_store(store_url(store)) as opened:
-            async for calls in pages(opened, run):
-                drift.add(calls)
-            if not drift.rollouts and not await opened.runs(ids=[run]):
-                raise NotFoundError(f"{run}: no such run; see: agl runs list")
-        print_drift(screen(), drift)
+        await find_run(opened, run)
+        async for calls in pages(opened, run):
+            drift.add(calls)
+        return drift
 
-    asyncio.run(work())
+    print_drift(screen(), with_store(store, work))
 
 
 @dataclass(slots=True)

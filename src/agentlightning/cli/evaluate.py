@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.options import Runs, Settings, Store, open_store, run_until_signal, store_setting
+from agentlightning.cli.options import Runs, Settings, Store, run_until_signal, store_setting, trained_checkpoint
 
 
 def evaluate(
@@ -17,24 +17,15 @@ def evaluate(
     runs: Runs = Path("runs"),
 ) -> None:
     """Run every held-out task once greedily and once at temperature 1, and print the success of both."""
-    import asyncio
-
     import orjson
 
     from agentlightning.config_file import load_config
-    from agentlightning.errors import ConfigError, NotFoundError
+    from agentlightning.errors import ConfigError
     from agentlightning.trainer.check import evaluate_model
-    from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, policies_in
+    from agentlightning.trainer.checkpoint import RunFolder, policies_in
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.policies import with_models
     from agentlightning.trainer.training import new_run_id
-
-    async def models_of(run: str, url: str) -> dict[str, Path]:
-        async with open_store(url) as opened:
-            checkpoint = await last_checkpoint(opened, run)
-        if checkpoint is None:
-            raise NotFoundError(f"{run}: has no checkpoint yet; see: agl runs list")
-        return policies_in(Path(checkpoint.path))
 
     if target.endswith(".toml"):
         config = load_config(Path(target), settings or [], store_setting(store))
@@ -42,7 +33,7 @@ def evaluate(
         if settings:
             raise ConfigError("--set works on a TOML file; a run is evaluated with its own configuration")
         config = RunFolder(runs, target).config(store)
-        config = with_models(config, asyncio.run(models_of(target, config.store.url)))
+        config = with_models(config, policies_in(Path(trained_checkpoint(config.store.url, target).path)))
     with Display(f"eval {target}") as display:
         success = run_until_signal(
             evaluate_model(config, RunFolder(runs, new_run_id()), display, name=f"eval {target}")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from agentlightning.cli.options import Store, open_store, store_url
+from agentlightning.cli.options import RunId, Store, with_store
 
-KINDS = ("messages", "preferences")
+if TYPE_CHECKING:
+    from agentlightning.store.base import LightningStore
+    from agentlightning.trainer.data.export_dataset import DatasetExport
 
 
 def export_rows(
-    run: Annotated[str, typer.Argument(help="Id of the run.")],
+    run: RunId,
     to: Annotated[Path, typer.Option("--to", help="New file, .jsonl.")],
     kind: Annotated[
-        str, typer.Option("--as", help="messages: a row for each conversation; preferences: pairs of one task.")
+        Literal["messages", "preferences"],
+        typer.Option("--as", help="messages: a row for each conversation; preferences: pairs of one task."),
     ] = "messages",
     reward: Annotated[
         str | None, typer.Option("--reward", help="Name of the reward that counts; the rollouts' own by default.")
@@ -30,16 +33,12 @@ def export_rows(
     store: Store = None,
 ) -> None:
     """Write a run's training rollouts as rows of messages, or of preferences between two of one task."""
-    import asyncio
-
     import orjson
 
     from agentlightning.errors import ConfigError
     from agentlightning.trainer.data.export_dataset import DatasetExport
 
-    if kind not in KINDS:
-        raise ConfigError(f"--as: expected {' or '.join(KINDS)}, got {kind!r}")
-    for option, value, of in (("--threshold", threshold, KINDS[0]), ("--margin", margin, KINDS[1])):
+    for option, value, of in (("--threshold", threshold, "messages"), ("--margin", margin, "preferences")):
         if value is not None and kind != of:
             raise ConfigError(f"{option}: has no effect with --as {kind}")
     if to.exists():
@@ -47,16 +46,14 @@ def export_rows(
     if not to.parent.is_dir():
         raise ConfigError(f"--to: there is no folder {to.parent}")
 
-    async def work() -> tuple[int, DatasetExport]:
-        async with open_store(store_url(store)) as opened:
-            rows = DatasetExport(store=opened, run_id=run, reward=reward)
-            found = rows.conversations(threshold) if kind == KINDS[0] else rows.preferences(margin or 0.0)
-            lines = [orjson.dumps(row) + b"\n" async for row in found]
-        to.write_bytes(b"".join(lines))
-        return len(lines), rows
+    async def work(opened: LightningStore) -> tuple[list[bytes], DatasetExport]:
+        rows = DatasetExport(store=opened, run_id=run, reward=reward)
+        found = rows.conversations(threshold) if kind == "messages" else rows.preferences(margin or 0.0)
+        return [orjson.dumps(row) + b"\n" async for row in found], rows
 
-    written, rows = asyncio.run(work())
+    lines, rows = with_store(store, work)
+    to.write_bytes(b"".join(lines))
     for reason, count in rows.left_out.most_common():
         if count:
             typer.echo(f"note: left out {count}: {reason}", err=True)
-    typer.echo(f"{written} rows: {to}")
+    typer.echo(f"{len(lines)} rows: {to}")

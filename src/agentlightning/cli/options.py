@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from agentlightning.store.base import LightningStore
+    from agentlightning.types import Checkpoint
 
 T = TypeVar("T")
 
@@ -27,6 +30,9 @@ Server = Annotated[
     str | None,
     typer.Option("--server", help="URL of a running `agl serve` (its key in AGL_SERVER_KEY)."),
 ]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.")]
+Mode = Annotated[Literal["train", "eval"] | None, typer.Option("--mode", help="Only these rollouts; both by default.")]
+Step = Annotated[int | None, typer.Option("--step", help="Only rollouts enqueued for this training step.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override a setting: --set trainer.steps=20. May be repeated."),
@@ -40,29 +46,43 @@ def store_url(store: str | None) -> str:
     return stores.store_url(store)
 
 
-def open_store(url: str) -> LightningStore:
-    """The store that exists at `url`, for ``async with``; a server's key is read from AGL_SERVER_KEY."""
-    from agentlightning.store import open as stores
+def with_store(store: str | None, work: Callable[[LightningStore], Awaitable[T]]) -> T:
+    """Do the work on the store of --store, which must exist; a server's key is read from AGL_SERVER_KEY."""
+    import asyncio
 
-    return stores.existing_store(url)
+    from agentlightning.store.open import existing_store
+
+    async def whole() -> T:
+        async with existing_store(store_url(store)) as opened:
+            return await work(opened)
+
+    return asyncio.run(whole())
+
+
+def trained_checkpoint(store: str, run: str) -> Checkpoint:
+    """The last checkpoint of a run. NotFoundError where it has none."""
+    from agentlightning.errors import NotFoundError
+    from agentlightning.trainer.checkpoint import last_checkpoint
+
+    found = with_store(store, lambda opened: last_checkpoint(opened, run))
+    if found is None:
+        raise NotFoundError(f"{run}: has no checkpoint yet; see: agl runs list")
+    return found
+
+
+def print_columns(console: Console, rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of text, each column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
+        console.print(line.rstrip(), soft_wrap=True)
 
 
 def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
     """Run it as `asyncio.run` does; SIGTERM and SIGHUP end it as Ctrl-C does, so that its run is recorded as interrupted."""
-    import asyncio
-    import signal
+    from agentlightning.trainer.interrupts import run_interruptible
 
-    async def ended_by_signals() -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        return await work
-
-    try:
-        return asyncio.run(ended_by_signals())
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    return run_interruptible(lambda: work)
 
 
 def one_store(store: str | None, server: str | None) -> str | None:

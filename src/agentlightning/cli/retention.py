@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from agentlightning.cli.options import Store, open_store, store_url
+from agentlightning.cli.options import RunId, Store, with_store
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
 
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.")]
 To = Annotated[Path, typer.Option("--to", help="New folder for the files.")]
 Format = Annotated[Literal["jsonl", "parquet"], typer.Option("--format", help="jsonl or parquet.")]
 Force = Annotated[bool, typer.Option("--force", help="Also a run that is running.")]
@@ -31,50 +30,39 @@ def delete(
     yes: Yes = False,
 ) -> None:
     """Delete runs with everything that the store holds of them. Checkpoints are files, and stay."""
-    import asyncio
 
-    async def work() -> None:
-        async with open_store(store_url(store)) as opened:
-            for run in dict.fromkeys(runs):
-                await _refuse_running(opened, run, force)
-            _ask(f"delete {', '.join(runs)} for ever?", yes)
-            typer.echo(f"{await opened.delete_runs(runs)} deleted")
+    async def work(opened: LightningStore) -> None:
+        for run in dict.fromkeys(runs):
+            await _refuse_running(opened, run, force)
+        _ask(f"delete {', '.join(runs)} for ever?", yes)
+        typer.echo(f"{await opened.delete_runs(runs)} deleted")
 
-    asyncio.run(work())
+    with_store(store, work)
 
 
 def archive(
     run: RunId, to: To, format: Format = "jsonl", store: Store = None, force: Force = False, yes: Yes = False
 ) -> None:
     """Write a run to files as `export` does, and delete it from the store once they are complete."""
-    import asyncio
-
     from agentlightning.store.export import archive_run
 
-    async def work() -> None:
-        async with open_store(store_url(store)) as opened:
-            await _refuse_running(opened, run, force)
-            _ask(f"write {run} to {to} and delete it from the store?", yes)
-            with _progress(run) as on_progress:
-                counts = await archive_run(opened, run, to, format, on_progress)
+    async def work(opened: LightningStore) -> None:
+        await _refuse_running(opened, run, force)
+        _ask(f"write {run} to {to} and delete it from the store?", yes)
+        with _progress(run) as on_progress:
+            counts = await archive_run(opened, run, to, format, on_progress)
         typer.echo(f"{_said(counts)}: {to}; the store holds {run} no longer")
 
-    asyncio.run(work())
+    with_store(store, work)
 
 
 def export(run: RunId, to: To, format: Format = "jsonl", store: Store = None) -> None:
     """Write a run to files, one for each kind of record, for other programs; its model: agl export."""
-    import asyncio
-
     from agentlightning.store.export import export_run
 
-    async def work() -> None:
-        async with open_store(store_url(store)) as opened:
-            with _progress(run) as on_progress:
-                counts = await export_run(opened, run, to, format, on_progress)
-        typer.echo(f"{_said(counts)}: {to}")
-
-    asyncio.run(work())
+    with _progress(run) as on_progress:
+        counts = with_store(store, lambda opened: export_run(opened, run, to, format, on_progress))
+    typer.echo(f"{_said(counts)}: {to}")
 
 
 def prune(
@@ -95,7 +83,6 @@ def prune(
     yes: Yes = False,
 ) -> None:
     """Delete what is old: whole runs, the longest unchanged first, and never one that is running."""
-    import asyncio
     import time
 
     from agentlightning.errors import ConfigError
@@ -109,25 +96,22 @@ def prune(
     if keep == Keep():
         raise ConfigError("agl runs prune: say what to keep, with --older-than, --keep-size or --keep-records")
 
-    async def work() -> None:
+    async def work(opened: LightningStore) -> None:
         now_ns = time.time_ns()
-        async with open_store(store_url(store)) as opened:
-            doomed = await find_doomed(opened, keep, now_ns)
+        doomed = await find_doomed(opened, keep, now_ns)
+        for one in doomed:
+            size = "" if one.bytes is None else f" ({shown_bytes(one.bytes)})"
+            typer.echo(f"{one.run.id}  {one.run.name}  {one.run.state}: {one.reason}{size}")
+        gone = {one.run.id for one in doomed}
+        if doomed and not dry_run:
+            _ask(f"delete these {len(doomed)} runs for ever?", yes)
             for one in doomed:
-                typer.echo(f"{one.run.id}  {one.run.name}  {one.run.state}: {one.reason}{_size(one.bytes)}")
-            if dry_run:
-                gone = {one.run.id for one in doomed}
-                calls = await drop_old_records(opened, keep, now_ns, without=gone, dry=True)
-            else:
-                if doomed:
-                    _ask(f"delete these {len(doomed)} runs for ever?", yes)
-                for one in doomed:
-                    await opened.delete_runs([one.run.id])
-                calls = await drop_old_records(opened, keep, now_ns)
+                await opened.delete_runs([one.run.id])
+        calls = await drop_old_records(opened, keep, now_ns, without=gone, dry=dry_run)
         would = "would be " if dry_run else ""
         typer.echo(f"{len(doomed)} runs {would}deleted, and {calls} calls of runs that stay")
 
-    asyncio.run(work())
+    with_store(store, work)
 
 
 def shown_bytes(size: int) -> str:
@@ -144,12 +128,10 @@ def bytes_of(text: str | None, name: str) -> int | None:
 
 
 async def _refuse_running(store: LightningStore, run: str, force: bool) -> None:
-    from agentlightning.errors import ConflictError, NotFoundError
+    from agentlightning.errors import ConflictError
+    from agentlightning.store.scan import find_run
 
-    found = await store.runs([run])
-    if not found:
-        raise NotFoundError(f"{run}: no such run; see: agl runs list")
-    if found[0].state == "running" and not force:
+    if (await find_run(store, run)).state == "running" and not force:
         raise ConflictError(f"{run}: is running; end it first (or, where its trainer has ended for good, add --force)")
 
 
@@ -175,10 +157,6 @@ def _progress(run: str) -> Iterator[Callable[[int, int], None]]:
 
 def _said(counts: dict[str, int]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in counts.items() if number) or "nothing but the run"
-
-
-def _size(size: int | None) -> str:
-    return "" if size is None else f" ({shown_bytes(size)})"
 
 
 def _days(text: str | None, name: str) -> float | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentlightning.cli import air
-from agentlightning.cli.options import Store, open_store, store_url
+from agentlightning.cli.options import Mode, RunId, Step, Store, print_columns, with_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from agentlightning.runner.scoring import Scorer
+    from agentlightning.store.base import LightningStore
     from agentlightning.trainer.data.rescore import RescoredRollout, RewardComparison
 
 SHOWN = 10
@@ -39,7 +40,7 @@ def rewards() -> None: ...
 
 @app.command("rescore")
 def rescore(
-    run: Annotated[str, typer.Argument(help="Id of the run.")],
+    run: RunId,
     function: Annotated[
         str,
         typer.Option(
@@ -49,46 +50,41 @@ def rescore(
     ],
     write: Annotated[bool, typer.Option("--write", help="Keep the new rewards, under --name.")] = False,
     name: Annotated[str, typer.Option("--name", help="Name of the rewards that are kept.")] = "rescored",
-    mode: Annotated[str | None, typer.Option("--mode", help="train or eval; both by default.")] = None,
-    step: Annotated[int | None, typer.Option("--step", help="Only rollouts enqueued for this training step.")] = None,
+    mode: Mode = None,
+    step: Step = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Rollouts to score, at most.")] = None,
     store: Store = None,
 ) -> None:
     """Score the finished rollouts of a run with another reward function, and compare old and new."""
-    import asyncio
     from concurrent.futures import ThreadPoolExecutor
     from dataclasses import asdict
-    from typing import get_args
 
     import orjson
 
     from agentlightning.errors import ConfigError, RewardError
     from agentlightning.trainer.data.rescore import Rescoring, compare
     from agentlightning.trainer.display import screen
-    from agentlightning.types import Mode
 
-    if mode is not None and mode not in get_args(Mode):
-        raise ConfigError(f"--mode: expected train or eval, got {mode!r}")
     if not name or name == OWN:
         raise ConfigError(f"--name: {name!r} is the name of the rollouts' own rewards; choose another")
 
-    async def work(scorer: Scorer) -> list[RescoredRollout]:
-        async with open_store(store_url(store)) as opened:
-            rescoring = Rescoring(
-                store=opened,
-                run_id=run,
-                scorer=scorer,
-                mode=mode,  # type: ignore[arg-type]  # checked above
-                step=step,
-                limit=limit,
-                keep_as=name if write else None,
-                progress=_progress(),
-            )
-            await rescoring.score()
-            return rescoring.found
+    async def work(opened: LightningStore) -> list[RescoredRollout]:
+        rescoring = Rescoring(
+            store=opened,
+            run_id=run,
+            scorer=scorer,
+            mode=mode,
+            step=step,
+            limit=limit,
+            keep_as=name if write else None,
+            progress=_progress(),
+        )
+        await rescoring.score()
+        return rescoring.found
 
     with ThreadPoolExecutor(THREADS) as threads:
-        found = asyncio.run(work(_scorer(function, threads)))
+        scorer = _scorer(function, threads)
+        found = with_store(store, work)
     written = sum(one.score is not None and not one.stood for one in found) if write else None
     comparison = compare(found)
     _print(screen(), found, comparison, name, written)
@@ -129,9 +125,7 @@ def _print(
     rows = [("", "old", "new"), ("mean", _number(comparison.old_mean), _number(comparison.new_mean))]
     changed = sorted((one for one in found if one.change), key=lambda one: -abs(one.change or 0.0))
     rows += [(one.rollout_id, _number(one.old), _number(one.new)) for one in changed[:SHOWN]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        console.print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)), soft_wrap=True)
+    print_columns(console, rows)
     if len(changed) > SHOWN:
         console.print(f"… and {len(changed) - SHOWN} more that changed")
     console.print(

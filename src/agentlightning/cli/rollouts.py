@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentlightning.cli import drift, export_rows, traces
-from agentlightning.cli.options import Store, open_store, store_url
+from agentlightning.cli.options import Mode, RunId, Step, Store, with_store
+from agentlightning.types import RolloutState
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from agentlightning.store.base import LightningStore
     from agentlightning.types import Rollout
 
 MAX_REASON_CHARS = 240
@@ -25,44 +27,27 @@ app.command("export-traces")(traces.export_traces)
 
 @app.command("list")
 def list_rollouts(
-    run: Annotated[str, typer.Argument(help="Id of the run.")],
-    mode: Annotated[str | None, typer.Option("--mode", help="train or eval.")] = None,
-    state: Annotated[
-        str | None, typer.Option("--state", help="queued, running, succeeded, failed or cancelled.")
-    ] = None,
-    step: Annotated[int | None, typer.Option("--step", help="Only those enqueued for this training step.")] = None,
+    run: RunId,
+    mode: Mode = None,
+    state: Annotated[RolloutState | None, typer.Option("--state", help="Only rollouts in this state.")] = None,
+    step: Step = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="List at most this many rollouts, newest first.")] = 20,
     store: Store = None,
 ) -> None:
     """List the rollouts of a run, newest first."""
-    import asyncio
-    from typing import get_args
-
-    from agentlightning.errors import ConfigError, NotFoundError
     from agentlightning.store.base import RolloutQuery
+    from agentlightning.store.scan import find_run
     from agentlightning.trainer.display import screen
-    from agentlightning.types import Mode, RolloutState
 
-    for name, value, known in (("--mode", mode, get_args(Mode)), ("--state", state, get_args(RolloutState))):
-        if value is not None and value not in known:
-            raise ConfigError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+    query = RolloutQuery(
+        run_id=run, mode=mode, states=[state] if state else None, step=step, limit=limit, newest_first=True
+    )
 
-    async def work() -> None:
-        query = RolloutQuery(
-            run_id=run,
-            mode=mode,  # type: ignore[arg-type]  # checked above
-            states=[state] if state else None,  # type: ignore[list-item]
-            step=step,
-            limit=limit,
-            newest_first=True,
-        )
-        async with open_store(store_url(store)) as opened:
-            found = await opened.rollouts(query)
-            if not found and not await opened.runs(ids=[run]):
-                raise NotFoundError(f"{run}: no such run; see: agl runs list")
-        print_rollouts(screen(), found)
+    async def work(opened: LightningStore) -> list[Rollout]:
+        await find_run(opened, run)
+        return await opened.rollouts(query)
 
-    asyncio.run(work())
+    print_rollouts(screen(), with_store(store, work))
 
 
 @app.command("show")
@@ -75,27 +60,24 @@ def show_rollout(
     store: Store = None,
 ) -> None:
     """Show a rollout: the conversation, its tokens with logprobs, and its rewards."""
-    import asyncio
-
     from agentlightning.analysis.rollout_view import print_rollout
     from agentlightning.errors import NotFoundError
     from agentlightning.store.base import RolloutQuery
     from agentlightning.trainer.display import screen
 
-    async def work() -> None:
-        async with open_store(store_url(store)) as opened:
-            found = await opened.rollouts(RolloutQuery(ids=[rollout]))
-            if not found:
-                raise NotFoundError(f"{rollout}: no such rollout; see: agl rollouts list RUN")
-            calls = await opened.calls([rollout])
-            rewards = await opened.rewards([rollout])
-            attempts = await opened.attempts([rollout])
-            recorded = await opened.spans([rollout]) if spans else []
+    async def work(opened: LightningStore) -> None:
+        found = await opened.rollouts(RolloutQuery(ids=[rollout]))
+        if not found:
+            raise NotFoundError(f"{rollout}: no such rollout; see: agl rollouts list RUN")
+        calls = await opened.calls([rollout])
+        rewards = await opened.rewards([rollout])
+        attempts = await opened.attempts([rollout])
         print_rollout(screen(), found[0], attempts, calls, rewards, tokens)
         if spans:
-            traces.print_spans(screen(), [span for span in recorded if span.attempt == found[0].attempt], calls)
+            recorded = [span for span in await opened.spans([rollout]) if span.attempt == found[0].attempt]
+            traces.print_spans(screen(), recorded, calls)
 
-    asyncio.run(work())
+    with_store(store, work)
 
 
 def print_rollouts(console: Console, rollouts: list[Rollout]) -> None:

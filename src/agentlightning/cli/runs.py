@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentlightning.cli import retention
-from agentlightning.cli.options import Runs, Store, open_store, store_url
+from agentlightning.cli.options import RunId, Runs, Store, with_store
 
 if TYPE_CHECKING:
-    from agentlightning.types import Run
+    from agentlightning.store.base import LightningStore
+    from agentlightning.types import Run, RunSize
 
 app = typer.Typer(help="List, show, export and delete runs.", no_args_is_help=True, rich_markup_mode=None)
 app.command("export")(retention.export)
@@ -29,68 +30,49 @@ def list_runs(
     sizes: Annotated[bool, typer.Option("--sizes", help="Also how much each holds; reads all of it.")] = False,
 ) -> None:
     """List runs, newest first. One that says it runs, and whose process on this machine is gone, was killed."""
-    import asyncio
-
     from rich.table import Table
 
     from agentlightning.trainer.check import CHECK
     from agentlightning.trainer.display import screen
 
-    async def work() -> None:
-        async with open_store(store_url(store)) as opened:
-            found = await opened.runs(limit=limit if everything else None)
-            found = [run for run in found if everything or run.name != CHECK][:limit]
-            held = {size.run_id: size for size in await opened.sizes([run.id for run in found])} if sizes else {}
-        table = Table(box=None)
-        for column in ("run", "name", "state", "step", "reward", "held-out greedy", "created (UTC)"):
-            table.add_column(column, no_wrap=column == "run")
-        for column in ("rollouts", "calls", "spans", "size") if sizes else ():
-            table.add_column(column, justify="right")
-        for run in found:
-            summary = run.summary
-            size = held.get(run.id)
-            shown = (
-                ()
-                if size is None
-                else (str(size.rollouts), str(size.calls), str(size.spans), retention.shown_bytes(size.bytes))
-            )
-            table.add_row(
-                run.id,
-                run.name,
-                state_of(run, runs),
-                str(summary.get("step", "")),
-                _number(summary.get("train/reward_mean")),
-                _number(summary.get("eval/greedy/reward_mean")),
-                _time(run.created_ns),
-                *shown,
-            )
-        screen().print(table if found else "no run yet; start one with: agl demo")
+    async def work(opened: LightningStore) -> tuple[list[Run], dict[str, RunSize]]:
+        found = await opened.runs(limit=limit if everything else None)
+        found = [run for run in found if everything or run.name != CHECK][:limit]
+        return found, {one.run_id: one for one in await opened.sizes([run.id for run in found])} if sizes else {}
 
-    asyncio.run(work())
+    found, held = with_store(store, work)
+    table = Table(box=None)
+    for column in ("run", "name", "state", "step", "reward", "held-out greedy", "created (UTC)"):
+        table.add_column(column, no_wrap=column == "run")
+    for column in ("rollouts", "calls", "spans", "size") if sizes else ():
+        table.add_column(column, justify="right")
+    for run in found:
+        row = [run.id, run.name, state_of(run, runs), str(run.summary.get("step", ""))]
+        row += [_number(run.summary.get(name)) for name in ("train/reward_mean", "eval/greedy/reward_mean")]
+        row.append(_time(run.created_ns))
+        if size := held.get(run.id):
+            row += [str(size.rollouts), str(size.calls), str(size.spans), retention.shown_bytes(size.bytes)]
+        table.add_row(*row)
+    screen().print(table if found else "no run yet; start one with: agl demo")
 
 
 @app.command("show")
-def show_run(run: Annotated[str, typer.Argument(help="Id of the run.")], store: Store = None) -> None:
+def show_run(run: RunId, store: Store = None) -> None:
     """Show a run: its settings, rollouts by state, checkpoints, last metrics and what they warn of."""
-    import asyncio
-
     import orjson
 
-    from agentlightning.errors import NotFoundError
+    from agentlightning.store.scan import find_run
     from agentlightning.trainer.display import screen
     from agentlightning.trainer.monitor.metrics import group_of, in_order
 
-    async def work() -> None:
-        async with open_store(store_url(store)) as opened:
-            found = await opened.runs(ids=[run])
-            if not found:
-                raise NotFoundError(f"{run}: no such run; see: agl runs list")
-            counts = await opened.count(run)
-            checkpoints = await opened.checkpoints(run)
-            metrics = await opened.metrics(run)
+    async def work(opened: LightningStore) -> None:
+        found = await find_run(opened, run)
+        counts = await opened.count(run)
+        checkpoints = await opened.checkpoints(run)
+        metrics = await opened.metrics(run)
         console = screen()
-        console.print(f"{found[0].id}  {found[0].name}  {found[0].state}  created {_time(found[0].created_ns)} UTC")
-        console.print_json(orjson.dumps(found[0].config).decode())
+        console.print(f"{found.id}  {found.name}  {found.state}  created {_time(found.created_ns)} UTC")
+        console.print_json(orjson.dumps(found.config).decode())
         for (mode, state), number in sorted(counts.items()):
             console.print(f"{mode} rollouts {state}: {number}")
         for checkpoint in checkpoints:
@@ -104,10 +86,10 @@ def show_run(run: Annotated[str, typer.Argument(help="Id of the run.")], store: 
                 group = group_of(name)
                 console.print(f"{group}:")
             console.print(f"  {name}: {latest[name].value:.4g} (step {latest[name].step})")
-        for name, text in (found[0].summary.get("alarms") or {}).items():
+        for name, text in (found.summary.get("alarms") or {}).items():
             console.print(f"warning {name}: {text}", soft_wrap=True)
 
-    asyncio.run(work())
+    with_store(store, work)
 
 
 def state_of(run: Run, runs: Path) -> str:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli.options import Store, open_store, store_url
+from agentlightning.cli.options import RunId, Store, with_store
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from agentlightning.store.base import LightningStore
     from agentlightning.types import Call, Span
 
 DEEPEST_SHOWN = 40
@@ -20,7 +21,7 @@ MAX_TEXT_CHARS = 160
 
 
 def export_traces(
-    run: Annotated[str, typer.Argument(help="Id of the run.")],
+    run: RunId,
     to: Annotated[
         str,
         typer.Option(
@@ -30,10 +31,9 @@ def export_traces(
     store: Store = None,
 ) -> None:
     """Send the finished rollouts of a run, each as one trace; headers are those of OTEL_EXPORTER_OTLP_HEADERS."""
-    import asyncio
     import os
 
-    from agentlightning.errors import NotFoundError
+    from agentlightning.store.scan import find_run
     from agentlightning.tracing.exporters import (
         OtlpFileExporter,
         OtlpHttpExporter,
@@ -46,19 +46,17 @@ def export_traces(
     remote = to.startswith(("http://", "https://"))
     exporter = OtlpHttpExporter(to, headers_of(os.environ), timeout_s=30.0) if remote else OtlpFileExporter(Path(to))
 
-    async def work() -> None:
+    async def work(opened: LightningStore) -> None:
         sent = spans = 0
-        async with open_store(store_url(store)) as opened:
-            if not await opened.runs(ids=[run]):
-                raise NotFoundError(f"{run}: no such run; see: agl runs list")
-            async with exporter:
-                async for rollouts in finished_rollouts(opened, run):
-                    spans += await send_rollouts(opened, rollouts, exporter, resource_of(run))
-                    sent += len(rollouts)
+        await find_run(opened, run)
+        async with exporter:
+            async for rollouts in finished_rollouts(opened, run):
+                spans += await send_rollouts(opened, rollouts, exporter, resource_of(run))
+                sent += len(rollouts)
         rejected = f", of which {exporter.rejected} are rejected: {exporter.reason}" if exporter.rejected else ""
         typer.echo(f"{sent} rollouts, {spans} spans: {to}{rejected}")
 
-    asyncio.run(work())
+    with_store(store, work)
 
 
 def print_spans(console: Console, spans: list[Span], calls: list[Call]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentlightning.cli.options import Runs, Server, Settings, Store, one_store, open_store, store_setting, store_url
+from agentlightning.cli.options import Runs, Server, Settings, Store, one_store, store_setting, with_store
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +91,7 @@ def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: s
     if algorithm not in (None, "lightning_rl") and file is None and not from_run:
         raise ConfigError(f"--algorithm {algorithm}: give --from-run RUN to train on, or a file with data.from_run")
     if from_run and file is None:
-        given = _settings_of(from_run[0], store_url(url)) | given
+        given = _settings_of(from_run[0], url) | given
         if not any(name.startswith("model") for name in [*given, *settings]):
             raise ConfigError(
                 f"model: is required; run {from_run[0]} has none to take over, or several (it was made of traces, or trains "
@@ -100,21 +100,12 @@ def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: s
     return load_config(file, settings, store_setting(url) | given)
 
 
-def _settings_of(run: str, url: str) -> dict[str, Any]:
+def _settings_of(run: str, url: str | None) -> dict[str, Any]:
     """Settings that offline training takes over from the run it learns from."""
-    import asyncio
-
-    from agentlightning.errors import NotFoundError
+    from agentlightning.store.scan import find_run
     from agentlightning.trainer.offline.settings import inherited
 
-    async def work() -> dict[str, Any]:
-        async with open_store(url) as opened:
-            found = await opened.runs(ids=[run])
-        if not found:
-            raise NotFoundError(f"{run}: no such run; see: agl runs list")
-        return inherited(found[0].config)
-
-    return asyncio.run(work())
+    return inherited(with_store(url, lambda opened: find_run(opened, run)).config)
 
 
 def agent_setting(agent: str) -> str:
@@ -140,32 +131,13 @@ def supervised(
     config: Config, folder: RunFolder, display: Display, *, resume: bool = False, name: str = ""
 ) -> TrainResult:
     """Train with Ctrl-C handled: the first ends after the step that is under way, the second at once."""
-    import asyncio
-    import signal
+    from functools import partial
 
+    from agentlightning.trainer.interrupts import run_interruptible
     from agentlightning.trainer.training import Training
 
     training = Training(config, folder, display)
-    asked = False
-
-    def interrupt() -> None:
-        nonlocal asked
-        if asked:
-            training.cancel()
-            return
-        asked = True
-        training.stop()
-
-    async def work() -> TrainResult:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, interrupt)
-        return await training.run(resume=resume, name=name)
-
-    try:
-        return asyncio.run(work())
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    return run_interruptible(partial(training.run, resume=resume, name=name), training.stop)
 
 
 def report(console: Console, result: TrainResult) -> None:

@@ -10,8 +10,9 @@ import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 
+from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import Call, Metric, Rollout, Step
+from agentlightning.types import Call, Metric, Rollout, Run, Step
 
 MAX_ROLLOUTS = 200
 """Most rollouts of a portion."""
@@ -19,6 +20,14 @@ MAX_CALLS = 1000
 """Most calls of a portion, as far as rollouts tell before they are read."""
 MAX_STEPS = 20
 MAX_METRICS = 5000
+
+
+async def find_run(store: LightningStore, run_id: str) -> Run:
+    """The run of this id. NotFoundError where the store has none."""
+    found = await store.runs([run_id])
+    if not found:
+        raise NotFoundError(f"{run_id}: no such run; see: agl runs list")
+    return found[0]
 
 
 async def read_rollouts(store: LightningStore, query: RolloutQuery) -> AsyncIterator[list[Rollout]]:

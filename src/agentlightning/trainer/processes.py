@@ -28,7 +28,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.instrumentations import find as find_instrumentations
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
-from agentlightning.trainer.external_models import check_keys
+from agentlightning.trainer.external_models import check_keys, put_external_models
 from agentlightning.trainer.policies import policy_configs
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.run_status import record_run_status
@@ -99,7 +99,8 @@ class Processes:
                 alias: (await asyncio.to_thread(find_model, own.model.path)).resolve()
                 for alias, own in self._configs.items()
             }
-            self.engine = self._engine(models)
+            engines = {alias: self._engine(alias, model) for alias, model in models.items()}
+            self.engine = PolicyEngines(engines) if self._config.policies else engines[DEFAULT_POLICY]
             stack.push_async_callback(self.engine.close)
             starting = asyncio.ensure_future(self.engine.start())
             stack.push_async_callback(_abandon, starting)
@@ -114,8 +115,12 @@ class Processes:
             if self._register is not None:
                 await self._register(self.store)
             await stack.enter_async_context(record_run_status(self.store, self._folder.run_id))
+            await put_external_models(self._config, self._folder.run_id, self.store)
             self._progress.phase("starting: sampler and learner", 2, 3)
             urls = await starting
+            chosen = {one.device for alias, one in engines.items() if self._configs[alias].engine.device == "auto"}
+            for device in sorted(chosen):
+                self._progress.note(f"device {device} (auto)")
             self.policies = {
                 alias: {
                     "model": alias if self._config.policies else Path(self._config.model.path).name,
@@ -176,14 +181,20 @@ class Processes:
         words += ["--server", str(self._server), "--run", self._folder.run_id]
         return f"AGL_SERVER_KEY=… {shlex.join(words)}"
 
-    def _engine(self, models: Mapping[str, Path]) -> LocalEngine | PolicyEngines:
-        if not self._config.policies:
-            return _engine(self._config, self._folder.path, models[DEFAULT_POLICY], self._learners[DEFAULT_POLICY])
-        return PolicyEngines(
-            {
-                alias: _engine(own, self._folder.path / "policies" / alias, models[alias], self._learners[alias])
-                for alias, own in self._configs.items()
-            }
+    def _engine(self, alias: str, model: Path) -> LocalEngine:
+        engine = self._configs[alias].engine
+        return LocalEngine(
+            model,
+            work_dir=self._folder.path / "policies" / alias if self._config.policies else self._folder.path,
+            sampler=SamplerOptions(
+                threads=engine.sampler_threads,
+                max_num_seqs=engine.max_num_seqs,
+                kv_cache_memory_gb=engine.kv_cache_memory_gb,
+                dtype=engine.dtype,
+                device=engine.device,
+            ),
+            learner=self._learners[alias],
+            start_timeout_s=self._config.trainer.start_timeout_s,
         )
 
     def _check(self) -> None:
@@ -233,23 +244,6 @@ def _seed(config: Config, alias: str) -> int:
     if not config.policies:
         return config.trainer.seed
     return int.from_bytes(hashlib.blake2b(f"{config.trainer.seed} {alias}".encode(), digest_size=4).digest(), "big")
-
-
-def _engine(config: Config, folder: Path, model: Path, learner: LearnerOptions) -> LocalEngine:
-    engine = config.engine
-    return LocalEngine(
-        model,
-        work_dir=folder,
-        sampler=SamplerOptions(
-            threads=engine.sampler_threads,
-            max_num_seqs=engine.max_num_seqs,
-            kv_cache_memory_gb=engine.kv_cache_memory_gb,
-            dtype=engine.dtype,
-            device=engine.device,
-        ),
-        learner=learner,
-        start_timeout_s=config.trainer.start_timeout_s,
-    )
 
 
 def _learner_options(config: Config, needs: Needs) -> LearnerOptions:

@@ -12,7 +12,6 @@ from agentlightning.config import Config, run_record
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import RolloutCollector
-from agentlightning.trainer.external_models import put_external_models
 from agentlightning.trainer.monitor.trace_export import TraceExport
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.processes import Processes
@@ -31,7 +30,6 @@ async def serve_model(
     async with Processes(config, folder, register=register, progress=progress) as processes:
         store = processes.store
         await publish(store, processes.engine, folder.run_id, processes.policies, step=0, parent=None)
-        await put_external_models(config, folder.run_id, store)
         processes.start_workers(progress.note)
         async with TraceExport(config.tracing.export, folder, store, progress.note):
             yield RolloutCollector(store, folder.run_id), processes

@@ -5,16 +5,12 @@ Every call runs its event loop in a thread of its own, so that scripts and noteb
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import orjson
 
@@ -24,17 +20,18 @@ from agentlightning.config import Config, RewardConfig, parse_config
 from agentlightning.config_base import Table
 from agentlightning.errors import ConfigError
 from agentlightning.runner.user_code import agent_spec
+from agentlightning.store.open import store_url
 from agentlightning.trainer.check import CheckResult, check_agent, evaluate_model
 from agentlightning.trainer.checkpoint import RunFolder, export_policy, policies_in
 from agentlightning.trainer.data.tasks import Source, load_tasks
 from agentlightning.trainer.display import Display
+from agentlightning.trainer.interrupts import run_interruptible
 from agentlightning.trainer.offline.settings import offline_algorithm
 from agentlightning.trainer.policies import with_models
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.trainer.training import Training, TrainResult, algorithm_of, default_store, new_run_id
+from agentlightning.trainer.training import Training, TrainResult, algorithm_of, new_run_id
 from agentlightning.types import JSON
 
-T = TypeVar("T")
 Code = Callable[..., Any] | str
 """A callable, or where it is: ``file.py:name``, ``package.module:name``."""
 RewardFunction = Code | RewardConfig
@@ -137,12 +134,13 @@ class Trainer:
             resume: id of a run to go on with from its last checkpoint, with its own settings: what else is given must
                 agree with them, but for the code of agent and rewards.
 
-        Ctrl-C ends training after the step that is under way; a second Ctrl-C ends it at once, with KeyboardInterrupt.
+        Ctrl-C, SIGTERM and SIGHUP end training after the step that is under way; a second one ends it at once, with
+        KeyboardInterrupt.
         Raises the errors of docs/errors.md: an InputError before anything starts, the others where the run cannot go on.
         """
         code = _Code(agent, reward_funcs, reward_weights)
         with self._fitting(code, train_dataset, val_dataset, from_run, resume) as training:
-            self._result = _run(partial(training.run, resume=resume is not None), training.stop)
+            self._result = run_interruptible(partial(training.run, resume=resume is not None), training.stop)
         return self._result
 
     async def afit(
@@ -180,7 +178,7 @@ class Trainer:
         # Settings of evaluations need held-out tasks; a check runs none of them.
         config = self._config(folder, _Code(agent, reward_funcs), train_dataset, train_dataset)
         with self._shown(f"check {folder.run_id}") as progress:
-            return _run(partial(check_agent, config, folder, progress, tasks))
+            return run_interruptible(partial(check_agent, config, folder, progress, tasks))
 
     def evaluate(
         self,
@@ -196,7 +194,7 @@ class Trainer:
             config = with_models(config, policies_in(self._result.policy))
         title = f"eval {self._result.run_id if self._result else config.model.path}"
         with self._shown(title) as progress:
-            return _run(partial(evaluate_model, config, folder, progress, title))
+            return run_interruptible(partial(evaluate_model, config, folder, progress, title))
 
     def export(self, path: str | Path, policy: str | None = None) -> Path:
         """Write the model that `fit` trained last as a new transformers folder, which vLLM loads, too.
@@ -240,7 +238,7 @@ class Trainer:
         table = {name: dict(values) for name, values in self._given.items()}
         code.add_to(table, folder.path)
         if known is None:
-            table["store"] = {"url": default_store()} | table.get("store", {})
+            table["store"] = {"url": store_url(None)} | table.get("store", {})
         data = table.setdefault("data", {})
         for name, tasks in (("train", train), ("val", val)):
             if tasks is not None:
@@ -331,44 +329,6 @@ def _whole_algorithm(config: Config) -> JSON:
     algorithm = offline_algorithm(config) if config.data.from_run else algorithm_of(config)
     whole: JSON = orjson.loads(orjson.dumps(_algorithm_table(algorithm)))
     return whole
-
-
-def _run(work: Callable[[], Coroutine[Any, Any, T]], *interrupts: Callable[[], object]) -> T:
-    """Run a coroutine in a thread of its own. Each Ctrl-C calls one of `interrupts`, then cancels, then raises here."""
-    outcome: Future[T] = Future()
-    cancels: list[Callable[[], object]] = []
-
-    async def main() -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        cancels.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
-        return await work()
-
-    def target() -> None:
-        try:
-            outcome.set_result(asyncio.run(main()))
-        except BaseException as error:  # raised where the caller waits
-            outcome.set_exception(error)
-
-    thread = threading.Thread(target=target, name="trainer")
-    thread.start()
-    left = [*interrupts]
-    while not outcome.done():
-        try:
-            wait([outcome])
-        except KeyboardInterrupt:
-            if left:
-                left.pop(0)()
-            elif cancels:
-                with contextlib.suppress(RuntimeError):  # it has just ended by itself
-                    cancels.pop()()
-            else:
-                raise
-    thread.join()
-    try:
-        return outcome.result()
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
 
 
 def _algorithm_table(algorithm: LightningRL | OfflineAlgorithm) -> dict[str, Any]:

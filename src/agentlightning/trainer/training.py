@@ -6,12 +6,8 @@ the sampler, the learner and the workers are its children. It loads neither torc
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import dataclasses
-import os
 import shlex
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -20,22 +16,25 @@ from typing import Any
 from uuid import uuid4
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.algorithms.offline import OfflineAlgorithm
-from agentlightning.config import DEFAULT_STORE, Config, run_record, without_password
+from agentlightning.config import Config, run_record, without_password
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, InputError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders, last_checkpoint
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.data.tasks import load_tasks
-from agentlightning.trainer.external_models import put_external_models
 from agentlightning.trainer.monitor.curve import draw_curve
 from agentlightning.trainer.monitor.metric_logger import TrackerProcesses
 from agentlightning.trainer.monitor.trace_export import TraceExport
 from agentlightning.trainer.monitor.trackers import check_trackers
 from agentlightning.trainer.offline.dataset import OfflineDataset, max_row_tokens
 from agentlightning.trainer.offline.loop import OfflineLoop
-from agentlightning.trainer.offline.settings import OFFLINE_ALGORITHMS, check_offline, offline_algorithm
+from agentlightning.trainer.offline.settings import (
+    OFFLINE_ALGORITHMS,
+    algorithm_settings,
+    check_offline,
+    offline_algorithm,
+)
 from agentlightning.trainer.policies import TrainedPolicy, check_groups, of_policy, policy_configs
 from agentlightning.trainer.processes import Needs, Processes, engine_support
 from agentlightning.trainer.progress import Progress, Silent
@@ -44,6 +43,8 @@ from agentlightning.trainer.rl.credit_inputs import check_credit_inputs
 from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.trainer.rl.policy_update import check_fit
 from agentlightning.types import JSON
+
+MakeLoop = Callable[[Processes], RLLoop | OfflineLoop]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,6 @@ class Training:
         self._progress = progress or Silent()
         self._stopping = False
         self._loop: RLLoop | OfflineLoop | None = None
-        self._cancel: Callable[[], object] = lambda: None
 
     def stop(self) -> None:
         """Ask the run to end after the step that is under way, with a checkpoint. From any thread."""
@@ -80,11 +80,6 @@ class Training:
         self._stopping = True
         if self._loop is not None:
             self._loop.stopping = True
-
-    def cancel(self) -> None:
-        """End `run` at once, with CancelledError; the last checkpoint stays. From any thread."""
-        with contextlib.suppress(RuntimeError):  # it has just ended by itself
-            self._cancel()
 
     async def run(self, *, resume: bool = False, name: str = "") -> TrainResult:
         """Train as configured; with `resume`, go on from the run's last checkpoint. Says how to resume what did not end."""
@@ -105,100 +100,78 @@ class Training:
         return result
 
     async def _train(self, resume: bool, name: str) -> TrainResult:
-        config, folder, task = self._config, self._folder, asyncio.current_task()
-        if task is not None:
-            self._cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
-        seed = config.trainer.seed
-        val = load_tasks(config.data.val, config.data.fields, seed)[: config.eval.tasks] if config.data.val else []
+        data, seed = self._config.data, self._config.trainer.seed
+        val = load_tasks(data.val, data.fields, seed)[: self._config.eval.tasks] if data.val else []
+        needs, make_loop = self._offline(val) if data.from_run else self._online(val)
+        config, folder, trackers = self._config, self._folder, self._config.trainer.trackers
         register = partial(self._enter, resume=resume, name=name)
-        if config.data.from_run:
-            return await self._run_recorded(val, resume, register)
-        assert config.data.train is not None  # a configuration has one of the two
-        train = load_tasks(config.data.train, config.data.fields, seed)
-        config = self._config = config.with_steps(len(train))
-        configs = policy_configs(config)
-        algorithms = algorithms_of(config)
-        needs = {
-            alias: Needs(reference=one.needs_reference, critic_learning_rate=one.critic_learning_rate)
-            for alias, one in algorithms.items()
-        }
         processes = Processes(config, folder, needs=needs, register=register, progress=self._progress)
-
-        def make_loop() -> RLLoop:
-            return RLLoop(
-                config=config,
-                policies={
-                    alias: TrainedPolicy(config=configs[alias], algorithm=one, value=processes.policies[alias])
-                    for alias, one in algorithms.items()
-                },
-                run_id=folder.run_id,
-                folder=folder,
-                store=processes.store,
-                engine=processes.engine,
-                collector=RolloutCollector(processes.store, folder.run_id),
-                train=train,
-                val=val,
-                progress=self._progress,
-            )
-
-        return await self._run_beside(processes, make_loop, resume)
-
-    async def _run_recorded(
-        self, val: list[JSON], resume: bool, register: Callable[[LightningStore], Awaitable[None]]
-    ) -> TrainResult:
-        """Offline training on the rollouts of other runs."""
-        config, folder = self._config, self._folder
-        algorithm = offline_algorithm(config)
-        check_offline(algorithm, engine_support(config, reference=algorithm.needs_reference))
-        needs = {DEFAULT_POLICY: Needs(reference=algorithm.needs_reference)}
-        processes = Processes(config, folder, needs=needs, register=register, progress=self._progress)
-
-        def make_loop() -> OfflineLoop:
-            model = Path(processes.policy["tokenizer"])
-            dataset = OfflineDataset(
-                algorithm=algorithm,
-                store=processes.store,
-                sources=config.data.from_run,
-                folder=folder,
-                tokenizer=model,
-                longest=max_row_tokens(model, algorithm.longest),
-                note=self._progress.note,
-            )
-            return OfflineLoop(
-                config=config,
-                algorithm=algorithm,
-                run_id=folder.run_id,
-                folder=folder,
-                store=processes.store,
-                engine=processes.engine,
-                collector=RolloutCollector(processes.store, folder.run_id),
-                policy=processes.policy,
-                dataset=dataset,
-                val=val,
-                progress=self._progress,
-            )
-
-        return await self._run_beside(processes, make_loop, resume)
-
-    async def _run_beside(
-        self, processes: Processes, make_loop: Callable[[], RLLoop | OfflineLoop], resume: bool
-    ) -> TrainResult:
-        """Start the processes, run the loop beside them, take them down again."""
-        config, folder = self._config, self._folder
-        check_trackers(config.trainer.trackers)
-        trackers = TrackerProcesses(folder, config.trainer.trackers, self._progress.note)
-        async with processes, trackers:
-            await put_external_models(config, folder.run_id, processes.store)
-            loop = self._loop = make_loop()
+        check_trackers(trackers)
+        async with processes, TrackerProcesses(folder, trackers, self._progress.note) as sending:
+            loop = self._loop = make_loop(processes)
             loop.stopping = self._stopping
-            loop.metric_logger.on_row = trackers.poke
+            loop.metric_logger.on_row = sending.poke
             if config.agent.given:
                 processes.start_workers(self._progress.note)
             async with TraceExport(config.tracing.export, folder, processes.store, self._progress.note):
                 step = await processes.beside(loop.run(resume))
             result = await self._leave(processes.store, step)
-            trackers.state = "finished" if result.finished else "interrupted"
+            sending.state = "finished" if result.finished else "interrupted"
             return result
+
+    def _online(self, val: list[JSON]) -> tuple[dict[str, Needs], MakeLoop]:
+        """Training on the run's own rollouts."""
+        assert self._config.data.train is not None  # a configuration has one of the two
+        train = load_tasks(self._config.data.train, self._config.data.fields, self._config.trainer.seed)
+        self._config = self._config.with_steps(len(train))
+        configs = policy_configs(self._config)
+        algorithms = algorithms_of(self._config)
+
+        def make_loop(processes: Processes) -> RLLoop:
+            policies = {
+                alias: TrainedPolicy(config=configs[alias], algorithm=one, value=processes.policies[alias])
+                for alias, one in algorithms.items()
+            }
+            return RLLoop(policies=policies, train=train, **self._shared(processes, val))
+
+        return {
+            alias: Needs(reference=one.needs_reference, critic_learning_rate=one.critic_learning_rate)
+            for alias, one in algorithms.items()
+        }, make_loop
+
+    def _offline(self, val: list[JSON]) -> tuple[dict[str, Needs], MakeLoop]:
+        """Offline training on the rollouts of other runs."""
+        algorithm = offline_algorithm(self._config)
+        check_offline(algorithm, engine_support(self._config, reference=algorithm.needs_reference))
+
+        def make_loop(processes: Processes) -> OfflineLoop:
+            model = Path(processes.policy["tokenizer"])
+            dataset = OfflineDataset(
+                algorithm=algorithm,
+                store=processes.store,
+                sources=self._config.data.from_run,
+                folder=self._folder,
+                tokenizer=model,
+                longest=max_row_tokens(model, algorithm.longest),
+                note=self._progress.note,
+            )
+            shared = self._shared(processes, val)
+            return OfflineLoop(algorithm=algorithm, policy=processes.policy, dataset=dataset, **shared)
+
+        return {DEFAULT_POLICY: Needs(reference=algorithm.needs_reference)}, make_loop
+
+    def _shared(self, processes: Processes, val: list[JSON]) -> dict[str, Any]:
+        """What every loop uses."""
+        return {
+            "config": self._config,
+            "run_id": self._folder.run_id,
+            "folder": self._folder,
+            "store": processes.store,
+            "engine": processes.engine,
+            "collector": RolloutCollector(processes.store, self._folder.run_id),
+            "val": val,
+            "progress": self._progress,
+        }
 
     async def _enter(self, store: LightningStore, resume: bool, name: str) -> None:
         """The run as running in the store. A run that was killed before the store knew it is made when it is resumed."""
@@ -235,16 +208,6 @@ class Training:
         )
 
 
-def _algorithm_table(algorithm: LightningRL | OfflineAlgorithm) -> dict[str, Any]:
-    named = {"name": algorithm.name} if isinstance(algorithm, OfflineAlgorithm) else {}
-    return named | dataclasses.asdict(algorithm)
-
-
-def _policy_table(own: Mapping[str, Any]) -> dict[str, Any]:
-    algorithm = own.get("algorithm")
-    return {**own, "algorithm": _algorithm_table(algorithm)} if isinstance(algorithm, LightningRL) else dict(own)
-
-
 def _name(config: Config) -> str:
     """Name of a run that was given none, as lists of runs show it."""
     if config.data.from_run:
@@ -267,20 +230,14 @@ def algorithms_of(config: Config) -> dict[str, LightningRL]:
 
 def algorithm_of(config: Config) -> LightningRL:
     """The configured algorithm. ConfigError for an unknown name or setting."""
-    table = dict(config.algorithm)
-    name = table.pop("name", "lightning_rl")
+    name = config.algorithm.get("name", "lightning_rl")
     if name != "lightning_rl":
-        hint = (
-            "; it learns from recorded rollouts: name their run with data.from_run"
-            if name in OFFLINE_ALGORITHMS
-            else ""
+        hint = "; it learns from recorded rollouts: name their run with data.from_run"
+        raise ConfigError(
+            f"algorithm.name: {name!r} is not for data.train, expected lightning_rl"
+            f"{hint if name in OFFLINE_ALGORITHMS else ''}"
         )
-        raise ConfigError(f"algorithm.name: {name!r} is not for data.train, expected lightning_rl{hint}")
-    known = [field.name for field in dataclasses.fields(LightningRL)]
-    for setting in table:
-        if setting not in known:
-            raise ConfigError(f"algorithm.{setting}: no such setting; known here: {', '.join(known) or 'none'}")
-    algorithm = LightningRL(**table)
+    algorithm = LightningRL(**algorithm_settings(config, LightningRL))
     check_credit_inputs(algorithm)
     return algorithm
 
@@ -289,11 +246,6 @@ def resume_line(folder: Path) -> str:
     """The command that goes on with the run of this folder; `Trainer.fit` takes the id as `resume`."""
     runs = [] if folder.parent == Path("runs") else ["--runs", str(folder.parent)]
     return shlex.join(["agl", "train", "--resume", folder.name, *runs])
-
-
-def default_store() -> str:
-    """AGL_STORE, else a SQLite file under runs/."""
-    return os.environ.get("AGL_STORE") or DEFAULT_STORE
 
 
 def new_run_id() -> str:

@@ -66,9 +66,13 @@ class TrainingLoop(ABC):
     def policy_values(self) -> Mapping[str, JSON]:
         """Values of the policies' resources, by alias: model name, endpoints, tokenizer, seed."""
 
-    @abstractmethod
     async def begin(self) -> int:
         """Evaluates and saves the weights that training starts from; returns 0."""
+        await self.evaluate(0)
+        if self.val and self.config.eval.sampled:
+            await self.evaluate_agent(0, "sampled")
+        await self.save_checkpoint(0)
+        return 0
 
     @abstractmethod
     async def go_back(self, step: int, again: Sequence[Step]) -> int:
@@ -78,9 +82,10 @@ class TrainingLoop(ABC):
     async def train_step(self, step: int) -> Metrics:
         """Trains one step."""
 
-    @abstractmethod
     async def evaluate(self, step: int) -> None:
         """Evaluates the weights after `step`."""
+        if self.val:
+            await self.evaluate_agent(step, "greedy")
 
     async def prepare(self) -> None:  # noqa: B027 - not every loop has something to read
         """Reads what the loop needs before its first step."""

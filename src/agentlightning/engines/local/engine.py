@@ -68,6 +68,8 @@ class LocalEngine:
         self._work_dir = Path(work_dir).resolve()
         self._sampler_options = sampler or SamplerOptions()
         self._learner_options = learner or LearnerOptions()
+        self.device = ""
+        """Torch device of the learner, once started: also where the options say "auto"."""
         self._folder = Path()
         self._listener: socket.socket | None = None
         self._sampler: subprocess.Popen[bytes] | None = None
@@ -262,7 +264,7 @@ class LocalEngine:
             assert self._learner is not None
             learner = self._learner
             try:
-                await asyncio.wait_for(asyncio.to_thread(learner.receive), self._start_timeout_s)
+                self.device = await asyncio.wait_for(asyncio.to_thread(learner.receive), self._start_timeout_s)
                 return
             except TimeoutError as late:
                 # Its end of the pipe closes with it, which ends the thread that waits.

@@ -439,7 +439,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         pipe.send(("error", type(error).__name__, str(error)))
         return error.exit_code
-    pipe.send(("ok", None))
+    pipe.send(("ok", options["device"]))
     with contextlib.suppress(ConnectionError):
         serve(learner, pipe)
     return 0

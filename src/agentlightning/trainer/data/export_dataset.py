@@ -19,10 +19,8 @@ from agentlightning.algorithms.offline import Candidate, by_task
 from agentlightning.algorithms.preference import pairs
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.scan import read_rollouts
+from agentlightning.store.scan import find_run, read_rollouts
 from agentlightning.types import ABANDONED, JSON, Call, Rollout
-
-"""Rollouts whose calls are read at a time."""
 
 
 @dataclass(kw_only=True)
@@ -69,8 +67,7 @@ class DatasetExport:
                     yield {**row, "rollouts": [better.rollout_id, worse.rollout_id]}
 
     async def _rollouts(self) -> AsyncIterator[tuple[Rollout, list[Call]]]:
-        if not await self.store.runs(ids=[self.run_id]):
-            raise NotFoundError(f"{self.run_id}: no such run; see: agl runs list")
+        await find_run(self.store, self.run_id)
         unnamed = self.reward is not None
         query = RolloutQuery(run_id=self.run_id, mode="train", states=["succeeded"])
         async for part in read_rollouts(self.store, query):

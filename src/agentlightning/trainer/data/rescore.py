@@ -22,12 +22,11 @@ from agentlightning.runner.failure import at_line
 from agentlightning.runner.result import RolloutResult, result_of
 from agentlightning.runner.scoring import FINAL, Score, Scorer
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.scan import read_rollouts
+from agentlightning.store.scan import find_run, read_rollouts
 from agentlightning.types import Call, Mode, Reward, Rollout, Span
 
 R = TypeVar("R", Call, Span, Reward)
 
-"""Rollouts whose calls are read at a time: bounds memory."""
 AT_ONCE = 16
 """Rollouts that are scored at a time."""
 TOLERANCE = 1e-9
@@ -102,8 +101,7 @@ class Rescoring:
         has a reward of the name keeps it and is not scored again, so that what was learned from stays what it was, and
         what was interrupted goes on where it was.
         """
-        if not await self.store.runs(ids=[self.run_id]):
-            raise NotFoundError(f"{self.run_id}: no such run; see: agl runs list")
+        await find_run(self.store, self.run_id)
         query = RolloutQuery(run_id=self.run_id, mode=self.mode, step=self.step, states=["succeeded"], limit=self.limit)
         async for part in read_rollouts(self.store, query):
             self.found += await self._scored(part)

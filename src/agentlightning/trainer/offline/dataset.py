@@ -1,4 +1,4 @@
-"""OfflineOffline dataset: the examples of an offline run, chosen once and kept, then read in batches.
+"""Offline dataset: the examples of an offline run, chosen once and kept, then read in batches.
 
 The offline loop drives it. `choose` looks at every finished training rollout of the source runs once and writes the chosen
 examples, by rollout ids, to the run's folder before anything is learned; from then on that file counts, whatever happens to
@@ -183,7 +183,7 @@ class OfflineDataset:
         return self._imported[run_id]
 
     async def _check_tokenizer(self, run_id: str) -> None:
-        """OfflineAlgorithm ids mean nothing to a model with another tokenizer."""
+        """Refuse token ids that mean nothing to a model with another tokenizer."""
         ours = _vocabulary(self.tokenizer)
         for policy in await self.store.resources(run_id):
             folder = policy.value.get("tokenizer") if policy.kind == "policy" else None

@@ -73,13 +73,6 @@ class OfflineLoop(TrainingLoop):
             f"{trainer.tasks_per_step} are {epochs:.3g} epochs"
         )
 
-    async def begin(self) -> int:
-        await self.evaluate(0)
-        if self.val and self.config.eval.sampled:
-            await self.evaluate_agent(0, "sampled")
-        await self.save_checkpoint(0)
-        return 0
-
     async def go_back(self, step: int, again: Sequence[Step]) -> int:
         return step  # each step's batch follows from the seed and its number
 
@@ -149,8 +142,7 @@ class OfflineLoop(TrainingLoop):
             metrics["time/eval_loss_s"] = time.perf_counter() - started
             await self.metric_logger.record(step, "eval/loss", metrics)
             self.progress.note(f"step {step}: held-out loss {values['loss']:.4f} of {len(self.held_out)} examples")
-        if self.val:
-            await self.evaluate_agent(step, "greedy")
+        await super().evaluate(step)
 
     async def _held_out_values(self) -> Metrics:
         if isinstance(self.algorithm, SupervisedAlgorithm):

@@ -36,23 +36,28 @@ SAMPLING_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 def offline_algorithm(config: Config) -> OfflineAlgorithm:
     """The configured algorithm. ConfigError for an unknown name, an unknown setting, or one that would be ignored."""
-    table = dict(config.algorithm)
-    name = table.pop("name", "lightning_rl")
+    name = config.algorithm.get("name", "lightning_rl")
     if name not in OFFLINE_ALGORITHMS:
         raise ConfigError(
             f"algorithm.name: {name!r} does not learn from recorded rollouts (data.from_run); expected one of "
             f"{', '.join(OFFLINE_ALGORITHMS)}"
         )
-    known = [setting.name for setting in dataclasses.fields(OFFLINE_ALGORITHMS[name])]
-    for setting in table:
-        if setting not in known:
-            raise ConfigError(
-                f"algorithm.{setting}: no such setting of {name!r}; known here: {', '.join(known) or 'none'}"
-            )
+    settings = algorithm_settings(config, OFFLINE_ALGORITHMS[name])
     _check_ignored(config)
-    algorithm = OFFLINE_ALGORITHMS[name](**table)
+    algorithm = OFFLINE_ALGORITHMS[name](**settings)
     selection(DEFAULT_POLICY, algorithm.agents)  # a predicate that cannot be loaded is found here
     return algorithm
+
+
+def algorithm_settings(config: Config, kind: type) -> dict[str, Any]:
+    """The configured settings of the algorithm, which is a `kind`. ConfigError for one that it does not have."""
+    table = {name: value for name, value in config.algorithm.items() if name != "name"}
+    known = [setting.name for setting in dataclasses.fields(kind)]
+    for setting in table:
+        if setting not in known:
+            of = f" of {config.algorithm['name']!r}" if "name" in config.algorithm else ""
+            raise ConfigError(f"algorithm.{setting}: no such setting{of}; known here: {', '.join(known) or 'none'}")
+    return table
 
 
 def check_offline(algorithm: OfflineAlgorithm, support: Support) -> None:

@@ -83,20 +83,12 @@ class RLLoop(TrainingLoop):
 
     async def begin(self) -> int:
         await self.publish(step=0, parent=None)
-        await self.evaluate(0)
-        if self.val and self.config.eval.sampled:
-            await self.evaluate_agent(0, "sampled")
-        await self.save_checkpoint(0)
-        return 0
+        return await super().begin()
 
     async def go_back(self, step: int, again: Sequence[Step]) -> int:
         await self.publish(step, parent=self.version)
         self._stored = {one.step: one for one in again}
         return step
-
-    async def evaluate(self, step: int) -> None:
-        if self.val:
-            await self.evaluate_agent(step, "greedy")
 
     async def success_by_policy(self, name: str, rollouts: Sequence[Rollout]) -> Metrics:
         return await self.planner.success(name, rollouts)
