@@ -1,10 +1,20 @@
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentlightning.config import AgentConfig, config_text, parse_config, parse_settings, run_record
+from agentlightning.config import (
+    AgentConfig,
+    EngineConfig,
+    TrainerConfig,
+    config_text,
+    parse_config,
+    parse_settings,
+    run_record,
+)
 from agentlightning.config_file import load_config
 from agentlightning.errors import ConfigError
 
@@ -210,3 +220,26 @@ def test_reward_files_of_a_list_are_found_beside_the_configuration(tmp_path: Pat
     file = tmp_path / "train.toml"
     file.write_text('[model]\npath="m"\n[data]\ntrain="t"\n[agent]\nrun="a:f"\nreward=["r.py:f", {run="r.py:g"}]\n')
     assert [one.run for one in load_config(file).agent.reward] == [f"{tmp_path}/r.py:f", f"{tmp_path}/r.py:g"]
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: EngineConfig(dropout=1.5), "EngineConfig: dropout: expected a number less than 1, got 1.5"),
+        (lambda: EngineConfig(optimiser="muon"), "optimiser: no such setting; did you mean 'optimizer'?"),
+        (lambda: EngineConfig(lora={"rank": 0}), "lora.rank: expected a number greater than or equal to 1, got 0"),
+        (lambda: TrainerConfig(steps=3, epochs=1), "epochs: conflicts with steps; give one of the two"),
+    ],
+)
+def test_settings_made_as_an_object_are_refused_as_those_of_a_table_are(
+    make: Callable[[], object], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        make()
+
+
+def test_of_several_rewards_each_may_have_a_weight_and_one_alone_may_not() -> None:
+    rewards = AgentConfig(run="a.py:f", reward=[{"run": "r.py:exact"}, {"run": "r.py:form", "weight": 0.5}])
+    assert [json.loads(spec).get("weight") for spec in rewards.reward_specs] == [None, 0.5]
+    with pytest.raises(ConfigError, match="weight: has no effect on a reward function alone"):
+        AgentConfig(run="a.py:f", reward=[{"run": "r.py:form", "weight": 0.5}])

@@ -57,6 +57,8 @@ class RewardConfig(Table):
     """Criteria for the judge; None: the rollout reached the task's goal."""
     temperature: float | None = Field(None, ge=0)
     """Sampling temperature of the judge; None: the endpoint's own."""
+    weight: float = 1.0
+    """Factor of this reward in the sum of several; its own record is without it."""
     timeout_s: float = Field(60.0, gt=0)
     """Seconds for one score. The attempt's own time counts as well."""
 
@@ -147,6 +149,8 @@ class AgentConfig(Table):
     @classmethod
     def _told_apart(cls, value: tuple[RewardConfig, ...]) -> tuple[RewardConfig, ...]:
         reward_labels(value)
+        if len(value) == 1 and value[0].weight != 1:
+            raise ValueError("weight: has no effect on a reward function alone")
         return value
 
     @property

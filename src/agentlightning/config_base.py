@@ -23,15 +23,27 @@ class Table(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    def __init__(self, **settings: Any) -> None:
+        """ConfigError, as for a table of a file, where a setting is unknown or wrong."""
+        try:
+            super().__init__(**settings)
+        except ValidationError as cause:
+            raise _error(type(self), cause, f"{type(self).__name__}: ") from cause
+
+    # Of pydantic: a table inside another is not made by __init__, so that all problems are told at once, by dotted name.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
 
 def parse_settings(kind: type[T], table: dict[str, Any], where: str, separator: str = ": ") -> T:
     """`table` as a `kind`; every problem in one ConfigError, a line each, with the dotted name of the setting."""
     try:
         return kind.model_validate(table)
     except ValidationError as cause:
-        raise ConfigError(
-            "\n".join(f"{where}{separator}{_sentence(kind, error)}" for error in cause.errors())
-        ) from cause
+        raise _error(kind, cause, f"{where}{separator}") from cause
+
+
+def _error(kind: type[BaseModel], cause: ValidationError, opening: str) -> ConfigError:
+    return ConfigError("\n".join(f"{opening}{_sentence(kind, error)}" for error in cause.errors()))
 
 
 def expected(error: Any, table: str = "a table") -> str:

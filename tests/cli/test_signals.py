@@ -48,8 +48,13 @@ def listed(project: Path) -> str:
 
 
 def ended(project: Path, words: tuple[str, ...], number: signal.Signals) -> int:
-    """The exit code of a command that gets the signal, twice for a training that would finish its step, in mid-rollout."""
-    with subprocess.Popen(command(*words), cwd=project, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+    """The exit code of a command that gets the signal in mid-rollout."""
+    return signalled(command(*words), project, number)[1]
+
+
+def signalled(program: list[str], project: Path, number: signal.Signals) -> tuple[str, int]:
+    """Output and exit code of what gets the signal in mid-rollout, twice where a training would finish its step."""
+    with subprocess.Popen(program, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
         assert child.stdout is not None
         begun = project / "begun"
         subprocess.run(
@@ -58,10 +63,11 @@ def ended(project: Path, words: tuple[str, ...], number: signal.Signals) -> int:
             timeout=300,
         )
         child.send_signal(number)
-        if words[0] == "train" and number != signal.SIGKILL:
-            next(line for line in child.stdout if b"again ends at once" in line)
+        if "check" not in program and number != signal.SIGKILL:
+            next(line for line in child.stdout if "again ends at once" in line)
             child.send_signal(number)
-        return child.wait(timeout=120)
+        output = child.stdout.read()
+        return output, child.wait(timeout=120)
 
 
 @pytest.mark.parametrize(("command_name", "number"), [("train", signal.SIGTERM), ("check", signal.SIGHUP)])
@@ -74,6 +80,40 @@ def test_a_run_that_is_killed_is_listed_so_with_the_line_that_resumes_it(project
     ended(project, ("train", "train.toml"), signal.SIGKILL)
     (run,) = (path.name for path in (project / "runs").iterdir() if path.is_dir())
     assert f"killed; agl train --resume {run}" in listed(project)
+
+
+SCRIPT = """
+import agentlightning as agl
+
+trainer = agl.Trainer("model", workers=1, steps=1, tasks_per_step=1)
+trainer.fit("agent.py:solve", train_dataset="tasks.jsonl")
+"""
+
+
+def test_a_python_program_that_a_signal_ends_says_how_to_go_on(project: Path):
+    (project / "program.py").write_text(SCRIPT)
+    output, code = signalled([sys.executable, "program.py"], project, signal.SIGTERM)
+    assert code == -signal.SIGINT  # of an interrupt that nobody caught
+    [run] = [path.name for path in (project / "runs").iterdir() if path.is_dir()]
+    assert f"nothing was learned yet; go on with: agl train --resume {run}" in output
+    assert "interrupted" in listed(project)
+
+
+def test_a_run_whose_engine_is_late_is_listed_as_failed_and_says_how_to_go_on(project: Path):
+    (project / "hangs" / "torch").mkdir(parents=True)
+    (project / "hangs" / "torch" / "__init__.py").write_text("import time\n\ntime.sleep(3600)\n")
+    late = subprocess.run(
+        command("train", "train.toml", "--set", "trainer.start_timeout_s=25"),  # the server, without torch, takes less
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(project / "hangs")},
+        capture_output=True,
+        text=True,
+    )
+    assert late.returncode == 1
+    assert "is not ready after 25 s; on a busy machine raise trainer.start_timeout_s" in late.stderr
+    [run] = [path.name for path in (project / "runs").iterdir() if path.is_dir()]
+    assert f"nothing was learned yet; go on with: agl train --resume {run}" in late.stdout
+    assert f"failed; agl train --resume {run}" in listed(project)
 
 
 def test_processes_that_are_late_end_the_run_with_a_sentence_that_names_the_setting(project: Path):

@@ -57,6 +57,13 @@ def test_a_file_is_recorded_scored_again_and_written_as_rows() -> None:
     assert (pair["prompt"], pair["chosen"][0]["content"]) == ([ASK], "It is 2")
 
 
+def test_a_new_reward_that_is_always_the_same_is_told() -> None:
+    run = recorded()
+    Path("same.py").write_text("def score(task, result):\n    return 0.5\n")
+    done = agl("rewards", "rescore", run, "--with", "same.py:score")
+    assert "note: all 3 new rewards are 0.5: they tell no rollout from another" in done.stdout
+
+
 def test_the_function_may_be_that_of_a_configuration() -> None:
     run = recorded()
     Path("train.toml").write_text(

@@ -101,6 +101,22 @@ def test_each_reward_function_is_a_metric_of_its_own(trained: tuple[agl.Trainer,
         assert row["train/reward_mean"] == pytest.approx(row["rewards/talks/mean"])  # weighted by 1 and 0
 
 
+def test_the_rewards_that_are_stored_and_evaluated_are_weighted_as_those_that_are_learned_from(
+    trained: tuple[agl.Trainer, agl.TrainResult], folder: Path
+) -> None:
+    stored = agl.load_run(trained[1].run_id, f"sqlite:///{folder}/agl.db")
+    of_rollout: dict[str, dict[str, float]] = {}
+    for one in stored.rewards().to_pylist():
+        of_rollout.setdefault(one["rollout_id"], {})[one["name"]] = one["value"]
+    assert of_rollout
+    for rewards in of_rollout.values():
+        assert (rewards["reward"], rewards["constant"]) == (rewards["talks"], 0.5)
+    evaluated = stored.rollouts(mode="eval", step=2).to_pylist()
+    [last] = [row for row in trained[1].metrics if row["step"] == 2 and row["kind"] == "eval/greedy"]
+    talked = [of_rollout[one["id"]]["talks"] for one in evaluated]
+    assert last["eval/greedy/reward_mean"] == pytest.approx(sum(talked) / len(talked))
+
+
 def test_the_trained_model_is_evaluated_and_exported(
     trained: tuple[agl.Trainer, agl.TrainResult], folder: Path
 ) -> None:

@@ -212,7 +212,8 @@ async def test_several_functions_run_at_once_and_their_rewards_are_added(tmp_pat
         return {"length": 0.125, "tone": 0.5, "steps": [0.25, {"sql": -1}]}
 
     with ThreadPoolExecutor(1) as threads:
-        scorer = SumScorer({"exact": FunctionScorer(exact, threads), "form": FunctionScorer(form, threads)})
+        scorers = {"exact": FunctionScorer(exact, threads), "form": FunctionScorer(form, threads)}
+        scorer = SumScorer(scorers, dict.fromkeys(scorers, 1.0))
         score = await scorer.score({"x": 0.25}, RolloutResult(calls=TWO))
     assert score.finals == {"exact": 0.25, "form.length": 0.125, "form.tone": 0.5, "form": 0.625, "reward": 0.875}
     assert score.steps == {TWO[0].id: {"form": 0.25}, TWO[1].id: {"form.sql": -1.0}}
@@ -452,3 +453,14 @@ async def test_a_judge_can_be_asked_through_the_gateway_which_has_its_key(bench:
         calls = await bench.store.calls([done.id])
         assert [one.agent for one in calls] == [None, JUDGE]  # it is in the record, and nobody learns from it
         assert calls[1].policy == ""
+
+
+async def test_the_sum_of_several_rewards_is_weighted_and_each_of_them_is_not(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text("def one(task, result):\n    return 1\n\n\ndef two(task, result):\n    return 2\n")
+    specs = [
+        json.dumps({"run": f"{tmp_path}/r.py:{name}", "name": name, "weight": weight})
+        for name, weight in (("one", 0.5), ("two", -0.25))
+    ]
+    with ThreadPoolExecutor(1) as threads:
+        score = await load_scorers(specs, threads, no_judge).score({}, RolloutResult(calls=[]))
+    assert score.finals == {"one": 1.0, "two": 2.0, "reward": 0.0}

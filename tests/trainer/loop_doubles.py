@@ -123,7 +123,7 @@ def reward_of(claim: Claim) -> float:
     return float(hashlib.md5(text.encode()).digest()[0] % 2)
 
 
-async def answer(store: LightningStore, claim: Claim, calls: int, reward: float) -> None:
+async def answer(store: LightningStore, claim: Claim, calls: int, reward: float, failed: bool = False) -> None:
     rollout = claim.rollout
     task = hashlib.md5(rollout.group_id.encode()).digest()[0]
     served = await store.resources(rollout.run_id, "default")
@@ -160,7 +160,10 @@ async def answer(store: LightningStore, claim: Claim, calls: int, reward: float)
         value=reward,
         source="return",
     )
-    await store.finish([Finish(lease=claim.lease, state="succeeded", rewards=(record,))])
+    if failed:
+        await store.finish([Finish(lease=claim.lease, state="failed", error="boom")])
+    else:
+        await store.finish([Finish(lease=claim.lease, state="succeeded", rewards=(record,))])
 
 
 class Gate:
@@ -180,7 +183,7 @@ async def agents(
     gate: Gate | None = None,
     reward_of: Callable[[Claim], float] = reward_of,
 ) -> AsyncIterator[None]:
-    """A worker that survives the trainer's crashes; `broken` agents always fail."""
+    """A worker that survives the trainer's crashes; `broken` agents always fail after their calls."""
     worker = WorkerStatus(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
     gate = gate or Gate()
 
@@ -192,12 +195,10 @@ async def agents(
         async with asyncio.TaskGroup() as waiting:
             while True:
                 for claim in await store.claim(worker, limit=8, wait_s=10):
-                    if broken:
-                        await store.finish([Finish(lease=claim.lease, state="failed", error="boom")])
-                    elif gate.held(claim.rollout):
+                    if gate.held(claim.rollout):
                         waiting.create_task(wait(claim))
                     else:
-                        await answer(store, claim, calls, reward_of(claim))
+                        await answer(store, claim, calls, reward_of(claim), broken)
 
     task = asyncio.create_task(work())
     try:
@@ -208,11 +209,11 @@ async def agents(
             await task
 
 
-def config(**trainer: Any) -> Config:
+def config(on_failure: str = "drop", **trainer: Any) -> Config:
     return parse_config(
         {
             "model": {"path": "m"},
-            "agent": {"run": "a.py:f"},
+            "agent": {"run": "a.py:f", "on_failure": on_failure},
             "data": {"train": "t", "val": "v"},
             "trainer": {"steps": STEPS, "tasks_per_step": TASKS, "learning_rate": 0.01, "checkpoint_every": 2}
             | trainer,

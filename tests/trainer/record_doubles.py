@@ -16,7 +16,7 @@ from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.offline.dataset import OfflineDataset
 from agentlightning.trainer.offline.loop import OfflineLoop
-from agentlightning.trainer.progress import Silent
+from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.types import (
     Call,
     Finish,
@@ -185,6 +185,7 @@ def loop(
     algorithm: OfflineAlgorithm,
     run: str = "run",
     val: Sequence[dict[str, int]] = (),
+    progress: Progress | None = None,
 ) -> OfflineLoop:
     run_folder = RunFolder(folder, run)
     settings = config(algorithm.name, evaluated=bool(val))
@@ -200,5 +201,5 @@ def loop(
         policy={"model": "m"},
         dataset=dataset(store, algorithm, run_folder),
         val=val,
-        progress=Silent(),
+        progress=progress or Silent(),
     )

@@ -44,5 +44,7 @@ def test_a_model_in_the_hubs_cache_answers_under_its_name(tmp_path: Path) -> Non
         timeout=380,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "note: model.path org/tiny: no such folder here; asking the Hugging Face hub" in done.stdout
+    assert done.stdout.count("(auto)") == 1  # the device that engine.device = "auto" picked
     facts = json.loads(done.stdout.splitlines()[-1])
     assert (facts["calls"], facts["reward"]) == (1, 1.0)

@@ -26,7 +26,6 @@ def check(
     from agentlightning.trainer.check import check_agent
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
-    from agentlightning.trainer.monitor.health_checks import MIN_SUCCESS
     from agentlightning.trainer.training import new_run_id
 
     loaded = load_config(config, settings or [], store_setting(store))
@@ -37,16 +36,8 @@ def check(
         raise AgentError("the agent failed on the first task; its error is above")
     if not checked.calls:
         raise NoCallsError(f"there would be nothing to learn from: {checked.rollout.warning}")
-    if checked.success < MIN_SUCCESS:
-        display.note(
-            f"base success {checked.success:.2f} over {checked.tasks} tasks is below {MIN_SUCCESS}: most groups would have "
-            "nothing to compare; warm-start the model, or begin with easier tasks"
-        )
-    elif checked.spread == 0 and checked.tasks > 1:
-        display.note(
-            f"all {checked.tasks} tasks earned {checked.success:g}: a reward that is always the same teaches nothing; check "
-            "the reward function, or take harder tasks"
-        )
+    if checked.warning:
+        display.note(checked.warning)
     typer.echo(
         orjson.dumps(
             {

@@ -32,8 +32,8 @@ def list_runs(
     """List runs, newest first. One that says it runs, and whose process on this machine is gone, was killed."""
     from rich.table import Table
 
-    from agentlightning.trainer.check import CHECK
     from agentlightning.trainer.display import screen
+    from agentlightning.trainer.serving import CHECK
 
     async def work(opened: LightningStore) -> tuple[list[Run], dict[str, RunSize]]:
         found = await opened.runs(limit=limit if everything else None)
@@ -93,13 +93,19 @@ def show_run(run: RunId, store: Store = None) -> None:
 
 
 def state_of(run: Run, runs: Path) -> str:
-    """The run's state; killed where it says that it runs, its folder is here, and no process holds it."""
+    """The run's state; killed where it says that it runs, its folder is here, and no process holds it.
+
+    A training that was killed or failed is listed with the line that resumes it.
+    """
     from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.serving import is_training
     from agentlightning.trainer.training import resume_line
 
     folder = RunFolder(runs, run.id)
-    gone = run.state == "running" and (folder.path / "lock").exists() and not folder.is_held
-    return f"killed; {resume_line(folder.path)}" if gone else run.state
+    here = (folder.path / "lock").exists()
+    state = "killed" if run.state == "running" and here and not folder.is_held else run.state
+    resumable = here and state in ("killed", "failed") and is_training(run)
+    return f"{state}; {resume_line(folder.path)}" if resumable else state
 
 
 def _number(value: object) -> str:

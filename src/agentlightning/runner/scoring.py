@@ -185,9 +185,10 @@ def _end_of(file: IO[bytes]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SumScorer:
-    """Several reward functions, run at once: the reward of each by its name, and their sum as the rollout's."""
+    """Several reward functions, run at once: the reward of each by its name, and their weighted sum as the rollout's."""
 
     scorers: Mapping[str, Scorer]
+    weights: Mapping[str, float]
 
     async def score(self, task: JSON, result: RolloutResult) -> Score:
         work = (one.score(task, result) for one in self.scorers.values())
@@ -200,7 +201,8 @@ class SumScorer:
             finals |= _labelled(label, score.finals)
             for call_id, numbers in score.steps.items():
                 steps.setdefault(call_id, {}).update(_labelled(label, numbers))
-        finals[FINAL] = reward_number(sum(finals[label] for label in self.scorers), "the sum of the rewards")
+        total = sum(finals[label] * weight for label, weight in self.weights.items())
+        finals[FINAL] = reward_number(total, "the sum of the rewards")
         return Score(finals=finals, steps=steps)
 
 
@@ -212,11 +214,15 @@ def load_scorers(specs: Sequence[str], threads: Executor, judge: Callable[[Rewar
     """`load_scorer` of one spec, or of several, whose rewards are added. ConfigError where their names are not distinct."""
     if len(specs) == 1:
         return load_scorer(specs[0], threads, judge)
+    configs = [_reward_config(spec) for spec in specs]
     try:
-        labels = reward_labels([_reward_config(spec) for spec in specs])
+        labels = reward_labels(configs)
     except ValueError as cause:
         raise ConfigError(f"reward: {cause}") from cause
-    return SumScorer({label: load_scorer(spec, threads, judge) for label, spec in zip(labels, specs, strict=True)})
+    return SumScorer(
+        scorers={label: load_scorer(spec, threads, judge) for label, spec in zip(labels, specs, strict=True)},
+        weights={label: config.weight for label, config in zip(labels, configs, strict=True)},
+    )
 
 
 def load_scorer(spec: str, threads: Executor, judge: Callable[[RewardConfig], Scorer]) -> Scorer:

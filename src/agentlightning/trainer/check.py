@@ -13,13 +13,11 @@ from agentlightning.errors import ConfigError
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.evaluate import TEMPERATURES, run_held_out, summarize
+from agentlightning.trainer.monitor.health_checks import MIN_SUCCESS
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.serving import serve_model
+from agentlightning.trainer.serving import CHECK, serve_model
 from agentlightning.trainer.training import algorithms_of
 from agentlightning.types import JSON, Attempt, Call, NewRollout, RetryPolicy, Reward, Rollout, Sampling
-
-CHECK = "check"
-"""The name of a check's run, which lists leave out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +34,21 @@ class CheckResult:
     """Tasks that this rests on."""
     spread: float
     """Between the highest and the lowest of those rewards."""
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence where training could learn little from such rewards; None where it can."""
+        if self.success < MIN_SUCCESS:
+            return (
+                f"base success {self.success:.2f} over {self.tasks} tasks is below {MIN_SUCCESS}: most groups would have "
+                "nothing to compare; warm-start the model, or begin with easier tasks"
+            )
+        if self.spread == 0 and self.tasks > 1:
+            return (
+                f"all {self.tasks} tasks earned {self.success:g}: a reward that is always the same teaches nothing; check "
+                "the reward function, or take harder tasks"
+            )
+        return None
 
 
 async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, name: str) -> dict[str, float]:

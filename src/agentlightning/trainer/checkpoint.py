@@ -43,13 +43,8 @@ class RunFolder:
 
     def create(self, config: Config) -> None:
         """Make the folder and write the configuration, whole or not at all."""
-        self.make()
-        with _writing(self.path):
-            temporary = self.path / ".config.json.tmp"
-            # The store's URL may hold a password, and resuming needs it.
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-                file.write(config_text(config) + "\n")
-            temporary.replace(self.path / "config.json")
+        # The store's URL may hold a password, and resuming needs it.
+        self.write_whole("config.json", config_text(config).encode() + b"\n", mode=0o600)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -81,18 +76,18 @@ class RunFolder:
 
     def write_tasks(self, name: str, rows: Iterable[JSON]) -> str:
         """Keep rows as a file, for a resumed run to read again; returns its absolute path."""
-        self.make()
-        file = self.path / name
-        with _writing(self.path):
-            file.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
-        return str(file.resolve())
+        self.write_whole(name, b"".join(orjson.dumps(row) + b"\n" for row in rows))
+        return str((self.path / name).resolve())
 
-    def write_whole(self, name: str, data: bytes) -> None:
-        """Write a file of the folder, whole or not at all."""
+    def write_whole(self, name: str, data: bytes, mode: int = 0o666) -> None:
+        """Write a file of the folder, whole or not at all; `mode` less the umask where it is new."""
         self.make()
         with _writing(self.path):
-            temporary = self.path / f".{name}.tmp"
-            temporary.write_bytes(data)
+            temporary = (self.path / name).with_name(f".{Path(name).name}.tmp")
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(self.path / name)
 
     def has_checkpoint(self) -> bool:
@@ -131,24 +126,13 @@ class RunFolder:
             self._rewrite("metrics.jsonl", _upgraded_row)
             for sent in self.path.glob("trackers/*.sent"):
                 self._rewrite(f"trackers/{sent.name}", _upgraded_sent)
-            self._rewrite("config.json", lambda _: orjson.dumps(upgraded, option=orjson.OPT_INDENT_2), whole=True)
+            self.write_whole("config.json", orjson.dumps(upgraded, option=orjson.OPT_INDENT_2) + b"\n", mode=0o600)
         return True
 
-    def _rewrite(self, name: str, upgraded: Callable[[bytes], bytes], *, whole: bool = False) -> None:
-        """Write the file anew, line by line, under another name first."""
-        file = self.path / name
-        if file.exists():
-            read = file.read_bytes()
-            temporary = file.with_name(f".{file.name}.tmp")
-            mode = file.stat().st_mode & 0o777  # config.json may hold a password
-            with (
-                _writing(self.path),
-                open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as out,
-            ):
-                out.writelines(upgraded(line) + b"\n" for line in ([read] if whole else read.splitlines()))
-                out.flush()
-                os.fsync(out.fileno())
-            temporary.replace(file)
+    def _rewrite(self, name: str, upgraded: Callable[[bytes], bytes]) -> None:
+        """Write the file anew, line by line."""
+        if (file := self.path / name).exists():
+            self.write_whole(name, b"".join(upgraded(line) + b"\n" for line in file.read_bytes().splitlines()))
 
     def append_metrics(self, row: JSON) -> None:
         """Add a row with `step` and `kind`; of the kind `RESUMED`, it undoes those of later steps."""

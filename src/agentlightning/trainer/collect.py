@@ -52,11 +52,12 @@ class RolloutCollector:
         on_progress(len(finished), len(rollouts))
         return [finished[rollout.id] for rollout in rollouts]
 
-    async def begin(self) -> None:
+    async def begin(self) -> int:
         """Reads the place in the order of finished rollouts, before what is to be watched is read or enqueued."""
         if self._seen is None:
             counts = await self._store.count(self._run_id)
             self._seen = sum(number for (_, state), number in counts.items() if state in FINAL_STATES)
+        return self._seen
 
     def watch(self, rollout_ids: Iterable[str]) -> None:
         """Keeps these rollouts, once they have finished, until they are fetched."""

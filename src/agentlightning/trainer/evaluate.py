@@ -10,10 +10,11 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from typing import Literal
 
 from agentlightning.errors import AgentError
-from agentlightning.trainer.collect import RolloutCollector, check_calls_recorded
+from agentlightning.trainer.collect import RolloutCollector, check_calls_recorded, nothing_to_learn
 from agentlightning.types import JSON, NewRollout, RetryPolicy, Rollout, Sampling
 
 Kind = Literal["greedy", "sampled"]
@@ -61,22 +62,28 @@ async def run_held_out(
     Raises NoCallsError where no rollout reached the gateway, AgentError where every one failed: a 0 would look like a
     result.
     """
-    rollouts = await collector.collect(
-        [
-            NewRollout(
-                run_id=run_id,
-                task=row,
-                group_id=f"eval:{step}:{kind}:{position}",
-                mode="eval",
-                step=step,
-                sampling=Sampling(temperature=TEMPERATURES[kind], max_tokens=max_tokens),
-                retry=retry,
-                priority=1,
-            )
-            for position, row in enumerate(rows)
-        ],
-        on_progress,
-    )
+    before, rollouts = await collector.begin(), list[Rollout]()
+    for replica in count():
+        rollouts = await collector.collect(
+            [
+                NewRollout(
+                    run_id=run_id,
+                    task=row,
+                    group_id=f"eval:{step}:{kind}:{position}",
+                    replica=replica,
+                    mode="eval",
+                    step=step,
+                    sampling=Sampling(temperature=TEMPERATURES[kind], max_tokens=max_tokens),
+                    retry=retry,
+                    priority=1,
+                )
+                for position, row in enumerate(rows)
+            ],
+            on_progress,
+        )
+        # An evaluation without a result ended the process before: the one that resumes makes another, as further replicas.
+        if not nothing_to_learn(rollouts) or any((one.finished_seq or 0) > before for one in rollouts):
+            break
     if all(rollout.state != "succeeded" for rollout in rollouts):
         raise AgentError(f"all {len(rollouts)} rollouts of the evaluation failed, the first with: {rollouts[0].error}")
     check_calls_recorded(rollouts)
@@ -86,13 +93,13 @@ async def run_held_out(
 def summarize(rollouts: Sequence[Rollout]) -> Evaluation:
     """Metrics of an evaluation's finished rollouts; one that failed or has no reward counts as 0."""
     rewards = [rollout.reward or 0.0 for rollout in rollouts]
-    count = len(rollouts)
+    tasks = len(rollouts)
     return Evaluation(
-        tasks=float(count),
-        reward_mean=sum(rewards) / count,
-        reward_stderr=statistics.stdev(rewards) / math.sqrt(count) if count > 1 else 0.0,
-        share_above_min=sum(reward > min(rewards) for reward in rewards) / count,
-        share_below_max=sum(reward < max(rewards) for reward in rewards) / count,
-        turns=sum(rollout.calls for rollout in rollouts) / count,
+        tasks=float(tasks),
+        reward_mean=sum(rewards) / tasks,
+        reward_stderr=statistics.stdev(rewards) / math.sqrt(tasks) if tasks > 1 else 0.0,
+        share_above_min=sum(reward > min(rewards) for reward in rewards) / tasks,
+        share_below_max=sum(reward < max(rewards) for reward in rewards) / tasks,
+        turns=sum(rollout.calls for rollout in rollouts) / tasks,
         failed=float(sum(rollout.state != "succeeded" for rollout in rollouts)),
     )

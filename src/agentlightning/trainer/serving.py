@@ -16,6 +16,17 @@ from agentlightning.trainer.monitor.trace_export import TraceExport
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
+from agentlightning.types import Run
+
+CHECK = "check"
+"""The name of a check's run, which lists leave out."""
+PURPOSES = (CHECK, "eval", "record")
+"""First words of the names of runs that train nothing."""
+
+
+def is_training(run: Run) -> bool:
+    """False for a run that `serve_model` made: it cannot be resumed."""
+    return run.name.partition(" ")[0] not in PURPOSES
 
 
 @asynccontextmanager

@@ -171,12 +171,13 @@ class Trainer:
         train_dataset: Source | None = None,
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         *,
+        reward_weights: Sequence[float] | None = None,
         tasks: int = 32,
     ) -> CheckResult:
         """Run the agent once on the first task, then on the first `tasks` for the base success; trains nothing."""
         folder = RunFolder(self._runs, new_run_id())
         # Settings of evaluations need held-out tasks; a check runs none of them.
-        config = self._config(folder, _Code(agent, reward_funcs), train_dataset, train_dataset)
+        config = self._config(folder, _Code(agent, reward_funcs, reward_weights), train_dataset, train_dataset)
         with self._shown(f"check {folder.run_id}") as progress:
             return run_interruptible(partial(check_agent, config, folder, progress, tasks))
 
@@ -185,11 +186,13 @@ class Trainer:
         agent: Code,
         val_dataset: Source | None = None,
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
+        *,
+        reward_weights: Sequence[float] | None = None,
     ) -> dict[str, float]:
         """Mean reward over held-out tasks, ``{"greedy": …, "sampled": …}``: of the model, after `fit` of the trained one."""
         folder = RunFolder(self._runs, new_run_id())
         # A configuration needs training tasks; an evaluation runs none of them.
-        config = self._config(folder, _Code(agent, reward_funcs), val_dataset, val_dataset)
+        config = self._config(folder, _Code(agent, reward_funcs, reward_weights), val_dataset, val_dataset)
         if self._result is not None:
             config = with_models(config, policies_in(self._result.policy))
         title = f"eval {self._result.run_id if self._result else config.model.path}"
@@ -290,14 +293,12 @@ class _Code:
             one if isinstance(one, RewardConfig) else RewardConfig(run=spec(one), name=getattr(one, "__name__", None))
             for one in several
         ]
-        agent["reward"] = [one.model_dump(exclude_unset=True) for one in found]
-        if self.reward_weights is not None:
-            if len(self.reward_weights) != len(found):
-                raise ConfigError(
-                    f"reward_weights: expected one for each of {len(found)} reward_funcs, got {len(self.reward_weights)}"
-                )
-            weights = {one.label: float(weight) for one, weight in zip(found, self.reward_weights, strict=True)}
-            table["algorithm"] = {**table.get("algorithm", {}), "reward_weights": weights}
+        weights = [one.weight for one in found] if self.reward_weights is None else self.reward_weights
+        if len(weights) != len(found):
+            raise ConfigError(f"reward_weights: expected one for each of {len(found)} reward_funcs, got {len(weights)}")
+        agent["reward"] = [
+            one.model_dump(exclude_unset=True) | {"weight": weight} for one, weight in zip(found, weights, strict=True)
+        ]
 
 
 def _resumed(known: Config, table: Mapping[str, Mapping[str, Any]], run_id: str) -> Config:
@@ -321,7 +322,16 @@ def _resumed(known: Config, table: Mapping[str, Mapping[str, Any]], run_id: str)
                     f"resume: run {run_id} keeps its own settings; {name}.{setting} is {before!r} there, "
                     f"and {after!r} here"
                 )
+    before, after = _reward_weights(known), _reward_weights(given)
+    if before != after:
+        raise ConfigError(
+            f"resume: run {run_id} keeps its own settings; reward_weights are {before} there, and {after} here"
+        )
     return given
+
+
+def _reward_weights(config: Config) -> dict[str, float]:
+    return {one.label: one.weight for one in config.agent.reward if one.weight != 1}
 
 
 def _whole_algorithm(config: Config) -> JSON:

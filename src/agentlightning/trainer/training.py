@@ -161,7 +161,7 @@ class Training:
         return {DEFAULT_POLICY: Needs(reference=algorithm.needs_reference)}, make_loop
 
     def _shared(self, processes: Processes, val: list[JSON]) -> dict[str, Any]:
-        """What every loop uses."""
+        """Keywords that both loops take."""
         return {
             "config": self._config,
             "run_id": self._folder.run_id,

@@ -149,6 +149,7 @@ def test_a_trend_is_no_alarm_before_it_lasts(name: str) -> None:
         (run((3, {"train/zero_variance": 1.0, "train/solved_groups": 0.9})), "end here, or take harder tasks"),
         (run((3, {"train/zero_variance": 1.0, "train/unsolved_groups": 0.9})), "take easier tasks"),
         (run((3, {"train/zero_variance": 1.0})), "algorithm.dynamic_sampling"),
+        ([base(share_above_min=0.02, tasks=50.0)], "2% of 50 held-out tasks earn more than the lowest reward"),
         (run((3, {"policy/sampler_gap": 0.05})), "engine.dtype"),
         (run((3, {"policy/sampler_gap": 0.05, "rollout/staleness_mean": 1.5})), "trainer.max_staleness"),
         (run((3, {"policy/clip_share": 0.5})), "50% of the tokens are clipped"),

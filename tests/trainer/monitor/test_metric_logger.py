@@ -11,7 +11,16 @@ from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
-from agentlightning.trainer.monitor.metrics import METRICS, SHORT, derived, group_of, in_order, numbers
+from agentlightning.trainer.monitor.metrics import (
+    METRICS,
+    SHORT,
+    derived,
+    group_of,
+    in_order,
+    numbers,
+    path_of,
+    policy_of,
+)
 from agentlightning.trainer.progress import Silent
 
 
@@ -158,3 +167,14 @@ def test_a_tracker_that_does_not_exist_is_an_error_that_names_the_setting(tracke
                 "trainer": {"trackers": trackers},
             }
         )
+
+
+@pytest.mark.parametrize("alias", sorted({path.partition("/")[0] for path in METRICS}))
+def test_a_policy_that_is_called_like_a_group_of_metrics_collides_with_none(alias: str) -> None:
+    """Its metrics stand below policies/ALIAS/, where no group of the run is."""
+    for path in METRICS:
+        own = path_of(path, alias)
+        assert own not in METRICS
+        assert (policy_of(own), group_of(own)) == (f"policies/{alias}/", path.partition("/")[0])
+    metrics = {path_of("tokens_sampled", alias): 4.0, path_of("tokens_trained", alias): 1.0, "time/step_s": 2.0}
+    assert derived(metrics) == {f"policies/{alias}/train/trained_token_share": 0.25}

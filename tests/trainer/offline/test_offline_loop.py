@@ -14,6 +14,7 @@ from agentlightning.algorithms.supervised import RFT, SFT
 from agentlightning.errors import DataError, LearnerLostError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.trainer.progress import Silent
 from agentlightning.types import PreferenceLoss
 
 ALGORITHMS = [SFT(held_out=0.2), RFT(held_out=0.2), DPO(held_out=0.2), KTO(held_out=0.2)]
@@ -224,3 +225,14 @@ async def test_a_record_that_is_wholly_held_out_is_an_error(store: LightningStor
 
     with pytest.raises(DataError, match=r"all 48 examples are held out; lower algorithm\.held_out"):
         await loop(store, ComparingEngine(), tmp_path, Everything()).run(resume=False)
+
+
+async def test_learning_from_the_record_is_a_phase_of_its_own(store: LightningStore, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    class Phases(Silent):
+        def phase(self, name: str, done: int, total: int) -> None:
+            seen.append((name, done, total))
+
+    assert await loop(store, ComparingEngine(), tmp_path, SFT(), progress=Phases()).run(resume=False) == STEPS
+    assert [one for one in seen if one[0] == "learn: sft"] == [("learn: sft", done, STEPS) for done in range(STEPS)]

@@ -15,10 +15,11 @@ from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.rewards import RewardPolicy, without_air
 from agentlightning.config import Config
 from agentlightning.errors import ConfigError
+from agentlightning.trainer.data.air_report import AirTally, within_groups
 from agentlightning.trainer.monitor.metrics import group_of, in_order
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
-from agentlightning.trainer.rl.air_metrics import AirTally, air_effect, check_air, within_groups
+from agentlightning.trainer.rl.air_metrics import air_effect, check_air
 from agentlightning.trainer.rl.step_planner import StepPlanner
 from agentlightning.trainer.training import algorithms_of
 from agentlightning.types import Call, Consumed, Reward, Rollout, Sampling, Step, Trajectory

@@ -16,6 +16,7 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.errors import AgentError, LearnerLostError, NoCallsError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.trainer.rl.loop import RLLoop
 
 
 @pytest.fixture
@@ -193,4 +194,36 @@ async def test_a_step_that_came_to_nothing_is_tried_again_by_resume_and_its_roll
     assert {rollout.outcome is None for rollout in rollouts} == {False}
     assert [consumed.outcome for consumed in first.consumed][: TASKS * GROUP] == ["invalid"] * TASKS * GROUP
     assert len(first.consumed) == 2 * TASKS * GROUP
+    assert {len(step.consumed) for step in others} == {TASKS * GROUP}
+
+
+@pytest.mark.parametrize("how", ["failed", "silent"])
+async def test_an_evaluation_that_came_to_nothing_is_made_again_by_resume(
+    store: LightningStore, tmp_path: Path, how: str
+) -> None:
+    async with agents(store, calls=0 if how == "silent" else 1, broken=how == "failed"):
+        for resume in (False, True):  # agents that are still broken end the resumed run, too
+            with pytest.raises((NoCallsError, AgentError)):
+                await loop(store, RememberingEngine(), tmp_path).run(resume)
+    async with agents(store):
+        assert await loop(store, RememberingEngine(), tmp_path).run(resume=True) == STEPS
+    greedy = await store.rollouts(RolloutQuery(run_id="run", mode="eval", step=0))
+    assert [one.replica for one in greedy if one.group_id.startswith("eval:0:greedy")] == [0, 1, 2]
+
+
+async def test_where_failures_count_as_zero_a_step_tried_again_samples_no_more_than_it_needs(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    algorithm = LightningRL(group_size=GROUP, minibatches=1, dynamic_sampling=True)
+
+    def made() -> RLLoop:
+        return loop(store, RememberingEngine(), tmp_path, val=[], algorithm=algorithm, on_failure="zero")
+
+    async with agents(store, broken=True):
+        with pytest.raises(AgentError):
+            await made().run(resume=False)
+    async with agents(store, reward_of=lambda claim: float(claim.rollout.replica)):
+        assert await made().run(resume=True) == STEPS
+    first, *others = await store.steps("run")
+    assert len(first.consumed) == 2 * TASKS * GROUP  # those that failed, and as many in their place
     assert {len(step.consumed) for step in others} == {TASKS * GROUP}

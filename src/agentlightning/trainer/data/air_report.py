@@ -1,7 +1,8 @@
-"""AIR report: rules over stored rollouts, the run's own or others that somebody wants to try.
+"""AIR in numbers: each rule's rewards and their agreement with the final reward, of a step or of a stored run.
 
-Driven by ``agl rewards air``. Nothing is run again and nothing is written: the rules see the same record that a worker sees
-as an attempt ends, so that the run's own rules say what is recorded.
+`rl/load_trajectories.py` counts the rewards on record; ``agl rewards air`` those of rules over stored rollouts, the run's
+own or others that somebody wants to try. Nothing is run again and nothing is written: the rules see the same record that a
+worker sees as an attempt ends, so that the run's own rules say what is recorded.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ from agentlightning.tracing.air import PREFIX, Air
 from agentlightning.types import Call, Mode, Reward, Rollout, Span
 
 R = TypeVar("R", Call, Span, Reward)
-
-"""Rollouts whose calls are read at a time: bounds memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +55,53 @@ class AirReport:
 
 
 @dataclass(slots=True)
-class _Tally:
-    sum: float = 0.0
+class RuleTally:
+    """Sums of one rule's rewards, or of all of them."""
+
+    total: float = 0.0
     count: int = 0
     pairs: defaultdict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
-    """By group: what it gave a rollout, and the rollout's own reward."""
+    """By group: its rewards of a rollout, and the rollout's own reward."""
+
+    @property
+    def agreement(self) -> float | None:
+        """Correlation of the two within groups; None where one of them never differs."""
+        return within_groups(self.pairs.values())
+
+
+class AirTally:
+    """Sums of the rules' rewards over rollouts, part by part."""
+
+    def __init__(self, rules: Iterable[str]) -> None:
+        self.rules = {name: RuleTally() for name in rules}
+        self.whole = RuleTally()
+        self.calls = 0
+
+    def add(self, rollouts: Sequence[Rollout], calls: Sequence[Call], rewards: Iterable[Reward]) -> None:
+        """Some rollouts with the calls of their latest attempts; other rewards than the rules' count nothing."""
+        self.calls += sum(call.agent != JUDGE for call in calls)
+        attempts = {rollout.id: rollout.attempt for rollout in rollouts}
+        earned = {rollout.id: dict.fromkeys(self.rules, 0.0) for rollout in rollouts}
+        for reward in rewards:
+            name = reward.name.removeprefix(PREFIX)
+            if reward.source == "air" and name in self.rules and attempts.get(reward.rollout_id) == reward.attempt:
+                self.rules[name].total += reward.value
+                self.rules[name].count += 1
+                earned[reward.rollout_id][name] += reward.value
+        for rollout in rollouts:
+            if rollout.reward is not None and math.isfinite(rollout.reward):
+                for name, value in earned[rollout.id].items():
+                    self.rules[name].pairs[rollout.group_id].append((value, rollout.reward))
+                self.whole.pairs[rollout.group_id].append((sum(earned[rollout.id].values()), rollout.reward))
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of a step by path; none without rules."""
+        if not self.rules:
+            return {}
+        found = {f"air/{name}/reward_mean": one.total / max(1, self.calls) for name, one in self.rules.items()}
+        found |= {f"air/{name}/share": one.count / max(1, self.calls) for name, one in self.rules.items()}
+        agreement = self.whole.agreement
+        return found if agreement is None else found | {"air/agreement": agreement}
 
 
 async def report_air(
@@ -74,10 +115,8 @@ async def report_air(
 ) -> AirReport:
     """The rules over the finished rollouts of a run, their latest attempts. NotFoundError where there is none; AgentError
     where a rule of the user's own fails."""
-    names = list(air.config.rules)
-    tallies = {name: _Tally() for name in names}
-    whole = _Tally()
-    rollouts = calls = recorded = unlike = 0
+    tally = AirTally(air.config.rules)
+    rollouts = recorded = unlike = 0
     query = RolloutQuery(run_id=run_id, mode=mode, step=step, states=["succeeded", "failed"], limit=limit)
     async for part in read_rollouts(store, query):
         ids = [rollout.id for rollout in part]
@@ -86,28 +125,27 @@ async def report_air(
         for rollout in part:
             key = rollout.id, rollout.attempt
             said = air.rewards(calls_of[key], spans_of[key])
-            own = [reward for reward in known[key] if reward.name.removeprefix(PREFIX) in tallies]
+            own = [reward for reward in known[key] if reward.name.removeprefix(PREFIX) in tally.rules]
             unlike += len({(one.id, one.value) for one in said} ^ {(one.id, one.value) for one in own})
             recorded += len(own)
             rollouts += 1
-            calls += sum(call.agent != JUDGE for call in calls_of[key])
-            _add(tallies, whole, rollout, said)
+            tally.add([rollout], calls_of[key], said)
     if not rollouts:
         raise NotFoundError(f"{run_id}: no rollout that has finished matches")
     return AirReport(
         rollouts=rollouts,
-        calls=calls,
+        calls=tally.calls,
         rules=[
             RuleReport(
                 rule=name,
-                share=one.count / max(1, calls),
-                a_call=one.sum / max(1, calls),
-                a_rollout=one.sum / rollouts,
-                agreement=within_groups(one.pairs.values()),
+                share=one.count / max(1, tally.calls),
+                a_call=one.total / max(1, tally.calls),
+                a_rollout=one.total / rollouts,
+                agreement=one.agreement,
             )
-            for name, one in tallies.items()
+            for name, one in tally.rules.items()
         ],
-        agreement=within_groups(whole.pairs.values()),
+        agreement=tally.whole.agreement,
         recorded=recorded,
         unlike_record=unlike,
     )
@@ -127,21 +165,6 @@ def within_groups(pairs: Iterable[Sequence[tuple[float, float]]]) -> float | Non
         ys += [y - y0 for _, y in group]
     scale = math.sqrt(math.fsum(x * x for x in xs) * math.fsum(y * y for y in ys))
     return math.fsum(x * y for x, y in zip(xs, ys, strict=True)) / scale if scale > 1e-9 else None
-
-
-def _add(tallies: dict[str, _Tally], whole: _Tally, rollout: Rollout, said: Sequence[Reward]) -> None:
-    earned = dict.fromkeys(tallies, 0.0)
-    for reward in said:
-        name = reward.name.removeprefix(PREFIX)
-        earned[name] += reward.value
-        tallies[name].count += 1
-    for name, value in earned.items():
-        tallies[name].sum += value
-    if rollout.reward is None:
-        return
-    for name, value in earned.items():
-        tallies[name].pairs[rollout.group_id].append((value, rollout.reward))
-    whole.pairs[rollout.group_id].append((sum(earned.values()), rollout.reward))
 
 
 def _by_attempt(records: Iterable[R]) -> defaultdict[tuple[str, int], list[R]]:

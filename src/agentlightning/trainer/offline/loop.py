@@ -77,6 +77,7 @@ class OfflineLoop(TrainingLoop):
         return step  # each step's batch follows from the seed and its number
 
     async def train_step(self, step: int) -> Metrics:
+        self.progress.phase(f"learn: {self.algorithm.name}", step - 1, self.config.trainer.steps)
         batch = [self.train[position] for position in self.order.step(step)]
         metrics = await self._learn(batch, self.learning_rate(step))
         return metrics | {"epoch": step * self.config.trainer.tasks_per_step / len(self.train)}

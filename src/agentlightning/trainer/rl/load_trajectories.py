@@ -17,8 +17,8 @@ from agentlightning.errors import AgentError
 from agentlightning.store.base import BROKEN, BROKEN_SPANS, LightningStore, broken_counts
 from agentlightning.tracing.agent_names import named_calls
 from agentlightning.trainer.collect import check_calls_recorded
+from agentlightning.trainer.data.air_report import AirTally
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.rl.air_metrics import AirTally
 from agentlightning.types import Call, Rollout, Trajectory
 
 MAX_ROLLOUTS = 128

@@ -153,8 +153,7 @@ class RLLoop(TrainingLoop):
             await loaded.add(batch.rollouts)
             plan = await self.planner.plan(step, loaded, staleness, ids)
         fresh = {rollout.group_id for rollout in batch.rollouts if plan.outcomes.get(rollout.id) != "stale"}
-        useful = batch.groups - len(ids - fresh) - len(plan.resample)
-        return plan, max(0, wanted - useful)
+        return plan, max(0, wanted - len((batch.groups & fresh) - set(plan.resample)))
 
     async def _again(self, step: Step) -> StepPlan:
         """The plan of a step's stored list."""

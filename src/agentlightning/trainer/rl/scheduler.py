@@ -33,14 +33,14 @@ class StepBatch:
 
     rollouts: list[Rollout] = field(default_factory=list)
     """To learn from, group by group, in an order that the seed and the groups' numbers decide."""
-    groups: int = 0
-    """Number of their groups, without those that failed throughout in an earlier process."""
+    groups: set[str] = field(default_factory=set)
+    """Ids of their groups, without those that failed throughout in an earlier process."""
     discarded: dict[str, Outcome] = field(default_factory=dict)
     """Cancelled rollouts, and those that no step will need, by id: stale or overprovisioned."""
 
     def extend(self, other: StepBatch) -> None:
         self.rollouts += other.rollouts
-        self.groups += other.groups
+        self.groups |= other.groups
         self.discarded |= other.discarded
 
 
@@ -207,7 +207,7 @@ class GroupScheduler:
     async def _add(self, batch: StepBatch, count: int, staleness: Staleness | None, on_progress: OnProgress) -> None:
         for group in await self._complete(batch, count, staleness, on_progress):
             del self._outstanding[group.number]
-            batch.groups += 1
+            batch.groups.add(group.rollouts[0].group_id)
             cancelled = [rollout for rollout in group.rollouts if rollout.state == "cancelled"]
             batch.rollouts += [rollout for rollout in group.rollouts if rollout.state != "cancelled"]
             batch.discarded |= {one.id: _why_cancelled(one, staleness) for one in cancelled}
