@@ -43,38 +43,40 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """One policy's numbers so far."""
+    """One policy's numbers so far. A number that is not known yet is NaN, with which every comparison is false."""
 
     steps: Sequence[JSON]
     base: JSON
     """Its evaluations before training."""
 
-    def values(self, name: str) -> list[float]:
-        """One number per step that has it; what is not a finite number is NaN."""
-        return [_number(row[name]) for row in self.steps if name in row]
+    def values(self, name: str, per: str | None = None) -> list[float]:
+        """One number per step that has it, divided by that of `per`; what is not a finite number is NaN."""
+        if per is None:
+            found = [_number(row[name]) for row in self.steps if name in row]
+        else:
+            found = [_number(row[name]) / _number(row[per]) for row in self.steps if row.get(per) and name in row]
+        return [value if math.isfinite(value) else math.nan for value in found]
 
-    def late(self, name: str) -> float | None:
-        """Mean over the last LATE steps; None where there are fewer, or where one is not finite."""
-        return _mean(self.values(name)[-LATE:], LATE)
-
-    def lasting(self, name: str) -> float | None:
-        """The least of the last SHORT steps: what all of them reach; None as above."""
-        values = self.values(name)[-SHORT:]
-        return min(values) if len(values) == SHORT and all(map(math.isfinite, values)) else None
-
-    def early(self, name: str) -> float | None:
+    def early(self, name: str, per: str | None = None) -> float:
         """Mean over the first EARLY steps, once there are LATE others."""
-        values = self.values(name)
-        return _mean(values[:EARLY], EARLY) if len(values) >= EARLY + LATE else None
+        values = self.values(name, per)
+        return statistics.fmean(values[:EARLY]) if len(values) >= EARLY + LATE else math.nan
+
+    def late(self, name: str, per: str | None = None) -> float:
+        """Mean over the last LATE steps, once there are as many."""
+        values = self.values(name, per)
+        return statistics.fmean(values[-LATE:]) if len(values) >= LATE else math.nan
+
+    def lasting(self, name: str, per: str | None = None) -> float:
+        """The least of the last SHORT steps, once there are as many: what all of them reach."""
+        values = self.values(name, per)[-SHORT:]
+        return min(values) if len(values) == SHORT and not any(map(math.isnan, values)) else math.nan
 
     def reward_rose(self) -> bool:
         """True where the reward rose by a quarter of its spread: then a change was not for the worse."""
-        before, now, spread = (
-            self.early("train/reward_mean"),
-            self.late("train/reward_mean"),
-            self.early("train/reward_std"),
-        )
-        return before is not None and now is not None and now > before + 0.25 * (spread or 0.0)
+        rose = self.late("train/reward_mean") - self.early("train/reward_mean")
+        spread = self.early("train/reward_std")
+        return rose > (0.0 if math.isnan(spread) else 0.25 * spread)
 
 
 HealthCheck = Callable[[History], str | None]
@@ -110,12 +112,21 @@ def new_alarms(rows: Sequence[JSON], rules: Mapping[str, HealthCheck]) -> list[A
     return now
 
 
+def at_least(bound: float, name: str, text: str, per: str | None = None) -> HealthCheck:
+    """Warns with `text`, which has a place for the number, where the last SHORT steps all reach the bound."""
+
+    def check(history: History) -> str | None:
+        value = history.lasting(name, per)
+        return text.format(value) if value >= bound else None
+
+    return check
+
+
 def base_success_low(history: History) -> str | None:
-    share = _base(history, "share_above_min")
-    if share is None or share >= MIN_SUCCESS or _all_good(history):
+    share, tasks = _base(history, "share_above_min"), _base(history, "tasks")
+    if not share < MIN_SUCCESS or _all_good(history):
         return None
-    tasks = _base(history, "tasks")
-    told = "the held-out tasks" if tasks is None else f"{tasks:.0f} held-out tasks"
+    told = "the held-out tasks" if math.isnan(tasks) else f"{tasks:.0f} held-out tasks"
     return (
         f"before training {share:.0%} of {told} earn more than the lowest reward; in most groups all rollouts fail "
         "alike, and nothing can be learned from them: begin with easier tasks, imitate a better model first (agl train "
@@ -124,19 +135,16 @@ def base_success_low(history: History) -> str | None:
 
 
 def base_success_perfect(history: History) -> str | None:
-    share = _base(history, "share_below_max")
-    if share is None or share > 1 - MAX_SUCCESS or not _all_good(history):
+    if not _all_good(history):
         return None
     return (
-        f"before training all but {share:.0%} of the held-out tasks earn the highest reward: there is nothing to learn; "
-        "take harder tasks, or a reward that tells good from better"
+        f"before training all but {_base(history, 'share_below_max'):.0%} of the held-out tasks earn the highest reward: "
+        "there is nothing to learn; take harder tasks, or a reward that tells good from better"
     )
 
 
 def not_finite(history: History) -> str | None:
-    if not history.steps:
-        return None
-    row = history.steps[-1]
+    row = history.steps[-1] if history.steps else {}
     bad = [name for name, value in row.items() if name not in NOT_NUMBERS and not math.isfinite(_number(value))]
     if not bad:
         return None
@@ -148,12 +156,12 @@ def not_finite(history: History) -> str | None:
 
 def no_signal(history: History) -> str | None:
     share = history.lasting("train/zero_variance")
-    if share is None or share < 0.95:
+    if not share >= 0.95:
         return None
     told = f"nothing could be learned from {share:.0%} of the last {SHORT} steps' rollouts: "
-    if (history.lasting("train/solved_groups") or 0.0) >= 0.5:
+    if history.lasting("train/solved_groups") >= 0.5:
         return told + "most tasks are solved by every rollout; end here, or take harder tasks"
-    if (history.lasting("train/unsolved_groups") or 0.0) >= 0.5:
+    if history.lasting("train/unsolved_groups") >= 0.5:
         return told + (
             "most tasks are failed by every rollout; take easier tasks, reward partial success, raise "
             "algorithm.group_size; if they were solved before, lower trainer.learning_rate and go back to a checkpoint"
@@ -166,7 +174,7 @@ def no_signal(history: History) -> str | None:
 
 def entropy_gone(history: History) -> str | None:
     before, now = history.early("policy/entropy"), history.late("policy/entropy")
-    if before is None or now is None or now >= 0.1 * before or (history.late("train/solved_groups") or 0.0) >= 0.5:
+    if not now < 0.1 * before or history.late("train/solved_groups") >= 0.5:
         return None
     return (
         f"entropy fell from {before:.3g} to {now:.3g} nats per token while tasks are left unsolved: rollouts of a task "
@@ -185,7 +193,7 @@ def ratio_exploding(history: History) -> str | None:
     signs = []
     if grown and (grown[-1] >= 1.0 or (len(grown) >= SHORT and min(grown[-SHORT:]) >= 0.2)):  # a nat is no noise
         signs.append(f"the divergence from the sampler grows by {grown[-1]:.3g} nats per token within a step")
-    if clipped is not None and clipped >= 0.3:
+    if clipped >= 0.3:
         signs.append(f"{clipped:.0%} of the tokens are clipped")
     if not signs:
         return None
@@ -197,10 +205,10 @@ def ratio_exploding(history: History) -> str | None:
 
 def sampler_gap(history: History) -> str | None:
     gap = history.lasting("policy/sampler_gap")
-    if gap is None or gap < 0.01:
+    if not gap >= 0.01:
         return None
     told = f"sampler and learner disagree by {gap:.3g} nats per token before the first update: "
-    if (history.lasting("rollout/staleness_mean") or 0.0) > 0:
+    if history.lasting("rollout/staleness_mean") > 0:
         return told + (
             "rollouts are older than the correction can bear; lower trainer.max_staleness, or take algorithm.importance or "
             "algorithm.ratio_mask"
@@ -213,10 +221,9 @@ def sampler_gap(history: History) -> str | None:
 
 def gradient_exploding(history: History) -> str | None:
     norms = history.values("train/grad_norm")
-    now = history.lasting("train/grad_norm")
-    if len(norms) < EARLY + LATE or now is None:
+    if len(norms) < EARLY + LATE:
         return None
-    usual = statistics.median(norms[:-SHORT])
+    now, usual = history.lasting("train/grad_norm"), statistics.median(norms[:-SHORT])
     if not now > 20 * usual > 0:
         return None
     return (
@@ -225,19 +232,9 @@ def gradient_exploding(history: History) -> str | None:
     )
 
 
-def kl_running_away(history: History) -> str | None:
-    distance = history.lasting("policy/ref_kl")
-    if distance is None or distance < 0.5:
-        return None
-    return (
-        f"the policy is {distance:.3g} nats per token away from its reference: raise algorithm.kl, or lower "
-        "trainer.learning_rate"
-    )
-
-
 def turns_collapsing(history: History) -> str | None:
     before, now = history.early("rollout/turns"), history.late("rollout/turns")
-    if before is None or now is None or before < 1.5 or now - 1 > 0.3 * (before - 1) or history.reward_rose():
+    if not (before >= 1.5 and now - 1 <= 0.3 * (before - 1)) or history.reward_rose():
         return None
     return (
         f"rollouts had {before:.1f} calls and have {now:.1f}, and earn no more: the agent gives up its tools or ends early; "
@@ -246,15 +243,9 @@ def turns_collapsing(history: History) -> str | None:
 
 
 def answers_growing(history: History) -> str | None:
-    lengths = [
-        _number(row["train/tokens_sampled"]) / _number(row["rollout/count"])
-        for row in history.steps
-        if row.get("rollout/count") and "train/tokens_sampled" in row
-    ]
-    if len(lengths) < EARLY + LATE:
-        return None
-    before, now = _mean(lengths[:EARLY], EARLY), _mean(lengths[-LATE:], LATE)
-    if before is None or now is None or now < 3 * before or history.reward_rose():
+    tokens = "train/tokens_sampled", "rollout/count"
+    before, now = history.early(*tokens), history.late(*tokens)
+    if not now >= 3 * before or history.reward_rose():
         return None
     return (
         f"a rollout samples {now:.0f} tokens, {before:.0f} at the beginning, and earns no more: lower model.max_tokens, "
@@ -264,13 +255,11 @@ def answers_growing(history: History) -> str | None:
 
 def reward_falling(history: History) -> str | None:
     rewards, spreads = history.values("train/reward_mean"), history.values("train/reward_std")
-    if len(rewards) < 2 * SHORT or len(spreads) != len(rewards) or not all(map(math.isfinite, rewards + spreads)):
+    if len(rewards) < 2 * SHORT or len(spreads) != len(rewards) or any(map(math.isnan, rewards + spreads)):
         return None
     means = [statistics.fmean(rewards[at : at + SHORT]) for at in range(len(rewards) - SHORT + 1)]
     best = max(range(len(means)), key=lambda at: means[at])
-    # Of normal noise the median of |differences| is 0.954 deviations; unlike these it ignores a fall that comes at once.
-    noise = statistics.median(abs(one - other) for one, other in pairwise(rewards)) / 0.954
-    least = max(4 * noise * math.sqrt(2 / SHORT), 0.25 * statistics.fmean(spreads[best : best + SHORT]))
+    least = max(4 * _noise(rewards) * math.sqrt(2 / SHORT), 0.25 * statistics.fmean(spreads[best : best + SHORT]))
     if means[best] - means[-1] <= least:
         return None
     step = history.steps[best + SHORT - 1]["step"]
@@ -282,13 +271,13 @@ def reward_falling(history: History) -> str | None:
 
 def reward_flat(history: History) -> str | None:
     rewards = history.values("train/reward_mean")[-FLAT:]
-    if len(rewards) < FLAT or not all(map(math.isfinite, rewards)):
+    if len(rewards) < FLAT or any(map(math.isnan, rewards)):
         return None
-    if (history.late("train/solved_groups") or 0.0) >= 0.5 or (history.late("train/zero_variance") or 0.0) >= 0.95:
+    if history.late("train/solved_groups") >= 0.5 or history.late("train/zero_variance") >= 0.95:
         return None  # all is learned, or no_signal tells why nothing can be
     before, now = statistics.fmean(rewards[: FLAT // 2]), statistics.fmean(rewards[FLAT // 2 :])
-    noise = statistics.median(abs(one - other) for one, other in pairwise(rewards)) / 0.954
-    if abs(now - before) > 2 * noise * math.sqrt(4 / FLAT):  # deviations of the difference of two means of FLAT / 2
+    # Twice the deviation of the difference of two means of FLAT / 2.
+    if abs(now - before) > 2 * _noise(rewards) * math.sqrt(4 / FLAT):
         return None
     return (
         f"the reward has been flat for {FLAT} steps, at {now:.3f}: look at some rollouts with agl rollouts list, take more "
@@ -296,86 +285,72 @@ def reward_flat(history: History) -> str | None:
     )
 
 
-def rollouts_failing(history: History) -> str | None:
-    shares = [
-        _number(row["rollout/failed"]) / row["rollout/count"]
-        for row in history.steps[-SHORT:]
-        if row.get("rollout/count") and "rollout/failed" in row
-    ]
-    if len(shares) < SHORT or min(shares) < 0.5:
-        return None
-    return (
-        f"{min(shares):.0%} of the last {SHORT} steps' rollouts failed: see agl rollouts list RUN --state failed; "
-        "mend the agent, or raise agent.timeout_s or agent.max_attempts"
-    )
-
-
-def prompts_forking(history: History) -> str | None:
-    share = history.lasting("rollout/forked_share")
-    if share is None or share < 0.3:
-        return None
-    return (
-        f"{share:.0%} of the calls do not continue the tokens of the call before: what was sampled there is trained apart "
-        "from what followed; agl rollouts drift RUN names the causes"
-    )
-
-
 HEALTH_CHECKS: dict[str, HealthCheck] = {
-    rule.__name__: rule
-    for rule in (
-        base_success_low,
-        base_success_perfect,
-        not_finite,
-        no_signal,
-        entropy_gone,
-        ratio_exploding,
-        sampler_gap,
-        gradient_exploding,
-        kl_running_away,
-        turns_collapsing,
-        answers_growing,
-        reward_falling,
-        reward_flat,
-        rollouts_failing,
-        prompts_forking,
-    )
+    "base_success_low": base_success_low,
+    "base_success_perfect": base_success_perfect,
+    "not_finite": not_finite,
+    "no_signal": no_signal,
+    "entropy_gone": entropy_gone,
+    "ratio_exploding": ratio_exploding,
+    "sampler_gap": sampler_gap,
+    "gradient_exploding": gradient_exploding,
+    "kl_running_away": at_least(
+        0.5,
+        "policy/ref_kl",
+        "the policy is {:.3g} nats per token away from its reference: raise algorithm.kl, or lower trainer.learning_rate",
+    ),
+    "turns_collapsing": turns_collapsing,
+    "answers_growing": answers_growing,
+    "reward_falling": reward_falling,
+    "reward_flat": reward_flat,
+    "rollouts_failing": at_least(
+        0.5,
+        "rollout/failed",
+        f"{{:.0%}} of the last {SHORT} steps' rollouts failed: see agl rollouts list RUN --state failed; mend the agent, or "
+        "raise agent.timeout_s or agent.max_attempts",
+        per="rollout/count",
+    ),
+    "prompts_forking": at_least(
+        0.3,
+        "rollout/forked_share",
+        "{:.0%} of the calls do not continue the tokens of the call before: what was sampled there is trained apart from "
+        "what followed; agl rollouts drift RUN names the causes",
+    ),
 }
 
 OFFLINE_HEALTH_CHECKS = {name: HEALTH_CHECKS[name] for name in ("not_finite", "gradient_exploding")}
 """The checks of an offline run, where nothing is sampled."""
 
 
-def _base(history: History, what: str) -> float | None:
-    """From the evaluation at temperature 1, else the greedy one; None once training has gone on for a while.
+def _base(history: History, what: str) -> float:
+    """From the evaluation at temperature 1, else the greedy one; NaN once training has gone on for a while.
 
     The greedy one comes first and says less: a model that never succeeds greedily may succeed often enough to learn. It
     counts where a step was made and there was no other.
     """
-    if len(history.steps) >= EARLY:
-        return None
-    for kind in ("sampled", "greedy") if history.steps else ("sampled",):
-        value = history.base.get(f"eval/{kind}/{what}")
-        if value is not None:
-            return _number(value)
-    return None
+    kinds = () if len(history.steps) >= EARLY else ("sampled", "greedy") if history.steps else ("sampled",)
+    paths = (f"eval/{kind}/{what}" for kind in kinds)
+    return next((_number(history.base[path]) for path in paths if path in history.base), math.nan)
 
 
 def _all_good(history: History) -> bool:
     """True where the base model earns the highest reward almost everywhere; where all earn the same, above 0 is good."""
-    below = _base(history, "share_below_max")
     mean = history.base.get("eval/sampled/reward_mean", history.base.get("eval/greedy/reward_mean"))
-    return below is not None and below <= 1 - MAX_SUCCESS and _number(mean) > 0
+    return _base(history, "share_below_max") <= 1 - MAX_SUCCESS and _number(mean) > 0
+
+
+def _noise(rewards: Sequence[float]) -> float:
+    """Their standard deviation about a slow trend.
+
+    Of normal noise the median of |differences| is 0.954 deviations; unlike these it ignores a fall that comes at once.
+    """
+    return statistics.median(abs(one - other) for one, other in pairwise(rewards)) / 0.954
 
 
 def _of_policy(row: JSON, policy: str) -> JSON:
     """The fields of a row that are about this policy, by their plain names."""
     own = {name.removeprefix(policy): value for name, value in row.items() if name.startswith(policy)}
     return own | {name: row[name] for name in NOT_NUMBERS if name in row}
-
-
-def _mean(values: Sequence[float], count: int) -> float | None:
-    """Of exactly `count` finite numbers."""
-    return statistics.fmean(values) if len(values) == count and all(map(math.isfinite, values)) else None
 
 
 def _number(value: object) -> float:
