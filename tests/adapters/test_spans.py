@@ -10,10 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from span_samples import a_span, agent, model, tool
 
-from agentlightning.adapters.spans import ModelCall, model_calls, tool_uses
+from agentlightning.adapters import spans as adapter
+from agentlightning.adapters.semantics import ToolUse
+from agentlightning.adapters.span_tree import SpanTree
+from agentlightning.adapters.spans import ModelCall
 from agentlightning.types import JSON, Span
 
 ASK: list[JSON] = [{"role": "user", "content": "What year is it?"}]
+
+
+def model_calls(spans: list[Span]) -> list[ModelCall]:
+    return adapter.model_calls(SpanTree(spans))
+
+
+def tool_uses(spans: list[Span]) -> list[ToolUse]:
+    return adapter.tool_uses(SpanTree(spans))
 
 
 def asked(name: str, at: int, answer: Any, prompt: list[JSON] | None = None, parent: str = "agent") -> Span:
@@ -175,9 +186,9 @@ def test_the_calls_of_two_agents_are_not_mixed() -> None:
     assert calls["theirs"].messages == ASK
 
 
-def test_mending_can_be_left_out() -> None:
+def test_a_call_says_that_its_prompt_was_put_together() -> None:
     spans = [agent("agent"), asked("one", 1, wants("clock"), ASK), ran("tool", 3, "2025"), asked("two", 5, "2025.")]
-    assert [call.messages is None for call in model_calls(spans, mend=False)] == [False, True]
+    assert [call.mended for call in model_calls(spans)] == [False, True]
 
 
 def test_a_call_that_failed_or_gave_nothing_cannot_be_learned_from() -> None:

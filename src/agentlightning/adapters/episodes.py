@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from agentlightning.adapters.any_message import message_of, messages_of, tool_definitions
-from agentlightning.adapters.sdk_spans import is_sdk_span, sdk_span
+from agentlightning.adapters.sdk_spans import sdk_span
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.adapters.spans import ModelCall, model_calls
 from agentlightning.errors import DataError, RewardError
@@ -51,17 +51,13 @@ def episodes_of_row(row: Any, task_fields: Sequence[str] = ()) -> list[Episode] 
 
     task_fields: fields of the row that belong to the task, such as the right answer, for reward functions to see.
     """
-    if isinstance(row, list) and row and all(map(is_sdk_span, row)):
-        return [episode_of_spans([span for one in row if (span := sdk_span(one)) is not None])]
     if not isinstance(row, dict):
         return None
     for recognises, read in FORMATS.values():
         if recognises(row):
             try:
                 found = read(row)
-            except ApiError as refusal:
-                raise DataError(str(refusal)) from None
-            except RewardError as wrong:
+            except (ApiError, RewardError) as wrong:
                 raise DataError(str(wrong)) from None
             more = {name: row[name] for name in task_fields if name in row}
             return [replace(one, task={**one.task, **more}) for one in found]
@@ -201,10 +197,7 @@ def _intercode(row: JSON) -> list[Episode]:
     Its episodes earn the best of their turns' rewards, as InterCode scores them.
     """
     history = row["turn_history"]
-    actions, observations = (
-        _listed(history, "actions", "turn_history"),
-        _listed(history, "observations", "turn_history"),
-    )
+    actions, observations = (_listed(history, name, "turn_history") for name in ("actions", "observations"))
     messages: list[JSON] = [{"role": "user", "content": str(row["query"])}]
     for place, action in enumerate(actions):
         messages.append({"role": "assistant", "content": str(action)})
@@ -310,8 +303,8 @@ def _conversation(value: Any, name: str) -> list[JSON]:
         read = [message_of(one) for one in value]
         found = [
             message if weight is None else {**message, "weight": weight}
-            for ofone, weight in zip(read, weights, strict=True)
-            for message in ofone
+            for entry, weight in zip(read, weights, strict=True)
+            for message in entry
         ]
         found = found if all(read) else []  # half of a conversation never counts as whole
     else:

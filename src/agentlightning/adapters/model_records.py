@@ -100,7 +100,7 @@ def preference_row(better: Sequence[Call], worse: Sequence[Call]) -> JSON | None
     same way.
     """
     rows = [conversations(better), conversations(worse)]
-    if any(len(ofone) != 1 for ofone in rows):
+    if any(len(of_rollout) != 1 for of_rollout in rows):
         return None
     first, second = rows[0][0]["messages"], rows[1][0]["messages"]
     shortest = min(len(first), len(second))

@@ -70,6 +70,21 @@ TOOL_RESULTS = (
 TOOL_CALL_IDS = ("gen_ai.tool.call.id", "tool_call.id", "tool.id", "ai.toolCall.id")
 TOOL_NAMES = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")
 
+PROMPT_TOKENS = (
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.prompt_tokens",
+    "llm.token_count.prompt",
+    "ai.usage.promptTokens",
+    "ai.usage.inputTokens",
+)
+SAMPLED_TOKENS = (
+    "gen_ai.usage.output_tokens",
+    "gen_ai.usage.completion_tokens",
+    "llm.token_count.completion",
+    "ai.usage.completionTokens",
+    "ai.usage.outputTokens",
+)
+
 PREBUILT_NODES = frozenset({"agent", "model", "call_model", "tools"})
 """Nodes within LangGraph's prebuilt agents."""
 
@@ -204,29 +219,12 @@ def model_of(span: Span) -> str:
 
 def usage_of(span: Span) -> JSON:
     """prompt_tokens and sampled_tokens of a model call, those that are known."""
-    names = {
-        "prompt_tokens": (
-            "gen_ai.usage.input_tokens",
-            "gen_ai.usage.prompt_tokens",
-            "llm.token_count.prompt",
-            "ai.usage.promptTokens",
-            "ai.usage.inputTokens",
-        ),
-        "sampled_tokens": (
-            "gen_ai.usage.output_tokens",
-            "gen_ai.usage.completion_tokens",
-            "llm.token_count.completion",
-            "ai.usage.completionTokens",
-            "ai.usage.outputTokens",
-        ),
-    }
     usage: JSON = {}
-    for name, keys in names.items():
-        for key in keys:
-            value = span.attributes.get(key)
-            if isinstance(value, int | float) and not isinstance(value, bool) and value == value and 0 <= value < 1e9:
-                usage[name] = int(value)
-                break
+    for name, keys in (("prompt_tokens", PROMPT_TOKENS), ("sampled_tokens", SAMPLED_TOKENS)):
+        counts = (span.attributes.get(key) for key in keys)
+        known = (count for count in counts if isinstance(count, int | float) and not isinstance(count, bool))
+        count = next((count for count in known if 0 <= count < 1e9), None)  # NaN is in no range
+        usage |= {} if count is None else {name: int(count)}
     return usage
 
 

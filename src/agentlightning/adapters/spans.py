@@ -8,7 +8,7 @@ Reward functions, imports of traces and the views on a rollout drive it. Broken 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TypeVar
@@ -63,13 +63,12 @@ class ModelCall:
         return None
 
 
-def model_calls(spans: Iterable[Span] | SpanTree, *, mend: bool = True) -> list[ModelCall]:
+def model_calls(tree: SpanTree) -> list[ModelCall]:
     """The model calls in order of time, one for each that was made.
 
     A call that several layers of a framework recorded, each within the other, is one: the innermost span counts, and
-    what it lacks is taken from those around it. mend: put prompts together that were not recorded; see `mended`.
+    what it lacks is taken from those around it. Prompts that were not recorded are put together; see `mended`.
     """
-    tree = spans if isinstance(spans, SpanTree) else SpanTree(spans)
     models = [span for span in tree.spans if role_of(span) == "model"]
     outer = {parent.id for span in models if (parent := tree.parent(span)) is not None}
     layers = [
@@ -78,12 +77,11 @@ def model_calls(spans: Iterable[Span] | SpanTree, *, mend: bool = True) -> list[
         if span.id not in outer
     ]
     calls = sorted((_model_call(each, tree) for each in layers), key=lambda one: (one.started_ns, one.span_id))
-    return mended(calls, tree) if mend else calls
+    return mended(calls, tree)
 
 
-def tool_uses(spans: Iterable[Span] | SpanTree) -> list[ToolUse]:
+def tool_uses(tree: SpanTree) -> list[ToolUse]:
     """The tools that ran, in order of time."""
-    tree = spans if isinstance(spans, SpanTree) else SpanTree(spans)
     return [use for span in tree.spans if (use := tool_use(span)) is not None]
 
 

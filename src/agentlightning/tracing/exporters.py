@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import aiohttp
 from opentelemetry.util.re import parse_env_headers
@@ -36,25 +37,19 @@ class ExportRejected(AgentLightningError):
     """The collector does not take the traces, and would not if they were sent again."""
 
 
-class TraceExporter(Protocol):
-    """A destination of traces; an async context manager."""
+class TraceExporter(AbstractAsyncContextManager["TraceExporter", None]):
+    """A destination of traces."""
 
-    async def __aenter__(self) -> Self: ...
+    rejected = 0
+    """Spans that were accepted and then not kept, by what the other side says."""
+    reason = ""
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None: ...
-
-    rejected: int
-    """Spans that were taken and then not kept, by what the other side says."""
-    reason: str
-
+    @abstractmethod
     async def send(self, spans: Sequence[Span], resource: JSON) -> None:
         """Durable, or with the collector, on return. Raises ExportRejected."""
-        ...
 
 
-class OtlpHttpExporter:
+class OtlpHttpExporter(TraceExporter):
     """An OTLP/HTTP endpoint (protobuf, gzip).
 
     headers: sent with every request. timeout_s: how long the collector may be away. first_pause_s: between the first two
@@ -73,8 +68,6 @@ class OtlpHttpExporter:
         self._timeout_s = timeout_s
         self._first_pause_s = first_pause_s
         self._session: aiohttp.ClientSession | None = None
-        self.rejected = 0
-        self.reason = ""
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S))
@@ -120,13 +113,11 @@ class OtlpHttpExporter:
         return None
 
 
-class OtlpFileExporter:
+class OtlpFileExporter(TraceExporter):
     """A new file of one OTLP/JSON request a line, as the OpenTelemetry Collector's file exporter writes and reads it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.rejected = 0
-        self.reason = ""
 
     async def __aenter__(self) -> Self:
         try:

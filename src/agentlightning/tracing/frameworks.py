@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from agentlightning.adapters.semantics import graph_node
+from agentlightning.adapters.semantics import first_text, graph_node
 
 _NAMED: ContextVar[str] = ContextVar("agentlightning_agent")
 
@@ -163,10 +163,7 @@ FRAMEWORKS: tuple[Framework, ...] = (OpenAIAgents(), AutoGen(), LangChain(), Spa
 
 def agent_named_by(attributes: Mapping[str, Any]) -> str | None:
     """The agent that a span's own attributes name."""
-    for name in NAME_ATTRIBUTES:
-        if (found := _text(attributes.get(name))) is not None:
-            return found
-    return None
+    return first_text(attributes, NAME_ATTRIBUTES)
 
 
 INHERITED = "_agl_agent"

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from agentlightning.adapters.semantics import ToolUse, tool_use
+from agentlightning.rendering.call_chain import call_chain, chain_tools
 from agentlightning.types import ABANDONED, JSON, Call, Span
 
 FAILED = re.compile(
@@ -171,7 +172,7 @@ class _Steps:
         for call in calls:
             if call.finish_reason == ABANDONED:
                 continue
-            step = CallStep(call=call, tools=_tools(call, given))
+            step = CallStep(call=call, tools=chain_tools(call_chain(call, given)))
             for name_id, name, arguments in parse_tool_calls(call.completion):
                 use = ToolExecution(name=name, arguments=arguments, asked=True, id=name_id)
                 step.tool_calls.append(use)
@@ -328,16 +329,6 @@ class _Tree:
 def _last(found: Sequence[CallStep], before_ns: int) -> CallStep | None:
     at = bisect_right(found, before_ns, key=lambda step: step.call.finished_ns)
     return found[at - 1] if at else None
-
-
-def _tools(call: Call, given: dict[str, Call]) -> list[JSON] | None:
-    """Those of the call, else of the nearest one that it continues; a parent may have finished after its child."""
-    known: set[str] = set()
-    node: Call | None = call
-    while node is not None and node.tools is None and node.id not in known:
-        known.add(node.id)
-        node = given.get(node.parent_id or "")
-    return None if node is None else node.tools
 
 
 def _goes_on(one: CallStep | None, step: CallStep) -> None:

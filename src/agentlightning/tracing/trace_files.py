@@ -59,11 +59,9 @@ class TraceFileReader:
             self._gather(taken.spans)
         elif is_sdk_span(value):
             self._gather([span] if (span := sdk_span(value)) is not None else [])
-        elif isinstance(value, list) and not (value and all(map(is_sdk_span, value))):
+        elif isinstance(value, list):
             for number, one in enumerate(value, 1):
                 yield from self._of_value(f"{place}, entry {number}", one)
-        elif isinstance(value, list):
-            self._gather([span for one in value if (span := sdk_span(one)) is not None])
         else:
             yield from self._of_row(place, value)
 
