@@ -7,7 +7,6 @@ of any-agent. What is not recognised is no message (None): nothing is made up, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from agentlightning.adapters.semantics import plain_result, written
@@ -239,8 +238,3 @@ def _result_text(result: Any) -> str:
 
 def _first(table: JSON, *names: str) -> Any:
     return next((table[name] for name in names if table.get(name) is not None), None)
-
-
-def same_calls(one: Sequence[JSON], other: Sequence[JSON]) -> bool:
-    """True where two lists of tool calls name the same functions in the same order."""
-    return [call["function"]["name"] for call in one] == [call["function"]["name"] for call in other]

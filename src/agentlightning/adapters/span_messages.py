@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentlightning.adapters.any_message import assistant_of, message_of, messages_of, same_calls, tool_definitions
+from agentlightning.adapters.any_message import assistant_of, message_of, messages_of, tool_definitions
 from agentlightning.adapters.semantics import json_of, read_json, text_of
 from agentlightning.types import JSON, Span
 
@@ -176,17 +176,22 @@ def _details(span: Span) -> list[Mapping[str, Any]]:
 DETAILS = "gen_ai.client.inference.operation.details"
 
 
-# --- OpenInference --------------------------------------------------------------------------------------------------
+# --- lists that are flattened into attributes: OpenInference; OpenLLMetry (traceloop) and LangSmith -----------------
 
 
-def _openinference_prompt(span: Span) -> list[JSON] | None:
-    listed = flattened(span.attributes, "llm.input_messages.")
-    return messages_of([_openinference_message(one) for one in listed]) if listed else None
+def _flat_prompt(prefix: str, message: Callable[[JSON], JSON]) -> Callable[[Span], list[JSON] | None]:
+    def read(span: Span) -> list[JSON] | None:
+        return messages_of([message(one) for one in flattened(span.attributes, prefix)])
+
+    return read
 
 
-def _openinference_answer(span: Span) -> JSON | None:
-    listed = flattened(span.attributes, "llm.output_messages.")
-    return assistant_of({**_openinference_message(listed[0]), "role": "assistant"}) if listed else None
+def _flat_answer(prefix: str, message: Callable[[JSON], JSON]) -> Callable[[Span], JSON | None]:
+    def read(span: Span) -> JSON | None:
+        listed = flattened(span.attributes, prefix)
+        return assistant_of({**message(listed[0]), "role": "assistant"}) if listed else None
+
+    return read
 
 
 def _openinference_message(own: JSON) -> JSON:
@@ -222,23 +227,6 @@ def _value_prompt(span: Span) -> list[JSON] | None:
     return messages_of(read)
 
 
-def _value_answer(span: Span) -> JSON | None:
-    return assistant_of(json_of(span.attributes, "output.value"))
-
-
-# --- OpenLLMetry (traceloop), LangSmith -----------------------------------------------------------------------------
-
-
-def _traceloop_prompt(span: Span) -> list[JSON] | None:
-    listed = flattened(span.attributes, "gen_ai.prompt.")
-    return messages_of([_traceloop_message(one) for one in listed]) if listed else None
-
-
-def _traceloop_answer(span: Span) -> JSON | None:
-    listed = flattened(span.attributes, "gen_ai.completion.")
-    return assistant_of({**_traceloop_message(listed[0]), "role": "assistant"}) if listed else None
-
-
 def _traceloop_message(own: JSON) -> JSON:
     content = own.get("content")
     parts = read_json(content) if isinstance(content, str) and content.startswith("[{") else None
@@ -247,13 +235,6 @@ def _traceloop_message(own: JSON) -> JSON:
     calls = flattened(own, "tool_calls.")
     message = {"role": own.get("role"), "content": content, "tool_call_id": own.get("tool_call_id")}
     return message | ({"tool_calls": calls} if calls else {})
-
-
-# --- Vercel AI SDK --------------------------------------------------------------------------------------------------
-
-
-def _vercel_prompt(span: Span) -> list[JSON] | None:
-    return messages_of(json_of(span.attributes, "ai.prompt.messages"))
 
 
 def _vercel_answer(span: Span) -> JSON | None:
@@ -270,23 +251,24 @@ def _tells_more(other: JSON, best: JSON) -> bool:
     if not calls:
         return not best.get("content") and bool(other.get("tool_calls") or other.get("content"))
     lacks = any(call["function"]["arguments"] in ("", "{}") for call in calls)
-    return lacks and same_calls(calls, other.get("tool_calls") or [])
+    names = [[call["function"]["name"] for call in listed] for listed in (calls, other.get("tool_calls") or [])]
+    return lacks and names[0] == names[1]
 
 
 PROMPTS: tuple[Callable[[Span], list[JSON] | None], ...] = (
     _gen_ai_prompt,
-    _openinference_prompt,
-    _traceloop_prompt,
-    _vercel_prompt,
+    _flat_prompt("llm.input_messages.", _openinference_message),
+    _flat_prompt("gen_ai.prompt.", _traceloop_message),
+    lambda span: messages_of(json_of(span.attributes, "ai.prompt.messages")),
     _event_prompt,
     _value_prompt,
 )
 ANSWERS: tuple[Callable[[Span], JSON | None], ...] = (
     _gen_ai_answer,
-    _openinference_answer,
-    _traceloop_answer,
+    _flat_answer("llm.output_messages.", _openinference_message),
+    _flat_answer("gen_ai.completion.", _traceloop_message),
     _vercel_answer,
     _event_answer,
     _any_agent_answer,
-    _value_answer,
+    lambda span: assistant_of(json_of(span.attributes, "output.value")),
 )

@@ -33,6 +33,7 @@ from agentlightning.types import JSON, Span
 
 try:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+        ExportTracePartialSuccess,
         ExportTraceServiceRequest,
         ExportTraceServiceResponse,
     )
@@ -113,9 +114,8 @@ def read_response(body: bytes) -> tuple[int, str]:
 
 
 def write_status(message: str) -> bytes:
-    """A google.rpc.Status, which is how OTLP refuses: field 2 is its message."""
-    text = message.encode()
-    return b"\x12" + _varint(len(text)) + text
+    """A google.rpc.Status, which is how OTLP refuses: its field 2, the message, is also that of a partial success."""
+    return bytes(ExportTracePartialSuccess(error_message=message).SerializeToString())
 
 
 def _write(span: Span, made: Any) -> None:
@@ -275,11 +275,3 @@ def _read_varint(data: bytes, place: int) -> tuple[int, int]:
         if not data[place - 1] & 128:
             return value, place
     return 0, len(data)
-
-
-def _varint(value: int) -> bytes:
-    written = b""
-    while value > 127:
-        written += bytes([value & 127 | 128])
-        value >>= 7
-    return written + bytes([value])
