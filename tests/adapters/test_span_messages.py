@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from span_samples import a_span
 from test_semantics import JUNK
 
-from agentlightning.adapters.span_messages import answer_of, finish_reason_of, flattened, prompt_of, tools_of
+from agentlightning.adapters.span_messages import completion_of, finish_reason_of, flattened, prompt_of, tools_of
 from agentlightning.types import JSON, Span
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
@@ -136,7 +136,7 @@ def test_every_convention_tells_the_same_prompt_and_answer(convention: str) -> N
     read = prompt_of(span)
     assert read is not None
     assert [{**one, "content": one["content"] or None} for one in read] == PROMPT
-    assert answer_of(span) == {"role": "assistant", "content": "Two."}
+    assert completion_of(span) == {"role": "assistant", "content": "Two."}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_every_convention_tells_the_same_prompt_and_answer(convention: str) -> N
     ],
 )
 def test_answers_of_any_agent_are_tool_calls_in_the_shapes_of_seven_frameworks(recorded: Any, arguments: str) -> None:
-    answer = answer_of(a_span("1", attributes={"gen_ai.output": json.dumps(recorded)}))
+    answer = completion_of(a_span("1", attributes={"gen_ai.output": json.dumps(recorded)}))
     assert answer is not None
     [call] = answer["tool_calls"]
     assert call["function"] == {"name": "add", "arguments": arguments}
@@ -160,7 +160,7 @@ def test_answers_of_any_agent_are_tool_calls_in_the_shapes_of_seven_frameworks(r
 
 def test_a_structured_answer_is_text_and_no_tool_call() -> None:
     said = json.dumps({"steps": [{"name": "add"}]})
-    assert answer_of(a_span("1", attributes={"gen_ai.output": said})) == {"role": "assistant", "content": said}
+    assert completion_of(a_span("1", attributes={"gen_ai.output": said})) == {"role": "assistant", "content": said}
 
 
 def test_arguments_that_one_convention_lacks_are_taken_from_another() -> None:
@@ -170,7 +170,7 @@ def test_arguments_that_one_convention_lacks_are_taken_from_another() -> None:
         prefix + "function.name": "add",
         "output.value": json.dumps({"role": "assistant", "content": None, "tool_calls": [CALL]}),
     }
-    answer = answer_of(a_span("1", attributes=attributes))
+    answer = completion_of(a_span("1", attributes=attributes))
     assert answer is not None
     assert answer["tool_calls"] == [CALL]
 
@@ -244,7 +244,7 @@ def test_a_flattened_list_may_lack_entries_and_costs_no_memory_for_them() -> Non
 )
 def test_no_attribute_makes_a_reader_raise(attributes: dict[str, Any]) -> None:
     span = a_span("1", attributes=attributes, events=[{"name": "gen_ai.choice", "attributes": attributes}])
-    answer = answer_of(span)
+    answer = completion_of(span)
     for message in [*(prompt_of(span) or []), *([answer] if answer is not None else [])]:
         assert message["role"] in ("system", "user", "assistant", "tool")
         json.dumps(message)

@@ -89,7 +89,7 @@ def message_of(value: Any) -> list[JSON]:
 
 
 def assistant_of(value: Any) -> JSON | None:
-    """The answer of a model call, whatever the framework put around it; None where there is none.
+    """The completion of a model call, whatever the framework put around it; None where there is none.
 
     >>> assistant_of([{"tool.name": "add", "tool.args": {"a": 1}}])["tool_calls"][0]["function"]
     {'name': 'add', 'arguments': '{"a":1}'}
@@ -113,7 +113,7 @@ def assistant_of(value: Any) -> JSON | None:
 
 
 def tool_call(value: Any) -> JSON | None:
-    """A tool call as answers hold it; '' for an id that nobody recorded. None where it is none."""
+    """A tool call as completions hold it; '' for an id that nobody recorded. None where it is none."""
     if not isinstance(value, dict):
         return None
     inner = value.get("tool_call")

@@ -35,8 +35,8 @@ def call_records(
         hashes = chain(root(one.tools), [verbatim(message) for message in one.messages])
         place = next((at for at in range(len(hashes) - 1, 0, -1) if hashes[at] in histories), 0)
         parent = histories.get(hashes[place]) if place else None
-        answers = answer_digests(one.completion, verbatim)
-        history = [chain(hashes[-1], [answer])[-1] for answer in answers]
+        completions = answer_digests(one.completion, verbatim)
+        history = [chain(hashes[-1], [completion])[-1] for completion in completions]
         record = Call(
             id=call_id(len(records)),
             run_id=rollout.run_id,
@@ -105,7 +105,7 @@ def preference_row(better: Sequence[Call], worse: Sequence[Call]) -> JSON | None
     first, second = rows[0][0]["messages"], rows[1][0]["messages"]
     shortest = min(len(first), len(second))
     shared = next((place for place in range(shortest) if first[place] != second[place]), shortest)
-    # The first thing that the model said is where it may differ: an equal beginning of answers is prompt, too.
+    # The first thing that the model said is where it may differ: an equal beginning of completions is prompt, too.
     if not shared or shared == shortest or {first[shared]["role"], second[shared]["role"]} != {"assistant"}:
         return None
     tools = rows[0][0].get("tools")

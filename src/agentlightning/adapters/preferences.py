@@ -1,7 +1,7 @@
-"""Trajectories to rows of whole answers, for losses that compare answers, not tokens. Pure.
+"""Trajectories to rows of whole completions, for losses that compare completions, not tokens. Pure.
 
-The offline trainer drives it. An answer is all that the model wrote in one rollout; where its calls continue each other it
-is one row, in which everything else is context.
+The offline trainer drives it. A completion is all that the model wrote in one rollout; where its calls continue each other
+it is one row, in which everything else is context.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def completion_rows(
     return merge(trajectory.rollout_id, plain, nothing, given, apart=not merged)
 
 
-def mismatched_rows(answers: Sequence[Sequence[TrainingSequence]], longest: int) -> list[TrainingSequence]:
-    """Each answer beside the opening of another task: what precedes its first trained token is that of the one before it.
+def mismatched_rows(completions: Sequence[Sequence[TrainingSequence]], longest: int) -> list[TrainingSequence]:
+    """Each completion beside another task's opening: what precedes its first trained token is that of the one before it.
 
     Ethayarajh et al. (2024), KTO, section 4.1: another example's y beside this x, from which the baseline is estimated. Of
-    the answers before it (the last one comes before the first), the nearest that opens otherwise counts; where all open
-    alike there is none. An answer of several rows gives one estimate for each. Rows of more than `longest` tokens are left
-    out. Stars mark trained tokens:
+    the completions before it (the last one comes before the first), the nearest that opens otherwise counts; where all open
+    alike there is none. A completion of several rows gives one estimate for each. Rows of more than `longest` tokens are
+    left out. Stars mark trained tokens:
 
         (Q1 a* x b*), (Q2 c*)   ->   (Q2 a* x b*), (Q1 c*)
     """
-    openings = [_opening(rows[0]) for rows in answers]
+    openings = [_opening(rows[0]) for rows in completions]
     found = []
-    for place, rows in enumerate(answers):
-        before = [openings[(place - back) % len(answers)] for back in range(1, len(answers))]
+    for place, rows in enumerate(completions):
+        before = [openings[(place - back) % len(completions)] for back in range(1, len(completions))]
         other = next((opening for opening in before if opening != openings[place]), None)
         if other is not None:
             found += [

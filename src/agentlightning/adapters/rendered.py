@@ -1,4 +1,4 @@
-"""Recorded calls as if this model had made them: messages and answers, rendered by its own template.
+"""Recorded calls as if this model had made them: messages and completions, rendered by its own template.
 
 The offline trainer drives it to distil: a call that an external model answered has text and no token ids, and one of another
 policy has ids of another tokenizer. A conversation graph makes each prompt exactly as the gateway would, so that calls that
@@ -19,7 +19,7 @@ from agentlightning.rendering.renderer import Renderer, RenderError
 from agentlightning.types import ABANDONED, JSON, Call, Rollout, Trajectory, Transition
 
 CUT = "length"
-"""`finish_reason` of an answer that a limit cut: its end is not taught."""
+"""`finish_reason` of a completion that a limit cut: its end is not taught."""
 
 
 def rendered(
@@ -46,17 +46,17 @@ def rendered(
             return f"call {call.id} has a raw prompt, which belongs to the model that was asked"
         try:
             plan = conversation.plan(RequestView.of(messages, tools))
-            answer_ids = _answer_ids(call, messages, tools, plan.prompt_ids, renderer)
+            completion_ids = _completion_ids(call, messages, tools, plan.prompt_ids, renderer)
         except RenderError as refusal:
             return f"call {call.id}: {refusal}"
-        if answer_ids is None:
+        if completion_ids is None:
             return f"call {call.id}: the model's chat template writes an answer otherwise than it opens one"
-        conversation.record(plan, call.id, answer_ids, call.completion)
+        conversation.record(plan, call.id, completion_ids, call.completion)
         made[call.id] = Transition(
             call_id=call.id,
             suffix_ids=plan.suffix_ids,
-            sampled_ids=answer_ids,
-            logprobs=[0.0] * len(answer_ids),
+            sampled_ids=completion_ids,
+            logprobs=[0.0] * len(completion_ids),
             versions=[],
             policy=call.policy,
             agent=call.agent,
@@ -64,7 +64,7 @@ def rendered(
             completion=call.completion,
             parent=None if plan.parent is None else made[plan.parent.call_id],
         )
-        if answer_ids:
+        if completion_ids:
             transitions.append(made[call.id])
     if not transitions:
         return "the teacher answered none of its calls"
@@ -72,7 +72,7 @@ def rendered(
     return Trajectory(rollout_id=rollout.id, group_id=rollout.group_id, reward=reward, transitions=transitions)
 
 
-def _answer_ids(
+def _completion_ids(
     call: Call, messages: list[JSON], tools: list[JSON] | None, prompt_ids: list[int], renderer: Renderer
 ) -> list[int] | None:
     """The ids that the model would have sampled, with the token that ends them; None where the template cannot tell."""

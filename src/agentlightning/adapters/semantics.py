@@ -103,7 +103,7 @@ class ToolUse:
     result: str | None
     """Result of the tool as text; None where the span does not say."""
     call_id: str | None
-    """The id that the model's answer gave the tool call."""
+    """The id that the model's completion gave the tool call."""
     error: str | None
     """Reason why it failed; None where it did not."""
     started_ns: int

@@ -30,13 +30,13 @@ def merge(
     """Sequences in which a transition follows the nearest call before it in its tree that ends one.
 
     `advantages` and `weights` hold one entry per transition, for its sampled tokens; `others` the same for optional fields
-    of `TrainingSequence`, such as kl_weights. With observations O and answers A (an answer's tokens are trained,
+    of `TrainingSequence`, such as kl_weights. With observations O and completions A (a completion's tokens are trained,
     marked with a star; all others are context):
 
         (O1, A1), (O1+A1+O2, A2), (O3, A3)        ->  O1 A1* O2 A2*   and   O3 A3*
 
     In a tree of calls the first branch continues the row; each further one becomes a row of its own, in which the
-    shared answer is context, so that every sampled token is trained exactly once:
+    shared completion is context, so that every sampled token is trained exactly once:
 
         (O1, A1), (O1+A1+O2, A2), (O1+A1+O3, A3)  ->  O1 A1* O2 A2*   and   O1 A1 O3 A3*
 
@@ -83,7 +83,7 @@ def token_weights(
         rollout_mean    1 / (rollouts of the minibatch × tokens of this rollout)
         fixed_length    1 / (rollouts of the minibatch × fixed_length)
 
-    fixed_length: Liu et al. 2025, "Dr. GRPO" (arXiv 2503.20783), section 3.2: a constant in place of each answer's own
+    fixed_length: Liu et al. 2025, "Dr. GRPO" (arXiv 2503.20783), section 3.2: a constant in place of each completion's own
     length, so that no token counts less because its rollout was long.
     """
     lengths = [[len(transition.sampled_ids) for transition in trajectory.transitions] for trajectory in trajectories]

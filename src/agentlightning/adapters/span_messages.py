@@ -1,6 +1,6 @@
-"""The messages, the answer and the tools of a model call's span, by each convention that records them. Pure.
+"""The messages, the completion and the tools of a model call's span, by each convention that records them. Pure.
 
-Where several of them are on a span, the first in `PROMPTS` and `ANSWERS` that can be read counts. Nothing raises;
+Where several of them are on a span, the first in `PROMPTS` and `COMPLETIONS` that can be read counts. Nothing raises;
 what cannot be read is not recorded (None).
 """
 
@@ -36,13 +36,13 @@ def prompt_of(span: Span) -> list[JSON] | None:
     return next((found for read in PROMPTS if (found := read(span)) is not None), None)
 
 
-def answer_of(span: Span) -> JSON | None:
+def completion_of(span: Span) -> JSON | None:
     """The assistant message that the model gave; None where it was not recorded.
 
     Of two conventions that tell of the same tool calls, one may lack their arguments: then the other counts.
     """
     best: JSON | None = None
-    for read in ANSWERS:
+    for read in COMPLETIONS:
         found = read(span)
         if found is not None and (best is None or _tells_more(found, best)):
             best = found
@@ -66,7 +66,7 @@ def tools_of(span: Span) -> list[JSON] | None:
     return tool_definitions(settings.get("tools")) if isinstance(settings, dict) else None
 
 
-def finish_reason_of(span: Span, answer: JSON | None) -> str:
+def finish_reason_of(span: Span, completion: JSON | None) -> str:
     """stop, length or tool_calls."""
     own = span.attributes
     said = json_of(own, "gen_ai.response.finish_reasons")
@@ -74,7 +74,7 @@ def finish_reason_of(span: Span, answer: JSON | None) -> str:
     reason = reason or own.get("ai.response.finishReason") or own.get("gen_ai.completion.0.finish_reason")
     if isinstance(reason, str):
         return FINISHED.get(reason.lower(), "stop")
-    return "tool_calls" if answer is not None and answer.get("tool_calls") else "stop"
+    return "tool_calls" if completion is not None and completion.get("tool_calls") else "stop"
 
 
 def flattened(own: Mapping[str, Any], prefix: str) -> list[JSON]:
@@ -106,7 +106,7 @@ def _gen_ai_prompt(span: Span) -> list[JSON] | None:
     return None
 
 
-def _gen_ai_answer(span: Span) -> JSON | None:
+def _gen_ai_completion(span: Span) -> JSON | None:
     for table in _details(span):
         found = assistant_of(json_of(table, "gen_ai.output.messages"))
         if found is not None:
@@ -114,8 +114,8 @@ def _gen_ai_answer(span: Span) -> JSON | None:
     return None
 
 
-def _any_agent_answer(span: Span) -> JSON | None:
-    """A text, or JSON in a text: tool calls in one of several shapes, a framework's own object, or the answer
+def _any_agent_completion(span: Span) -> JSON | None:
+    """A text, or JSON in a text: tool calls in one of several shapes, a framework's own object, or the completion
     itself."""
     for key in ("gen_ai.output", "genai.output"):
         said = text_of(span.attributes, key)
@@ -135,7 +135,7 @@ def _event_prompt(span: Span) -> list[JSON] | None:
     return found or messages_of(_first_event(span, "gen_ai.content.prompt", "gen_ai.prompt"))
 
 
-def _event_answer(span: Span) -> JSON | None:
+def _event_completion(span: Span) -> JSON | None:
     for name, table in _events(span):
         if name == "gen_ai.choice":
             inner = json_of(table, "message")
@@ -176,7 +176,7 @@ def _details(span: Span) -> list[Mapping[str, Any]]:
 DETAILS = "gen_ai.client.inference.operation.details"
 
 
-# --- lists that are flattened into attributes: OpenInference; OpenLLMetry (traceloop) and LangSmith -----------------
+# --- lists that are flattened into attributes: OpenInference; OpenLLMetry (traceloop) and LangSmith ---------------
 
 
 def _flat_prompt(prefix: str, message: Callable[[JSON], JSON]) -> Callable[[Span], list[JSON] | None]:
@@ -186,7 +186,7 @@ def _flat_prompt(prefix: str, message: Callable[[JSON], JSON]) -> Callable[[Span
     return read
 
 
-def _flat_answer(prefix: str, message: Callable[[JSON], JSON]) -> Callable[[Span], JSON | None]:
+def _flat_completion(prefix: str, message: Callable[[JSON], JSON]) -> Callable[[Span], JSON | None]:
     def read(span: Span) -> JSON | None:
         listed = flattened(span.attributes, prefix)
         return assistant_of({**message(listed[0]), "role": "assistant"}) if listed else None
@@ -237,7 +237,7 @@ def _traceloop_message(own: JSON) -> JSON:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def _vercel_answer(span: Span) -> JSON | None:
+def _vercel_completion(span: Span) -> JSON | None:
     text = text_of(span.attributes, "ai.response.text")
     calls = json_of(span.attributes, "ai.response.toolCalls")
     if text is None and not isinstance(calls, list):
@@ -263,12 +263,12 @@ PROMPTS: tuple[Callable[[Span], list[JSON] | None], ...] = (
     _event_prompt,
     _value_prompt,
 )
-ANSWERS: tuple[Callable[[Span], JSON | None], ...] = (
-    _gen_ai_answer,
-    _flat_answer("llm.output_messages.", _openinference_message),
-    _flat_answer("gen_ai.completion.", _traceloop_message),
-    _vercel_answer,
-    _event_answer,
-    _any_agent_answer,
+COMPLETIONS: tuple[Callable[[Span], JSON | None], ...] = (
+    _gen_ai_completion,
+    _flat_completion("llm.output_messages.", _openinference_message),
+    _flat_completion("gen_ai.completion.", _traceloop_message),
+    _vercel_completion,
+    _event_completion,
+    _any_agent_completion,
     lambda span: assistant_of(json_of(span.attributes, "output.value")),
 )

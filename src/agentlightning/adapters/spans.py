@@ -22,7 +22,7 @@ from agentlightning.adapters.semantics import (
     tool_use,
     usage_of,
 )
-from agentlightning.adapters.span_messages import answer_of, finish_reason_of, prompt_of, tools_of
+from agentlightning.adapters.span_messages import completion_of, finish_reason_of, prompt_of, tools_of
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.types import JSON, Span
 
@@ -89,9 +89,9 @@ def mended(calls: Sequence[ModelCall], tree: SpanTree) -> list[ModelCall]:
     """The calls, in order of time, with prompts that were not recorded put together where the trace tells all of them.
 
     Some instrumentations record the messages of an agent's first call alone. The next call of the same agent then
-    read these, the first answer and the results of its tool calls, which tools' spans tell: by the id of the tool
+    read these, the first completion and the results of its tool calls, which tools' spans tell: by the id of the tool
     call, or where spans have none by the tool's name, first those that ran with the same arguments, then in order.
-    Where an answer called no tool, or a result is missing, somebody said something that is not recorded, and the
+    Where a completion called no tool, or a result is missing, somebody said something that is not recorded, and the
     prompts from there on stay unknown.
     """
     uses: defaultdict[str | None, list[ToolUse]] = defaultdict(list)
@@ -110,9 +110,12 @@ def mended(calls: Sequence[ModelCall], tree: SpanTree) -> list[ModelCall]:
                 before, [use for use in uses[scope] if use.finished_ns <= max(call.started_ns, before.finished_ns)]
             )
             if read is not None:
-                answer, replies = read
+                completion, replies = read
                 call = replace(
-                    call, messages=[*before.messages, answer, *replies], tools=call.tools or before.tools, mended=True
+                    call,
+                    messages=[*before.messages, completion, *replies],
+                    tools=call.tools or before.tools,
+                    mended=True,
                 )
         last[scope] = call
         result.append(call)
@@ -120,7 +123,7 @@ def mended(calls: Sequence[ModelCall], tree: SpanTree) -> list[ModelCall]:
 
 
 def _replies(call: ModelCall, uses: Sequence[ToolUse]) -> tuple[JSON, list[JSON]] | None:
-    """The answer of a call with an id for each of its tool calls, and the messages with their results; None where one
+    """The completion of a call with an id for each of its tool calls, and the messages with their results; None where one
     of these is unknown."""
     assert call.completion is not None
     asked = call.completion.get("tool_calls") or []
@@ -155,15 +158,15 @@ def _scope(tree: SpanTree, span: Span | None) -> str | None:
 def _model_call(layers: Sequence[Span], tree: SpanTree) -> ModelCall:
     """The call that these spans tell of, the innermost first."""
     span = layers[0]
-    answer = _first(answer_of(layer) for layer in layers)
+    completion = _first(completion_of(layer) for layer in layers)
     return ModelCall(
         span_id=span.id,
         agent=tree.agent(span),
         model=_first(model_of(layer) or None for layer in layers) or "",
         messages=_first(prompt_of(layer) for layer in layers),
-        completion=answer,
+        completion=completion,
         tools=_first(tools_of(layer) for layer in layers),
-        finish_reason=finish_reason_of(span, answer),
+        finish_reason=finish_reason_of(span, completion),
         usage=_first(usage_of(layer) or None for layer in layers) or {},
         error=error_of(span),
         started_ns=span.started_ns,

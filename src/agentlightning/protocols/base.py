@@ -34,9 +34,9 @@ class CompletionRequest:
     tools: list[JSON] | None = None
     """Function tools in the form of Chat Completions."""
     parse_tools: bool = False
-    """True where the answer may contain tool calls: tools were given and the agent did not choose `none`."""
+    """True where the completion may contain tool calls: tools were given and the agent did not choose `none`."""
     one_tool_call: bool = False
-    """The answer may hold one tool call at most (parallel_tool_calls: false, disable_parallel_tool_use)."""
+    """The completion may hold one tool call at most (parallel_tool_calls: false, disable_parallel_tool_use)."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     n: int = 1
@@ -54,14 +54,14 @@ class CompletionRequest:
     top_k, penalties, logit_bias, response_format, a forced tool call, … with their values. The run's sampling policy
     refuses them or leaves them out, and the call says which."""
     previous_id: str | None = None
-    """Responses only: the answer that this request continues (previous_response_id)."""
+    """Responses only: the response that this request continues (previous_response_id)."""
     echo: JSON = field(default_factory=dict)
     """Fields of the request that the protocol's response repeats; no other module reads them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One tool call of an answer; `arguments` is the text that was sampled, which should be JSON and need not be."""
+    """One tool call of a completion; `arguments` is the text that was sampled, which should be JSON and need not be."""
 
     id: str
     name: str
@@ -79,7 +79,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One of the n samples of an answer."""
+    """One of the n samples of a completion."""
 
     content: str | None
     """None where there are tool calls and no text."""
@@ -134,20 +134,20 @@ class Delta:
 
 
 class EventStream(Interface):
-    """The events of one streamed answer: `first`, any number of `delta`, then `last` or `failed`.
+    """The events of one streamed response: `first`, any number of `delta`, then `last` or `failed`.
 
     The deltas of a choice, put together, are the choice that `last` is given.
     """
 
     def first(self) -> bytes:
-        """Opens the answer."""
+        """Opens the completion."""
         ...
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """More of choice `index`."""
         ...
 
-    def last(self, answer: Completion) -> bytes:
+    def last(self, completion: Completion) -> bytes:
         """All that may only be sent once the call is durable: finish reasons, usage, end marks."""
         ...
 
@@ -203,7 +203,7 @@ class WireFormat(Interface):
         """
         ...
 
-    def body(self, request: CompletionRequest, answer: Completion) -> bytes:
+    def body(self, request: CompletionRequest, completion: Completion) -> bytes:
         """The whole response of a call that is not streamed."""
         ...
 
@@ -268,16 +268,16 @@ def assistant_message(choice: Choice) -> JSON:
     return result
 
 
-def call_id(answer_id: str) -> str:
+def call_id(response_id: str) -> str:
     """The recorded call behind an id that an agent saw, whatever the protocol.
 
     >>> call_id("chatcmpl-0197"), call_id("msg_0197"), call_id("0197.1")
     ('0197', '0197', '0197.1')
     """
     for prefix in ID_PREFIXES:
-        if answer_id.startswith(prefix):
-            return answer_id[len(prefix) :]
-    return answer_id
+        if response_id.startswith(prefix):
+            return response_id[len(prefix) :]
+    return response_id
 
 
 def short(value: Any) -> str:

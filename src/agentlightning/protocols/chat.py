@@ -1,5 +1,5 @@
 """OpenAI Chat Completions: JSON <-> CompletionRequest, Completion, Delta, ApiError; and what external models of this
-protocol answer. Pure.
+protocol respond. Pure.
 
 Driven by the gateway, which chooses the protocol by route. Every documented field is honoured, refused, collected as
 unsupported, or accepted because it has no effect on what is sampled (metadata, user, store, caching, service tiers, a
@@ -9,6 +9,7 @@ those of the engines behind it, which would change what is sampled.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -91,11 +92,15 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         stream=stream,
         include_usage=include_usage(data, stream),
         forced=fields.forced(data),
-        unsupported={**fields.unsupported(data, UNSUPPORTED_PARAMS), **_response_format(data), **forced_choice},
+        unsupported={
+            **fields.unsupported(data, UNSUPPORTED_PARAMS),
+            **output_format(data, "response_format"),
+            **forced_choice,
+        },
     )
 
 
-def body(request: CompletionRequest, answer: Completion) -> bytes:
+def body(request: CompletionRequest, completion: Completion) -> bytes:
     choices = [
         {
             "index": index,
@@ -103,10 +108,10 @@ def body(request: CompletionRequest, answer: Completion) -> bytes:
             "logprobs": _logprobs(choice.logprobs),
             "finish_reason": choice.finish_reason,
         }
-        for index, choice in enumerate(answer.choices)
+        for index, choice in enumerate(completion.choices)
     ]
-    head = _frame("chat.completion", answer.call_id, answer.model, answer.created_s)
-    return orjson.dumps({**head, "choices": choices, "usage": usage(answer)})
+    head = _frame("chat.completion", completion.call_id, completion.model, completion.created_s)
+    return orjson.dumps({**head, "choices": choices, "usage": usage(completion)})
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
@@ -178,7 +183,7 @@ class ChatReader(CompletionReader):
 reader = ChatReader
 
 
-# --- shared with Completions --------------------------------------------------------------------------------------------
+# --- shared with Completions and Responses ------------------------------------------------------------------------------
 
 
 def include_usage(data: JSON, streamed: bool) -> bool:
@@ -192,13 +197,13 @@ def include_usage(data: JSON, streamed: bool) -> bool:
     return fields.boolean(options, "include_usage", at="stream_options")
 
 
-def usage(answer: Completion) -> JSON:
-    """The token counts of an answer."""
+def usage(completion: Completion) -> JSON:
+    """The token counts of a completion."""
     return {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.sampled_tokens,
-        "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.sampled_tokens,
+        "total_tokens": completion.prompt_tokens + completion.sampled_tokens,
+        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
     }
 
 
@@ -212,11 +217,13 @@ class ChunkStream:
         self._empty = empty
         """The part of a choice that says nothing more."""
 
-    def last(self, answer: Completion) -> bytes:
+    def last(self, completion: Completion) -> bytes:
         """The finish reasons, the usage where asked for, and the end mark."""
-        parts = [self.chunk(index, self._empty, choice.finish_reason) for index, choice in enumerate(answer.choices)]
+        parts = [
+            self.chunk(index, self._empty, choice.finish_reason) for index, choice in enumerate(completion.choices)
+        ]
         if self._usage:
-            parts.append(sse.event({**self._frame, "choices": [], "usage": usage(answer)}))
+            parts.append(sse.event({**self._frame, "choices": [], "usage": usage(completion)}))
         parts.append(sse.DONE)
         return b"".join(parts)
 
@@ -227,6 +234,15 @@ class ChunkStream:
         """One chunk of one choice."""
         choice = {"index": index, **part, "logprobs": logprobs, "finish_reason": finish_reason}
         return sse.event({**self._frame, "choices": [choice]})
+
+
+def logprob_list(tokens: Sequence[TokenLogprob]) -> list[JSON]:
+    """Tokens with their alternatives, as Chat Completions and Responses list them."""
+
+    def entry(text: str, logprob: float) -> JSON:
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    return [{**entry(one.text, one.logprob), "top_logprobs": [entry(*other) for other in one.top]} for one in tokens]
 
 
 def first_choice(data: Any) -> JSON:
@@ -290,14 +306,15 @@ def tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, JSON]:
     )
 
 
-def _response_format(data: JSON) -> JSON:
-    """The format where it asks for a grammar."""
-    value = fields.record(data, "response_format")
+def output_format(data: JSON, name: str, at: str = "") -> JSON:
+    """The format, by its path, where it asks for a grammar."""
+    value = fields.record(data, name, at)
     if value is None or value.get("type") == "text":
         return {}
+    path = f"{at}.{name}" if at else name
     if value.get("type") not in ("json_object", "json_schema"):
-        raise expected("text, json_object or json_schema", value.get("type"), "type", "response_format")
-    return {"response_format": value}
+        raise expected("text, json_object or json_schema", value.get("type"), "type", path)
+    return {path: value}
 
 
 def _max_tokens(data: JSON) -> int | None:
@@ -416,15 +433,7 @@ def _tool_delta(tool: ToolDelta) -> JSON:
 def _logprobs(tokens: tuple[TokenLogprob, ...] | None) -> JSON | None:
     if tokens is None:
         return None
-    content = [
-        {**_logprob(one.text, one.logprob), "top_logprobs": [_logprob(text, logprob) for text, logprob in one.top]}
-        for one in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _logprob(text: str, logprob: float) -> JSON:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    return {"content": logprob_list(tokens), "refusal": None}
 
 
 def _model(name: str) -> JSON:

@@ -1,9 +1,9 @@
 """OpenAI Completions, the older protocol of raw prompts: JSON <-> CompletionRequest, Completion, Delta; and external
-answers. Pure.
+responses. Pure.
 
-Driven by the gateway. A prompt is a text or token ids and reaches the model as it is, without a template; the answer is
+Driven by the gateway. A prompt is a text or token ids and reaches the model as it is, without a template; the completion is
 text, in which neither reasoning nor tool calls are looked for. One prompt a request. Without `max_tokens` the rollout's
-limit holds (OpenAI's would be 16). Text offsets of logprobs count from the start of the answer.
+limit holds (OpenAI's would be 16). Text offsets of logprobs count from the start of the completion.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         )
     fields.check_kind(data, "user", str)
     if fields.boolean(data, "echo"):
-        raise ApiError("echo: true is not supported; the answer never repeats the prompt", param="echo")
+        raise ApiError("echo: true is not supported; the completion never repeats the prompt", param="echo")
     count = fields.whole(data, "n", 1, fields.MAX_CHOICES) or 1
     alternatives = fields.whole(data, "logprobs", 0, MAX_TOP_LOGPROBS)
     stream = fields.boolean(data, "stream")
@@ -69,7 +69,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     )
 
 
-def body(request: CompletionRequest, answer: Completion) -> bytes:
+def body(request: CompletionRequest, completion: Completion) -> bytes:
     choices = [
         {
             "index": index,
@@ -77,10 +77,10 @@ def body(request: CompletionRequest, answer: Completion) -> bytes:
             "logprobs": _logprobs(choice.logprobs, 0),
             "finish_reason": choice.finish_reason,
         }
-        for index, choice in enumerate(answer.choices)
+        for index, choice in enumerate(completion.choices)
     ]
-    head = _frame(answer.call_id, answer.model, answer.created_s)
-    return orjson.dumps({**head, "choices": choices, "usage": chat.usage(answer)})
+    head = _frame(completion.call_id, completion.model, completion.created_s)
+    return orjson.dumps({**head, "choices": choices, "usage": chat.usage(completion)})
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:

@@ -1,4 +1,4 @@
-"""OpenAI Embeddings, which only external models give: what the record needs of a request and of its answer. Pure.
+"""OpenAI Embeddings, which only external models give: what the record needs of a request and of its response. Pure.
 
 Driven by the gateway. The policy that is trained has no embeddings, so a request that names no configured external model is
 refused.
@@ -21,13 +21,13 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     return CompletionRequest(model=model, messages=[fields.user_message(data, "input")])
 
 
-def body(request: CompletionRequest, answer: Completion) -> bytes:
-    """Raises ApiError: the trained policy has no answer in this protocol."""
+def body(request: CompletionRequest, completion: Completion) -> bytes:
+    """Raises ApiError: the trained policy has no response in this protocol."""
     raise _no_embeddings()
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    """Raises ApiError: the trained policy has no answer in this protocol."""
+    """Raises ApiError: the trained policy has no response in this protocol."""
     raise _no_embeddings()
 
 
@@ -35,7 +35,7 @@ error = chat.error
 
 
 class EmbeddingsReader(CompletionReader):
-    """Counts the tokens of an answer; the vectors themselves are not recorded."""
+    """Counts the tokens of a response; the vectors themselves are not recorded."""
 
     def whole(self, body: JSON) -> None:
         self.read_usage(body)

@@ -196,10 +196,10 @@ class MessageEvents:
         parts += [self._tool(tool) for tool in delta.tools]
         return b"".join(parts)
 
-    def last(self, answer: Completion) -> bytes:
+    def last(self, completion: Completion) -> bytes:
         """Closes the open block and the message."""
-        counts = usage(answer.prompt_tokens, answer.sampled_tokens, answer.cached_tokens)
-        end = _event("message_delta", delta=_stop(answer.choices[0]), usage=counts)
+        counts = usage(completion.prompt_tokens, completion.sampled_tokens, completion.cached_tokens)
+        end = _event("message_delta", delta=_stop(completion.choices[0]), usage=counts)
         return self._close() + end + _event("message_stop")
 
     def failed(self, refusal: ApiError) -> bytes:

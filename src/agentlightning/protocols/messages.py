@@ -1,5 +1,5 @@
 """Anthropic Messages: JSON <-> CompletionRequest, Completion, Delta, ApiError; and what external models of this protocol
-answer. Pure.
+respond. Pure.
 
 Driven by the gateway, which chooses the protocol by route. Whether the model thinks before it answers is its own and its
 template's: its thinking is always given, and `thinking` is accepted without effect. So are cache control, metadata and
@@ -41,7 +41,7 @@ WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
     "fallbacks": (list, str),
     "fallback_credit_token": (str, dict),
 }
-"""Fields that change nothing of what is sampled; what a model is to do that declines an answer never comes to pass."""
+"""Fields that change nothing of what is sampled; what a model is to do that declines to answer never comes to pass."""
 
 NOT_OURS = ("container", "mcp_servers", "context_management", "compaction", "thread")
 """Fields for services that stand before Anthropic's models."""
@@ -94,8 +94,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     )
 
 
-def body(request: CompletionRequest, answer: Completion) -> bytes:
-    return orjson.dumps(finished(answer))
+def body(request: CompletionRequest, completion: Completion) -> bytes:
+    return orjson.dumps(finished(completion))
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:

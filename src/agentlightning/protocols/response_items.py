@@ -1,6 +1,6 @@
 """Items of OpenAI Responses: completions as items, whole or streamed, and items as messages. Pure.
 
-What one call answered carries its id in every item (``rs_ID``, ``msg_ID``, ``fc_ID_0``), so that items which an agent sends
+Every item of a response carries the id of its call (``rs_ID``, ``msg_ID``, ``fc_ID_0``), so that items which an agent sends
 back are put together to the message that was recorded.
 """
 
@@ -23,6 +23,7 @@ from agentlightning.protocols.base import (
     TokenLogprob,
     ToolDelta,
 )
+from agentlightning.protocols.chat import logprob_list
 from agentlightning.types import JSON
 
 SEALED = "agl:"
@@ -34,10 +35,10 @@ OUR_ID = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 
-def response(answer_id: str, model: str, created_s: int, echo: JSON, status: str, output: list[JSON]) -> JSON:
+def response(response_id: str, model: str, created_s: int, echo: JSON, status: str, output: list[JSON]) -> JSON:
     """A response object; the caller adds usage, error and details."""
     return {
-        "id": f"resp_{answer_id}",
+        "id": f"resp_{response_id}",
         "object": "response",
         "created_at": created_s,
         "status": status,
@@ -64,35 +65,35 @@ def response(answer_id: str, model: str, created_s: int, echo: JSON, status: str
     }
 
 
-def finished(answer: Completion, echo: JSON, output: list[JSON]) -> JSON:
-    """The response object of a finished answer."""
-    cut = answer.choices[0].finish_reason == "length"
+def finished(completion: Completion, echo: JSON, output: list[JSON]) -> JSON:
+    """The response object of a finished completion."""
+    cut = completion.choices[0].finish_reason == "length"
     status = "incomplete" if cut else "completed"
     return {
-        **response(answer.call_id, answer.model, answer.created_s, echo, status, output),
+        **response(completion.call_id, completion.model, completion.created_s, echo, status, output),
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "usage": {
-            "input_tokens": answer.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": answer.sampled_tokens,
+            "input_tokens": completion.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": completion.sampled_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": answer.prompt_tokens + answer.sampled_tokens,
+            "total_tokens": completion.prompt_tokens + completion.sampled_tokens,
         },
     }
 
 
-def output_items(choice: Choice, answer_id: str, echo: JSON) -> list[JSON]:
+def output_items(choice: Choice, response_id: str, echo: JSON) -> list[JSON]:
     """Reasoning, message, function calls."""
     status = "incomplete" if choice.finish_reason == "length" else "completed"
     items: list[JSON] = []
     if choice.reasoning:
-        items.append(reasoning_item(f"rs_{answer_id}", choice.reasoning, echo, status))
+        items.append(reasoning_item(f"rs_{response_id}", choice.reasoning, echo, status))
     if choice.content or not choice.tool_calls:
         tokens, text = choice.logprobs or (), choice.content or ""
         found = tokens[spoken(tokens, text, choice.reasoning or "")]
-        items.append(message_item(f"msg_{answer_id}", text, status, found))
+        items.append(message_item(f"msg_{response_id}", text, status, found))
     for index, call in enumerate(choice.tool_calls):
-        items.append(call_item(f"fc_{answer_id}_{index}", call.id, call.name, call.arguments, status))
+        items.append(call_item(f"fc_{response_id}_{index}", call.id, call.name, call.arguments, status))
     return items
 
 
@@ -118,7 +119,7 @@ def summarises(echo: JSON) -> bool:
 
 def message_item(item_id: str, text: str, status: str, logprobs: Sequence[TokenLogprob] = ()) -> JSON:
     """A message item."""
-    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": listed(logprobs)}
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprob_list(logprobs)}
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
 
 
@@ -146,23 +147,8 @@ def spoken(tokens: Sequence[TokenLogprob], text: str, before: str = "") -> slice
     return slice(bisect_right(ends, start), last)
 
 
-def listed(logprobs: Sequence[TokenLogprob]) -> list[JSON]:
-    """Logprobs as the protocol lists them."""
-    return [
-        {
-            "token": one.text,
-            "bytes": list(one.text.encode()),
-            "logprob": one.logprob,
-            "top_logprobs": [
-                {"token": text, "bytes": list(text.encode()), "logprob": logprob} for text, logprob in one.top
-            ],
-        }
-        for one in logprobs
-    ]
-
-
 class AssistantTurn:
-    """Consecutive items of the assistant, put together to one message as far as they belong to one answer."""
+    """Consecutive items of the assistant, put together to one message as far as they belong to one completion."""
 
     def __init__(self) -> None:
         self.message: JSON = {"role": "assistant", "content": None}
@@ -278,22 +264,22 @@ class ResponseEvents:
             found = self._unplaced[place]
             del self._unplaced[: place.stop]
             self._logprobs += found
-            more = {"content_index": 0, "logprobs": listed(found)}
+            more = {"content_index": 0, "logprobs": logprob_list(found)}
             parts.append(self._more("response.output_text.delta", delta.content, **more))
         if delta.tools or (delta.reasoning and not delta.content):
             self._unplaced.clear()
         parts += [self._tool_call(tool) for tool in delta.tools]
         return b"".join(parts)
 
-    def last(self, answer: Completion) -> bytes:
+    def last(self, completion: Completion) -> bytes:
         """Closes the open item and the response."""
-        choice = answer.choices[0]
+        choice = completion.choices[0]
         parts: list[bytes] = []
         status = "incomplete" if choice.finish_reason == "length" else "completed"
         if not choice.content and not choice.tool_calls and not self._messages:
             parts.append(self._begin("message"))
         parts.append(self._end(status))
-        whole = finished(answer, self._echo, self._output)
+        whole = finished(completion, self._echo, self._output)
         parts.append(self._event(f"response.{whole['status']}", response=whole))
         return b"".join(parts)
 

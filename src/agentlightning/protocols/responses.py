@@ -1,9 +1,10 @@
 """OpenAI Responses: JSON <-> CompletionRequest, Completion, Delta, ApiError; and what external models of this protocol
-answer. Pure.
+respond. Pure.
 
 Driven by the gateway, which chooses the protocol by route. Function tools are the policy's only ones. Every documented field
 is honoured, refused, collected as unsupported, or accepted because it changes nothing of what is sampled; the tables say
-which. Unknown fields are passed over. Stored answers are the record: `previous_response_id` and GET responses/ID find them.
+which. Unknown fields are passed over. Responses are stored as the record: `previous_response_id` and GET responses/ID find
+them.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     )
 
 
-def body(request: CompletionRequest, answer: Completion) -> bytes:
-    return orjson.dumps(finished(answer, request.echo, output_items(answer.choices[0], answer.call_id, request.echo)))
+def body(request: CompletionRequest, completion: Completion) -> bytes:
+    items = output_items(completion.choices[0], completion.call_id, request.echo)
+    return orjson.dumps(finished(completion, request.echo, items))
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
@@ -244,12 +246,7 @@ def _format(data: JSON) -> JSON:
     text = fields.record(data, "text")
     if text is None:
         return {}
-    unsupported: JSON = {}
-    form = fields.record(text, "format", "text")
-    if form is not None and form.get("type") != "text":
-        if form.get("type") not in ("json_object", "json_schema"):
-            raise expected("text, json_object or json_schema", form.get("type"), "type", "text.format")
-        unsupported["text.format"] = form
+    unsupported = chat.output_format(text, "format", "text")
     if fields.optional_text(text, "verbosity", "text") is not None:
         unsupported["text.verbosity"] = text["verbosity"]
     return unsupported
