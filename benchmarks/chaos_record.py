@@ -112,14 +112,17 @@ class Record:
 def fresh_learner(config: Config) -> Any:
     """A learner as the run began with."""
     from agentlightning.engines.local.learner import Learner
+    from agentlightning.engines.local.options import LearnerOptions
 
     engine = config.engine
     return Learner(
         config.model.path,
-        threads=engine.learner_threads,
-        optimizer=engine.optimizer,
-        weight_decay=engine.weight_decay,
-        max_tokens_per_microbatch=engine.max_tokens_per_microbatch,
-        dropout=engine.dropout,
-        seed=config.trainer.seed,
+        LearnerOptions(
+            threads=engine.learner_threads,
+            optimizer=engine.optimizer,
+            weight_decay=engine.weight_decay,
+            max_tokens_per_microbatch=engine.max_tokens_per_microbatch,
+            dropout=engine.dropout,
+            seed=config.trainer.seed,
+        ),
     )

@@ -24,6 +24,7 @@ from agentlightning.demo.tiny_model import END
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.learner import Learner
+from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
@@ -73,8 +74,10 @@ class School:
         rate = algorithm.critic_learning_rate
         self._learner = Learner(
             model,
-            reference=algorithm.needs_reference,
-            critic_learning_rate_ratio=None if rate is None else rate / LEARNING_RATE,
+            LearnerOptions(
+                reference=algorithm.needs_reference,
+                critic_learning_rate_ratio=None if rate is None else rate / LEARNING_RATE,
+            ),
         )
         self._words = AutoTokenizer.from_pretrained(model)
         (self._end,) = self._words.convert_tokens_to_ids([END])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentlightning.algorithms.advantage import ADVANTAGES, BATCH
-from agentlightning.algorithms.gae import bilevel_gae, gae
+from agentlightning.algorithms.critic import bilevel_gae, gae
 
 GROUPS = [[1.0, 0.0, 0.25, 0.5], [0.3, 0.3, 0.9], [0.0, 0.0]]
 VERL = {

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentlightning.algorithms.gae import bilevel_gae, gae
+from agentlightning.algorithms.critic import bilevel_gae, gae
 
 
 def test_two_actions_by_hand() -> None:

@@ -31,7 +31,7 @@ def row() -> TrainingSequence:
 
 
 def learned(folder: Path, lora: Lora, updates: int = 3, **options: Any) -> Learner:
-    learner = Learner(folder, lora=lora, **options)
+    learner = Learner(folder, LearnerOptions(lora=lora, **options))
     for _ in range(updates):
         update(learner)
     return learner
@@ -50,7 +50,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("lora", KINDS)
 def test_an_adapter_starts_as_the_model_itself_and_learns(llama: Path, lora: Lora) -> None:
-    learner = Learner(llama, lora=lora)
+    learner = Learner(llama, LearnerOptions(lora=lora))
     assert learner.logprobs([row()])[0] == pytest.approx(Learner(llama).logprobs([row()])[0], abs=1e-5)
     losses = [update(learner)["loss"] for _ in range(6)]
     assert losses[-1] < 0.7 * losses[0]
@@ -112,7 +112,7 @@ def test_resuming_with_an_adapter_is_exact(llama: Path, tmp_path: Path, lora: Lo
     learner = learned(llama, lora, updates=2)
     learner.save(tmp_path / "one")
     update(learner)
-    resumed = Learner(llama, lora=lora, seed=5)  # other noise, other first weights
+    resumed = Learner(llama, LearnerOptions(lora=lora, seed=5))  # other noise, other first weights
     resumed.load(tmp_path / "one")
     update(resumed)
     assert resumed.updates == 3
@@ -136,15 +136,15 @@ def test_gpt2_s_layers_can_be_adapted_too(build: Callable[..., Path], tmp_path: 
 
 def test_layers_that_are_not_there_and_other_kinds_of_checkpoints_are_refused(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no_proj"):
-        Learner(llama, lora=Lora(targets=("no_proj",)))
+        Learner(llama, LearnerOptions(lora=Lora(targets=("no_proj",))))
     Learner(llama).save(tmp_path / "whole")
     with pytest.raises(ModelError, match="all weights"):
-        Learner(llama, lora=KINDS[0]).load(tmp_path / "whole")
+        Learner(llama, LearnerOptions(lora=KINDS[0])).load(tmp_path / "whole")
     learned(llama, KINDS[0], updates=0).save(tmp_path / "adapter")
     with pytest.raises(ModelError, match="an adapter"):
         Learner(llama).load(tmp_path / "adapter")
     with pytest.raises(ModelError, match="another model"):
-        Learner(llama, lora=Lora(rank=2)).load(tmp_path / "adapter")
+        Learner(llama, LearnerOptions(lora=Lora(rank=2))).load(tmp_path / "adapter")
 
 
 def test_a_checkpoint_with_an_adapter_is_exported_whole(llama: Path, tmp_path: Path) -> None:

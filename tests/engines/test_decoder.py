@@ -14,6 +14,7 @@ from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.generic import TransformersDecoder
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.llama import LlamaDecoder
+from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import ConfigError, ModelError
 
 SCALED: dict[str, Any] = {
@@ -92,7 +93,11 @@ def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
         open_decoder(tmp_path)
 
 
-@pytest.mark.parametrize("opened", [open_decoder, Learner])
+def learner_on(folder: Path, device: str) -> Learner:
+    return Learner(folder, LearnerOptions(device=device))
+
+
+@pytest.mark.parametrize("opened", [open_decoder, learner_on])
 def test_a_device_that_is_not_there_is_one_sentence(build: Callable[..., Path], opened: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match=r"^engine.device: torch cannot use 'cuda:99' on this machine: .+"):
         opened(build("Llama"), device="cuda:99")

@@ -13,6 +13,7 @@ from engine_sequences import sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentlightning.engines.local.learner import Learner
+from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import EngineError, ModelError
 from agentlightning.types import Loss, TrainingSequence
 
@@ -39,7 +40,7 @@ def test_gradients_and_logprobs_are_those_of_a_plain_loop_over_transformers(
     build: Callable[..., Path], family: str, budget: int
 ) -> None:
     folder, sequences = build(family), batch()
-    learner = Learner(folder, max_tokens_per_microbatch=budget)
+    learner = Learner(folder, LearnerOptions(max_tokens_per_microbatch=budget))
     metrics = learner.forward_backward(sequences, Loss(entropy=0.05))
 
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -106,13 +107,13 @@ def test_training_after_a_checkpoint_goes_on_bit_for_bit(llama: Path, tmp_path: 
         learner.forward_backward(batch(), SFT)
         learner.optim_step(3e-3, 1.0)
 
-    learner = Learner(llama, optimizer=optimizer, dropout=0.1, seed=4)
+    learner = Learner(llama, LearnerOptions(optimizer=optimizer, dropout=0.1, seed=4))
     update(learner)
     learner.save(tmp_path / "checkpoint")
     update(learner)
     update(learner)
 
-    resumed = Learner(llama, optimizer=optimizer, dropout=0.1, seed=5)
+    resumed = Learner(llama, LearnerOptions(optimizer=optimizer, dropout=0.1, seed=5))
     update(resumed)
     resumed.load(tmp_path / "checkpoint")
     assert resumed.updates == 1
@@ -144,7 +145,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_nothing_behind(llama: Path, 
 
 
 def test_muon_moves_matrices_by_the_ratio_and_the_rest_by_adamw(llama: Path) -> None:
-    learner = Learner(llama, optimizer="muon", muon_learning_rate_ratio=5.0)
+    learner = Learner(llama, LearnerOptions(optimizer="muon", muon_learning_rate_ratio=5.0))
     before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
     learner.forward_backward(batch(), SFT)
     learner.optim_step(1e-3, 1.0)
@@ -160,14 +161,14 @@ def test_muon_moves_matrices_by_the_ratio_and_the_rest_by_adamw(llama: Path) -> 
 
 def test_dropout_acts_in_training_only_and_keeps_the_mean(llama: Path) -> None:
     sequences = batch()
-    plain, noisy = Learner(llama), Learner(llama, dropout=0.2)
+    plain, noisy = Learner(llama), Learner(llama, LearnerOptions(dropout=0.2))
     assert noisy.logprobs(sequences) == plain.logprobs(sequences)
     losses = [noisy.forward_backward(sequences, SFT)["loss"] for _ in range(2)]
     assert losses[0] != losses[1]
 
 
 def test_bfloat16_computes_close_to_float32_with_float32_weights(llama: Path) -> None:
-    exact, rough = Learner(llama), Learner(llama, dtype="bfloat16")
+    exact, rough = Learner(llama), Learner(llama, LearnerOptions(dtype="bfloat16"))
     sequences = batch()
     assert rough.forward_backward(sequences, SFT)["nll"] == pytest.approx(
         exact.forward_backward(sequences, SFT)["nll"], rel=0.05
@@ -225,7 +226,7 @@ def test_adamw_with_states_of_8_bits_learns_takes_less_memory_and_resumes_exactl
     build: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = build("Llama", hidden_size=64, intermediate_size=96)
-    learners = {name: Learner(folder, optimizer=name) for name in ("adamw", "adamw_8bit")}
+    learners = {name: Learner(folder, LearnerOptions(optimizer=name)) for name in ("adamw", "adamw_8bit")}
     for learner in learners.values():
         losses = []
         for _ in range(5):
@@ -235,7 +236,7 @@ def test_adamw_with_states_of_8_bits_learns_takes_less_memory_and_resumes_exactl
         learner.save(tmp_path / f"{learner is learners['adamw']}")
     whole, small = ((tmp_path / str(plain) / "learner.pt").stat().st_size for plain in (True, False))
     assert small < 0.6 * whole
-    resumed = Learner(folder, optimizer="adamw_8bit")
+    resumed = Learner(folder, LearnerOptions(optimizer="adamw_8bit"))
     resumed.load(tmp_path / "False")
     for learner in (learners["adamw_8bit"], resumed):
         learner.forward_backward(batch(), SFT)

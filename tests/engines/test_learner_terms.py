@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from agentlightning.engines import preferences
 from agentlightning.engines.local.learner import Learner
+from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import EngineError, ModelError
 from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
 
@@ -70,7 +71,10 @@ def learner(llama: Path) -> Learner:
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}-{loss.importance}-{loss.ratio_mask}-{loss.kl}")
 @pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
 def test_merged_rows_have_the_loss_and_the_gradient_of_a_row_a_call(llama: Path, loss: Loss, packing: Any) -> None:
-    one, many = Learner(llama, packing=packing), Learner(llama, packing=packing, logits_at_once=64 * 2)
+    one, many = (
+        Learner(llama, LearnerOptions(packing=packing)),
+        Learner(llama, LearnerOptions(packing=packing), logits_at_once=64 * 2),
+    )
     merged, unmerged = conversation(one)
     assert one.forward_backward([merged], loss) == pytest.approx(many.forward_backward(unmerged, loss), rel=1e-4)
     assert_close(gradients(many), gradients(one))
@@ -96,7 +100,7 @@ def test_a_kl_without_reference_logprobs_or_with_some_is_refused(learner: Learne
 def test_the_reference_stays_where_training_and_loading_move_the_policy(
     llama: Path, tmp_path: Path, packing: Any
 ) -> None:
-    learner = Learner(llama, reference=True, packing=packing)
+    learner = Learner(llama, LearnerOptions(reference=True, packing=packing))
     batch = [sequence([3, 4, 5, 6], [(1, 4)]), sequence([3, 4, 7], [(2, 3)], temperature=0.5)]
     before = learner.logprobs(batch)
     assert learner.reference_logprobs(batch) == before
@@ -114,7 +118,7 @@ def test_a_learner_without_a_reference_says_how_to_have_one(learner: Learner) ->
 
 
 def test_kl_pulls_back_to_the_reference(llama: Path) -> None:
-    learner = Learner(llama, reference=True)
+    learner = Learner(llama, LearnerOptions(reference=True))
     row = sequence([3, 4, 5, 6, 7, 8], [(2, 6)], advantages=[0.0] * 6)
     learner.forward_backward([row], Loss(name="sft"))
     learner.optim_step(1e-2, 1.0)
@@ -149,7 +153,7 @@ def answers(learner: Learner, seed: int) -> list[TrainingSequence]:
 def test_a_preference_s_gradient_is_that_of_one_graph_through_all_answers(
     llama: Path, name: Any, packing: Any, budget: int
 ) -> None:
-    learner = Learner(llama, packing=packing, max_tokens_per_microbatch=budget)
+    learner = Learner(llama, LearnerOptions(packing=packing, max_tokens_per_microbatch=budget))
     a, b, c, d, e, *mismatched = answers(learner, 1)
     loss = PreferenceLoss(name=name, beta=0.7)
     if name == "dpo":  # the first chosen answer took two rows
@@ -209,7 +213,7 @@ def test_examples_that_a_loss_cannot_compare_are_refused(
 
 def test_preferences_refuse_dropout_and_none_at_all_add_nothing(llama: Path, learner: Learner) -> None:
     with pytest.raises(EngineError, match="expected dropout 0"):
-        Learner(llama, dropout=0.1).forward_backward_preferences([], PreferenceLoss())
+        Learner(llama, LearnerOptions(dropout=0.1)).forward_backward_preferences([], PreferenceLoss())
     assert learner.forward_backward_preferences([], PreferenceLoss()) == {"loss": 0.0, "examples": 0.0}
 
 
@@ -227,7 +231,10 @@ def test_recomputed_activations_give_the_same_gradient_and_are_recomputed(
     build: Callable[..., Path], family: str, packing: Any
 ) -> None:
     folder = build(family)
-    plain, thrifty = Learner(folder, packing=packing), Learner(folder, packing=packing, gradient_checkpointing=True)
+    plain, thrifty = (
+        Learner(folder, LearnerOptions(packing=packing)),
+        Learner(folder, LearnerOptions(packing=packing, gradient_checkpointing=True)),
+    )
     runs = []
     attention = next(m for n, m in thrifty.model.named_modules() if n.endswith("attn"))
     attention.register_forward_hook(lambda *_: runs.append(1))
@@ -241,4 +248,4 @@ def test_recomputed_activations_give_the_same_gradient_and_are_recomputed(
 
 def test_recomputing_refuses_dropout(llama: Path) -> None:
     with pytest.raises(ModelError, match="expected dropout 0"):
-        Learner(llama, gradient_checkpointing=True, dropout=0.1)
+        Learner(llama, LearnerOptions(gradient_checkpointing=True, dropout=0.1))

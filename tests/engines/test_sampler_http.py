@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from agentlightning.children import listen, start_child, stop_child
+from agentlightning.engines.local.options import SamplerOptions
 from agentlightning.engines.local.sampler import create_app, open_sampler
 
 Client = TestClient[Any, Any]
@@ -21,11 +21,8 @@ Client = TestClient[Any, Any]
 
 @pytest.fixture(params=[1e9, -1.0], ids=["turns in the loop", "turns beside it"])
 async def client(llama: Path, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
-    options = argparse.Namespace(
-        model=str(llama), weights="", weight_version="0", threads=1,
-        max_num_seqs=4, kv_cache_memory_gb=1.0, dtype="float32", device="cpu"
-    )  # fmt: skip
-    async with TestClient(TestServer(create_app(open_sampler(options, long_turn_s=request.param)))) as client:
+    sampler = open_sampler(llama, SamplerOptions(max_num_seqs=4, kv_cache_memory_gb=1.0), long_turn_s=request.param)
+    async with TestClient(TestServer(create_app(sampler))) as client:
         yield client
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentlightning.engines.local.learner import Learner
+from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.local.threads import Threads, busy_seconds
 
 
@@ -73,7 +74,7 @@ def test_a_learner_that_is_told_no_number_finds_one_between_its_micro_batches(ll
     import torch
     from engine_sequences import sequence
 
-    learner = Learner(llama, threads=None)
+    learner = Learner(llama, LearnerOptions(threads=None))
     assert torch.get_num_threads() == 1
     machine = Machine()
     learner.threads = machine.threads(cores=2)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from agentlightning.engines.local import tree
 from agentlightning.engines.local.learner import Learner
+from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import ModelError
 from agentlightning.types import Loss, TrainingSequence
 
@@ -72,8 +73,9 @@ def test_parts_hold_every_sequence_once_within_the_budget_of_unique_tokens(rows:
         assert len(unique) <= budget or len({tuple(rows[i]) for i in part}) == 1
 
 
-def learners(folder: Path, **options: Any) -> tuple[Learner, Learner]:
-    return Learner(folder), Learner(folder, packing="prefix_tree", **options)
+def learners(folder: Path, max_tokens_per_microbatch: int = 4096, **options: Any) -> tuple[Learner, Learner]:
+    small = LearnerOptions(packing="prefix_tree", max_tokens_per_microbatch=max_tokens_per_microbatch)
+    return Learner(folder), Learner(folder, small, **options)
 
 
 @pytest.fixture(scope="module")
@@ -187,15 +189,15 @@ def test_flex_attention_attends_as_the_runs_do(width: int) -> None:
 def test_a_tree_on_a_gpu_gives_the_gradients_of_separate_rows(build: Callable[..., Path]) -> None:
     folder = build("Llama", hidden_size=128)  # heads of 32 numbers
     assert_same(
-        Learner(folder, device="cuda"),
-        Learner(folder, device="cuda", packing="prefix_tree"),
+        Learner(folder, LearnerOptions(device="cuda")),
+        Learner(folder, LearnerOptions(device="cuda", packing="prefix_tree")),
         branching(random.Random(3)),
         Loss(),
     )
 
 
 def test_a_shared_beginning_is_computed_once(llama: Path) -> None:
-    learner = Learner(llama, packing="prefix_tree")
+    learner = Learner(llama, LearnerOptions(packing="prefix_tree"))
     seen = []
     learner.model.model.register_forward_pre_hook(
         lambda _, __, inputs: seen.append(inputs["input_ids"].numel()), with_kwargs=True
@@ -208,8 +210,8 @@ def test_a_shared_beginning_is_computed_once(llama: Path) -> None:
 
 def test_a_model_or_a_setting_that_does_not_fit_is_refused_at_start(build: Callable[..., Path], llama: Path) -> None:
     with pytest.raises(ModelError, match="GPT2LMHeadModel"):
-        Learner(build("GPT2"), packing="prefix_tree")
+        Learner(build("GPT2"), LearnerOptions(packing="prefix_tree"))
     with pytest.raises(ModelError, match="sliding window"):
-        Learner(build("Mistral", sliding_window=8), packing="prefix_tree")
+        Learner(build("Mistral", sliding_window=8), LearnerOptions(packing="prefix_tree"))
     with pytest.raises(ModelError, match="expected dropout 0"):
-        Learner(llama, packing="prefix_tree", dropout=0.1)
+        Learner(llama, LearnerOptions(packing="prefix_tree", dropout=0.1))

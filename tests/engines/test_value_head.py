@@ -14,6 +14,7 @@ import torch
 from engine_sequences import sequence
 
 from agentlightning.engines.local.learner import Learner
+from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.losses import value_loss
 from agentlightning.errors import EngineError, ModelError
 from agentlightning.types import Loss, TrainingSequence
@@ -34,7 +35,7 @@ def row(**changes: Any) -> TrainingSequence:
 
 
 def learner(model: Path, **options: Any) -> Learner:
-    return Learner(model, **{"critic_learning_rate_ratio": 1.0, **options})
+    return Learner(model, LearnerOptions(**{"critic_learning_rate_ratio": 1.0, **options}))
 
 
 def gradients(learner: Learner) -> dict[str, torch.Tensor]:

@@ -19,12 +19,11 @@ import uuid_utils
 
 from agentlightning.children import listen, stop_child
 from agentlightning.runner.agent import LLM
-from agentlightning.runner.air import AttemptAir
+from agentlightning.runner.air import AttemptAir, RecordReader
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import FunctionRunner
-from agentlightning.runner.record_reader import RecordReader
 from agentlightning.runner.scoring import FunctionScorer, Scorer
-from agentlightning.runner.worker import Worker
+from agentlightning.runner.worker import Worker, WorkerOptions
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.air import Air
@@ -141,14 +140,15 @@ class Bench:
                 air=None if air is None else AttemptAir(air, RecordReader(self.store), threads),
             )
             worker = Worker(
-                self.store,
                 execution,
+                WorkerOptions(
+                    run_id=self.run_id,
+                    worker_id=f"worker-{uuid.uuid4()}",
+                    concurrency=concurrency,
+                    **{"grace_s": 0.5, **options},
+                ),
                 open_store=lambda: LightningStoreClient(self.server.url, KEY),
-                run_id=self.run_id,
-                worker_id=f"worker-{uuid.uuid4()}",
-                concurrency=concurrency,
                 boot=lambda: self.store.boot,
-                **{"grace_s": 0.5, **options},
             )
             running = asyncio.create_task(worker.run())
             try:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from agentlightning.errors import StoreError
-from agentlightning.runner.record_reader import MAX_ROLLOUTS_PER_REQUEST, RecordReader
+from agentlightning.runner.air import MAX_ROLLOUTS_PER_REQUEST, RecordReader
 from agentlightning.types import Call, Span
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import FunctionRunner
-from agentlightning.runner.worker import Worker
+from agentlightning.runner.worker import Worker, WorkerOptions
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.types import JSON, Finish, NewRollout
 
@@ -44,13 +44,9 @@ async def test_a_worker_without_grace_for_its_agents_still_reports_what_it_lost(
                 abandon_s=30.0,
             )
             worker = Worker(
-                store,
                 execution,
+                WorkerOptions(run_id=run_id, worker_id="w", concurrency=1, grace_s=0.0),
                 open_store=InMemoryLightningStore,
-                run_id=run_id,
-                worker_id="w",
-                concurrency=1,
-                grace_s=0.0,
             )
             running = asyncio.create_task(worker.run())
             await begun.wait()

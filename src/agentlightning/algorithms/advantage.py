@@ -1,7 +1,7 @@
 """Advantage estimators: the credits of a group to advantages, how much better than its group each call did.
 
 Statistics are taken over rollouts, never over rows: a rollout with more calls must not weigh more. LightningRL drives
-it; the rules that need a critic are in `gae.py`. Knows nothing of tokens or losses.
+it; the rules that need a critic are in `critic.py`. Knows nothing of tokens or losses.
 
 A rule gets one credit per rollout and transition, one reward per rollout to take statistics of, and by `shares` how
 much of the baseline each credit is compared with (None: all of it). A call that a credit rule leaves out has credit 0

@@ -22,9 +22,9 @@ from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
 from agentlightning.algorithms.credit.rule import Credit
 from agentlightning.algorithms.critic import Critic, Values, estimates, explained
 from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
-from agentlightning.algorithms.selection import own_groups, own_part
+from agentlightning.algorithms.selection import own_credits, own_groups
 from agentlightning.algorithms.settings import Names, UnitInterval, check_settings
-from agentlightning.algorithms.updates import Signal, Updates
+from agentlightning.algorithms.updates import Signal, minibatches
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.types import Loss, Outcome, TrainingSequence, Trajectory
 
@@ -215,10 +215,10 @@ class LightningRL:
             for rollout_id, signal in signals.items()
         }
         trained = [trajectory for trajectory in trajectories if outcomes[trajectory.rollout_id] == "trained"]
-        minibatches = self._updates().plan(trained, signals, seed)
-        rows = sum(map(len, minibatches)) / self.epochs
+        updates = minibatches(self, trained, signals, seed)
+        rows = sum(map(len, updates)) / self.epochs
         return UpdatePlan(
-            minibatches=minibatches,
+            minibatches=updates,
             loss=self.loss_terms,
             outcomes=outcomes,
             resample=_without_signal(groups, outcomes) if self.dynamic_sampling else [],
@@ -295,22 +295,11 @@ class LightningRL:
             signals[trajectory.rollout_id] = Signal(advantages=advantages, others=others)
         return signals, explained(found)
 
-    def _updates(self) -> Updates:
-        return Updates(
-            epochs=self.epochs,
-            minibatches=self.minibatches,
-            merged=self.merge,
-            aggregation=self.aggregation,
-            kl_aggregation=self.kl_aggregation,
-            entropy_aggregation=self.entropy_aggregation,
-            fixed_length=self.fixed_length,
-        )
-
     def _advantages(self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence) -> dict[str, list[float]]:
         """Returns for each rollout one number per transition."""
         rule = find_rule(str(self.credit))
         credits = rule.credits(groups, evidence, rule.settings(self.credit_settings or {}))
-        groups, credits = own_part(groups, credits)
+        groups, credits = own_groups(groups), own_credits(groups, credits)
         values = [row for group, ofgroup in zip(groups, credits, strict=True) for row in self._within(group, ofgroup)]
         if self.advantage in BATCH:
             values = BATCH[self.advantage](values)

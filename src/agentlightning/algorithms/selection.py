@@ -52,26 +52,21 @@ def is_predicate(agent: str) -> bool:
     return ".py:" in agent
 
 
-def own_part(
-    groups: Sequence[Sequence[Trajectory]], credits: Sequence[Sequence[Credit]]
-) -> tuple[list[list[Trajectory]], list[list[Credit]]]:
-    """Groups and their credit without the calls that are context, and without rollouts that have no others.
-
-    A rollout of calls (context, own, own) with credit [0.2, 0.5, 0.3] leaves two calls with [0.5, 0.3].
-    """
-    kept = [
-        [(trajectory, credit) for trajectory, credit in zip(group, ofgroup, strict=True) if _acts(trajectory)]
-        for group, ofgroup in zip(groups, credits, strict=True)
-    ]
-    return (
-        [[_own(trajectory) for trajectory, _ in group] for group in kept],
-        [[_own_credit(trajectory, credit) for trajectory, credit in group] for group in kept],
-    )
-
-
 def own_groups(groups: Sequence[Sequence[Trajectory]]) -> list[list[Trajectory]]:
-    """The groups of `own_part` alone."""
+    """The groups without the calls that are context, and without rollouts that have no others."""
     return [[_own(trajectory) for trajectory in group if _acts(trajectory)] for group in groups]
+
+
+def own_credits(groups: Sequence[Sequence[Trajectory]], credits: Sequence[Sequence[Credit]]) -> list[list[Credit]]:
+    """The credit of `own_groups`: of calls (context, own, own) with [0.2, 0.5, 0.3] remains [0.5, 0.3]."""
+    return [
+        [
+            _own_credit(trajectory, credit)
+            for trajectory, credit in zip(group, of_group, strict=True)
+            if _acts(trajectory)
+        ]
+        for group, of_group in zip(groups, credits, strict=True)
+    ]
 
 
 def _acts(trajectory: Trajectory) -> bool:

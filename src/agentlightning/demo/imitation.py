@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from agentlightning.demo import tiny_model
 from agentlightning.demo.tasks import Message
 from agentlightning.engines.local.learner import Learner
+from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import DataError
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.types import JSON, Loss, TrainingSequence
@@ -145,7 +146,9 @@ def imitate(
     held_out: rows that decide which step's weights are kept; without any, the last one's are, and the loss is the mean of
     the last 20 batches. rate_at: share of the learning rate at (step, steps). keep: False leaves the folder as it was.
     """
-    learner = Learner(folder, threads=threads, optimizer="muon", weight_decay=weight_decay, dropout=dropout, seed=seed)
+    learner = Learner(
+        folder, LearnerOptions(threads=threads, optimizer="muon", weight_decay=weight_decay, dropout=dropout, seed=seed)
+    )
     losses: list[float] = []
     best = math.inf
     for step, batch in zip(range(steps), chosen, strict=False):

@@ -34,7 +34,7 @@ from agentlightning.runner.processes import kill_marked
 from agentlightning.runner.scoring import Scorer, load_scorers
 from agentlightning.runner.span_delivery import SpanDelivery
 from agentlightning.runner.user_code import load
-from agentlightning.runner.worker import HEARTBEAT_INTERVAL_S, Worker
+from agentlightning.runner.worker import HEARTBEAT_INTERVAL_S, Worker, WorkerOptions
 from agentlightning.store.base import LEASE_S
 from agentlightning.store.client import LightningStoreClient
 
@@ -96,20 +96,22 @@ async def _work(
             air=air,
             span_delivery=SpanDelivery(store, options.lease_s) if traced else None,
         )
-        worker = Worker(
-            store,
-            execution,
-            open_store=lambda: LightningStoreClient(options.server, server_key),
+        settings = WorkerOptions(
             run_id=options.run,
             worker_id=options.worker_id,
             concurrency=options.concurrency,
-            boot=lambda: store.boot,
             lease_s=options.lease_s,
             heartbeat_s=options.heartbeat_s,
             blocked_s=options.blocked_s,
             grace_s=options.grace_s,
-            before_exit=kill_leftover_processes,
             watch_interpreter=True,
+        )
+        worker = Worker(
+            execution,
+            settings,
+            open_store=lambda: LightningStoreClient(options.server, server_key),
+            boot=lambda: store.boot,
+            before_exit=kill_leftover_processes,
         )
         if not options.child:  # a person started it, and sees nothing else
             sys.stderr.write(f"note: working for run {options.run} at {options.server}, until Ctrl-C\n")

@@ -75,11 +75,16 @@ class AgentLightningClient:
         return held
 
     def _worker(self) -> WorkerStatus:
-        return WorkerStatus(
-            id=self._worker_id,
-            run_id=self._run_id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            running=self._held,
-            seen_ns=time.time_ns(),
-        )
+        return status_here(self._worker_id, self._run_id, self._held)
+
+
+def status_here(worker_id: str, run_id: str, running: int) -> WorkerStatus:
+    """This process as a worker that holds so many attempts."""
+    return WorkerStatus(
+        id=worker_id,
+        run_id=run_id,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        running=running,
+        seen_ns=time.time_ns(),
+    )

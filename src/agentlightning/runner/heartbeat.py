@@ -15,13 +15,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from agentlightning.errors import AgentLightningError
 from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.failure import stack
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Finish, WorkerStatus
+from agentlightning.types import Finish
+
+if TYPE_CHECKING:
+    from agentlightning.runner.worker import Worker
 
 EXIT_REPLACE = 75
 """Exit code (EX_TEMPFAIL) of a worker process that an agent has hung: start another in its place."""
@@ -36,35 +40,15 @@ FINAL_REPORT_TIMEOUT_S = 5.0
 
 
 class Heartbeat:
-    """Starts with `start`, on the worker's loop; `revoked` and `failed` are called there.
-
-    revoked(attempt): its lease is no longer held. failed(): the server could not be reached.
-    """
+    """Starts with `start`, on the worker's loop, where it interrupts attempts whose lease is no longer held."""
 
     def __init__(
-        self,
-        open_store: Callable[[], LightningStore],
-        *,
-        worker: Callable[[], WorkerStatus],
-        held: Callable[[], Sequence[AttemptContext]],
-        revoked: Callable[[AttemptContext], None],
-        failed: Callable[[], None],
-        lease_s: float,
-        heartbeat_s: float,
-        blocked_s: float,
-        before_exit: Callable[[], None],
-        watch_interpreter: bool,
+        self, worker: Worker, open_store: Callable[[], LightningStore], before_exit: Callable[[], None]
     ) -> None:
-        self._open_store = open_store
         self._worker = worker
-        self._held = held
-        self._revoked = revoked
-        self._failed = failed
-        self._lease_s = lease_s
-        self._heartbeat_s = heartbeat_s
-        self._blocked_s = blocked_s
+        self._options = worker.options
+        self._open_store = open_store
         self._before_exit = before_exit
-        self._watch_interpreter = watch_interpreter
         self._thread = threading.Thread(target=self._main, name="heartbeat", daemon=True)
         self._own: asyncio.AbstractEventLoop | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -85,7 +69,7 @@ class Heartbeat:
             with contextlib.suppress(RuntimeError):  # its loop is closed already
                 self._own.call_soon_threadsafe(self._beating.cancel)
         self._thread.join(FINAL_REPORT_TIMEOUT_S)
-        if self._watch_interpreter:
+        if self._options.watch_interpreter:
             faulthandler.cancel_dump_traceback_later()
 
     def _main(self) -> None:
@@ -96,35 +80,35 @@ class Heartbeat:
         self._own = asyncio.get_running_loop()
         self._beating = asyncio.current_task()
         self._started.set()
-        next_beat = time.monotonic() + self._heartbeat_s
+        next_beat = time.monotonic() + self._options.heartbeat_s
         async with self._open_store() as store:
             while True:
-                await asyncio.sleep(min(TICK_S, self._heartbeat_s / 2))
+                await asyncio.sleep(min(TICK_S, self._options.heartbeat_s / 2))
                 await self._check_loop(store)
                 if time.monotonic() >= next_beat:
-                    next_beat = time.monotonic() + self._heartbeat_s
+                    next_beat = time.monotonic() + self._options.heartbeat_s
                     await self._beat(store)
 
     async def _beat(self, store: LightningStore) -> None:
         self._postpone_end()
-        held = self._held()
+        held, lease_s = self._worker.held, self._options.lease_s
         try:
-            async with asyncio.timeout(self._lease_s / 2):
+            async with asyncio.timeout(lease_s / 2):
                 still = await store.heartbeat(
-                    self._worker(), [attempt.lease for attempt in held], lease_s=self._lease_s
+                    self._worker.status(), [attempt.lease for attempt in held], lease_s=lease_s
                 )
         except (AgentLightningError, TimeoutError):
-            self._loop.call_soon_threadsafe(self._failed)
+            self._loop.call_soon_threadsafe(self._worker.note_absence)
             return
         for attempt, kept in zip(held, still, strict=True):
             if not kept:
-                self._loop.call_soon_threadsafe(self._revoked, attempt)
+                self._loop.call_soon_threadsafe(attempt.interrupt, "revoked")
 
     def _postpone_end(self) -> None:
         """Code that keeps the interpreter's lock (a regular expression that backtracks for ever) stops this thread too:
         then the process ends by itself when its leases have long run out."""
-        if self._watch_interpreter:
-            faulthandler.dump_traceback_later(2 * self._lease_s, exit=True, file=sys.__stderr__ or sys.stderr)
+        if self._options.watch_interpreter:
+            faulthandler.dump_traceback_later(2 * self._options.lease_s, exit=True, file=sys.__stderr__ or sys.stderr)
 
     async def _check_loop(self, store: LightningStore) -> None:
         if self._answered >= self._asked:
@@ -141,7 +125,7 @@ class Heartbeat:
             return  # where the whole process stood still (a machine asleep), its loop answers before the next look
         guilty = self._blocker()
         overdue = guilty is not None and now > guilty.deadline
-        if overdue or blocked > self._blocked_s:
+        if overdue or blocked > self._options.blocked_s:
             await self._end_process(store, guilty, blocked)
 
     def _answer(self) -> None:
@@ -149,7 +133,7 @@ class Heartbeat:
 
     def _blocker(self) -> AttemptContext | None:
         task = asyncio.current_task(self._loop)
-        return next((attempt for attempt in self._held() if task in attempt.tasks), None)
+        return next((attempt for attempt in self._worker.held if task in attempt.tasks), None)
 
     async def _end_process(self, store: LightningStore, guilty: AttemptContext | None, blocked: float) -> None:
         where = stack(self._loop_thread)
@@ -162,7 +146,7 @@ class Heartbeat:
                 if attempt is guilty
                 else f"another agent blocked the event loop of the worker for {blocked:.1f} s",
             )
-            for attempt in self._held()
+            for attempt in self._worker.held
             if attempt.interruption != "revoked"
         ]
         with contextlib.suppress(AgentLightningError, TimeoutError):  # their leases run out instead

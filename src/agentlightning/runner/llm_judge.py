@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,7 +18,7 @@ from agentlightning.config import RewardConfig
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.runner.agent import llm_for
 from agentlightning.runner.attempt import CURRENT
-from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
+from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer, is_score, json_lines, values_of
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.result import RolloutResult
 from agentlightning.runner.scoring import FINAL, Score
@@ -67,7 +65,7 @@ class JudgeScorer:
 
     def _request(self, task: JSON, result: RolloutResult) -> JSON:
         shown = result.conversations or [[{"role": "assistant", "content": result.answer}]]
-        parts = [f"<conversation>\n{_lines(one)}\n</conversation>" for one in shown]
+        parts = [f"<conversation>\n{json_lines(one)}\n</conversation>" for one in shown]
         content = f"<task>\n{json.dumps(task, ensure_ascii=False)}\n</task>\n{chr(10).join(parts)}\n{ENDING}"
         request: JSON = {
             "model": self.config.judge,
@@ -85,14 +83,7 @@ def read_judgement(text: str) -> float | None:
     >>> read_judgement('It found the year. {"score": 0.8}'), read_judgement('{"score": 8}')
     (0.8, None)
     """
-    for found in reversed(re.findall(r"\{[^{}]*\}", text)):
-        try:
-            score = json.loads(found).get("score")
-        except json.JSONDecodeError:
-            continue
-        if isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score) and 0 <= score <= 1:
-            return float(score)
-    return None
+    return next((float(score) for score in values_of("score", text) if is_score(score)), None)
 
 
 def gateway_judge(server_url: str, model: str, connections: ConnectionPool) -> Callable[[RewardConfig], JudgeScorer]:
@@ -117,7 +108,3 @@ def endpoint_judge(config: RewardConfig) -> JudgeScorer:
 
     connections = ConnectionPool(trust_env=True)
     return JudgeScorer(config, lambda: ChatEndpoint(connections.async_client(), url, bearer(config.key_env)))
-
-
-def _lines(messages: list[JSON]) -> str:
-    return "\n".join(json.dumps(message, ensure_ascii=False, sort_keys=True) for message in messages)

@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,7 +54,7 @@ def agent_spec(function: Callable[..., Any], folder: Path) -> str:
     file = getattr(module, "__file__", None)
     if module is not None and module.__name__ != "__main__" and file and file.endswith(".py"):
         try:
-            if _attribute(module, name) is function:
+            if attrgetter(name)(module) is function:
                 return f"{Path(file).resolve()}:{name}"
         except AttributeError:
             pass  # a closure or a renamed function: it travels by value
@@ -168,15 +169,9 @@ def _where(error: BaseException) -> str:
     return f"{text} at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else text
 
 
-def _attribute(owner: object, name: str) -> Any:
-    for part in name.split("."):
-        owner = getattr(owner, part)
-    return owner
-
-
 def _named(module: ModuleType, name: str, spec: str, what: str) -> Any:
     try:
-        return _attribute(module, name)
+        return attrgetter(name)(module)
     except AttributeError:
         raise ConfigError(f"{what} {spec!r}: there is no {name!r}; there are {_callables(module)}") from None
 

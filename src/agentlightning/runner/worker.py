@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from agentlightning import types
 from agentlightning.backoff import Backoff
 from agentlightning.errors import AgentLightningError, ConflictError, InputError, NotFoundError, StoreError
 from agentlightning.runner.attempt import AttemptContext, attributed_task
+from agentlightning.runner.client import status_here
 from agentlightning.runner.execution import Execution, ended
 from agentlightning.runner.failure import describe
 from agentlightning.runner.heartbeat import EXIT_REPLACE, FINAL_REPORT_TIMEOUT_S, Heartbeat
 from agentlightning.runner.span_delivery import DELIVERY_INTERVAL_S
 from agentlightning.store.base import LEASE_S, LightningStore
-from agentlightning.types import Claim, Finish, Lease
+from agentlightning.types import Claim, Finish, Lease, WorkerStatus
 
 log = logging.getLogger(__name__)
 
@@ -38,41 +37,44 @@ USUAL_OVER = 20
 """Attempts that the moving average looks back on."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """Settings of a worker."""
+
+    run_id: str
+    worker_id: str
+    concurrency: int
+    """Attempts at a time."""
+    lease_s: float = LEASE_S
+    heartbeat_s: float = HEARTBEAT_INTERVAL_S
+    blocked_s: float = 60.0
+    """Longest time for which an agent may block the event loop."""
+    grace_s: float = 5.0
+    """Time for running attempts to end by themselves once the worker stops."""
+    watch_interpreter: bool = False
+    """End the process where agent code keeps the interpreter's lock for two leases."""
+
+
 class Worker:
-    """Runs up to `concurrency` attempts of one run at a time.
+    """Runs attempts of one run.
 
     open_store: makes another client of the same store, for the heartbeat thread. boot: the id of the server's present life,
-    where the store has one. blocked_s: how long an agent may block the event loop. grace_s: what running attempts get to
-    end by themselves once the worker stops. before_exit: called before the process is given up because the loop is blocked.
-    watch_interpreter: end the process where agent code keeps the interpreter's lock for two leases.
+    where the store has one. before_exit: called before the process is given up because the loop is blocked.
     """
 
     def __init__(
         self,
-        store: LightningStore,
         execution: Execution,
+        options: WorkerOptions,
         *,
         open_store: Callable[[], LightningStore],
-        run_id: str,
-        worker_id: str,
-        concurrency: int,
         boot: Callable[[], str | None] = lambda: None,
-        lease_s: float = LEASE_S,
-        heartbeat_s: float = HEARTBEAT_INTERVAL_S,
-        blocked_s: float = 60.0,
-        grace_s: float = 5.0,
         before_exit: Callable[[], None] = lambda: None,
-        watch_interpreter: bool = False,
     ) -> None:
-        self._store = store
+        self._store = execution.store
         self._execution = execution
-        self._run_id = run_id
-        self._worker_id = worker_id
-        self._concurrency = concurrency
+        self.options = options
         self._boot = boot
-        self._lease_s = lease_s
-        self._grace_s = grace_s
-        self._host = socket.gethostname()
         self._running: dict[asyncio.Task[None], AttemptContext] = {}
         self._held: dict[Lease, AttemptContext] = {}
         """Attempts whose end the store does not know yet: they take a place and their leases are extended."""
@@ -86,18 +88,12 @@ class Worker:
         self._hung = False
         self._away = float("-inf")
         """time.monotonic() of the last time the server could not be reached."""
-        self._heartbeat = Heartbeat(
-            open_store,
-            worker=self._identity,
-            held=lambda: tuple(self._held.values()),
-            revoked=lambda attempt: attempt.interrupt("revoked"),
-            failed=self._note_absence,
-            lease_s=lease_s,
-            heartbeat_s=heartbeat_s,
-            blocked_s=blocked_s,
-            before_exit=before_exit,
-            watch_interpreter=watch_interpreter,
-        )
+        self._heartbeat = Heartbeat(self, open_store, before_exit)
+
+    @property
+    def held(self) -> tuple[AttemptContext, ...]:
+        """Attempts whose end the store does not know yet."""
+        return tuple(self._held.values())
 
     def stop(self) -> None:
         """Claim nothing more; running attempts get the grace period, the rest end as lost."""
@@ -137,19 +133,19 @@ class Worker:
         backoff = Backoff()
         while True:
             # A place is free once its attempt's end is in the store: what ended during one report is claimed for at once.
-            free = self._concurrency - len(self._held)
+            free = self.options.concurrency - len(self._held)
             if free <= 0:
                 self._freed.clear()
                 await self._freed.wait()
                 continue
             try:
                 claims = await self._store.claim(
-                    self._identity(), limit=free, lease_s=self._lease_s, wait_s=CLAIM_WAIT_S
+                    self.status(), limit=free, lease_s=self.options.lease_s, wait_s=CLAIM_WAIT_S
                 )
             except NotFoundError:
                 raise
             except StoreError:
-                self._note_absence()
+                self.note_absence()
                 await backoff.sleep()
                 continue
             backoff.reset()
@@ -187,11 +183,11 @@ class Worker:
         """Returns whether the server was away or restarted since the claim: then the failure is not the agent's."""
         if self._away < attempt.started:
             try:
-                await self._store.heartbeat(self._identity(), [attempt.lease], lease_s=self._lease_s)
+                await self._store.heartbeat(self.status(), [attempt.lease], lease_s=self.options.lease_s)
             except (NotFoundError, ConflictError):
                 return False
             except StoreError:
-                self._note_absence()
+                self.note_absence()
         return self._away >= attempt.started or self._boot() != attempt.boot
 
     # --- reporting: what has ended since the last request goes into the next one ------------------------------------
@@ -213,7 +209,7 @@ class Worker:
 
     async def _send(self, batch: list[Finish]) -> None:
         """Deliver until the server is back, but not longer than the leases can last without it."""
-        backoff = Backoff(timeout_s=self._lease_s)
+        backoff = Backoff(timeout_s=self.options.lease_s)
         while True:
             try:
                 await self._store.finish(batch)
@@ -228,7 +224,7 @@ class Worker:
                     await self._send([finish])
                 return
             except StoreError:
-                self._note_absence()
+                self.note_absence()
                 if not await backoff.sleep():
                     return
 
@@ -248,7 +244,7 @@ class Worker:
     async def _drain(self) -> None:
         """Grace for what runs, then the rest is lost; returns when every end is reported or the server is not there."""
         if self._running:
-            await asyncio.wait(set(self._running), timeout=self._grace_s)
+            await asyncio.wait(set(self._running), timeout=self.options.grace_s)
         for attempt in self._running.values():
             attempt.interrupt("lost")
         if self._running:
@@ -259,20 +255,15 @@ class Worker:
             self._report(ended(attempt, "lost", "the worker was stopped"))
         with contextlib.suppress(TimeoutError):
             # The grace period is the agents'; the server gets a time of its own.
-            async with asyncio.timeout(max(self._grace_s, FINAL_REPORT_TIMEOUT_S)):
+            async with asyncio.timeout(max(self.options.grace_s, FINAL_REPORT_TIMEOUT_S)):
                 while self._held:
                     self._freed.clear()
                     await self._freed.wait()
 
-    def _note_absence(self) -> None:
+    def note_absence(self) -> None:
+        """The server could not be reached: what fails now may not be the agent's fault."""
         self._away = time.monotonic()
 
-    def _identity(self) -> types.WorkerStatus:
-        return types.WorkerStatus(
-            id=self._worker_id,
-            run_id=self._run_id,
-            host=self._host,
-            pid=os.getpid(),
-            running=len(self._held),
-            seen_ns=time.time_ns(),
-        )
+    def status(self) -> WorkerStatus:
+        """The worker as the store lists it."""
+        return status_here(self.options.worker_id, self.options.run_id, len(self._held))

@@ -1,6 +1,6 @@
 """Credit assignment: a rule turns a trajectory's reward into one reward per transition.
 
-A rule is a function of a file of its own, named in `CREDIT`, or a user's own, named by its place: ``file.py:name``.
+A rule is a function named in `CREDIT`, or a user's own, named by its place: ``file.py:name``.
 It may see the whole group, since some rules compare rollouts. See `rule.py` for what it returns.
 """
 
@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from agentlightning.algorithms.credit.counterfactual import counterfactual
-from agentlightning.algorithms.credit.discounted import discounted
 from agentlightning.algorithms.credit.gigpo import gigpo
 from agentlightning.algorithms.credit.judge import judge
-from agentlightning.algorithms.credit.last import last
 from agentlightning.algorithms.credit.learned import learned
+from agentlightning.algorithms.credit.outcome import discounted, last, uniform
 from agentlightning.algorithms.credit.rule import Credit, Evidence, Rule, credit_rule
 from agentlightning.algorithms.credit.step_rewards import step_rewards
-from agentlightning.algorithms.credit.uniform import uniform
 from agentlightning.errors import ConfigError
 from agentlightning.runner.user_code import load
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Annotated
 
-from pydantic import Field
+from pydantic import NonNegativeFloat
 
 from agentlightning.algorithms.credit.keys import prompt_key, user_key
-from agentlightning.algorithms.credit.returns import returns_to_go
 from agentlightning.algorithms.credit.rule import Credit, credit_rule
+from agentlightning.algorithms.credit.step_rewards import returns_to_go
+from agentlightning.algorithms.settings import UnitInterval
 from agentlightning.types import Trajectory, Transition
 
 STEP_EPSILON = 1e-6
@@ -27,8 +27,8 @@ STEP_EPSILON = 1e-6
 def gigpo(
     group: Sequence[Trajectory],
     *,
-    omega: Annotated[float, Field(ge=0)] = 1.0,
-    gamma: Annotated[float, Field(ge=0, le=1)] = 0.95,
+    omega: NonNegativeFloat = 1.0,
+    gamma: UnitInterval = 0.95,
     normalize_std: bool = True,
     key: str | None = None,
 ) -> list[Credit]:

@@ -14,17 +14,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
 from pydantic import Field
 
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.errors import ConfigError
-from agentlightning.runner.chat_endpoint import JudgeReply
+from agentlightning.runner.chat_endpoint import JudgeReply, is_score, json_lines, values_of
 from agentlightning.types import JSON, Trajectory
 
 INSTRUCTIONS = (
@@ -34,6 +32,8 @@ INSTRUCTIONS = (
 )
 MAX_CONCURRENCY = 8
 """Groups that are judged at a time."""
+STATS = ("judge/requests", "judge/cached", "judge/unusable", "judge/prompt_tokens", "judge/sampled_tokens")
+"""judge/unusable counts completions."""
 
 
 class Ask(Protocol):
@@ -55,7 +55,7 @@ class Judged:
 
     scores: dict[str, float]
     stats: dict[str, float] = field(default_factory=dict)
-    """judge/requests, judge/cached, judge/unusable (answers), judge/prompt_tokens, judge/sampled_tokens."""
+    """Numbers by the names of `STATS`."""
 
 
 @credit_rule("judge", each="step", needs=("scores",), reads_steps=False)
@@ -105,9 +105,7 @@ async def judge_groups(
             return await _judge(group, ask, cache, model, instructions, attempts)
 
     judged = await asyncio.gather(*(one(group) for group in groups if group))
-    stats = dict.fromkeys(
-        ("judge/requests", "judge/cached", "judge/unusable", "judge/prompt_tokens", "judge/sampled_tokens"), 0.0
-    )
+    stats = dict.fromkeys(STATS, 0.0)
     for part in judged:
         for name, value in part.stats.items():
             stats[name] += value
@@ -122,8 +120,7 @@ async def _judge(
     distinct = sorted({json.dumps(text, sort_keys=True) for text in texts}, key=_hash)
     if len(distinct) == 1:
         return Judged(scores={trajectory.rollout_id: 0.5 for trajectory in group})
-    stats = dict.fromkeys(("judge/requests", "judge/cached", "judge/unusable"), 0.0)
-    stats |= {"judge/prompt_tokens": 0.0, "judge/sampled_tokens": 0.0}
+    stats = dict.fromkeys(STATS, 0.0)
     for attempt in range(attempts):
         request = _request([json.loads(text) for text in distinct], model, instructions)
         key = _hash(json.dumps([request, attempt], sort_keys=True))
@@ -152,20 +149,18 @@ def read_scores(text: str, count: int) -> list[float] | None:
     >>> read_scores('The second is better. {"scores": [0.2, 0.9]}', 2)
     [0.2, 0.9]
     """
-    for found in reversed(re.findall(r"\{[^{}]*\}", text)):
-        try:
-            scores = json.loads(found).get("scores")
-        except json.JSONDecodeError:
-            continue
-        if isinstance(scores, list) and len(scores) == count and all(_is_score(score) for score in scores):
+    for scores in values_of("scores", text):
+        if isinstance(scores, list) and len(scores) == count and all(is_score(score) for score in scores):
             return [float(score) for score in scores]
     return None
 
 
 def _request(texts: Sequence[list[JSON]], model: str, instructions: str) -> JSON:
     shared = _shared(texts)
-    parts = [f"<attempt number={number}>\n{_dump(text[shared:])}\n</attempt>" for number, text in enumerate(texts, 1)]
-    common = f"<common>\n{_dump(texts[0][:shared])}\n</common>\n" if shared else ""
+    parts = [
+        f"<attempt number={number}>\n{json_lines(text[shared:])}\n</attempt>" for number, text in enumerate(texts, 1)
+    ]
+    common = f"<common>\n{json_lines(texts[0][:shared])}\n</common>\n" if shared else ""
     ending = (
         f"Answer with a sentence about each of the {len(texts)} attempts, then with one line of JSON: "
         '{"scores": [score of attempt 1, score of attempt 2, …]}'
@@ -204,13 +199,5 @@ def _shared(texts: Sequence[list[JSON]]) -> int:
     return next((place for place in range(shortest) if any(text[place] != texts[0][place] for text in texts)), shortest)
 
 
-def _dump(messages: Sequence[JSON]) -> str:
-    return "\n".join(json.dumps(message, ensure_ascii=False, sort_keys=True) for message in messages)
-
-
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _is_score(score: Any) -> bool:
-    return isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score) and 0 <= score <= 1

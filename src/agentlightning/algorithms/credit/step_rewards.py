@@ -9,22 +9,34 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
+from pydantic import NonNegativeFloat
 
-from agentlightning.algorithms.credit.returns import returns_to_go
 from agentlightning.algorithms.credit.rule import Credit, credit_rule
+from agentlightning.algorithms.settings import UnitInterval
 from agentlightning.types import Trajectory
+
+
+def returns_to_go(trajectory: Trajectory, gamma: float, final: float = 1.0) -> list[float]:
+    """G_t = r_t + γ G_{t+1}, with `final` times the final reward earned by the last call.
+
+    Step rewards [0.5, 0, 0], final reward 1, γ = 0.5: G = [0.75, 0.5, 1]; with final = 0 G = [0.5, 0, 0].
+    """
+    following, returns = 0.0, []
+    for place, transition in enumerate(reversed(trajectory.transitions)):
+        following = transition.reward + (final * trajectory.reward if place == 0 else gamma * following)
+        returns.append(following)
+    return returns[::-1]
 
 
 @credit_rule("step_rewards", each="group")
 def step_rewards(
     group: Sequence[Trajectory],
     *,
-    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
+    gamma: UnitInterval = 1.0,
     compare: Literal["call", "rollout"] = "call",
-    final: Annotated[float, Field(ge=0)] = 1.0,
+    final: NonNegativeFloat = 1.0,
 ) -> list[Credit]:
     """Returns-to-go G_t. `compare`: each with the mean of the group's t-th calls, or all with the mean of the rollouts' G_0.
 

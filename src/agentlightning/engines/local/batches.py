@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from agentlightning.engines.corrections import Tokens
 from agentlightning.engines.local import tree
+from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import EngineError
 from agentlightning.types import TrainingSequence
-
-Packing = Literal["padded", "prefix_tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,10 @@ class Batch:
         return torch.tensor(found, dtype=torch.int64, device=self.tokens_BT.device)
 
 
-def batches(sequences: Sequence[TrainingSequence], budget: int, packing: Packing, device: str) -> Iterator[Batch]:
-    """Sequences of at most `budget` tokens at a time: padded ones, sorted by length, or the tokens of a tree."""
-    if packing == "padded":
+def batches(sequences: Sequence[TrainingSequence], options: LearnerOptions, device: str) -> Iterator[Batch]:
+    """Sequences of at most max_tokens_per_microbatch at a time: padded ones, sorted by length, or the tokens of a tree."""
+    budget = options.max_tokens_per_microbatch
+    if options.packing == "padded":
         for group in _by_length(sequences, budget):
             yield _padded(group, device)
         return

@@ -211,10 +211,7 @@ class LocalEngine:
         assert self._listener is not None
         options = self._sampler_options
         arguments = ["--model", str(self._folder), "--fd", str(self._listener.fileno())]
-        arguments += ["--threads", str(options.threads), "--max-num-seqs", str(options.max_num_seqs)]
-        arguments += ["--dtype", options.dtype, "--device", options.device]
-        if options.kv_cache_memory_gb is not None:
-            arguments += ["--kv-cache-memory-gb", str(options.kv_cache_memory_gb)]
+        arguments += ["--options", json.dumps(asdict(options))]
         if self._published is not None:
             arguments += ["--weights", str(self._published[0]), "--weight-version", self._published[1]]
         return start_child(

@@ -16,7 +16,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,13 @@ from agentlightning.engines.corrections import Tokens, call_ratios, needs_calls
 from agentlightning.engines.local import layers
 from agentlightning.engines.local.adapter import FOLDER as ADAPTER
 from agentlightning.engines.local.adapter import Adapter
-from agentlightning.engines.local.batches import Batch, Packing, batches, known_tokens
+from agentlightning.engines.local.batches import Batch, batches, known_tokens
 from agentlightning.engines.local.checkpoint import load_model, write_model
 from agentlightning.engines.local.device import check_device, settle
 from agentlightning.engines.local.llama import LLAMA_SHAPED
 from agentlightning.engines.local.models import copy_tokenizer, first_line
-from agentlightning.engines.local.optimizer import Optimizer, OptimizerName
-from agentlightning.engines.local.options import Lora
+from agentlightning.engines.local.optimizer import Optimizer
+from agentlightning.engines.local.options import LearnerOptions, Lora
 from agentlightning.engines.local.threads import half_of_the_cores, threads_here
 from agentlightning.engines.local.value_head import ValueHead
 from agentlightning.engines.losses import summary, token_loss
@@ -66,67 +66,48 @@ class Learner:
     """A model, its optimizer and its random state.
 
     Weights and optimizer are float32; dtype "bfloat16" computes under autocast. Sequences are bucketed by length into
-    micro-batches of at most max_tokens_per_microbatch padded tokens, padded on the right: with causal attention no mask is
-    needed. packing "prefix_tree" computes shared prefixes once; micro-batches then bound unique tokens. dropout is residual
-    dropout (embeddings, attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist
-    at a time (128 MB as float32): a vocabulary is large. reference keeps a frozen copy of model_dir's weights, whatever
-    is loaded later. gradient_checkpointing computes each layer again in the backward pass, and keeps no activations. lora
-    trains an adapter and nothing else; the reference is then the model without it, and needs no copy. threads None: as many
-    as there are idle cores, looked at between micro-batches; another number gives another rounding.
+    micro-batches, padded on the right: with causal attention no mask is needed. dropout is residual dropout (embeddings,
+    attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist at a time (128 MB as float32):
+    a vocabulary is large.
     """
 
     def __init__(
         self,
         model_dir: str | Path,
+        options: LearnerOptions | None = None,
         *,
-        threads: int | None = 1,
-        optimizer: OptimizerName = "adamw",
-        betas: Sequence[float] = (0.9, 0.95),
-        weight_decay: float = 0.0,
-        muon_learning_rate_ratio: float = 20 / 3,
-        max_tokens_per_microbatch: int = 4096,
-        dropout: float = 0.0,
-        dtype: str = "float32",
-        device: str = "cpu",
-        seed: int = 0,
         logits_at_once: int = 1 << 25,
-        packing: Packing = "padded",
-        reference: bool = False,
-        gradient_checkpointing: bool = False,
-        lora: Lora | None = None,
-        critic_learning_rate_ratio: float | None = None,
     ) -> None:
-        self.threads = threads_here() if threads is None else None
-        torch.set_num_threads(threads or (1 if self.threads else half_of_the_cores()))
-        check_device(device)
+        options = self._options = options or LearnerOptions()
+        self.threads = threads_here() if options.threads is None else None
+        torch.set_num_threads(options.threads or (1 if self.threads else half_of_the_cores()))
+        hardware = settle(options.device, options.dtype)
+        check_device(hardware.device)
         self._folder = Path(model_dir)
-        self._device = device
-        self._autocast = dtype == "bfloat16"
-        self._budget = max_tokens_per_microbatch
-        self._packing = packing
+        self._device = hardware.device
+        self._autocast = hardware.dtype == "bfloat16"
         self.model = load_model(self._folder, torch.float32)
-        self._adapter = Adapter(self.model, self._folder, lora, seed) if lora else None
-        self.model.to(device)
-        self._optimizer = Optimizer(self.model, optimizer, (betas[0], betas[1]), weight_decay, muon_learning_rate_ratio)
+        self._adapter = Adapter(self.model, self._folder, options.lora, options.seed) if options.lora else None
+        self.model.to(self._device)
+        self._optimizer = Optimizer(self.model, options)
         self._piece = max(1, logits_at_once // self.model.config.get_text_config().vocab_size)
-        self._noise = torch.Generator(device=device).manual_seed(seed)
-        self._dropout = dropout
+        self._noise = torch.Generator(device=self._device).manual_seed(options.seed)
         self._training = False
         self._pending = False
         self.updates = 0
         """Optimizer steps taken, over resumes."""
         # Models of this shape give logits = lm_head(hidden) and nothing more, so that only sampled tokens need any.
         self._llama = type(self.model).__name__ in LLAMA_SHAPED
-        if dropout:
-            layers.add_dropout(self.model, dropout, self._noise, lambda: self._training)
-        if packing == "prefix_tree":
-            layers.grow_trees(self.model, self._folder, dropout)
-        if gradient_checkpointing:
-            layers.recompute(self.model, self._folder, dropout)
+        if options.dropout:
+            layers.add_dropout(self.model, options.dropout, self._noise, lambda: self._training)
+        if options.packing == "prefix_tree":
+            layers.grow_trees(self.model, self._folder, options.dropout)
+        if options.gradient_checkpointing:
+            layers.recompute(self.model, self._folder, options.dropout)
         self._critic = None
-        if critic_learning_rate_ratio is not None:
-            self._critic = self._new_critic(critic_learning_rate_ratio, seed)
-        copied = reference and self._adapter is None
+        if options.critic_learning_rate_ratio is not None:
+            self._critic = self._new_critic(options.critic_learning_rate_ratio, options.seed)
+        copied = options.reference and self._adapter is None
         self._reference = copy.deepcopy(self.model).requires_grad_(False) if copied else None
 
     def forward_backward(self, sequences: Sequence[TrainingSequence], loss: Loss) -> dict[str, float]:
@@ -153,7 +134,7 @@ class Learner:
 
         Two passes, as engines/preferences.py explains: pairs need not fit into one micro-batch.
         """
-        if self._dropout:
+        if self._options.dropout:
             raise EngineError(
                 f"the loss {loss.name!r} takes two passes, which dropout would make differ; expected dropout 0"
             )
@@ -370,7 +351,7 @@ class Learner:
         return zip(*(torch.split(column, self._piece) for column in columns), strict=True)
 
     def _batches(self, sequences: Sequence[TrainingSequence]) -> Iterator[Batch]:
-        for batch in batches(sequences, self._budget, self._packing, self._device):
+        for batch in batches(sequences, self._options, self._device):
             if self.threads is not None and self.threads.adjust() != torch.get_num_threads():
                 torch.set_num_threads(self.threads.count)
             yield batch
@@ -425,7 +406,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="agentlightning.engines.local.learner")
     parser.add_argument("--model", required=True, help="transformers folder")
     parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket pair's end")
-    parser.add_argument("--options", default="{}", help="JSON object: keywords of Learner")
+    parser.add_argument("--options", default="{}", help="LearnerOptions as JSON")
     given = parser.parse_args(arguments)
     end_with_parent()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s learner %(message)s")
@@ -433,8 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = json.loads(given.options)
         lora = options.pop("lora", None)
-        options |= asdict(settle(options.get("device", "cpu"), options.get("dtype", "float32")))
-        learner = Learner(given.model, lora=Lora(**lora) if lora else None, **options)
+        learner = Learner(given.model, LearnerOptions(lora=Lora(**lora) if lora else None, **options))
     except AgentLightningError as error:
         sys.stderr.write(f"{error}\n")
         pipe.send(("error", type(error).__name__, str(error)))

@@ -5,32 +5,27 @@ The learner drives it. Refuses to know gradients' origin; one learning rate scal
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import MissingExtraError
-
-OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
 
 
 class Optimizer:
     """One or two torch optimizers behind one learning rate.
 
     With "muon" (Jordan et al., 2024: momentum 0.95, Nesterov, 5 Newton-Schulz steps; torch.optim.Muon), two-dimensional
-    parameters of layers get muon_ratio × the learning rate: an update of Muon has the size of the matrix, one of AdamW has
-    the size of the rate. With "adamw_8bit" AdamW's two moments take a byte each (Dettmers et al., 2022, 8-bit Optimizers via
-    Block-wise Quantization; bitsandbytes), but for embeddings, whose gradients are too uneven for it (there, section 2.3).
+    parameters of layers get muon_learning_rate_ratio × the learning rate: an update of Muon has the size of the matrix, one
+    of AdamW has the size of the rate. With "adamw_8bit" AdamW's two moments take a byte each (Dettmers et al., 2022, 8-bit
+    Optimizers via Block-wise Quantization; bitsandbytes), but for embeddings, whose gradients are too uneven for it (there,
+    section 2.3).
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        name: OptimizerName,
-        betas: tuple[float, float],
-        weight_decay: float,
-        muon_ratio: float,
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, options: LearnerOptions) -> None:
+        name, weight_decay = options.optimizer, options.weight_decay
+        betas = options.betas[0], options.betas[1]  # a list where they came as JSON
         embedding = {
             id(p) for module in model.modules() if isinstance(module, torch.nn.Embedding) for p in [module.weight]
         }
@@ -45,7 +40,7 @@ class Optimizer:
             self._parts.append((plain, 1.0))
         if inner and name == "muon":
             muon = torch.optim.Muon(inner, lr=0.0, momentum=0.95, nesterov=True, weight_decay=weight_decay, ns_steps=5)
-            self._parts.append((muon, muon_ratio))
+            self._parts.append((muon, options.muon_learning_rate_ratio))
         elif inner:
             self._parts.append((_adamw_8bit(inner, betas, weight_decay), 1.0))
 

@@ -45,13 +45,15 @@ class LearnerOptions:
     """Options of the learner process; see engines/local/learner.py."""
 
     threads: int | None = 1
-    """CPU threads; None: as many as there are idle cores, looked at between backward passes."""
+    """CPU threads; None: as many as there are idle cores, looked at between micro-batches. Another number gives another
+    rounding."""
     optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     muon_learning_rate_ratio: float = 20 / 3
     """Muon's learning rate over the one given to optim_step."""
     max_tokens_per_microbatch: int = 4096
+    """Padded tokens; with prefix trees unique ones."""
     dropout: float = 0.0
     dtype: Dtype = "float32"
     device: str = "cpu"
@@ -59,8 +61,9 @@ class LearnerOptions:
     packing: Literal["padded", "prefix_tree"] = "padded"
     """prefix_tree: prefixes that sequences of a micro-batch share are computed once."""
     reference: bool = False
-    """Keep a frozen copy of the first weights, for KL and for preferences."""
+    """Keep a frozen copy of the model's weights, whatever is loaded later: for KL and for preferences."""
     gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass, and keep no activations."""
     lora: Lora | None = None
     """Train an adapter; the reference is then the model without it, whatever `reference` says."""
     critic_learning_rate_ratio: float | None = None

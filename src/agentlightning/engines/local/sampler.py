@@ -1,6 +1,6 @@
 """The sampler process: token ids in, token ids out, over HTTP (vLLM's /inference/v1/generate route).
 
-    python -m agentlightning.engines.local.sampler --model DIR --fd N [--threads 1] [--max-num-seqs 64]
+    python -m agentlightning.engines.local.sampler --model DIR --fd N [--options JSON]
 
 The engine starts it on a listening socket of its own, so that a restarted sampler keeps its port. One thread does both the
 arithmetic and HTTP, taking turns: at tiny sizes two threads would spend their time handing the interpreter lock to each
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import os
 import socket
@@ -31,6 +32,7 @@ from agentlightning.children import end_with_parent
 from agentlightning.engines.local.checkpoint import read_config, stop_ids
 from agentlightning.engines.local.decoder import Decoder, open_decoder
 from agentlightning.engines.local.device import settle
+from agentlightning.engines.local.options import SamplerOptions
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError
 
@@ -363,20 +365,21 @@ def _text_decoder(folder: Path) -> Callable[[list[int]], str]:
     return decode
 
 
-def open_sampler(options: argparse.Namespace, long_turn_s: float = LONG_TURN_S) -> Sampler:
-    """A Sampler of the model in options.model, with the weights of options.weights where given."""
+def open_sampler(
+    folder: Path, options: SamplerOptions, *, weights: str = "", version: str = "0", long_turn_s: float = LONG_TURN_S
+) -> Sampler:
+    """A Sampler of the model in a folder, with the weights of another where that is given."""
     torch.set_num_threads(options.threads)
-    folder = Path(options.model)
     hardware = settle(options.device, options.dtype)
     decoder = open_decoder(folder, DTYPES[hardware.dtype], hardware.device)
-    if options.weights:
-        decoder.load(Path(options.weights))
+    if weights:
+        decoder.load(Path(weights))
     scheduler = Scheduler(
         decoder,
         max_num_seqs=options.max_num_seqs,
         decode_text=_text_decoder(folder),
         cache_bytes=hardware.cache_bytes(options.kv_cache_memory_gb),
-        version=options.weight_version,
+        version=version,
         device=hardware.device,
     )
     return Sampler(decoder, scheduler, stop_ids(folder, read_config(folder)), long_turn_s)
@@ -388,24 +391,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--weights", default="", help="folder with newer weights of the same model")
     parser.add_argument("--weight-version", default="0")
     parser.add_argument("--fd", type=int, required=True, help="descriptor of a listening socket")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--max-num-seqs", type=int, default=64)
-    parser.add_argument("--kv-cache-memory-gb", type=float, help="bound of keys and values")
-    parser.add_argument("--dtype", choices=["auto", *sorted(DTYPES)], default="float32")
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--options", default="{}", help="SamplerOptions as JSON")
+    given = parser.parse_args(arguments)
+    options = SamplerOptions(**json.loads(given.options))
     end_with_parent()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s sampler %(message)s")
     try:
-        sampler = open_sampler(options)
+        sampler = open_sampler(Path(given.model), options, weights=given.weights, version=given.weight_version)
     except AgentLightningError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     if settle(options.device, "float32").device == "cpu":
         # Where cores are short, agents and gateway go first: they bring the requests that make a batch worth sampling.
         os.nice(NICE)
-    listener = socket.socket(fileno=options.fd)
-    log.info("serving %s", options.model)
+    listener = socket.socket(fileno=given.fd)
+    log.info("serving %s", given.model)
     web.run_app(
         create_app(sampler),
         sock=listener,
