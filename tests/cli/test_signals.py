@@ -95,7 +95,7 @@ def test_a_python_program_that_a_signal_ends_says_how_to_go_on(project: Path):
     output, code = signalled([sys.executable, "program.py"], project, signal.SIGTERM)
     assert code == -signal.SIGINT  # of an interrupt that nobody caught
     [run] = [path.name for path in (project / "runs").iterdir() if path.is_dir()]
-    assert f"nothing was learned yet; go on with: agl train --resume {run}" in output
+    assert f"go on with: agl train --resume {run}" in output
     assert "interrupted" in listed(project)
 
 

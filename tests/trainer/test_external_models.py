@@ -7,7 +7,7 @@ import pytest
 from agentlightning.config import Config, parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.external_models import check_keys, put_external_models
+from agentlightning.trainer.processes import check_keys, put_external_models
 
 
 def config(**judge: Any) -> Config:

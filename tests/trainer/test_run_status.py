@@ -4,7 +4,7 @@ import pytest
 
 from agentlightning.errors import EngineError
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.run_status import record_run_status
+from agentlightning.trainer.processes import record_run_status
 
 
 async def test_work_that_raises_leaves_its_run_as_failed_and_its_error_as_it_was() -> None:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from agentlightning.cli.options import Runs, Store, run_until_signal, store_url
 
 
-class Task(StrEnum):
-    sql = "sql"
-    calculator = "calculator"
-    lookup = "lookup"
-
-
-class Control(StrEnum):
-    random_reward = "random-reward"
-
-
 def demo(
-    task: Annotated[Task, typer.Option("--task", help="What the agent does.")] = Task.sql,
+    task: Annotated[
+        Literal["sql", "calculator", "lookup"], typer.Option("--task", help="What the agent does.")
+    ] = "sql",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the model, the tasks and the sampling.")] = 0,
     control: Annotated[
-        Control | None, typer.Option("--control", help="Train on a random reward, which teaches nothing.")
+        Literal["random-reward"] | None,
+        typer.Option("--control", help="Train on a random reward, which teaches nothing."),
     ] = None,
     store: Store = None,
     runs: Runs = Path("runs"),
@@ -41,11 +33,11 @@ def demo(
 
     started = process_started()
     folder = RunFolder(runs, new_run_id())
-    title = f"demo {task.value}, seed {seed}{f', {control.value}' if control else ''}"
+    title = f"demo {task}, seed {seed}{f', {control}' if control else ''}"
     folder.make()
     with Display(title) as display:
         try:
-            warm = run_until_signal(warm_start(task.value, seed, folder.path / "warm-start", display))
+            warm = run_until_signal(warm_start(task, seed, folder.path / "warm-start", display))
         except KeyboardInterrupt:
             display.note("ended in the warm start: nothing is kept; the same command begins again")
             raise
@@ -53,12 +45,12 @@ def demo(
             f"warm start: {warm.parameters:,} parameters imitated a scripted demonstrator with bad habits "
             f"({warm.demonstrator:.0%} success) for {warm.seconds:.0f} s; from here on only the reward teaches"
         )
-        config = configure(task.value, seed, folder, warm.folder, store_url(store), control is not None)
+        config = configure(task, seed, folder, warm.folder, store_url(store), control is not None)
         result = supervised(config, folder, display, name=title)
     report(display.console, result)
     if not result.finished:
         return
-    summary = summarize(task.value, seed, started, warm, result)
+    summary = summarize(task, seed, started, warm, result)
     display.console.print(_table(summary))
     typer.echo(orjson.dumps(summary).decode())
 

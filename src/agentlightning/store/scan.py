@@ -7,12 +7,16 @@ seen or not.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import Call, Metric, Rollout, Run, Step
+from agentlightning.types import Call, Metric, Reward, Rollout, Run, Span, Step
+
+R = TypeVar("R", Call, Span, Reward)
 
 MAX_ROLLOUTS = 200
 """Most rollouts of a portion."""
@@ -44,6 +48,14 @@ async def read_calls(store: LightningStore, rollouts: Sequence[Rollout]) -> list
     found: list[Call] = []
     for number in range(1, max((rollout.attempt for rollout in rollouts), default=0) + 1):
         found += await store.calls([rollout.id for rollout in rollouts if rollout.attempt >= number], number)
+    return found
+
+
+def by_attempt(records: Iterable[R]) -> defaultdict[tuple[str, int], list[R]]:
+    """Records by the rollout and the attempt that they belong to."""
+    found: defaultdict[tuple[str, int], list[R]] = defaultdict(list)
+    for record in records:
+        found[record.rollout_id, record.attempt].append(record)
     return found
 
 

@@ -15,9 +15,9 @@ from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.evaluate import TEMPERATURES, run_held_out, summarize
 from agentlightning.trainer.monitor.health_checks import MIN_SUCCESS
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.serving import CHECK, serve_model
+from agentlightning.trainer.serving import CHECK, rollouts_of, serve_model
 from agentlightning.trainer.training import algorithms_of
-from agentlightning.types import JSON, Attempt, Call, NewRollout, RetryPolicy, Reward, Rollout, Sampling
+from agentlightning.types import Attempt, Call, RetryPolicy, Reward, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
                     step=0,
                     kind=kind,
                     max_tokens=config.model.max_tokens,
-                    retry=_once(config),
+                    retry=RetryPolicy(max_attempts=1, timeout_s=config.agent.timeout_s),
                     on_progress=partial(progress.phase, f"evaluate {kind}"),
                 )
             )
@@ -83,15 +83,11 @@ async def check_agent(config: Config, folder: RunFolder, progress: Progress, tas
     algorithms_of(config)  # what would stop training stops the check
     rows = load_tasks(config.data.train, config.data.fields, config.trainer.seed)[:tasks]
     async with serve_model(config, folder, progress, CHECK) as (collector, processes):
-        (first,) = await processes.beside(collector.collect(_rollouts(config, folder, rows[:1])))
+        new = rollouts_of(config, folder.run_id, rows, mode="eval", group=CHECK, replicas=1, max_attempts=1)
+        (first,) = await processes.beside(collector.collect(new[:1]))
         rollouts = [first]
         if first.state == "succeeded" and len(rows) > 1:
-            rollouts += await processes.beside(
-                collector.collect(
-                    _rollouts(config, folder, rows)[1:],
-                    lambda done, total: progress.phase("base success", done, total),
-                )
-            )
+            rollouts += await processes.beside(collector.collect(new[1:], partial(progress.phase, "base success")))
         earned = [rollout.reward or 0.0 for rollout in rollouts]
         checked = CheckResult(
             rollout=first,
@@ -103,21 +99,3 @@ async def check_agent(config: Config, folder: RunFolder, progress: Progress, tas
             spread=max(earned) - min(earned),
         )
     return checked
-
-
-def _rollouts(config: Config, folder: RunFolder, rows: list[JSON]) -> list[NewRollout]:
-    return [
-        NewRollout(
-            run_id=folder.run_id,
-            task=row,
-            group_id=f"check:{position}",
-            mode="eval",
-            sampling=Sampling(temperature=config.model.temperature, max_tokens=config.model.max_tokens),
-            retry=_once(config),
-        )
-        for position, row in enumerate(rows)
-    ]
-
-
-def _once(config: Config) -> RetryPolicy:
-    return RetryPolicy(max_attempts=1, timeout_s=config.agent.timeout_s)

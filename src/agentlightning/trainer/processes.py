@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.util
+import logging
 import os
 import shlex
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -23,19 +24,21 @@ from agentlightning.engines.local.models import check_model, find_model
 from agentlightning.engines.local.options import LearnerOptions, Lora, SamplerOptions, support
 from agentlightning.engines.policies import PolicyEngines
 from agentlightning.engines.support import Support
-from agentlightning.errors import ConfigError, MissingExtraError
+from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.instrumentations import find as find_instrumentations
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
-from agentlightning.trainer.external_models import check_keys, put_external_models
 from agentlightning.trainer.policies import policy_configs
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.trainer.run_status import record_run_status
 from agentlightning.trainer.supervisor import Supervisor
-from agentlightning.types import JSON
+from agentlightning.types import JSON, Resource, RunState
 
 T = TypeVar("T")
+UPDATE_TIMEOUT_S = 5.0
+"""The server may be what failed: its client would try for half a minute to reach it."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +235,47 @@ async def _abandon(starting: asyncio.Future[list[str]]) -> None:
     """An engine whose start is cancelled ends what it started."""
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
+
+
+@asynccontextmanager
+async def record_run_status(store: LightningStore, run_id: str) -> AsyncIterator[None]:
+    """Work that raises leaves its run as failed, or interrupted where it was cancelled; that it is done, it says itself.
+
+    What was raised goes on, even where the store cannot be told.
+    """
+    try:
+        yield
+    except BaseException as error:
+        state: RunState = "interrupted" if isinstance(error, asyncio.CancelledError) else "failed"
+        try:
+            async with asyncio.timeout(UPDATE_TIMEOUT_S):
+                await store.update_run(run_id, state=state)
+        except (AgentLightningError, TimeoutError) as untold:
+            log.warning("run %s is %s, which could not be recorded: %s", run_id, state, untold or "no answer")
+        raise
+
+
+def check_keys(config: Config) -> None:
+    """ConfigError where a key is missing in this environment, which a server that is started here inherits."""
+    for name, model in config.external.items():
+        if model.key_env is not None and not os.environ.get(model.key_env, "").strip():
+            raise ConfigError(
+                f"external.{name}.key_env: the environment variable {model.key_env} is not set; it holds the key of "
+                f"{model.url}"
+            )
+
+
+async def put_external_models(config: Config, run_id: str, store: LightningStore) -> None:
+    """Tell the gateway; a resumed run says again only what has changed."""
+    known = {one.name: one.value for one in await store.resources(run_id) if one.kind == "external"}
+    tables = {name: model.model_dump(mode="json") for name, model in config.external.items()}
+    changed = [
+        Resource(run_id=run_id, name=name, kind="external", value=table)
+        for name, table in tables.items()
+        if known.get(name) != table
+    ]
+    if changed:
+        await store.put_resources(changed)
 
 
 def engine_support(config: Config, *, reference: bool = False, critic_learning_rate: float | None = None) -> Support:

@@ -5,7 +5,7 @@ The check, the evaluation and the recording of rollouts use it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from agentlightning.config import Config, run_record
@@ -16,7 +16,7 @@ from agentlightning.trainer.monitor.trace_export import TraceExport
 from agentlightning.trainer.policies import publish
 from agentlightning.trainer.processes import Processes
 from agentlightning.trainer.progress import Progress
-from agentlightning.types import Run
+from agentlightning.types import JSON, Mode, NewRollout, RetryPolicy, Run, Sampling
 
 CHECK = "check"
 """The name of a check's run, which lists leave out."""
@@ -27,6 +27,25 @@ PURPOSES = (CHECK, "eval", "record")
 def is_training(run: Run) -> bool:
     """False for a run that `serve_model` made: it cannot be resumed."""
     return run.name.partition(" ")[0] not in PURPOSES
+
+
+def rollouts_of(
+    config: Config, run_id: str, rows: Sequence[JSON], *, mode: Mode, group: str, replicas: int, max_attempts: int
+) -> list[NewRollout]:
+    """Rollouts of these tasks as training would sample them, `replicas` of each."""
+    return [
+        NewRollout(
+            run_id=run_id,
+            task=row,
+            group_id=f"{group}:{position}",
+            replica=replica,
+            mode=mode,
+            sampling=Sampling(temperature=config.model.temperature, max_tokens=config.model.max_tokens),
+            retry=RetryPolicy(max_attempts=max_attempts, timeout_s=config.agent.timeout_s),
+        )
+        for position, row in enumerate(rows)
+        for replica in range(replicas)
+    ]
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from agentlightning.errors import MissingExtraError
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
 from agentlightning.trainer.monitor.metric_logger import TrackerProcesses
 from agentlightning.trainer.monitor.metrics import path_of
-from agentlightning.trainer.monitor.trackers import PACKAGES, TRACKERS, Outbox, check_trackers, feed
+from agentlightning.trainer.monitor.trackers import TRACKERS, Outbox, check_trackers, feed
 
 Logged = tuple[int, dict[str, float]]
 
@@ -158,7 +158,7 @@ def test_a_tracker_whose_package_is_missing_is_an_error_that_names_the_extra() -
 def test_no_tracker_is_imported_before_it_is_used() -> None:
     program = "import sys; import agentlightning.trainer.monitor.trackers; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert set(PACKAGES.values()) & set(done.stdout.split()) == set()
+    assert set(TRACKERS.keys()) & set(done.stdout.split()) == set()
 
 
 def config(trackers: tuple[str, ...] = ()) -> Config:

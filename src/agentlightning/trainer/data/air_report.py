@@ -12,16 +12,13 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.scan import read_rollouts
+from agentlightning.store.scan import by_attempt, read_rollouts
 from agentlightning.tracing.air import PREFIX, Air
-from agentlightning.types import Call, Mode, Reward, Rollout, Span
-
-R = TypeVar("R", Call, Span, Reward)
+from agentlightning.types import Call, Mode, Reward, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +117,8 @@ async def report_air(
     query = RolloutQuery(run_id=run_id, mode=mode, step=step, states=["succeeded", "failed"], limit=limit)
     async for part in read_rollouts(store, query):
         ids = [rollout.id for rollout in part]
-        calls_of, spans_of = _by_attempt(await store.calls(ids)), _by_attempt(await store.spans(ids))
-        known = _by_attempt(reward for reward in await store.rewards(ids) if reward.source == "air")
+        calls_of, spans_of = by_attempt(await store.calls(ids)), by_attempt(await store.spans(ids))
+        known = by_attempt(reward for reward in await store.rewards(ids) if reward.source == "air")
         for rollout in part:
             key = rollout.id, rollout.attempt
             said = air.rewards(calls_of[key], spans_of[key])
@@ -165,10 +162,3 @@ def within_groups(pairs: Iterable[Sequence[tuple[float, float]]]) -> float | Non
         ys += [y - y0 for _, y in group]
     scale = math.sqrt(math.fsum(x * x for x in xs) * math.fsum(y * y for y in ys))
     return math.fsum(x * y for x, y in zip(xs, ys, strict=True)) / scale if scale > 1e-9 else None
-
-
-def _by_attempt(records: Iterable[R]) -> defaultdict[tuple[str, int], list[R]]:
-    found: defaultdict[tuple[str, int], list[R]] = defaultdict(list)
-    for record in records:
-        found[record.rollout_id, record.attempt].append(record)
-    return found

@@ -16,8 +16,7 @@ from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import check_calls_recorded
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.serving import serve_model
-from agentlightning.types import NewRollout, RetryPolicy, Sampling
+from agentlightning.trainer.serving import rollouts_of, serve_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +40,10 @@ async def record_rollouts(
     if config.data.train is None:
         raise ConfigError("data.train: is required to record an agent; name training tasks")
     rows = load_tasks(config.data.train, config.data.fields, config.trainer.seed)[:most_tasks]
-    new = [
-        NewRollout(
-            run_id=folder.run_id,
-            task=row,
-            group_id=f"record:{position}",
-            replica=replica,
-            sampling=Sampling(temperature=config.model.temperature, max_tokens=config.model.max_tokens),
-            retry=RetryPolicy(max_attempts=config.agent.max_attempts, timeout_s=config.agent.timeout_s),
-        )
-        for position, row in enumerate(rows)
-        for replica in range(per_task)
-    ]
+    attempts = config.agent.max_attempts
+    new = rollouts_of(
+        config, folder.run_id, rows, mode="train", group="record", replicas=per_task, max_attempts=attempts
+    )
     async with serve_model(config, folder, progress, f"record {config.data.train}") as (collector, processes):
         rollouts = await processes.beside(collector.collect(new, partial(progress.phase, "record")))
         silence = check_calls_recorded(rollouts)

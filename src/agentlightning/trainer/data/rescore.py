@@ -12,9 +12,8 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from agentlightning.adapters.trajectories import named_rewards
 from agentlightning.errors import AgentLightningError, NotFoundError
@@ -22,10 +21,8 @@ from agentlightning.runner.failure import at_line
 from agentlightning.runner.result import RolloutResult, result_of
 from agentlightning.runner.scoring import FINAL, Score, Scorer
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.scan import find_run, read_rollouts
-from agentlightning.types import Call, Mode, Reward, Rollout, Span
-
-R = TypeVar("R", Call, Span, Reward)
+from agentlightning.store.scan import by_attempt, find_run, read_rollouts
+from agentlightning.types import Mode, Reward, Rollout
 
 AT_ONCE = 16
 """Rollouts that are scored at a time."""
@@ -115,16 +112,16 @@ class Rescoring:
             self.store.calls(ids), self.store.spans(ids), self.store.rewards(ids), self.store.attempts(ids)
         )
         outputs = {(one.rollout_id, one.attempt): one.output for one in attempts}
-        calls_of, spans_of, rewards_of = _by_rollout(calls), _by_rollout(spans), _by_rollout(rewards)
+        calls_of, spans_of, rewards_of = by_attempt(calls), by_attempt(spans), by_attempt(rewards)
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(rollout: Rollout) -> RescoredRollout:
-            rewards = rewards_of[rollout.id]
+            key = rollout.id, rollout.attempt
+            rewards = rewards_of[key]
             stands = None if self.keep_as is None else _score_that_stands(rollout, rewards, self.keep_as)
             if stands is not None:
                 return _rescored(rollout, stands, stood=True)
-            output = outputs.get((rollout.id, rollout.attempt))
-            result = result_of(calls_of[rollout.id], spans_of[rollout.id], rewards, rollout.attempt, output)
+            result = result_of(calls_of[key], spans_of[key], rewards, rollout.attempt, outputs.get(key))
             async with gate:
                 return await self._one(rollout, result)
 
@@ -218,10 +215,3 @@ def _order_kept(found: Sequence[RescoredRollout]) -> float | None:
                     same = (old > before) == (new > after)
                     kept += 0.5 if abs(new - after) <= TOLERANCE else float(same)
     return kept / pairs if pairs else None
-
-
-def _by_rollout(records: Iterable[R]) -> defaultdict[str, list[R]]:
-    found: defaultdict[str, list[R]] = defaultdict(list)
-    for record in records:
-        found[record.rollout_id].append(record)
-    return found

@@ -36,13 +36,6 @@ ORPHAN_TIMEOUT_S = 60
 """Seconds that a tracker whose trainer is gone may take to send what is left."""
 MAX_PARAMS = 100
 """Parameters that MLflow takes at a time."""
-PACKAGES: Mapping[str, str] = {
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "trackio": "trackio",
-}
-"""The package that each tracker imports; the extra has the tracker's name."""
 
 
 class Tracker(Protocol):
@@ -59,10 +52,10 @@ class Tracker(Protocol):
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """MissingExtraError where the package of one is not installed."""
+    """MissingExtraError where one is not installed: package and extra have the tracker's name."""
     for name in names:
-        if importlib.util.find_spec(PACKAGES[name]) is None:
-            raise MissingExtraError(PACKAGES[name], name)
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtraError(name, name)
 
 
 class TensorBoard:

@@ -24,14 +24,11 @@ OFFLINE_ALGORITHMS: Mapping[str, type[OfflineAlgorithm]] = MappingProxyType(
     {kind.name: kind for kind in (SFT, RFT, Distill, DPO, KTO)}
 )
 """The algorithms by name."""
-
-SAMPLING_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "model": ("temperature",),
-        "trainer": ("max_staleness", "batch_order", "overprovision", "group_deadline_s"),
-    }
+SAMPLING_SETTINGS = (
+    ("model", "temperature"),
+    *(("trainer", name) for name in ("max_staleness", "batch_order", "overprovision", "group_deadline_s")),
 )
-"""Settings of training rollouts, by table: an offline run has none."""
+"""Settings of training rollouts, with their tables: an offline run has none."""
 
 
 def offline_algorithm(config: Config) -> OfflineAlgorithm:
@@ -94,10 +91,9 @@ def inherited(recorded: JSON) -> dict[str, Any]:
 
 def _check_ignored(config: Config) -> None:
     plain = Config(model=ModelConfig(path=config.model.path), data=config.data)
-    for table, names in SAMPLING_SETTINGS.items():
-        for name in names:
-            if getattr(getattr(config, table), name) != getattr(getattr(plain, table), name):
-                raise ConfigError(f"{table}.{name}: has no effect with data.from_run: nothing is sampled to learn from")
+    for table, name in SAMPLING_SETTINGS:
+        if getattr(getattr(config, table), name) != getattr(getattr(plain, table), name):
+            raise ConfigError(f"{table}.{name}: has no effect with data.from_run: nothing is sampled to learn from")
     if config.air.rules:
         raise ConfigError("air: has no effect with data.from_run: offline algorithms compare whole rollouts")
     if config.agent.on_failure != "drop":
