@@ -6,6 +6,7 @@ anywhere. Knows nothing of what the settings do.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,12 @@ from typing import Any
 
 from agentlightning.config import Config, parse_config
 from agentlightning.errors import ConfigError
+
+PATHS = re.compile(
+    r"/(model/path|agent/(run|reward(/\d+)?(/run)?)|data/(train|val)|air/rules/[^/]+/run|policies/[^/]+/model)"
+)
+CODE = re.compile(r"(/policies/[^/]+)?/algorithm/([^/]+|credit_settings/[^/]+|agents/\d+)")
+"""Settings that may name code, ``file.py:name``; there, a plain word is the name of a rule and never a file."""
 
 
 def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> Config:
@@ -22,8 +29,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping
     """
     table: dict[str, Any] = {}
     if path is not None:
-        table = _read(path)
-        _anchor(table, path.parent)
+        table = _anchored(_read(path), path.parent)
     for name, value in (given or {}).items():
         algorithm = table.get("algorithm")
         if name == "algorithm.name" and isinstance(algorithm, dict) and algorithm.get("name", "lightning_rl") != value:
@@ -34,8 +40,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping
         if not separator:
             raise ConfigError(f"--set {override}: expected table.setting=value")
         _set(table, name.strip(), _value(text))
-    _anchor(table, Path.cwd())
-    return parse_config(table, str(path) if path is not None else "settings")
+    return parse_config(_anchored(table, Path.cwd()), str(path) if path is not None else "settings")
 
 
 def load_air_table(path: Path) -> dict[str, Any]:
@@ -43,8 +48,7 @@ def load_air_table(path: Path) -> dict[str, Any]:
     table = _read(path)
     if not isinstance(table.get("air"), dict):
         raise ConfigError(f"{path}: expected a table [air]")
-    _anchor(table, path.parent)
-    return dict(table["air"])
+    return dict(_anchored(table, path.parent)["air"])
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -76,55 +80,14 @@ def _value(text: str) -> Any:
         return text
 
 
-def _anchor(table: dict[str, Any], folder: Path) -> None:
-    """Make paths that exist under `folder` absolute, so that a run can be resumed from anywhere."""
-    for section, names in (
-        ("model", ("path",)),
-        ("agent", ("run", "reward")),
-        ("data", ("train", "val")),
-    ):
-        values = table.get(section)
-        if isinstance(values, dict):
-            _anchor_values(values, names, folder)
-    agent = table.get("agent")
-    rewards = agent.get("reward") if isinstance(agent, dict) else None
-    for place, reward in enumerate(rewards) if isinstance(rewards, list) else [(0, rewards)]:
-        if isinstance(reward, dict):
-            _anchor_values(reward, ("run",), folder)
-        elif isinstance(rewards, list):
-            rewards[place] = _anchored(reward, folder)
-    _anchor_algorithm(table.get("algorithm"), folder)
-    air = table.get("air")
-    rules = air.get("rules") if isinstance(air, dict) else None
-    for rule in rules.values() if isinstance(rules, dict) else ():
-        if isinstance(rule, dict):
-            _anchor_values(rule, ("run",), folder)
-    policies = table.get("policies")
-    for policy in policies.values() if isinstance(policies, dict) else ():
-        if isinstance(policy, dict):
-            _anchor_values(policy, ("model",), folder)
-            _anchor_algorithm(policy.get("algorithm"), folder)
-
-
-def _anchor_algorithm(algorithm: Any, folder: Path) -> None:
-    for values in (algorithm, algorithm.get("credit_settings") if isinstance(algorithm, dict) else None):
-        if isinstance(values, dict):  # there, a plain word is the name of a rule and never a file
-            _anchor_values(values, [name for name, value in values.items() if ".py:" in str(value)], folder)
-    agents = algorithm.get("agents") if isinstance(algorithm, dict) else None
-    if isinstance(agents, list):
-        named = dict(enumerate(agents))
-        _anchor_values(named, [place for place, agent in named.items() if ".py:" in str(agent)], folder)
-        agents[:] = named.values()
-
-
-def _anchor_values(values: dict[Any, Any], names: Sequence[Any], folder: Path) -> None:
-    for name in names:
-        if name in values:
-            values[name] = _anchored(values[name], folder)
-
-
-def _anchored(value: Any, folder: Path) -> Any:
-    if not isinstance(value, str):
+def _anchored(value: Any, folder: Path, name: str = "") -> Any:
+    """The value of the setting `name` (its keys joined by "/") with paths that exist under `folder` made absolute, so that a
+    run can be resumed from anywhere."""
+    if isinstance(value, dict):
+        return {key: _anchored(one, folder, f"{name}/{key}") for key, one in value.items()}
+    if isinstance(value, list):
+        return [_anchored(one, folder, f"{name}/{place}") for place, one in enumerate(value)]
+    if not isinstance(value, str) or not (PATHS.fullmatch(name) or (CODE.fullmatch(name) and ".py:" in value)):
         return value
     file, separator, rest = value.partition(":") if ".py:" in value else (value, "", "")
     if Path(file).is_absolute() or not (folder / file).exists():
