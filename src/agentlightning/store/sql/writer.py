@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import queue
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -116,7 +117,10 @@ class SqlWriter:
         self._engine = database.writer(name)
         self._now_ns = now_ns
         self._notifier = notifier
-        self._queue: queue.SimpleQueue[_SqlWork | None] = queue.SimpleQueue()
+        self._queue: deque[_SqlWork | None] = deque()
+        self._awaited: float = math.inf
+        """Length of the queue at which the thread wants to be woken; infinite while it works."""
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._inserts: dict[Table, str] = {}
         self._stopped = threading.Event()
         self._connection: Connection | None = None
@@ -143,14 +147,14 @@ class SqlWriter:
             raise StoreError("the store is closed; open it first")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-        self._queue.put(_SqlWork(verb, argument, future, loop, time.monotonic()))
+        self._put(_SqlWork(verb, argument, future, loop, time.monotonic()))
         return await future
 
     def stop(self) -> None:
         """Finish what was submitted (at once, if the database is away), then end the thread. Blocks."""
         if not self._stopped.is_set():
             self._stopped.set()
-            self._queue.put(None)
+            self._put(None)
         self._thread.join()
 
     def _serve(self) -> None:
@@ -204,29 +208,44 @@ class SqlWriter:
             return error  # no commit was under way, so nothing took place
         return StoreError(f"{self._database.explain(error)}; it is not known whether the last change was recorded")
 
+    def _put(self, work: _SqlWork | None) -> None:
+        self._queue.append(work)
+        # Once for a group, not for each of its items: a thread that wakes takes the interpreter from the event loop.
+        if len(self._queue) >= self._awaited or work is None:
+            self._awaited = math.inf
+            self._wakeups.put(None)
+
+    def _wait(self, count: int, timeout_s: float | None = None) -> None:
+        """Returns when so many are queued, at the timeout, or when the thread is to end."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while len(self._queue) < (1 if self._stopped.is_set() else count):
+            self._awaited = count
+            # Looked at again after it was said: whoever queues from here on sees how many are awaited.
+            left_s = deadline - time.monotonic()
+            if len(self._queue) >= count or left_s <= 0:
+                break
+            with contextlib.suppress(queue.Empty):
+                self._wakeups.get(timeout=None if timeout_s is None else left_s)
+        self._awaited = math.inf
+
     def _next_group(self) -> tuple[list[_SqlWork], bool]:
         """Everything that is queued, up to a bound; waits for the first. False once stopped."""
-        group: list[_SqlWork] = []
-        work = self._queue.get()
+        self._wait(1)
         # Waiting for more pays only while several callers write: then those of the last group, answered a moment ago, are
         # about to submit again. One caller alone would only be delayed.
-        deadline, expected = 0.0, 0
-        if work is not None and self._crowded and (now := time.monotonic()) - self._committed < MAX_GATHER_S:
-            deadline, expected = now + MAX_GATHER_S, int(min(self._usual.get(work.verb, MAX_GROUP), self._usual[None]))
-        while work is not None:
+        first = self._queue[0]
+        if first is not None and self._crowded and time.monotonic() - self._committed < MAX_GATHER_S:
+            # As many as usual are enough: the rest would come after the deadline anyway.
+            self._wait(int(min(self._usual.get(first.verb, MAX_GROUP), self._usual[None])), MAX_GATHER_S)
+        group: list[_SqlWork] = []
+        while self._queue and len(group) < MAX_GROUP:
+            work = self._queue.popleft()
+            if work is None:
+                return group, False
             group.append(work)
-            if len(group) == MAX_GROUP:
-                break
-            # As many as usual are there: the rest would come after the deadline anyway.
-            left_s = deadline - time.monotonic() if len(group) < expected else 0.0
-            try:
-                work = self._queue.get(timeout=left_s) if left_s > 0 else self._queue.get_nowait()
-            except queue.Empty:
-                break
-        if group:
-            for kind in (group[0].verb, None):
-                self._usual[kind] = max(len(group), USUAL_FADES * self._usual.get(kind, 0.0))
-        return group, work is not None
+        for kind in (group[0].verb, None):
+            self._usual[kind] = max(len(group), USUAL_FADES * self._usual.get(kind, 0.0))
+        return group, True
 
     def _connected(self) -> Connection:
         if self._connection is None or self._connection.closed:
