@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from agentlightning.errors import EngineError
 from agentlightning.gateway.http_client import (
     IDLE_TIMEOUT_S,
+    MAX_BODY_BYTES,
     MAX_BUFFERED,
     MAX_DECOMPRESSED,
     MAX_HEAD_BYTES,
@@ -115,6 +117,67 @@ async def test_a_compressed_body_is_handed_on_in_parts_of_a_bounded_size() -> No
         parts = [part async for part in response.chunks()]
     assert b"".join(parts) == plain
     assert max(map(len, parts)) <= MAX_DECOMPRESSED
+
+
+async def test_a_compressed_body_may_have_several_members() -> None:
+    packed = gzip.compress(b"one, ") + gzip.compress(b"two, ") + gzip.compress(b"three")
+    async with server(saying(sized(packed, b"content-encoding: gzip\r\n"))) as url, a_client() as client:
+        assert await ask(client, url) == (200, b"one, two, three")
+
+
+async def test_a_body_that_is_too_large_to_be_read_as_a_whole_is_an_engine_error() -> None:
+    packed = gzip.compress(bytes(MAX_BODY_BYTES + 1))
+    async with server(saying(sized(packed, b"content-encoding: gzip\r\n"))) as url, a_client() as client:
+        with pytest.raises(EngineError, match=f"larger than {MAX_BODY_BYTES} bytes"):
+            await ask(client, url)
+
+
+async def test_a_request_that_meets_a_connection_just_closed_is_sent_once_more_on_a_new_one() -> None:
+    """The server closes the connection when the second request on it has arrived, as if it had been idle too long."""
+    asked = 0
+
+    async def respond(writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            writer.transport.abort()
+        else:
+            await saying(sized(b"hi"))(writer)
+
+    async with server(respond) as url, a_client() as client:
+        assert [await ask(client, url) for _ in range(2)] == [(200, b"hi")] * 2
+        assert asked == 3
+
+
+async def test_a_new_connection_that_is_closed_is_an_oserror_at_once() -> None:
+    asked = 0
+
+    async def respond(writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        writer.transport.abort()
+
+    async with server(respond) as url, a_client() as client:
+        with pytest.raises(ConnectionError):
+            await ask(client, url)
+        assert asked == 1
+
+
+async def test_a_connection_that_is_closed_within_a_response_is_an_oserror_at_once() -> None:
+    asked = 0
+
+    async def respond(writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await saying(sized(b"hi") if asked == 1 else sized(b"hi")[:10])(writer)
+        if asked == 2:
+            writer.transport.close()
+
+    async with server(respond) as url, a_client() as client:
+        await ask(client, url)
+        with pytest.raises(ConnectionError):
+            await ask(client, url)
+        assert asked == 2
 
 
 async def test_a_compressed_body_that_ends_early_is_an_oserror() -> None:

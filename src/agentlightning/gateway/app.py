@@ -19,6 +19,7 @@ from agentlightning.gateway import store_rpc
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, Receive, Scope, Send
 from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.gateway.external.calls import ExternalCalls
+from agentlightning.gateway.external.directory import ExternalDirectory
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import DEADLINE_S, GRACE_S, PolicyCalls
@@ -85,7 +86,9 @@ class App:
         self._store_metrics = StoreMetrics(store, self._metrics.registry)
         self._watcher = ResourceWatcher(store, self._changed)
         self._engine_router = EngineRouter(self._watcher, self._metrics, load_renderer, patience_s)
-        self._external = ExternalCalls(store, self._attempts, self._metrics, watcher=self._watcher, grace_s=grace_s)
+        self._external = ExternalCalls(
+            store, self._attempts, ExternalDirectory(self._watcher), self._metrics, grace_s=grace_s
+        )
         self._policy_calls = PolicyCalls(
             store, self._attempts, self._engine_router, self._metrics, grace_s=grace_s, deadline_s=deadline_s
         )
@@ -130,7 +133,7 @@ class App:
     def _changed(self, run_id: str) -> None:
         """A run has new resources, or is not in use any more."""
         self._engine_router.forget(run_id)
-        self._external.forget(run_id)
+        self._external.directory.forget(run_id)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
+from agentlightning.gateway.deadline import Deadline
 from agentlightning.protocols.base import ApiError
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -99,7 +100,7 @@ class AgentRequest:
         if self._length > MAX_BODY_BYTES:
             raise _too_large()
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
+            with Deadline(BODY_TIMEOUT_S):
                 message = await self._receive()
                 if not message.get("more_body") and message["type"] != "http.disconnect":
                     return bytes(message.get("body", b""))

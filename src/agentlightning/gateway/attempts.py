@@ -207,12 +207,12 @@ class AttemptCache:
             attempt = self._attempts.get((call.rollout_id, call.attempt))
             if attempt is None:
                 continue
-            taken = False
+            known = False
             for policy, conversation in attempt.conversations.items():
                 if theirs := _calls_of(policy, [call]):
                     conversation.add(theirs)
-                    taken = True
-            attempt.complete = attempt.complete and taken
+                    known = True
+            attempt.complete = attempt.complete and known
 
     def forget(self, rollout_ids: set[str]) -> None:
         """These rollouts' attempts have ended, as far as can be told; one that has not is rebuilt from the store."""

@@ -11,12 +11,14 @@ import ssl
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import httptools
+
+from agentlightning.errors import EngineError
 
 IDLE_TIMEOUT_S = 60.0
 """A connection that was not used for so long is closed."""
@@ -26,6 +28,8 @@ MAX_HEAD_BYTES = 256 * 1024
 """Bytes that may come before the body of a response begins."""
 MAX_DECOMPRESSED = 1024 * 1024
 """Bytes of a decompressed body that are handed on at once: a few of gzip may be a thousand times as many."""
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""Bytes of a body that is read as a whole."""
 CONNECTION_LOST = "the connection was closed before the response was complete"
 
 
@@ -52,28 +56,57 @@ class HttpResponse:
         self._client.release(self._connection)
 
     async def read(self) -> bytes:
-        """The whole body."""
-        parts = [part async for part in self.chunks()]
+        """The whole body. Raises OSError where it ends early, EngineError where it is too large."""
+        parts: list[bytes] = []
+        size = 0
+        async for part in self._chunks(whole=True):
+            parts.append(part)
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                raise EngineError(f"a response is larger than {MAX_BODY_BYTES} bytes")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    def chunks(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises OSError where it ends early."""
-        unpack = zlib.decompressobj(wbits=47) if self.headers.get("content-encoding") in ("gzip", "deflate") else None
-        empty = True
-        while part := await self._connection.receive():
-            empty = False
-            if unpack is None:
+        return self._chunks(whole=False)
+
+    async def _chunks(self, whole: bool) -> AsyncIterator[bytes]:
+        packed = self.headers.get("content-encoding") in ("gzip", "deflate")
+        inflater = _Inflater() if packed else None
+        while part := await self._connection.receive(whole):
+            if inflater is None:
                 yield part
                 continue
-            try:
-                full = True
-                while full:  # where it is, what is left of the input or of the output is still in `unpack`
-                    plain = unpack.decompress(part, MAX_DECOMPRESSED)
-                    part, full = unpack.unconsumed_tail, len(plain) == MAX_DECOMPRESSED
-                    yield plain
-            except zlib.error as cause:
-                raise ConnectionError(f"the body cannot be decompressed: {cause}") from cause
-        if unpack is not None and not empty and not unpack.eof:
+            for plain in inflater.feed(part):
+                yield plain
+        if inflater is not None:
+            inflater.finish()
+
+
+class _Inflater:
+    """Decompresses a body, of one member of gzip or of several, into parts of bounded size. Raises OSError."""
+
+    def __init__(self) -> None:
+        self._member: Any = None
+
+    def feed(self, packed: bytes) -> Iterator[bytes]:
+        """Yields what these bytes hold."""
+        while packed:
+            if self._member is None or self._member.eof:
+                self._member = zlib.decompressobj(wbits=47)
+            full = True
+            while full:  # where it is, what is left of the input or of the output is still in the member
+                try:
+                    plain = self._member.decompress(packed, MAX_DECOMPRESSED)
+                except zlib.error as cause:
+                    raise ConnectionError(f"the body cannot be decompressed: {cause}") from cause
+                packed, full = self._member.unconsumed_tail, len(plain) == MAX_DECOMPRESSED
+                yield plain
+            packed = self._member.unused_data
+
+    def finish(self) -> None:
+        """The body has ended."""
+        if self._member is not None and not self._member.eof:
             raise ConnectionError("the body cannot be decompressed: it ends early")
 
 
@@ -95,11 +128,20 @@ class HttpClient:
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
         """Send a request; returns when the head of the response has arrived. Raises OSError."""
         origin, first = _request_head(url)
-        head = _head(first, headers, len(body))
-        connection = self._kept(origin) or await self._connect(origin)
+        request = [_head(first, headers, len(body)), body]
+        if (kept := self._kept(origin)) is not None:
+            try:
+                return await self._exchange(kept, request)
+            except ConnectionError:
+                # Its server may have closed it, as idle, while the request was on its way: then nothing came back.
+                if kept.received:
+                    raise
+        return await self._exchange(await self._connect(origin), request)
+
+    async def _exchange(self, connection: _Connection, request: list[bytes]) -> HttpResponse:
         self._busy.add(connection)
         try:
-            connection.begin([head, body])
+            connection.begin(request)
             await connection.wait_head()
         except BaseException:
             self.release(connection)
@@ -159,6 +201,7 @@ class _Connection(asyncio.Protocol):
         self._loop = loop
         self._parser: Any = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
+        self._waits_for_end = False
         self._lost: OSError | None = None
         self._complete = True
         self._keeps_alive = False
@@ -190,17 +233,23 @@ class _Connection(asyncio.Protocol):
         while not self._has_head:
             await self._wait()
 
-    async def receive(self) -> bytes:
-        """Returns the part of the body that has arrived, once there is something; nothing at its end. Raises OSError."""
-        while not self._parts:
-            if self._complete:
-                return b""
+    async def receive(self, whole: bool) -> bytes:
+        """Returns the part of the body that has arrived, once there is something, or as much of the whole body as may be
+        buffered; nothing at its end. Raises OSError."""
+        self._waits_for_end = whole
+        while not self._complete and (not self._parts or (whole and self._buffered <= MAX_BUFFERED)):
             await self._wait()
+        self._waits_for_end = False
         parts, self._parts = self._parts, []
         if self._buffered > MAX_BUFFERED:
             self.transport.resume_reading()
         self._buffered = 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @property
+    def received(self) -> bool:
+        """True where something of the response to the present request has arrived."""
+        return self._head_bytes > 0
 
     async def _wait(self) -> None:
         if self._lost is not None:
@@ -229,7 +278,8 @@ class _Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as cause:
             self._lost = ConnectionError(f"the response is not HTTP: {cause}")
             self.transport.abort()
-        self._wake()
+        if self._complete or not self._waits_for_end or self._buffered > MAX_BUFFERED or self._lost is not None:
+            self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
         delimited = "content-length" in self.headers or "transfer-encoding" in self.headers

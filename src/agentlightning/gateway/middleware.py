@@ -61,23 +61,23 @@ class ApiMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        outlet = _TaggedResponse(send, self._header)
+        response = _TaggedResponse(send, self._header)
         try:
             self._check(scope)
-            await self._app(scope, _BoundedBody(receive, self._largest, self._body_s).receive, outlet.send)
+            await self._app(scope, _BoundedBody(receive, self._largest, self._body_s).receive, response.send)
         except AgentLightningError as refusal:
             log.info("%s %s refused: %s", scope["method"], scope["path"], refusal)
-            if outlet.started:
+            if response.started:
                 raise
-            await outlet.error(refusal.http_status, type(refusal), str(refusal))
+            await response.error(refusal.http_status, type(refusal), str(refusal))
         except HTTPException as refusal:
-            await outlet.error(refusal.status_code, InputError, refusal.detail)
+            await response.error(refusal.status_code, InputError, refusal.detail)
         except Exception as error:
             log.exception("%s %s failed", scope["method"], scope["path"])
-            if outlet.started:
+            if response.started:
                 raise
             said = f"internal error ({type(error).__name__}); the server's log has more"
-            await outlet.error(500, AgentLightningError, said)
+            await response.error(500, AgentLightningError, said)
 
     def _check(self, scope: Scope) -> None:
         headers = scope["headers"]

@@ -117,7 +117,7 @@ class TraceReceiver:
             body = await incoming.body()
             packing = _packing(incoming)
             size = len(body) * (ASSUMED_RATIO if packing else 1)
-            taken, refused = await self._take(caller, await _aside(size, lambda: _read(encoding, packing, body)))
+            sanitized, refused = await self._take(caller, await _aside(size, lambda: _read(encoding, packing, body)))
         except ApiError as refusal:
             await _refuse(reply, encoding, refusal.status, str(refusal))
         except InputError as cause:
@@ -125,8 +125,8 @@ class TraceReceiver:
         except AgentLightningError as cause:
             await _refuse(reply, encoding, cause.http_status, str(cause))
         else:
-            self._metrics.spans(len(taken.spans), taken.broken)
-            await _succeed(reply, encoding, taken, refused)
+            self._metrics.spans(len(sanitized.spans), sanitized.broken)
+            await _succeed(reply, encoding, sanitized, refused)
 
     # --- whose spans --------------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class TraceReceiver:
         return found
 
     async def _meant(self, caller: _Sender, rollout_id: str | None, number: int | None) -> tuple[Rollout, int] | str:
-        """The attempt, or why its spans are not taken."""
+        """The attempt, or why its spans are refused."""
         if rollout_id is None:
             if caller.own is None:
                 return "no attempt named (path, key, or the attributes agl.rollout_id and agl.attempt)"
@@ -201,7 +201,7 @@ class TraceReceiver:
     # --- taking -------------------------------------------------------------------------------------------------------
 
     async def _take(self, caller: _Sender, request: _Body) -> tuple[SanitizedSpans, Counter[str]]:
-        """Record its spans; all that was taken, and what was refused, by cause."""
+        """Record its spans; all that was recorded, and what was refused, by cause."""
         together = SanitizedSpans()
         found = await self._sort(caller, request.received)
         lost = request.received.lost
@@ -213,11 +213,11 @@ class TraceReceiver:
             held.users += 1
             try:
                 async with held.lock:
-                    taken = await self._take_of(held, owner, resources, lost, request)
+                    sanitized = await self._take_of(held, owner, resources, lost, request)
             finally:
                 held.users -= 1
-            together.spans += taken.spans
-            together.broken += taken.broken
+            together.spans += sanitized.spans
+            together.broken += sanitized.broken
             lost = 0  # nobody knows whose they were: the first attempt's
         if lost:
             together.broken["undecodable"] += lost
@@ -240,16 +240,18 @@ class TraceReceiver:
         if sanitizer is None:
             spans = await self._store.spans([owner.rollout_id])
             sanitizer = SpanSanitizer(owner, [span for span in spans if span.attempt == owner.attempt])
-        taken = await _aside(request.size, lambda: sanitizer.take(resources, time.time_ns()))
+        sanitized = await _aside(request.size, lambda: sanitizer.take(resources, time.time_ns()))
         if lost:
-            taken.broken["undecodable"] += lost
-        told = [_broken(owner, taken, request.digest)] if taken.broken and sanitizer.told < MAX_REPORTS else []
-        sanitizer.told += len(told)
-        records = [*told, *taken.spans]
+            sanitized.broken["undecodable"] += lost
+        reports = (
+            [_broken(owner, sanitized, request.digest)] if sanitized.broken and sanitizer.told < MAX_REPORTS else []
+        )
+        sanitizer.told += len(reports)
+        records = [*reports, *sanitized.spans]
         for start in range(0, len(records), SPANS_PER_WRITE):
             await self._store.append_spans(records[start : start + SPANS_PER_WRITE])
         held.sanitizer = sanitizer
-        return taken
+        return sanitized
 
 
 def _owner(rollout: Rollout, number: int) -> SpanOwner:
@@ -257,7 +259,7 @@ def _owner(rollout: Rollout, number: int) -> SpanOwner:
     return SpanOwner(run_id=rollout.run_id, rollout_id=rollout.id, attempt=number, began_ns=began_ns)
 
 
-def _broken(owner: SpanOwner, taken: SanitizedSpans, digest: str) -> Span:
+def _broken(owner: SpanOwner, sanitized: SanitizedSpans, digest: str) -> Span:
     """Says what was wrong; under an id that follows from the request, so that what is sent again is not counted again."""
     now_ns = time.time_ns()
     return Span(
@@ -266,7 +268,7 @@ def _broken(owner: SpanOwner, taken: SanitizedSpans, digest: str) -> Span:
         rollout_id=owner.rollout_id,
         attempt=owner.attempt,
         name=BROKEN_SPANS,
-        attributes=dict(taken.broken),
+        attributes=dict(sanitized.broken),
         started_ns=now_ns,
         finished_ns=now_ns,
     )
@@ -344,9 +346,9 @@ def _read(encoding: Encoding, packing: bytes, body: bytes) -> _Body:
     return _Body(read_protobuf(body, MAX_SPANS_PER_REQUEST), len(body), digest)
 
 
-async def _succeed(reply: AgentResponse, encoding: Encoding, taken: SanitizedSpans, refused: Counter[str]) -> None:
-    rejected = taken.lost + refused.total()
-    causes = [f"{count} {cause}" for cause, count in sorted((*taken.broken.items(), *refused.items()))]
+async def _succeed(reply: AgentResponse, encoding: Encoding, sanitized: SanitizedSpans, refused: Counter[str]) -> None:
+    rejected = sanitized.lost + refused.total()
+    causes = [f"{count} {cause}" for cause, count in sorted((*sanitized.broken.items(), *refused.items()))]
     message = "; ".join(causes)
     if encoding == "json":
         partial = {"partialSuccess": {"rejectedSpans": str(rejected), "errorMessage": message}} if causes else {}

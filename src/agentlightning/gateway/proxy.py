@@ -124,7 +124,9 @@ class Proxy:
         body = await incoming.body()
         data = read_object(body)
         model = data.get("model")
-        external = await self._external.find(attempt.rollout.run_id, model) if isinstance(model, str) else None
+        external = (
+            await self._external.directory.find(attempt.rollout.run_id, model) if isinstance(model, str) else None
+        )
         if external is None:
             await self._calls.answer(wire, data, attempt, incoming, reply)
         else:
@@ -135,7 +137,7 @@ class Proxy:
     async def _models(self, wire: WireFormat, route: str, attempt: TrackedAttempt, reply: AgentResponse) -> None:
         run_id = attempt.rollout.run_id
         names = [policy.model for policy in (await self._engine_router.policies(run_id)).values()]
-        names += await self._external.names(run_id)
+        names += await self._external.directory.names(run_id)
         shape = messages if wire is cast(WireFormat, messages) else chat
         name = route.partition("/")[2]
         if not name:

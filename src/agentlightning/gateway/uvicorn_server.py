@@ -121,6 +121,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._keep()
         self._head = -1
         super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, _ResponseWriter(self.transport, self.loop))
 
     def on_message_complete(self) -> None:
         """A request is complete; the next byte begins another one."""
@@ -147,3 +148,36 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         transport: Any = self.transport
         if not transport.is_closing():
             transport.close()
+
+
+class _ResponseWriter:
+    """Writes one response: its head waits for the first part of its body, and both leave as one packet."""
+
+    __slots__ = ("_head", "_loop", "_transport", "is_closing")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | None = None
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        """Send `data`, now or in the next turn of the event loop."""
+        if self._head is None:
+            self._head = data
+            self._loop.call_soon(self._flush)
+        elif self._head:
+            self._transport.writelines((self._head, data))
+            self._head = b""
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close the connection once everything is sent."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+            self._head = b""

@@ -19,38 +19,26 @@ from uuid_utils import uuid7
 
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
+from agentlightning.gateway.call_job import CallJob
+from agentlightning.gateway.deadline import Deadline
 from agentlightning.gateway.external.client import Exchange, ExternalClient, ExternalResponse, request_headers
 from agentlightning.gateway.external.directory import ExternalDirectory, ExternalModel
 from agentlightning.gateway.metrics import GatewayMetrics
-from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols.base import ApiError, CompletionRequest, WireFormat
 from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
 from agentlightning.store.base import LightningStore
-from agentlightning.types import ABANDONED, JSON, Call, Sampling, Span
+from agentlightning.types import ABANDONED, JSON, Sampling, Span
 
 FAILED = "gateway.external_failed"
 """Name of the span that a failed call leaves."""
 
 
 @dataclass(slots=True, kw_only=True)
-class _ExternalJob:
+class _ExternalJob(CallJob):
     """One call under way."""
 
-    id: str
     external: ExternalModel
-    wire: WireFormat
-    attempt: TrackedAttempt
     reply: AgentResponse
-    request: CompletionRequest
-    sampling: Sampling
-    conversation: Conversation
-    plan: PromptPlan
-    started_ns: int
-    agent: str | None
-    """The name that the sub-agent gives itself."""
-    span_id: str | None
-    gone: bool = False
-    """The agent has disconnected."""
     recorded: bool = False
 
 
@@ -61,34 +49,21 @@ class ExternalCalls:
         self,
         store: LightningStore,
         attempts: AttemptCache,
+        directory: ExternalDirectory,
         metrics: GatewayMetrics,
         *,
-        watcher: ResourceWatcher,
         grace_s: float = 10.0,
     ) -> None:
         self._store = store
         self._attempts = attempts
         self._metrics = metrics
         self._grace_s = grace_s
-        self._directory = ExternalDirectory(watcher)
         self._endpoints = ExternalClient()
+        self.directory = directory
 
     async def close(self) -> None:
         """Close the connections; a second call does nothing."""
         await self._endpoints.close()
-
-    def forget(self, run_id: str) -> None:
-        """The external models of this run changed."""
-        self._directory.forget(run_id)
-
-    async def find(self, run_id: str, model: str) -> ExternalModel | None:
-        """The external model that `model` belongs to, None where the policy answers. Raises ApiError where one is
-        misconfigured."""
-        return await self._directory.find(run_id, model)
-
-    async def names(self, run_id: str) -> list[str]:
-        """The models that a run's external models have by name; what a pattern stands for is not known here."""
-        return await self._directory.names(run_id)
 
     async def answer(
         self,
@@ -180,8 +155,8 @@ class ExternalCalls:
         """The external model's response; None if the agent disconnected and the grace period ended first. Raises
         ApiError."""
         try:
-            async with asyncio.timeout_at(exchange.deadline_s) as limit:
-                watch = incoming.on_disconnect(lambda: self._abandon(job, exchange, limit))
+            with Deadline(job.external.settings.timeout_s) as deadline:
+                watch = incoming.on_disconnect(lambda: self._abandon(job, deadline))
                 try:
                     return await self._endpoints.send(exchange)
                 finally:
@@ -194,11 +169,10 @@ class ExternalCalls:
             )
             raise ApiError(sentence, status=504, type="server_error", code="deadline_exceeded") from None
 
-    def _abandon(self, job: _ExternalJob, exchange: Exchange, limit: asyncio.Timeout) -> None:
+    def _abandon(self, job: _ExternalJob, deadline: Deadline) -> None:
         """The agent has disconnected: the call goes on for the grace period."""
         job.gone = True
-        if not limit.expired():
-            limit.reschedule(min(asyncio.get_running_loop().time() + self._grace_s, exchange.deadline_s))
+        deadline.shorten(self._grace_s)
 
     async def _send(self, job: _ExternalJob, events: bytes, content_type: bytes) -> bool:
         if job.gone:
@@ -216,7 +190,7 @@ class ExternalCalls:
         """Make the call durable, then let later requests continue it."""
         reader = exchange.reader
         used = {"prompt_tokens": reader.prompt_tokens, "sampled_tokens": reader.sampled_tokens}
-        call = _call(job, reader.message, used, finish_reason)
+        call = job.record(reader.message, finish_reason, usage=used if any(used.values()) else None)
         await self._store.append_calls([call])
         self._metrics.record(call)
         if finish_reason == ABANDONED:
@@ -278,36 +252,4 @@ def _sampling(data: JSON) -> Sampling:
         temperature=1.0 if temperature is None else float(temperature),
         top_p=1.0 if top_p is None else float(top_p),
         max_tokens=number("max_completion_tokens", "max_output_tokens", "max_tokens"),
-    )
-
-
-def _call(job: _ExternalJob, answer: JSON, used: JSON, finish_reason: str) -> Call:
-    """The record: no tokens, and no policy."""
-    plan, rollout = job.plan, job.attempt.rollout
-    return Call(
-        id=job.id,
-        run_id=rollout.run_id,
-        rollout_id=rollout.id,
-        attempt=job.attempt.number,
-        parent_id=plan.parent.call_id if plan.parent is not None else None,
-        suffix_ids=[],
-        sampled_ids=[],
-        logprobs=[],
-        versions=[],
-        prompt_tokens=0,
-        policy="",
-        model=job.request.model,
-        protocol=job.wire.NAME,
-        sampling=job.sampling,
-        history_hash=job.conversation.history_hash(plan, answer).hex(),
-        request_hash=plan.request_hash.hex(),
-        messages=plan.messages,
-        completion=answer,
-        tools=job.request.tools if plan.parent is None else None,
-        usage=used if any(used.values()) else {},
-        agent=job.agent,
-        finish_reason=finish_reason,
-        started_ns=job.started_ns,
-        finished_ns=time.time_ns(),
-        span_id=job.span_id,
     )

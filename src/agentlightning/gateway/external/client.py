@@ -19,9 +19,10 @@ import msgspec
 import orjson
 
 from agentlightning.backoff import Backoff
+from agentlightning.errors import EngineError
 from agentlightning.gateway.external.directory import ExternalModel
 from agentlightning.gateway.external.stream_passthrough import StreamPassthrough, error_in
-from agentlightning.gateway.http_client import HttpClient, HttpResponse
+from agentlightning.gateway.http_client import MAX_BODY_BYTES, HttpClient, HttpResponse
 from agentlightning.protocols.base import ApiError, CompletionReader
 from agentlightning.types import JSON
 
@@ -43,8 +44,6 @@ HANDED_BACK = ("retry-after", "x-request-id", "request-id")
 """Headers of a refusal that the agent sees."""
 
 ANTHROPIC_VERSION = "2023-06-01"
-
-MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
 CONNECT_TIMEOUT_S = 10.0
 MIN_PAUSE_S = 0.5
@@ -119,8 +118,7 @@ class ExternalClient:
                     raise exchange.failed(f"closed the connection in the middle of a response: {why}") from cause
                 if tries == most:
                     raise exchange.failed(f"cannot be reached: {why}") from cause
-                # A connection that was kept open may just have ended: the first time says nothing.
-                refused, pause = None, backoff.next_s() if tries else 0.0
+                refused, pause = None, backoff.next_s()
             if refused is not None:
                 late = asyncio.get_running_loop().time() + (pause or 0.0) > exchange.deadline_s
                 if pause is None or tries == most or late:
@@ -181,7 +179,8 @@ async def _read_response(exchange: Exchange, response: HttpResponse) -> External
     relay, size = StreamPassthrough(exchange.reader, exchange.choices), 0
     async for chunk in response.chunks():
         size += len(chunk)
-        _check_size(exchange, size)
+        if size > MAX_BODY_BYTES:
+            raise _too_large(exchange)
         if (events := relay.feed(chunk)) and await exchange.send(events, kind):
             exchange.begun = True
     relay.finish()
@@ -209,17 +208,14 @@ async def _refused(exchange: Exchange, response: HttpResponse) -> ExternalRespon
 
 
 async def _whole(exchange: Exchange, response: HttpResponse) -> bytes:
-    parts, size = [], 0
-    async for chunk in response.chunks():
-        parts.append(chunk)
-        size += len(chunk)
-        _check_size(exchange, size)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    try:
+        return await response.read()
+    except EngineError:
+        raise _too_large(exchange) from None
 
 
-def _check_size(exchange: Exchange, size: int) -> None:
-    if size > MAX_RESPONSE_BYTES:
-        raise exchange.failed(f"answered with more than {MAX_RESPONSE_BYTES} bytes", "external_unreadable")
+def _too_large(exchange: Exchange) -> ApiError:
+    return exchange.failed(f"answered with more than {MAX_BODY_BYTES} bytes", "external_unreadable")
 
 
 def _object(exchange: Exchange, body: bytes) -> JSON:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -19,8 +19,9 @@ from uuid_utils import uuid7
 
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
+from agentlightning.gateway.call_job import CallJob
+from agentlightning.gateway.deadline import Deadline
 from agentlightning.gateway.metrics import GatewayMetrics
-from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
@@ -50,32 +51,16 @@ DEADLINE_S = 600.0
 
 
 @dataclass(slots=True, kw_only=True)
-class PolicyJob:
+class PolicyJob(CallJob):
     """One call under way: n samples of one prompt."""
 
-    id: str
-    wire: WireFormat
-    attempt: TrackedAttempt
-    request: CompletionRequest
     policy: Policy
-    conversation: Conversation
-    plan: PromptPlan
-    sampling: Sampling
-    overridden_params: JSON
     seeds: list[int]
-    started_ns: int
-    decoders: list[ResponseDecoder] = field(default_factory=list)
-    agent: str | None = None
-    """The name that the sub-agent gives itself."""
-    span_id: str | None = None
-    gone: bool = False
-    """The agent has disconnected."""
-    sampled: bool = False
-    """The engine is done: from here on the call is recorded, whoever still listens."""
+    decoders: list[ResponseDecoder]
 
-    def call_id(self, index: int) -> str:
-        """The id under which choice `index` is recorded."""
-        return f"{self.id}.{index}" if index else self.id
+    @property
+    def alias(self) -> str:
+        return self.policy.alias
 
 
 class PolicyCalls:
@@ -98,14 +83,14 @@ class PolicyCalls:
         self._grace_s = grace_s
         self._deadline_s = deadline_s
         self._retries = SdkRetries(store)
-        self._abandoned: set[asyncio.Timeout] = set()
-        """The limits of calls whose agents have gone."""
+        self._abandoned: set[Deadline] = set()
+        """The deadlines of calls whose agents have gone."""
 
     def stop(self) -> None:
         """The server is about to end: nobody will come back for an abandoned call."""
         self._grace_s = 0.0
-        for limit in self._abandoned:
-            limit.reschedule(asyncio.get_running_loop().time())
+        for deadline in self._abandoned:
+            deadline.shorten(0.0)
 
     async def answer(
         self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, incoming: AgentRequest, reply: AgentResponse
@@ -123,9 +108,25 @@ class PolicyCalls:
                 await _replay(wire, request, found, reply)
                 return
         plan = _planned(conversation, request, view)
-        job = _job(wire, attempt, request, policy, conversation, plan, sampling, overridden_params, started_ns)
-        job.agent = incoming.agent
-        job.span_id = incoming.span_id(attempt.rollout.id, attempt.number)
+        seeds = [_seed(policy, attempt, plan, request, index) for index in range(request.n)]
+        job = PolicyJob(
+            id=str(uuid7()),
+            wire=wire,
+            attempt=attempt,
+            request=request,
+            policy=policy,
+            conversation=conversation,
+            plan=plan,
+            sampling=sampling,
+            overridden_params=overridden_params,
+            started_ns=started_ns,
+            agent=incoming.agent,
+            span_id=incoming.span_id(attempt.rollout.id, attempt.number),
+            seeds=seeds,
+            decoders=[
+                ResponseDecoder(policy.renderer, request, plan.prompt_text, f"call_{seed:016x}") for seed in seeds
+            ],
+        )
         reply.request_id = job.id
         pending = self._retries.begin(attempt, policy.alias, request_hash, incoming.idempotency_key)
         self._metrics.in_flight.inc()
@@ -168,21 +169,21 @@ class PolicyCalls:
     # --- one call, step by step -------------------------------------------------------------------------------------
 
     async def _run(self, job: PolicyJob, pending: PendingCall, incoming: AgentRequest, reply: AgentResponse) -> None:
-        outlet = _StreamedResponse(job, reply, self._metrics) if job.request.stream else _WholeResponse(job, reply)
-        limit = asyncio.timeout(self._deadline_s)
-        watch = incoming.on_disconnect(lambda: self._abandon(job, pending, limit))
+        stream = _StreamedResponse(job, reply, self._metrics) if job.request.stream else None
+        deadline = Deadline(self._deadline_s)
+        watch = incoming.on_disconnect(lambda: self._abandon(job, pending, deadline))
         try:
-            async with limit:
-                await self._sample(job, outlet)
-                job.sampled = True
-                self._abandoned.discard(limit)
+            with deadline:
+                await self._sample(job, stream)
             rest = [decoder.finish() for decoder in job.decoders]
             answer = _answer(job)
             await self._record(job, answer)
             pending.answer = answer
-            await outlet.last(rest, answer)
+            if stream is None:
+                await reply.whole(200, job.wire.body(job.request, answer))
+            else:
+                await stream.last(rest, answer)
         except TimeoutError:
-            self._abandoned.discard(limit)
             await self._record_partial(job)
             if not job.gone:
                 raise ApiError(
@@ -195,40 +196,38 @@ class PolicyCalls:
             if pending.answer is None:
                 job.conversation.withdraw(job.plan)
             watch.stop()
-            self._abandoned.discard(limit)
+            self._abandoned.discard(deadline)
 
-    def _abandon(self, job: PolicyJob, pending: PendingCall, limit: asyncio.Timeout) -> None:
+    def _abandon(self, job: PolicyJob, pending: PendingCall, deadline: Deadline) -> None:
         """The agent has disconnected: the call goes on for the grace period, so that a retry finds it."""
         job.gone = pending.abandoned = True
-        deadline = asyncio.get_running_loop().time() + self._grace_s
-        if not job.sampled:
-            self._abandoned.add(limit)
-            limit.reschedule(min(deadline, limit.when() or deadline))
+        self._abandoned.add(deadline)
+        deadline.shorten(self._grace_s)
 
-    async def _sample(self, job: PolicyJob, outlet: _WholeResponse | _StreamedResponse) -> None:
+    async def _sample(self, job: PolicyJob, stream: _StreamedResponse | None) -> None:
         if len(job.seeds) == 1:
-            await self._sample_one(job, 0, outlet)
+            await self._sample_one(job, 0, stream)
             return
         try:
             async with asyncio.TaskGroup() as group:
                 for index in range(len(job.seeds)):
-                    group.create_task(self._sample_one(job, index, outlet))
+                    group.create_task(self._sample_one(job, index, stream))
         except* Exception as several:
             raise several.exceptions[0] from None
 
-    async def _sample_one(self, job: PolicyJob, index: int, outlet: _WholeResponse | _StreamedResponse) -> None:
+    async def _sample_one(self, job: PolicyJob, index: int, stream: _StreamedResponse | None) -> None:
         decoder, request = job.decoders[index], _engine_request(job, index)
         affinity = f"{job.attempt.rollout.id}/{job.attempt.number}"
-        if isinstance(outlet, _WholeResponse):
+        if stream is None:
             decoder.sampled = await self._engine_router.generate(job.policy, request, affinity)
             return  # `finish` reads it at once, which costs a fraction of reading token by token
         async for ids in self._engine_router.stream(job.policy, request, decoder.sampled, affinity):
-            await outlet.more(index, decoder.feed(ids))
+            await stream.more(index, decoder.feed(ids))
 
     async def _record(self, job: PolicyJob, answer: Completion) -> None:
         """Make the calls durable, then let later requests continue them."""
         messages = [assistant_message(choice) for choice in answer.choices]
-        calls = _calls(job, messages, [choice.finish_reason for choice in answer.choices])
+        calls = _records(job, messages, [choice.finish_reason for choice in answer.choices])
         await self._store.append_calls(calls)
         for call in calls:
             job.conversation.record(job.plan, call.id, call.sampled_ids, call.completion)
@@ -246,22 +245,10 @@ class PolicyCalls:
         for decoder in job.decoders:
             decoder.finish()
         messages = [assistant_message(decoder.choice()) for decoder in job.decoders]
-        calls = _calls(job, messages, [ABANDONED] * len(messages))
+        calls = _records(job, messages, [ABANDONED] * len(messages))
         await self._store.append_calls(calls)
         for call in calls:
             self._metrics.record(call)
-
-
-class _WholeResponse:
-    """The answer goes out at once."""
-
-    def __init__(self, job: PolicyJob, reply: AgentResponse) -> None:
-        self._job = job
-        self._reply = reply
-
-    async def last(self, rest: list[Delta], answer: Completion) -> None:
-        """Send it."""
-        await self._reply.whole(200, self._job.wire.body(self._job.request, answer))
 
 
 class _StreamedResponse:
@@ -370,36 +357,6 @@ def _planned(conversation: Conversation, request: CompletionRequest, view: Reque
     return conversation.plan(view) if request.prompt is None else conversation.plan_prompt(request.prompt)
 
 
-def _job(
-    wire: WireFormat,
-    attempt: TrackedAttempt,
-    request: CompletionRequest,
-    policy: Policy,
-    conversation: Conversation,
-    plan: PromptPlan,
-    sampling: Sampling,
-    overridden_params: JSON,
-    started_ns: int,
-) -> PolicyJob:
-    job = PolicyJob(
-        id=str(uuid7()),
-        wire=wire,
-        attempt=attempt,
-        request=request,
-        policy=policy,
-        conversation=conversation,
-        plan=plan,
-        sampling=sampling,
-        overridden_params=overridden_params,
-        seeds=[_seed(policy, attempt, plan, request, index) for index in range(request.n)],
-        started_ns=started_ns,
-    )
-    for seed in job.seeds:
-        decoder = ResponseDecoder(policy.renderer, request, plan.prompt_text, SampledTokens(), f"call_{seed:016x}")
-        job.decoders.append(decoder)
-    return job
-
-
 def _seed(policy: Policy, attempt: TrackedAttempt, plan: PromptPlan, request: CompletionRequest, index: int) -> int:
     """The key of a call's noise: its place in the run. A rollout that is sampled again, again alone or in other company,
     draws the same; an agent's own seed takes the place of the count of equal requests, so that within a rollout equal
@@ -445,40 +402,10 @@ def _answer(job: PolicyJob) -> Completion:
     )
 
 
-def _calls(job: PolicyJob, messages: list[JSON], finish_reasons: list[str]) -> list[Call]:
+def _records(job: PolicyJob, completions: list[JSON], finish_reasons: list[str]) -> list[Call]:
     """The records of a job's choices."""
-    plan, rollout, finished_ns = job.plan, job.attempt.rollout, time.time_ns()
+    given = zip(job.decoders, completions, finish_reasons, strict=True)
     return [
-        Call(
-            id=job.call_id(index),
-            run_id=rollout.run_id,
-            rollout_id=rollout.id,
-            attempt=job.attempt.number,
-            parent_id=plan.parent.call_id if plan.parent is not None else None,
-            suffix_ids=plan.suffix_ids,
-            sampled_ids=decoder.sampled.ids,
-            logprobs=decoder.sampled.logprobs,
-            versions=decoder.sampled.versions,
-            prompt_tokens=len(plan.prompt_ids),
-            policy=job.policy.alias,
-            model=job.request.model,
-            protocol=job.wire.NAME,
-            sampling=job.sampling,
-            history_hash=job.conversation.history_hash(plan, message).hex(),
-            request_hash=plan.request_hash.hex(),
-            messages=plan.messages,
-            completion=message,
-            tools=job.request.tools if plan.parent is None else None,
-            fork_cause=plan.fork_cause,
-            untrained_tokens=plan.untrained_tokens,
-            overridden_params=job.overridden_params,
-            agent=job.agent,
-            finish_reason=finish_reason,
-            started_ns=job.started_ns,
-            finished_ns=finished_ns,
-            span_id=job.span_id,
-        )
-        for index, (decoder, message, finish_reason) in enumerate(
-            zip(job.decoders, messages, finish_reasons, strict=True)
-        )
+        job.record(completion, finish_reason, index=index, sampled=decoder.sampled)
+        for index, (decoder, completion, finish_reason) in enumerate(given)
     ]

@@ -17,17 +17,15 @@ from agentlightning.rendering.tool_syntax import held_back
 
 
 class ResponseDecoder:
-    """The text of one answer while it is sampled into `sampled`.
+    """The text of one answer while it is sampled.
 
     `tool_ids` names the tool calls: call i is ``{tool_ids}{i}``.
     """
 
-    def __init__(
-        self, renderer: Renderer, request: CompletionRequest, prompt_text: str, sampled: SampledTokens, tool_ids: str
-    ) -> None:
+    def __init__(self, renderer: Renderer, request: CompletionRequest, prompt_text: str, tool_ids: str) -> None:
         self._renderer = renderer
         self._request = request
-        self.sampled = sampled
+        self.sampled = SampledTokens()
         """The tokens sampled so far."""
         self._tool_ids = tool_ids
         parser = renderer.parser

@@ -108,9 +108,9 @@ class SdkRetries:
             pending.joined = True
             if (answer := await pending.wait()) is not None:
                 return await self._recorded(attempt, answer.call_id, request, conversation)
-        if lost := self._undelivered.get(place):
-            call_id: str | None = lost.pop(0)
-            if not lost:
+        if undelivered := self._undelivered.get(place):
+            call_id: str | None = undelivered.pop(0)
+            if not undelivered:
                 del self._undelivered[place]
         else:
             call_id = conversation.unanswered(request_hash)

@@ -1,0 +1,88 @@
+"""CallJob: one model call under way, whatever model answers it, and the record of its answer.
+
+Driven by policy/calls.py and external/calls.py, each of which adds what its calls need. Knows no engine, no external model
+and no store.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from agentlightning.gateway.attempts import TrackedAttempt
+from agentlightning.gateway.policy.engine_client import SampledTokens
+from agentlightning.protocols.base import CompletionRequest, WireFormat
+from agentlightning.rendering.conversation import Conversation, PromptPlan
+from agentlightning.types import JSON, Call, Sampling
+
+
+@dataclass(slots=True, kw_only=True)
+class CallJob:
+    """One call under way."""
+
+    id: str
+    wire: WireFormat
+    attempt: TrackedAttempt
+    request: CompletionRequest
+    sampling: Sampling
+    conversation: Conversation
+    plan: PromptPlan
+    started_ns: int
+    agent: str | None
+    """The name that the sub-agent gives itself."""
+    span_id: str | None
+    overridden_params: JSON = field(default_factory=dict)
+    gone: bool = False
+    """The agent has disconnected."""
+
+    @property
+    def alias(self) -> str:
+        """Alias of the policy that samples; '' where an external model answers."""
+        return ""
+
+    def call_id(self, index: int) -> str:
+        """The id under which choice `index` is recorded."""
+        return f"{self.id}.{index}" if index else self.id
+
+    def record(
+        self,
+        completion: JSON,
+        finish_reason: str,
+        *,
+        index: int = 0,
+        sampled: SampledTokens | None = None,
+        usage: JSON | None = None,
+    ) -> Call:
+        """The record of choice `index`; without `sampled` it has no tokens."""
+        plan, rollout = self.plan, self.attempt.rollout
+        sampled = sampled or SampledTokens()
+        return Call(
+            id=self.call_id(index),
+            run_id=rollout.run_id,
+            rollout_id=rollout.id,
+            attempt=self.attempt.number,
+            parent_id=plan.parent.call_id if plan.parent is not None else None,
+            suffix_ids=plan.suffix_ids,
+            sampled_ids=sampled.ids,
+            logprobs=sampled.logprobs,
+            versions=sampled.versions,
+            prompt_tokens=len(plan.prompt_ids),
+            policy=self.alias,
+            model=self.request.model,
+            protocol=self.wire.NAME,
+            sampling=self.sampling,
+            history_hash=self.conversation.history_hash(plan, completion).hex(),
+            request_hash=plan.request_hash.hex(),
+            messages=plan.messages,
+            completion=completion,
+            tools=self.request.tools if plan.parent is None else None,
+            fork_cause=plan.fork_cause,
+            untrained_tokens=plan.untrained_tokens,
+            overridden_params=self.overridden_params,
+            usage=usage or {},
+            agent=self.agent,
+            finish_reason=finish_reason,
+            started_ns=self.started_ns,
+            finished_ns=time.time_ns(),
+            span_id=self.span_id,
+        )
