@@ -59,18 +59,15 @@ class HttpResponse:
         """The whole body. Raises OSError where it ends early, EngineError where it is too large."""
         parts: list[bytes] = []
         size = 0
-        async for part in self._chunks(whole=True):
+        async for part in self.chunks(whole=True):
             parts.append(part)
             size += len(part)
             if size > MAX_BODY_BYTES:
                 raise EngineError(f"a response is larger than {MAX_BODY_BYTES} bytes")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises OSError where it ends early."""
-        return self._chunks(whole=False)
-
-    async def _chunks(self, whole: bool) -> AsyncIterator[bytes]:
+    async def chunks(self, whole: bool = False) -> AsyncIterator[bytes]:
+        """The body as it arrives, or `whole`: in as few parts as may be buffered. Raises OSError where it ends early."""
         packed = self.headers.get("content-encoding") in ("gzip", "deflate")
         inflater = _Inflater() if packed else None
         while part := await self._connection.receive(whole):
