@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from agentlightning.store.coalescer import Coalescer
 class Wire:
     """Remembers the batches; refuses the numbers that it does not like, or all."""
 
-    def __init__(self, dislikes: Sequence[int] = (), error: Exception | None = None, **limits: int) -> None:
+    def __init__(self, dislikes: Sequence[int] = (), error: Exception | None = None, **limits: Any) -> None:
         self.batches: list[list[int]] = []
         self.coalescer = Coalescer[int, bool](self._deliver, **{"max_items": 100, **limits}, size=lambda number: number)
         self.delivering = asyncio.Event()
@@ -92,6 +93,36 @@ async def test_draining_waits_for_what_was_submitted() -> None:
     await wire.coalescer.drain()
     assert all(one.done() for one in asked)
     await wire.coalescer.drain()
+
+
+async def test_a_batch_that_hangs_holds_up_the_next_until_it_is_late_only() -> None:
+    wire = Wire(late_s=0.0)
+    wire.open.clear()
+    hanging = asyncio.ensure_future(wire.submit(1))
+    await wire.delivering.wait()
+    wire.delivering.clear()
+    others = [asyncio.ensure_future(wire.submit(number)) for number in (2, 3)]
+    await wire.delivering.wait()
+    assert (wire.batches, hanging.done()) == ([[1], [2, 3]], False)
+    wire.open.set()
+    await asyncio.gather(hanging, *others)
+    assert wire.coalescer.idle
+
+
+async def test_what_is_submitted_while_it_closes_fails_and_what_comes_later_is_delivered() -> None:
+    wire = Wire()
+    wire.open.clear()
+    asked = [asyncio.ensure_future(wire.submit(1))]
+    await wire.delivering.wait()
+    closing = asyncio.ensure_future(wire.coalescer.close(StoreError("closed")))
+    await asyncio.sleep(0)
+    asked.append(asyncio.ensure_future(wire.submit(2)))
+    await closing
+    for one in asked:
+        with pytest.raises(StoreError, match="closed"):
+            await one
+    wire.open.set()
+    assert await wire.submit(4) is True
 
 
 async def test_closing_fails_what_is_under_way() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import msgspec
 import pytest
 from store_samples import a_call, a_worker, claimed
 
 from agentlightning.errors import InputError
+from agentlightning.store import wire
 from agentlightning.store.base import LightningStore
 from agentlightning.store.codec import CALLS, METRICS, call_row, decode_calls, encode_calls
 from agentlightning.types import Call, Metric, Sampling, VersionSpan
@@ -47,6 +49,12 @@ async def test_a_row_of_before_a_field_was_added_has_its_default(store: Lightnin
     shorter = CALLS.row(call)[:-1]
     assert CALLS.names[-1] == "span_id"
     assert CALLS.of_row(shorter) == replace(call, span_id=None)
+
+
+async def test_a_row_that_lacks_fields_is_bad_input(store: LightningStore) -> None:
+    packed = msgspec.msgpack.encode([CALLS.row(await a_full_call(store))[:5]])
+    with pytest.raises(InputError, match="calls: expected the fields of a call"):
+        wire.decode_arguments("append_calls", wire.encode({"calls": [packed]}, "calls"))
 
 
 async def test_a_call_that_no_store_could_keep_is_named_with_its_field(store: LightningStore) -> None:

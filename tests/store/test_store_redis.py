@@ -116,6 +116,21 @@ async def test_a_store_of_an_older_schema_is_refused_until_it_is_upgraded_and_ke
         assert [each.version for each in await store.resources(run_id, "pause:default")] == [2]
 
 
+async def test_an_upgrade_brings_nothing_back_of_a_run_that_is_being_deleted(redis: RedisServer) -> None:
+    url = redis.url()
+    async with RedisLightningStore(url) as store:
+        [claim] = await finished(store, 1)
+        run_id, rollout_id = claim.rollout.run_id, claim.rollout.id
+        await store.open_step(run_id, 1, [Consumed(rollout_id=rollout_id, outcome="trained")])
+    connection = RedisConnection(Address.at(url), load(), Notifier())
+    await connection.open()
+    await connection.query([("HSET", f"run:{run_id}", "deleting", 1), ("DEL", f"r:{rollout_id}")])
+    await connection.query([("HSET", "meta", "schema_version", 1)])
+    await upgrade(url)
+    assert await connection.query([("EXISTS", f"r:{rollout_id}")]) == [0]
+    await connection.close()
+
+
 # --- several stores ---------------------------------------------------------------------------------------------------
 
 

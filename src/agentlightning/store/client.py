@@ -47,6 +47,8 @@ LONG_WORK_S = 3600.0
 MAX_COALESCED_BYTES = 64 * 1024
 """Bytes of a request that travels with others; larger ones go alone, so that nobody waits for them."""
 MAX_COALESCED_WRITES = 1000
+LATE_S = 2.0
+"""Seconds that writes wait for a request that hangs, until they are sent beside it."""
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 """Bytes of writes that travel together; a single append may be larger."""
 
@@ -82,7 +84,7 @@ class LightningStoreClient(LightningStore):
         self._url = url.rstrip("/")
         self._transport = HttpTransport(self._url, server_key, retry_timeout_s, compress)
         self._writes: Coalescer[_Write, StoreResponse] = Coalescer(
-            self._deliver, max_items=MAX_COALESCED_WRITES, max_size=MAX_BATCH_BYTES, size=len
+            self._deliver, max_items=MAX_COALESCED_WRITES, max_size=MAX_BATCH_BYTES, size=len, late_s=LATE_S
         )
 
     @property

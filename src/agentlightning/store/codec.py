@@ -190,7 +190,10 @@ def encode_calls(calls: Iterable[Call]) -> bytes:
 
 def decode_calls(packed: bytes) -> list[Call]:
     """The calls that `encode_calls` was given; ValueError for other bytes."""
-    return [CALLS.of_row(row) for row in msgspec.msgpack.decode(packed, type=list[Row])]
+    try:
+        return [CALLS.of_row(row) for row in msgspec.msgpack.decode(packed, type=list[Row])]
+    except TypeError as error:  # a row that lacks fields, or has one of another type
+        raise ValueError(f"expected the fields of a call: {error}") from None
 
 
 def new_rollout(new: NewRollout, rollout_id: str, now_ns: int) -> Rollout:

@@ -57,7 +57,7 @@ async def now_ns(connection: RedisConnection, clock: Clock) -> int:
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-async def runs(connection: RedisConnection, ids: Sequence[str] | None, limit: int | None) -> list[Run]:
+async def runs(connection: RedisConnection, ids: Sequence[str] | None = None, limit: int | None = None) -> list[Run]:
     """Newest first."""
     if ids is None:
         ids = await _run_ids(connection, limit)
@@ -69,7 +69,7 @@ async def runs(connection: RedisConnection, ids: Sequence[str] | None, limit: in
     return sorted(found, key=lambda run: (run.created_ns, run.id), reverse=True)[:limit]
 
 
-async def workers(connection: RedisConnection, run_id: str | None) -> list[WorkerStatus]:
+async def workers(connection: RedisConnection, run_id: str | None = None) -> list[WorkerStatus]:
     run_ids = [run_id] if run_id is not None else await _run_ids(connection)
     replies = await connection.query([("HGETALL", f"workers:{each}") for each in run_ids])
     found = [
@@ -185,7 +185,7 @@ async def _ids_of_groups(connection: RedisConnection, query: RolloutQuery) -> li
 # --- the record -------------------------------------------------------------------------------------------------------
 
 
-async def calls(connection: RedisConnection, rollout_ids: Sequence[str], attempt: int | None) -> list[Call]:
+async def calls(connection: RedisConnection, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
     found = [
         codec.read_call(*record)
         async for record in _records(connection, "c", rollout_ids, "latest" if attempt is None else attempt)
@@ -230,7 +230,9 @@ async def put_resources(write: Write, resources: Sequence[Resource]) -> list[Res
     ]
 
 
-async def resources(connection: RedisConnection, run_id: str, name: str | None, latest: bool) -> list[Resource]:
+async def resources(
+    connection: RedisConnection, run_id: str, name: str | None = None, latest: bool = True
+) -> list[Resource]:
     if latest:
         found = await _newest_resources(connection, {"run": run_id, "after": {}})
     else:
@@ -257,7 +259,7 @@ async def _newest_resources(connection: RedisConnection, question: Mapping[str, 
     ]
 
 
-async def metrics(connection: RedisConnection, run_id: str, name: str | None) -> list[Metric]:
+async def metrics(connection: RedisConnection, run_id: str, name: str | None = None) -> list[Metric]:
     found: list[Metric] = []
     after = 0
     while True:
@@ -278,7 +280,9 @@ async def later_metrics(connection: RedisConnection, run_id: str, after: int, li
     return codec.read_metrics(run_id, entries, undone)
 
 
-async def steps(connection: RedisConnection, run_id: str, after: int | None, limit: int | None) -> list[Step]:
+async def steps(
+    connection: RedisConnection, run_id: str, after: int | None = None, limit: int | None = None
+) -> list[Step]:
     if limit == 0:
         return []
     question: dict[str, Any] = {"run": run_id, "limit": limit or 0}

@@ -7,17 +7,18 @@ portions. Waiting is pushed: scripts publish what they brought, and one socket o
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import uuid_utils
 
 from agentlightning.errors import InputError, StoreError
 from agentlightning.store import keys
-from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore, RolloutQuery
+from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
 from agentlightning.store.codec import dump
 from agentlightning.store.notifier import Notifier, Topic
 from agentlightning.store.redis import codec, reads, scripts
@@ -29,7 +30,6 @@ from agentlightning.store.redis.writer import RedisWriter
 from agentlightning.store.run_ids import check_run_id, run_ids
 from agentlightning.types import (
     JSON,
-    Attempt,
     Call,
     Checkpoint,
     Claim,
@@ -37,12 +37,10 @@ from agentlightning.types import (
     Finish,
     Lease,
     Metric,
-    Mode,
     NewRollout,
     Resource,
     Reward,
     Rollout,
-    RolloutState,
     Run,
     RunSize,
     RunState,
@@ -52,6 +50,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_IDS_TRIED = 16
@@ -59,6 +58,18 @@ MAX_ROWS_PER_SCRIPT = 1000
 """Rows that one script takes in from one caller; longer lists are several transactions, each whole."""
 MAX_DELETED_PER_SCRIPT = 200
 """Rollouts that one script deletes: a few milliseconds, during which others wait."""
+
+
+def _reads(
+    read: Callable[Concatenate[RedisConnection, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[RedisLightningStore, P], Coroutine[Any, Any, R]]:
+    """The method that reads this."""
+
+    @functools.wraps(read)
+    async def method(store: RedisLightningStore, /, *args: P.args, **named: P.kwargs) -> R:
+        return await read(store._opened(), *args, **named)
+
+    return method
 
 
 class RedisLightningStore(LightningStore):
@@ -128,8 +139,7 @@ class RedisLightningStore(LightningStore):
         flat, known = await self._write("update_run", request | ({"state": state} if state is not None else {}))
         return codec.read_run(run_id, flat, known)
 
-    async def runs(self, ids: Sequence[str] | None = None, limit: int | None = None) -> list[Run]:
-        return await reads.runs(self._opened(), ids, limit)
+    runs = _reads(reads.runs)
 
     # --- rollouts and attempts ------------------------------------------------------------------------------------
 
@@ -187,14 +197,9 @@ class RedisLightningStore(LightningStore):
     async def expire_leases(self) -> int:
         return int(await self._write("expire", []))
 
-    async def rollouts(self, query: RolloutQuery) -> list[Rollout]:
-        return await reads.rollouts(self._opened(), query)
-
-    async def count(self, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
-        return await reads.count(self._opened(), run_id)
-
-    async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
-        return await reads.attempts(self._opened(), rollout_ids)
+    rollouts = _reads(reads.rollouts)
+    count = _reads(reads.count)
+    attempts = _reads(reads.attempts)
 
     async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
         connection, goal = self._opened(), after + at_least
@@ -205,8 +210,7 @@ class RedisLightningStore(LightningStore):
         await self._until(("finished", run_id), enough, timeout_s, goal)
         return await reads.finished(connection, run_id, after, MAX_FINISHED)
 
-    async def workers(self, run_id: str | None = None) -> list[WorkerStatus]:
-        return await reads.workers(self._opened(), run_id)
+    workers = _reads(reads.workers)
 
     # --- the record -----------------------------------------------------------------------------------------------
 
@@ -216,29 +220,23 @@ class RedisLightningStore(LightningStore):
     async def append_spans(self, spans: Sequence[Span]) -> None:
         await self._append("append_spans", [codec.span_row(span) for span in spans])
 
-    async def calls(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
-        return await reads.calls(self._opened(), rollout_ids, attempt)
-
-    async def spans(self, rollout_ids: Sequence[str]) -> list[Span]:
-        return await reads.spans(self._opened(), rollout_ids)
+    calls = _reads(reads.calls)
+    spans = _reads(reads.spans)
 
     async def record_rewards(self, rewards: Sequence[Reward]) -> None:
         await self._append("record_rewards", [(codec.reward_row(reward),) for reward in rewards])
 
-    async def rewards(self, rollout_ids: Sequence[str]) -> list[Reward]:
-        return await reads.rewards(self._opened(), rollout_ids)
+    rewards = _reads(reads.rewards)
 
     async def put_resources(self, resources: Sequence[Resource]) -> list[Resource]:
         return await reads.put_resources(self._write, resources)
 
-    async def resources(self, run_id: str, name: str | None = None, latest: bool = True) -> list[Resource]:
-        return await reads.resources(self._opened(), run_id, name, latest)
+    resources = _reads(reads.resources)
 
     async def log_metrics(self, metrics: Sequence[Metric]) -> None:
         await self._append("log_metrics", [(codec.metric_row(metric),) for metric in metrics])
 
-    async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
-        return await reads.metrics(self._opened(), run_id, name)
+    metrics = _reads(reads.metrics)
 
     # --- news and numbers -----------------------------------------------------------------------------------------
 
@@ -291,8 +289,7 @@ class RedisLightningStore(LightningStore):
         request = {"run_id": run_id, "step": whole(step), "version": whole(version)}
         return codec.read_step(run_id, await self._write("close_step", request))
 
-    async def steps(self, run_id: str, after: int | None = None, limit: int | None = None) -> list[Step]:
-        return await reads.steps(self._opened(), run_id, after, limit)
+    steps = _reads(reads.steps)
 
     async def reopen_steps(self, run_id: str, after: int) -> list[Step]:
         later = await self._write("reopen_steps", {"run_id": run_id, "after": after})
@@ -301,8 +298,7 @@ class RedisLightningStore(LightningStore):
     async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
         await self._write("put_checkpoint", codec.checkpoint_row(checkpoint))
 
-    async def checkpoints(self, run_id: str) -> list[Checkpoint]:
-        return await reads.checkpoints(self._opened(), run_id)
+    checkpoints = _reads(reads.checkpoints)
 
     # --- how ------------------------------------------------------------------------------------------------------
 

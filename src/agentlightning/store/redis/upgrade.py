@@ -58,6 +58,11 @@ class _Run:
                 [("HGETALL", f"{key}:{self._id}") for key in ("run", "summary", "versions", "resources", "consumed")]
             )
         ]
+        await self._connection.query([("DEL", f"abandoned:{self._id}")])  # steps that nobody can see any more
+        if (
+            "deleting" in run
+        ):  # rollouts that are gone must not come back in part; the rest goes when deleting is completed
+            return
         config = former_names.upgraded_config(orjson.loads(run["config"]))
         await self._change("HSET", f"run:{self._id}", "config", orjson.dumps(config).decode())
         for name in summary:
@@ -70,7 +75,6 @@ class _Run:
         await self._outcomes(consumed)
         await self._metrics()
         await self._flush()
-        await self._connection.query([("DEL", f"abandoned:{self._id}")])  # steps that nobody can see any more
 
     async def _resources(self, rows: dict[str, bytes]) -> None:
         for field, row in rows.items():

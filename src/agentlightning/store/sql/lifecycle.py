@@ -225,7 +225,7 @@ def read_attempts(connection: Connection, rollout_ids: Sequence[str]) -> list[At
     ]
 
 
-def read_workers(connection: Connection, run_id: str | None) -> list[WorkerStatus]:
+def read_workers(connection: Connection, run_id: str | None = None) -> list[WorkerStatus]:
     query = select(workers).order_by(workers.c.seen_ns.desc(), workers.c.id)
     if run_id is not None:
         query = query.where(workers.c.run_id == run_id)

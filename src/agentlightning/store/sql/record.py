@@ -57,12 +57,12 @@ def log_metrics(transaction: Transaction, batches: Sequence[Rows]) -> list[None]
     return [None] * len(batches)
 
 
-def put_resources(transaction: Transaction, batches: Sequence[Sequence[Resource]]) -> list[list[Resource]]:
-    run_ids = {resource.run_id for batch in batches for resource in batch}
+def put_resources(transaction: Transaction, resources: Sequence[Resource]) -> list[Resource]:
+    run_ids = {resource.run_id for resource in resources}
     require_runs(transaction.connection, run_ids)
     for run_id in run_ids:
         transaction.tell(RESOURCES, run_id)
-    return [[_put(transaction, resource) for resource in batch] for batch in batches]
+    return [_put(transaction, resource) for resource in resources]
 
 
 def missing(connection: Connection, table: Table, new: Rows) -> StoreError:
@@ -85,7 +85,7 @@ def missing(connection: Connection, table: Table, new: Rows) -> StoreError:
     return refusal("no_call", table.name)
 
 
-def read_calls(connection: Connection, rollout_ids: Sequence[str], attempt: int | None) -> list[Call]:
+def read_calls(connection: Connection, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
     found = []
     for part in codec.chunks(rollout_ids):
         query = select(calls).where(calls.c.rollout_id.in_(part))
@@ -123,7 +123,7 @@ def read_rewards(connection: Connection, rollout_ids: Sequence[str]) -> list[Rew
     ]
 
 
-def read_resources(connection: Connection, run_id: str, name: str | None, latest: bool) -> list[Resource]:
+def read_resources(connection: Connection, run_id: str, name: str | None = None, latest: bool = True) -> list[Resource]:
     query = select(resources).where(resources.c.run_id == run_id)
     if name is not None:
         query = query.where(resources.c.name == name)
@@ -157,7 +157,7 @@ def read_later_metrics(connection: Connection, run_id: str, after: int, limit: i
     return [codec.METRICS.of_row(row) for row in connection.execute(query.order_by(metrics.c.seq).limit(limit))]
 
 
-def read_metrics(connection: Connection, run_id: str, name: str | None) -> list[Metric]:
+def read_metrics(connection: Connection, run_id: str, name: str | None = None) -> list[Metric]:
     query = select(metrics).where(metrics.c.run_id == run_id)
     if name is not None:
         query = query.where(metrics.c.name == name)

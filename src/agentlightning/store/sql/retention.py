@@ -1,7 +1,6 @@
 """The end of data in SQL: records of rollouts that are dropped, and runs that are deleted with all that belongs to them.
 
-Verbs of the writer: each takes a transaction and a list of arguments, one a caller. Which data have become old is decided
-elsewhere. base.py says what the verbs mean.
+Methods of the writer: which data have become old is decided elsewhere. base.py says what the methods mean.
 """
 
 from __future__ import annotations
@@ -40,24 +39,15 @@ FOR_EVER = 2**62
 """Rings every notifier, whatever number its listener waits for."""
 
 
-def drop_records(transaction: Transaction, batches: Sequence[Sequence[str]]) -> list[int]:
-    for batch in batches:
-        _refuse_unfinished(transaction.connection, batch)
-    return [sum(_drop(transaction.connection, part) for part in codec.chunks(batch)) for batch in batches]
-
-
-def delete_portion(transaction: Transaction, run_ids: Sequence[str]) -> list[bool]:
-    """Delete some of a run; True while there is more of it."""
-    return [_delete_portion(transaction, run_id) for run_id in run_ids]
-
-
-def _refuse_unfinished(connection: Connection, rollout_ids: Sequence[str]) -> None:
-    for part in codec.chunks(rollout_ids):
+def drop_records(transaction: Transaction, rollout_ids: Sequence[str]) -> int:
+    connection, parts = transaction.connection, list(codec.chunks(rollout_ids))
+    for part in parts:
         live = select(rollouts.c.id, rollouts.c.state).where(
             rollouts.c.id.in_(part), rollouts.c.state.not_in(FINAL_STATES)
         )
         if (row := connection.execute(live.order_by(rollouts.c.id)).first()) is not None:
             raise refusal("has_records_to_come", row.id, row.state)
+    return sum(_drop(connection, part) for part in parts)
 
 
 def _drop(connection: Connection, rollout_ids: Sequence[str]) -> int:
@@ -69,7 +59,8 @@ def _drop(connection: Connection, rollout_ids: Sequence[str]) -> int:
     return connection.execute(delete(calls).where(calls.c.rollout_id.in_(rollout_ids))).rowcount
 
 
-def _delete_portion(transaction: Transaction, run_id: str) -> bool:
+def delete_portion(transaction: Transaction, run_id: str) -> bool:
+    """Delete some of a run; True while there is more of it."""
     connection = transaction.connection
     query = select(rollouts.c.id).where(rollouts.c.run_id == run_id).order_by(rollouts.c.id).limit(PORTION)
     some = connection.execute(query.with_for_update()).scalars().all()

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
 
 import uuid_utils
@@ -24,40 +24,54 @@ from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import ConflictError, InputError, StoreError
 from agentlightning.store import codec, keys
-from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore, RolloutQuery, reward_number
+from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore, reward_number
 from agentlightning.store.notifier import Notifier, Topic
-from agentlightning.store.run_ids import check_run_id
 from agentlightning.store.sql import history, lifecycle, record, retention, stats, tables
 from agentlightning.store.sql.database import database_at
 from agentlightning.store.sql.schema import prepare_schema
 from agentlightning.store.sql.writer import PAUSES_S, SqlWriter, Transaction, Verb
 from agentlightning.types import (
-    JSON,
-    Attempt,
     Call,
-    Checkpoint,
     Claim,
-    Consumed,
     Finish,
     Lease,
     Metric,
-    Mode,
     NewRollout,
     Resource,
     Reward,
     Rollout,
-    RolloutState,
-    Run,
     RunSize,
-    RunState,
     RunStatistics,
     Span,
-    Step,
     WorkerStatus,
 )
 
 A = TypeVar("A")
 R = TypeVar("R")
+P = ParamSpec("P")
+
+
+Method = Callable[Concatenate["SqlLightningStore", P], Coroutine[Any, Any, R]]
+
+
+def _writes(write: Callable[Concatenate[Transaction, P], R]) -> Method[P, R]:
+    """The method that has the writer do this."""
+
+    @functools.wraps(write)
+    async def method(store: SqlLightningStore, /, *args: P.args, **named: P.kwargs) -> R:
+        return await store._write(_one_by_one, lambda transaction: write(transaction, *args, **named))
+
+    return method
+
+
+def _reads(read: Callable[Concatenate[Connection, P], R]) -> Method[P, R]:
+    """The method that reads this."""
+
+    @functools.wraps(read)
+    async def method(store: SqlLightningStore, /, *args: P.args, **named: P.kwargs) -> R:
+        return await store._read(lambda connection: read(connection, *args, **named))
+
+    return method
 
 
 class SqlLightningStore(LightningStore):
@@ -95,7 +109,7 @@ class SqlLightningStore(LightningStore):
         database, name = self._database, uuid4().hex
         self._writer = SqlWriter(database, name, self._notifier, now_ns=self._clock, opening=self._prepare)
         try:
-            await self._write(_open, None)
+            await self._write(_one_by_one, lambda _: None)  # the writer prepares the schema before
             self._appender = self._writer
             if database.appends_apart:
                 appends = f"{name} appends"
@@ -133,16 +147,9 @@ class SqlLightningStore(LightningStore):
 
     # --- runs -----------------------------------------------------------------------------------------------------
 
-    async def create_run(self, name: str, config: JSON, run_id: str | None = None) -> Run:
-        if run_id is not None:
-            check_run_id(run_id)
-        return await self._write(history.create_run, history.NewRun(name, codec.dump(config, "config"), run_id))
-
-    async def update_run(self, run_id: str, state: RunState | None = None, summary: JSON | None = None) -> Run:
-        return await self._write(history.update_run, history.RunChange(run_id, state, summary))
-
-    async def runs(self, ids: Sequence[str] | None = None, limit: int | None = None) -> list[Run]:
-        return await self._read(lambda connection: history.read_runs(connection, ids, limit))
+    create_run = _writes(history.create_run)
+    update_run = _writes(history.update_run)
+    runs = _reads(history.read_runs)
 
     # --- rollouts and attempts ------------------------------------------------------------------------------------
 
@@ -184,14 +191,9 @@ class SqlLightningStore(LightningStore):
     async def expire_leases(self) -> int:
         return await self._write(lifecycle.expire, None)
 
-    async def rollouts(self, query: RolloutQuery) -> list[Rollout]:
-        return await self._read(lambda connection: lifecycle.read_rollouts(connection, query))
-
-    async def count(self, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
-        return await self._read(lambda connection: lifecycle.read_counts(connection, run_id))
-
-    async def attempts(self, rollout_ids: Sequence[str]) -> list[Attempt]:
-        return await self._read(lambda connection: lifecycle.read_attempts(connection, rollout_ids))
+    rollouts = _reads(lifecycle.read_rollouts)
+    count = _reads(lifecycle.read_counts)
+    attempts = _reads(lifecycle.read_attempts)
 
     async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
         deadline = time.monotonic() + timeout_s
@@ -200,8 +202,7 @@ class SqlLightningStore(LightningStore):
                 await subscription.wait(left_s)
         return await self._read(lambda connection: lifecycle.read_finished(connection, run_id, after, MAX_FINISHED))
 
-    async def workers(self, run_id: str | None = None) -> list[WorkerStatus]:
-        return await self._read(lambda connection: lifecycle.read_workers(connection, run_id))
+    workers = _reads(lifecycle.read_workers)
 
     # --- the record -----------------------------------------------------------------------------------------------
 
@@ -211,33 +212,25 @@ class SqlLightningStore(LightningStore):
     async def append_spans(self, spans: Sequence[Span]) -> None:
         await self._append(self._appender, record.append_spans, tables.spans, [codec.SPANS.row(span) for span in spans])
 
-    async def calls(self, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
-        return await self._read(lambda connection: record.read_calls(connection, rollout_ids, attempt))
-
-    async def spans(self, rollout_ids: Sequence[str]) -> list[Span]:
-        return await self._read(lambda connection: record.read_spans(connection, rollout_ids))
+    calls = _reads(record.read_calls)
+    spans = _reads(record.read_spans)
 
     async def record_rewards(self, rewards: Sequence[Reward]) -> None:
         now_ns = self._now_ns()
         new = [codec.REWARDS.row(_settled(reward, now_ns)) for reward in rewards]
         await self._append(self._appender, record.record_rewards, tables.rewards, new)
 
-    async def rewards(self, rollout_ids: Sequence[str]) -> list[Reward]:
-        return await self._read(lambda connection: record.read_rewards(connection, rollout_ids))
+    rewards = _reads(record.read_rewards)
 
-    async def put_resources(self, resources: Sequence[Resource]) -> list[Resource]:
-        return await self._write(record.put_resources, resources)
-
-    async def resources(self, run_id: str, name: str | None = None, latest: bool = True) -> list[Resource]:
-        return await self._read(lambda connection: record.read_resources(connection, run_id, name, latest))
+    put_resources = _writes(record.put_resources)
+    resources = _reads(record.read_resources)
 
     async def log_metrics(self, metrics: Sequence[Metric]) -> None:
         now_ns = self._now_ns()
         new = [codec.METRICS.row(replace(metric, created_ns=metric.created_ns or now_ns))[:-1] for metric in metrics]
         await self._append(self._writer, record.log_metrics, tables.metrics, new)  # in the order of commits
 
-    async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
-        return await self._read(lambda connection: record.read_metrics(connection, run_id, name))
+    metrics = _reads(record.read_metrics)
 
     # --- news and numbers --------------------------------------------------------------------------------------------
 
@@ -269,35 +262,25 @@ class SqlLightningStore(LightningStore):
 
     # --- the end of data ----------------------------------------------------------------------------------------------
 
-    async def drop_records(self, rollout_ids: Sequence[str]) -> int:
-        return await self._write(retention.drop_records, rollout_ids)
+    drop_records = _writes(retention.drop_records)
+    _delete_portion = _writes(retention.delete_portion)
 
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
         found = await self.runs(run_ids)
         for run in found:
-            while await self._write(retention.delete_portion, run.id):
+            while await self._delete_portion(run.id):
                 pass
         return len(found)
 
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 
-    async def open_step(self, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step:
-        return await self._write(history.open_step, history.Opening(run_id, step, consumed))
+    open_step = _writes(history.open_step)
+    close_step = _writes(history.close_step)
+    steps = _reads(history.read_steps)
+    reopen_steps = _writes(history.reopen_steps)
 
-    async def close_step(self, run_id: str, step: int, version: int) -> Step:
-        return await self._write(history.close_step, history.Closing(run_id, step, version))
-
-    async def steps(self, run_id: str, after: int | None = None, limit: int | None = None) -> list[Step]:
-        return await self._read(lambda connection: history.read_steps(connection, run_id, after, limit))
-
-    async def reopen_steps(self, run_id: str, after: int) -> list[Step]:
-        return await self._write(history.reopen_steps, history.Reopening(run_id, after))
-
-    async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
-        await self._write(history.put_checkpoint, checkpoint)
-
-    async def checkpoints(self, run_id: str) -> list[Checkpoint]:
-        return await self._read(lambda connection: history.read_checkpoints(connection, run_id))
+    put_checkpoint = _writes(history.put_checkpoint)
+    checkpoints = _reads(history.read_checkpoints)
 
     # --- how ------------------------------------------------------------------------------------------------------
 
@@ -335,13 +318,12 @@ class SqlLightningStore(LightningStore):
                 found = await self._read(query)
         return found
 
-    async def _last_finished(self, run_id: str) -> int:
-        return await self._read(lambda connection: lifecycle.read_last_finished(connection, run_id))
+    _last_finished = _reads(lifecycle.read_last_finished)
 
     async def _read(self, query: Callable[[Connection], R]) -> R:
         self._opened()
         if self._threads is None:  # only the writer has the memory
-            return await self._write(_query, query)
+            return await self._write(_one_by_one, lambda transaction: query(transaction.connection))
         deadline = time.monotonic() + self._database.patience_s
         with self._explaining():
             while True:
@@ -386,10 +368,5 @@ def _settled(reward: Reward, now_ns: int) -> Reward:
     return replace(reward, value=value, created_ns=reward.created_ns or now_ns)
 
 
-def _open(transaction: Transaction, requests: Sequence[None]) -> list[None]:
-    """Nothing more: the writer has prepared the schema before."""
-    return [None] * len(requests)
-
-
-def _query(transaction: Transaction, queries: Sequence[Callable[[Connection], R]]) -> list[R]:
-    return [query(transaction.connection) for query in queries]
+def _one_by_one(transaction: Transaction, works: Sequence[Callable[[Transaction], R]]) -> list[R]:
+    return [work(transaction) for work in works]
