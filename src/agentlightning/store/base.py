@@ -1,7 +1,7 @@
-"""LightningStore: the verbs of the durable centre, which every other part may be killed around.
+"""LightningStore: the methods of the durable centre, which every other part may be killed around.
 
-Driven by gateways, workers and trainers; knows nothing of HTTP, agents or tensors. Each verb is one transaction: when it
-returns, what it did survives SIGKILL of every process. Verbs take and return batches. One conformance suite
+Driven by gateways, workers and trainers; knows nothing of HTTP, agents or tensors. Each method is one transaction: when it
+returns, what it did survives SIGKILL of every process. Methods take and return batches. One conformance suite
 (tests/store/) runs against every implementation.
 
 Life of a rollout::

@@ -1,6 +1,6 @@
 """The doctor: looks through a whole store for what must never be, of whatever kind the store is and while it is in use.
 
-Driven by `agl store doctor` and by tests that killed something. It knows the verbs and the promises in base.py, nothing of
+Driven by `agl store doctor` and by tests that killed something. It knows the methods and the promises in base.py, nothing of
 tables; what exactly is wrong with what was read is in invariants.py. It reads in portions; what changed while it was read is
 read again, and judged only once it holds still. It changes nothing.
 """

@@ -1,13 +1,13 @@
 """A run as files that other programs read: JSON Lines or Parquet, a file for each kind of record.
 
-Driven by `agl runs export` and `archive`. Reads through the verbs in portions, so that a run of any size passes through a
+Driven by `agl runs export` and `archive`. Reads through the methods in portions, so that a run of any size passes through a
 bounded memory. The folder appears under its name once every file is complete and on the disk.
 
     run.json                   the run, its resources and checkpoints, and how many records the files hold
     rollouts, attempts, calls, spans, rewards, metrics, steps      .jsonl or .parquet, one record a line or row
 
 Fields are those of types.py. A call holds what its parent did not have: the whole prompt of a call is its parent's prompt,
-the parent's `sampled_ids`, then its own `suffix_ids` (so for `messages`, with the parent's `answer` between). A parent
+the parent's `sampled_ids`, then its own `suffix_ids` (so for `messages`, with the parent's `completion` between). A parent
 comes before its children.
 """
 

@@ -1,7 +1,7 @@
 """Reading a whole run in portions: whoever does so holds a bounded part of it in memory, whatever the store holds.
 
-Driven by whoever reads more than one step of a run; works on any store, through its verbs. What is written meanwhile may be
-seen or not.
+Driven by whoever reads more than one step of a run; works on any store, through its methods. What is written meanwhile may
+be seen or not.
 """
 
 from __future__ import annotations

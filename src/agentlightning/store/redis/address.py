@@ -1,6 +1,6 @@
 """The address of a Redis store: its URL, what else the URL says, and the server's failures in plain words.
 
-``redis://[user:password@]host[:port][/number]?prefix=NAME``, or rediss:// for TLS. Knows no verbs.
+``redis://[user:password@]host[:port][/number]?prefix=NAME``, or rediss:// for TLS. Knows no methods.
 """
 
 from __future__ import annotations

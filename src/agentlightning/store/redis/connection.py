@@ -42,7 +42,7 @@ LISTEN_PAUSE_S = 0.2
 MIN_PAUSE_S = 0.02
 MAX_PAUSE_S = 1.0
 OPEN_TIMEOUT_S = 3.0
-"""Patience with a server that does not answer when the store is opened: the URL may be wrong."""
+"""Patience with a server that does not reply when the store is opened: the URL may be wrong."""
 
 _ELSEWHERE = (exceptions.MovedError, exceptions.ClusterDownError)
 _ANY: tuple[Any, ...] = (exceptions.RedisError, OSError)

@@ -1,6 +1,6 @@
 """Reading from Redis: lists, in portions of one moment each; nothing here changes anything.
 
-Driven by the Redis store's verbs. base.py says what they mean.
+Driven by the Redis store's methods. base.py says what they mean.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from agentlightning.types import (
 )
 
 MAX_ROLLOUTS_PER_READ = 500
-"""Rollouts of one answer: a millisecond or two, during which others wait."""
+"""Rollouts of one reply: a millisecond or two, during which others wait."""
 MAX_RECORD_ROLLOUTS_PER_READ = 50
-"""Rollouts whose calls, spans or rewards are one answer."""
+"""Rollouts whose calls, spans or rewards are one reply."""
 MAX_METRICS_PER_READ = 5000
 
 EXPIRING_S = 10

@@ -1,6 +1,6 @@
-"""RedisLightningStore: the verbs on a Redis server.
+"""RedisLightningStore: the methods on a Redis server.
 
-Driven by whoever owns the store: a server, or a test. Each verb that writes is one Lua script (lua/), so that it happens
+Driven by whoever owns the store: a server, or a test. Each method that writes is one Lua script (lua/), so that it happens
 wholly or not at all and costs one round trip; the writer sends those of concurrent callers together. Lists are read in
 portions. Waiting is pushed: scripts publish what they brought, and one socket of the process rings the notifier.
 """

@@ -1,8 +1,8 @@
 """The writer of the Redis store: what callers want written at a time goes to the server as one script call a verb.
 
 Driven by the store. While one group is under way the next one gathers, so that a hundred concurrent appends cost a round
-trip and a write of the server's file, not a hundred. Calls of a verb are numbered; the server remembers the last answer of
-each lane, so that a group which is sent again since its answer was lost is not executed twice.
+trip and a write of the server's file, not a hundred. Calls of a verb are numbered; the server remembers the last reply of
+each lane, so that a group which is sent again since its reply was lost is not executed twice.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RedisWriter:
         await self._works.drain()
 
     async def submit(self, verb: str, request: Request, blobs: Sequence[bytes] = ()) -> Any:
-        """Returns the script's answer to this request. Raises what it refuses with, or StoreError."""
+        """Returns the script's reply to this request. Raises what it refuses with, or StoreError."""
         packed = dump(request)
         return await self._connection.at_home(lambda: self._accept(verb, packed, blobs))
 

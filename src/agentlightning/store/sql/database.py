@@ -1,7 +1,7 @@
 """A database under the SQL store: what differs between SQLite and PostgreSQL, behind one interface.
 
 Driven by the SQL store and its writers. A kind of database knows how to connect, how a transaction begins, what its failures
-mean in plain words and which of them pass by themselves; the verbs and the tables know none of it.
+mean in plain words and which of them pass by themselves; the methods and the tables know none of it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Database(abc.ABC):
     shared = False
     """Servers on several machines may use it at a time."""
     appends_apart: bool = False
-    """Appends of records run beside the other verbs, on a connection of their own."""
+    """Appends of records run beside the other methods, on a connection of their own."""
     patience_s: float = 0.0
-    """Seconds that verbs wait for a database that is away."""
+    """Seconds that methods wait for a database that is away."""
 
     @contextmanager
     def upgrading(self, connection: Connection) -> Iterator[None]:

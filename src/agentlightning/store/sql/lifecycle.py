@@ -1,7 +1,7 @@
 """The life of rollouts in SQL: enqueue, claim, heartbeat, finish, cancel, expire.
 
-Verbs of the writer: each takes a transaction and a list of arguments, one a caller, and returns one result for each. A
-group of callers costs a handful of statements, not a handful each. base.py says what the verbs mean.
+Methods of the writer: each takes a transaction and a list of arguments, one a caller, and returns one result for each. A
+group of callers costs a handful of statements, not a handful each. base.py says what the methods mean.
 """
 
 from __future__ import annotations

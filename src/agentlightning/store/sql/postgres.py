@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import psycopg
 
 MAX_OUTAGE_S = 60.0
-"""Seconds that verbs wait for a server that is away; ``?patience=`` in the URL says otherwise."""
+"""Seconds that methods wait for a server that is away; ``?patience=`` in the URL says otherwise."""
 LOCK_TIMEOUT_S = 10.0
 """Seconds to wait for another's lock; ``?timeout=`` in the URL says otherwise."""
 CHANNEL = "agl"

@@ -1,6 +1,6 @@
 """The record of attempts in SQL: calls, spans and rewards; and what belongs to a run: resources and metrics.
 
-Verbs of the writer take a transaction and a list of arguments, one a caller (rows of hot tables come ready made, see
+Methods of the writer take a transaction and a list of arguments, one a caller (rows of hot tables come ready made, see
 codec.py, so that a group of callers is one executemany); functions that read take a connection. base.py says what they mean.
 """
 

@@ -1,6 +1,6 @@
 """An SQL store in numbers: the load of each run, and its size.
 
-Functions that read, driven by the verbs `statistics` and `sizes`; they change nothing. base.py says what they mean.
+Functions that read, driven by the methods `statistics` and `sizes`; they change nothing. base.py says what they mean.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The tables of the SQL stores, whose constraints make wrong states impossible to write.
 
-Driven by the verbs beside it; decides nothing. Times are integers (ns), ids text, token ids and logprobs little-endian
+Driven by the methods beside it; decides nothing. Times are integers (ns), ids text, token ids and logprobs little-endian
 int32 and float32 arrays, everything nested is JSON text. What the constraints promise:
 
 - a (run, group, replica) is one rollout; a rollout has at most one running attempt, and a place in the order of finished

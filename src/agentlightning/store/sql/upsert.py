@@ -1,6 +1,6 @@
 """INSERT … ON CONFLICT: the one statement that every dialect has and the common layer of SQLAlchemy has not.
 
-Driven by the SQL verbs. Statements are made where they are used: SQLAlchemy caches what they compile to, for each dialect.
+Driven by the SQL methods. Statements are made where they are used: SQLAlchemy caches what they compile to, for each dialect.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The writer: one thread that owns a writing connection and commits whatever is queued as one group.
 
-Driven by the SQL store, whose verbs submit work and await it. A unit of work is (verb, argument), where the verb is a
+Driven by the SQL store, whose methods submit work and await it. A unit of work is (verb, argument), where the verb is a
 function of a transaction and a LIST of arguments: the arguments queued for one verb at a time become one call, so that a
 hundred concurrent appends are one executemany. One that fails fails alone. Nothing is answered before the commit.
 
@@ -96,7 +96,7 @@ class SqlWriter:
     """The thread. `submit` from any event loop; `stop` once.
 
     Its transactions are of the `exclusive` kind (one at a time in the whole database, numbered, never executed twice), or
-    are made of verbs that may be repeated. `now_ns` replaces the clock of the database. `opening` runs before everything
+    are made of methods that may be repeated. `now_ns` replaces the clock of the database. `opening` runs before everything
     else, in a transaction of its own; where it fails, so does what was submitted first.
     """
 
@@ -189,7 +189,7 @@ class SqlWriter:
             self._disconnect()
             passes = self._database.passes(error)
             # The old session may still be at its commit. Until `_took_place` has asked, nothing is executed again.
-            # (Verbs of the other kind may be repeated, so nobody has to ask.)
+            # (Methods of the other kind may be repeated, so nobody has to ask.)
             self._lost = self._lost or (passes and self._exclusive)
             patience_s = self._database.patience_s
             if self._opening is not None:  # perhaps the server just starts; perhaps the URL is wrong
@@ -281,13 +281,13 @@ class SqlWriter:
         if doubtful is None or not committed:
             return False
         self._notifier.notify(doubtful.news)  # `_finish` did not come to it
-        # Work that is tried again has the results that its verbs made before the commit. A new group comes here where all
+        # Work that is tried again has the results that its methods made before the commit. A new group comes here where all
         # of the doubtful one was given up meanwhile: it has none, and is executed.
         return set(group) <= set(doubtful.group)
 
     def _commit(self, connection: Connection, group: list[_SqlWork], *, careful: bool) -> bool:
-        """Run all verbs and commit; False where one failed and they have to be run again, carefully."""
-        # By verb, not in the order of the queue: who awaits its verbs one by one is never in a group twice, and of
+        """Run all methods and commit; False where one failed and they have to be run again, carefully."""
+        # By verb, not in the order of the queue: who awaits its methods one by one is never in a group twice, and of
         # different callers no order is promised.
         by_verb: dict[Verb[Any, Any], list[_SqlWork]] = defaultdict(list)
         for work in group:
