@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentlightning.engines.local.decoder import open_decoder
-from agentlightning.engines.local.engine import LearnerOptions, LocalEngine
+from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import Lora
+from agentlightning.engines.local.options import LearnerOptions, Lora
 from agentlightning.errors import ModelError
 from agentlightning.trainer.checkpoint import export
 from agentlightning.types import Loss, TrainingSequence

@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentlightning.engines.base import Engine
-from agentlightning.engines.local.engine import LearnerOptions, LocalEngine
+from agentlightning.engines.local.engine import LocalEngine
+from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.support import check_loss, check_preference_loss
 from agentlightning.errors import EngineError, ModelError
 from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence

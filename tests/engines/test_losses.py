@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agentlightning.engines import losses
-from agentlightning.engines.losses import Tokens
+from agentlightning.engines.corrections import Tokens
 from agentlightning.types import Loss
 
 

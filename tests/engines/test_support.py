@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from agentlightning.engines.local.engine import LearnerOptions, LocalEngine
+from agentlightning.engines.local.engine import LocalEngine
+from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.support import Support, check_loss, check_preference_loss
 from agentlightning.errors import ConfigError
 from agentlightning.types import Loss, PreferenceLoss

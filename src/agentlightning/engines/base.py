@@ -7,16 +7,29 @@ engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from agentlightning.engines.support import Support
 from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 Metrics = dict[str, float]
+T = TypeVar("T")
 
 DEFAULT_POLICY = "default"
+
+
+async def together(operations: Iterable[Awaitable[T]]) -> list[T]:
+    """Results of all; the first error cancels the others, and is raised once they have ended."""
+    tasks = [asyncio.ensure_future(one) for one in operations]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Engine(Protocol):

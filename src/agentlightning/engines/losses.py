@@ -17,21 +17,6 @@ from agentlightning.engines.support import CLIPPED
 from agentlightning.errors import EngineError
 from agentlightning.types import Loss
 
-__all__ = [
-    "Tokens",
-    "cispo",
-    "entropy",
-    "gspo",
-    "kl_k3",
-    "kl_to_reference",
-    "ppo_clip",
-    "reinforce",
-    "sft",
-    "summary",
-    "token_loss",
-    "value_loss",
-]
-
 
 def ppo_clip(
     logprobs_N: Tensor,

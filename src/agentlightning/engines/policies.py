@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentlightning.engines.base import DEFAULT_POLICY, Engine, Metrics
+from agentlightning.engines.base import DEFAULT_POLICY, Engine, Metrics, together
 from agentlightning.engines.support import Support
 from agentlightning.errors import EngineError
 from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
@@ -45,13 +45,9 @@ class PolicyEngines:
 
     async def start(self) -> list[str]:
         """Start all of them, side by side; `endpoints` says whose URLs are whose. What one raises ends the others."""
-        starting = [asyncio.ensure_future(engine.start()) for engine in self._engines.values()]
         try:
-            urls = await asyncio.gather(*starting)
+            urls = await together(engine.start() for engine in self._engines.values())
         except BaseException:
-            for one in starting:
-                one.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
             await self.close()
             raise
         self.endpoints = dict(zip(self._engines, urls, strict=True))
@@ -59,13 +55,7 @@ class PolicyEngines:
 
     async def watch(self) -> None:
         """Never returns; EngineError when one of them cannot be kept running."""
-        watches = [asyncio.ensure_future(engine.watch()) for engine in self._engines.values()]
-        try:
-            await asyncio.gather(*watches)
-        finally:
-            for watch in watches:
-                watch.cancel()
-            await asyncio.gather(*watches, return_exceptions=True)
+        await together(engine.watch() for engine in self._engines.values())
 
     async def close(self) -> None:
         await _all([engine.close() for engine in self._engines.values()])

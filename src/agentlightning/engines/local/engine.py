@@ -26,7 +26,7 @@ import aiohttp
 
 from agentlightning import errors
 from agentlightning.children import listen, start_child, stop_child
-from agentlightning.engines.base import DEFAULT_POLICY, Metrics
+from agentlightning.engines.base import DEFAULT_POLICY, Metrics, together
 from agentlightning.engines.local.models import find_model
 from agentlightning.engines.local.options import LearnerOptions, SamplerOptions, support
 from agentlightning.engines.support import Support
@@ -43,8 +43,6 @@ MAX_KILLED_STARTS = 3
 """A child that a signal ends before it is ready is started again, this often."""
 
 log = logging.getLogger(__name__)
-
-__all__ = ["LearnerOptions", "LocalEngine", "SamplerOptions"]
 
 
 class LocalEngine:
@@ -102,16 +100,12 @@ class LocalEngine:
         shutil.rmtree(self.weights_folder, ignore_errors=True)
         self._listener = listen("127.0.0.1", 0)
         self._http = aiohttp.ClientSession()
-        ready: list[asyncio.Task[None]] = []
         try:
             self._sampler = self._start_sampler()
             self._learner = self._start_learner()
-            ready = [asyncio.create_task(self._sampler_ready()), asyncio.create_task(self._learner_ready())]
-            await asyncio.gather(*ready)
+            # Together: one that goes on waiting takes the end of its child for a mishap and starts another.
+            await together([self._sampler_ready(), self._learner_ready()])
         except BaseException:
-            for waiting in ready:  # one that goes on waiting takes the end of its child for a mishap and starts another
-                waiting.cancel()
-            await asyncio.gather(*ready, return_exceptions=True)
             await self.close()
             raise
         self._watch = asyncio.create_task(self._keep_sampler())

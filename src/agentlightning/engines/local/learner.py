@@ -221,8 +221,7 @@ class Learner:
 
     def optim_step(self, learning_rate: float, grad_clip: float) -> dict[str, float]:
         """Clip the accumulated gradient to the norm, update, zero it. grad_norm is before clipping."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, grad_clip)) if parameters else 0.0
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), grad_clip))
         values_norm = 0.0 if self._critic is None else self._critic.clip(grad_clip)
         if not (math.isfinite(norm) and math.isfinite(values_norm)):
             self._forget()

@@ -73,8 +73,7 @@ class ValueHead:
 
         Apart from the policy's: a critic that is far off would leave nothing of that.
         """
-        parameters = [p for p in self._head.parameters() if p.grad is not None]
-        return float(torch.nn.utils.clip_grad_norm_(parameters, norm)) if parameters else 0.0
+        return float(torch.nn.utils.clip_grad_norm_(self._head.parameters(), norm))
 
     def step(self, learning_rate: float) -> None:
         """Update and forget the gradient."""
