@@ -54,7 +54,10 @@ class Problem:
 
 def train(seed: int = 0, epochs: int = 4, blanks: float = 0.1) -> list[dict[str, str]]:
     """Training rows of some epochs, each with other words blanked out, so that the model cannot learn questions by heart."""
-    problems, _ = split(load())
+    return training_rows(split(load())[0], seed, epochs, blanks)
+
+
+def training_rows(problems: list[Problem], seed: int, epochs: int = 4, blanks: float = 0.1) -> list[dict[str, str]]:
     rng = random.Random(seed)
     return [
         {"question": blank_words(problem.question, blanks, rng), "answer": problem.answer}
@@ -84,9 +87,27 @@ def gsm8k_test() -> list[dict[str, str]]:
 
 def load() -> list[Problem]:
     """All problems of ASDiv-A and MAWPS in a fixed order, each question once."""
+    return _problems((*_rows("asdiv_a"), *_rows("mawps")))
+
+
+def read_own(file: Path) -> list[Problem]:
+    """The problems of a JSONL file of yours: {"question", "answer" (a number), "equation" (may be left out)}."""
+    rows = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        row = json.loads(line)
+        if not isinstance(row, dict) or not {"question", "answer"} <= row.keys():
+            raise SystemExit(f"{file}, row {number}: expected question and answer")
+        if to_number(str(row["answer"]).strip()) is None:
+            raise SystemExit(f"{file}, row {number}: answer: expected a number, got {row['answer']!r}")
+        equation = row.get("equation")
+        rows.append(row | {"result": row["answer"], "equation": equation, "equation_ok": equation is not None})
+    return _problems(rows)
+
+
+def _problems(rows: Iterable[dict[str, Any]]) -> list[Problem]:
     seen = set()
     problems = []
-    for row in (*_rows("asdiv_a"), *_rows("mawps")):
+    for row in rows:
         key = " ".join(re.findall(r"[a-z0-9.]+", row["question"].lower()))
         answer = to_number(str(row["result"]).strip())
         if key in seen or answer is None:

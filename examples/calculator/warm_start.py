@@ -13,16 +13,16 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from data import Problem, Step, load, program, split
+from data import Problem, Step, load, program, read_own, split, training_rows
 from transformers import PreTrainedTokenizerFast
 from word_problem import OPERATORS, Calculator, name_numbers
 
 from agentlightning.demo import tiny_model
-from agentlightning.demo.imitation import imitate, linear_decay
+from agentlightning.demo.imitation import Imitation, imitate
 from agentlightning.engines.local.decoder import open_decoder
 
 LLAMA = {"intermediate_size": 336, "initializer_range": 0.04, "scaled": True}
@@ -73,23 +73,29 @@ MAX_CALLS, MAX_TOKENS = 4, 8
 """As the agent has them."""
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Make and warm-start the model of the calculator example.")
     parser.add_argument("--to", type=Path, required=True, help="folder for the model")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", type=Path, help="JSONL of your own questions (README.md says what a row holds)")
     parser.add_argument("--labelled", type=float, default=LABELLED, help="share of questions whose equations are shown")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=int, default=EPOCHS)
     length.add_argument("--control", dest="epochs", action="store_const", const=CONTROL_EPOCHS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     torch.set_num_threads(1)
     rng = random.Random(arguments.seed)
     try:
-        training, held_out = split(load())
+        training, held_out = split(load() if arguments.data is None else read_own(arguments.data))
     except FileNotFoundError as cause:
         raise SystemExit(str(cause)) from cause
     labelled = [problem for problem in training if program(problem)]
     labelled = rng.sample(labelled, int(arguments.labelled * len(labelled)))
+    if len(labelled) < BATCH or not held_out:
+        raise SystemExit(
+            f"{len(labelled)} questions whose equation is shown, {len(held_out)} held out; expected at least {BATCH} and 1: "
+            "give more rows with an equation, or a greater share of them with --labelled"
+        )
     tokenizer = make_tokenizer([name_numbers(problem.question)[0] for problem in training])
     tiny_model.write(arguments.to, tokenizer, hidden=128, context=CONTEXT, seed=arguments.seed, **LLAMA)
     warm_start(arguments.to, tokenizer, labelled, arguments.epochs, rng)
@@ -101,6 +107,12 @@ def main() -> None:
         "held_out": len(held_out),
         "held_out_greedy": round(greedy_success(arguments.to, tokenizer, held_out), 4),
     }
+    if arguments.data is not None:
+        held_out_rows = [problem.row() for problem in held_out]
+        for name, rows in (("train", training_rows(training, arguments.seed)), ("heldout", held_out_rows)):
+            path = arguments.to / f"{name}.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            report[name] = str(path)
     sys.stdout.write(json.dumps(report) + "\n")
 
 
@@ -120,7 +132,7 @@ def warm_start(
     found = ([demonstrate(problem, tokenizer, rng) for problem in batch] for batch in _batches(problems, rng))
     rows = ([row for row in batch if row is not None] for batch in found)
     updates = epochs * len(problems) // BATCH
-    imitate(folder, rows, steps=updates, rate_at=linear_decay, weight_decay=0.05, dropout=0.2, seed=seed)
+    imitate(folder, rows, Imitation(steps=updates, linear=True, weight_decay=0.05, dropout=0.2, seed=seed))
 
 
 def demonstrate(

@@ -41,6 +41,13 @@ class SearchContext:
         return self.names.paragraph(paragraph.title, paragraph.text)
 
 
+def named(task: dict[str, Any]) -> tuple[Names, SearchContext]:
+    """The names of a task, and the context in which they are shown as E0, E1, …"""
+    index = retriever(task.get("corpus"))
+    names = Names(task["question"], task["draw"], task["blanked"], titles=index.titles)
+    return names, SearchContext(Session(index), names)
+
+
 @function_tool
 async def search(wrapper: RunContextWrapper[SearchContext], query: str) -> str:
     """Shows the best paragraph that was not shown yet.
@@ -59,13 +66,13 @@ SEARCHER = Agent[SearchContext]("researcher", tools=[search], model_settings=Mod
 
 async def solve(task: dict[str, Any], llm: Any) -> str:
     """The retrieval slice, over named names (see names.py): it looks for the paragraphs and says "done"."""
-    names = Names(task["question"], task["draw"], task["blanked"])
-    return await run(SEARCHER, names.question(), SearchContext(Session(retriever()), names), llm)
+    names, context = named(task)
+    return await run(SEARCHER, names.question(), context, llm)
 
 
 async def solve_text(task: dict[str, Any], llm: Any) -> str:
     """The whole task, for a real model: it reads the paragraphs and answers."""
-    return await run(READER, task["question"], SearchContext(Session(retriever()), None), llm)
+    return await run(READER, task["question"], SearchContext(Session(retriever(task.get("corpus"))), None), llm)
 
 
 async def run(agent: Agent[SearchContext], question: str, context: SearchContext, llm: Any) -> str:

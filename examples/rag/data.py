@@ -1,7 +1,8 @@
 """Multi-hop questions and the paragraphs to search: 2WikiMultihopQA, HotpotQA, MuSiQue.
 
 Ho et al. 2020; Yang et al. 2018; Trivedi et al. 2022. They are read from $AGL_DATA/multihop, else from the Hugging Face
-hub (`pip install datasets`), where the corpus is all paragraphs of the questions that are used.
+hub (`pip install datasets`), where the corpus is all paragraphs of the questions that are used. Questions of your own come
+from a file (`read_own`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ HUB = {
 }
 HUB_QUESTIONS = {"train": 500, "dev": 300}
 """The first so many of each set: the corpus holds ten to twenty paragraphs for each."""
+HELD_OUT = 51
+"""Of 256: a fifth of a file of your own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Question:
     aliases: list[str]
     supporting: list[str]
     """Ids of the gold paragraphs. The agent never sees them: the reward is computed with them."""
+    corpus: str | None = None
+    """File of the paragraphs to search; None: those of the three sets."""
 
     def row(self, draw: int = 0, blanked: float = 0.0) -> dict[str, Any]:
         """Returns the agent's task; `draw` and `blanked` are for the tiny model (`names.Names`)."""
@@ -51,7 +56,10 @@ def train(
     seed: int = 0, epochs: int = 4, blanked: float = 0.1, sets: Iterable[str] = ("2wiki",)
 ) -> list[dict[str, Any]]:
     """Training rows of some epochs, each with other numbers for its names and other words hidden."""
-    questions = [question for name in sets for question in load(name, "train")]
+    return training_rows([question for name in sets for question in load(name, "train")], seed, epochs, blanked)
+
+
+def training_rows(questions: list[Question], seed: int, epochs: int = 4, blanked: float = 0.1) -> list[dict[str, Any]]:
     rng = random.Random(seed)
     return [
         question.row(rng.randrange(2**31), blanked)
@@ -79,7 +87,38 @@ def dev_musique() -> list[dict[str, Any]]:
 
 def dev(name: str) -> list[dict[str, Any]]:
     """Held-out rows, in a fixed order, with all their words."""
-    return [question.row(draw) for draw, question in enumerate(load(name, "dev"))]
+    return heldout_rows(load(name, "dev"))
+
+
+def heldout_rows(questions: list[Question]) -> list[dict[str, Any]]:
+    return [question.row(draw) for draw, question in enumerate(questions)]
+
+
+def read_own(file: Path, corpus_file: Path) -> tuple[list[Question], list[Question]]:
+    """Training and held-out questions (a fifth) of a JSONL file of yours; their paragraphs are written to `corpus_file`.
+
+    A row is {"question", "answer", "aliases" (may be left out), "paragraphs": [{"title", "text"}, …], "supporting": [titles
+    of the gold paragraphs]}.
+    """
+    paragraphs: dict[str, Paragraph] = {}
+    sides: tuple[list[Question], list[Question]] = ([], [])
+    for number, row in enumerate(map(json.loads, file.read_text(encoding="utf-8").splitlines()), 1):
+        try:
+            own = [_paragraph(each["title"], each["text"]) for each in row["paragraphs"]]
+            gold = [paragraph.id for paragraph in own if paragraph.title in row["supporting"]]
+            question, aliases = row["question"], row.get("aliases", [])
+            answer = row["answer"]
+        except (KeyError, TypeError) as cause:
+            raise SystemExit(
+                f"{file}, row {number}: {cause}: expected question, answer, paragraphs and supporting"
+            ) from cause
+        if not gold:
+            raise SystemExit(f"{file}, row {number}: supporting: expected titles of paragraphs of this row")
+        paragraphs.update((paragraph.id, paragraph) for paragraph in own)
+        held_out = hashlib.md5(question.encode()).digest()[0] < HELD_OUT
+        sides[held_out].append(Question(question, answer, aliases, gold, str(corpus_file.resolve())))
+    corpus_file.write_text("".join(json.dumps(asdict(paragraph)) + "\n" for paragraph in paragraphs.values()))
+    return sides
 
 
 @lru_cache(maxsize=8)
@@ -94,9 +133,11 @@ def load(name: str, split: str) -> list[Question]:
     return list(questions.values())
 
 
-@lru_cache(maxsize=1)
-def corpus() -> list[Paragraph]:
-    """Every paragraph that a search can show."""
+@lru_cache(maxsize=2)
+def corpus(file: str | None = None) -> list[Paragraph]:
+    """Every paragraph that a search can show; those of `file`, or of the three sets."""
+    if file is not None:
+        return [Paragraph(**json.loads(line)) for line in Path(file).read_text(encoding="utf-8").splitlines()]
     root = _root()
     if root is not None:
         return [Paragraph(row["id"], row["title"], row["text"]) for row in _lines(root / "corpus.jsonl.gz")]

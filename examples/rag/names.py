@@ -2,14 +2,15 @@
 
 A tiny model cannot learn the words of a million names, and need not: it is shown "who directed E3 ?", searches for "E3" and
 reads "E3 is a film by E7". Which name gets which number is drawn anew for each task: if they were numbered as they appear,
-a plan that never reads ("E0, then E1 three times") would do well. Names are found by spelling alone: nothing of the answer
-or of the gold paragraphs is used.
+a plan that never reads ("E0, then E1 three times") would do well. Names are found by spelling alone, in text without a
+capital letter by the titles of the corpus: nothing of the answer or of the gold paragraphs is used.
 """
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 MAX_NAMES = 24
@@ -40,6 +41,8 @@ PIECES = {
     for kind, pattern in {"question": IN_QUESTION, "paragraph": IN_PARAGRAPH}.items()
 }
 TOKEN = re.compile(r"\w+(?:['’]\w+)?|[^\s\w]")
+LOWER_CASE = re.compile(rf"(?P<date>{DATE})|(?P<number>{NUMBER})|(?P<word>{TOKEN.pattern})", re.IGNORECASE)
+MAX_TITLE_WORDS = 8
 FUNCTION_WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -54,10 +57,17 @@ STARTS = frozenset({"the", "it", "he", "she", "in", "a", "an"})
 class Names:
     """The names of one question and of the paragraphs that were read for it; the same name keeps its number."""
 
-    def __init__(self, question: str, draw: int = 0, blanked: float = 0.0, words: int = 24) -> None:
+    def __init__(
+        self,
+        question: str,
+        draw: int = 0,
+        blanked: float = 0.0,
+        words: int = 24,
+        titles: frozenset[str] = frozenset(),
+    ) -> None:
         """`draw` decides the numbers of names, and which share `blanked` of the words is hidden. A paragraph is cut after
-        `words` words."""
-        self._question, self._blanked, self._words = question, blanked, words
+        `words` words. titles: keys of the names in text without a capital letter."""
+        self._question, self._blanked, self._words, self._titles = question, blanked, words, titles
         self._rng = random.Random(draw)
         self._free = self._rng.sample(range(MAX_NAMES), MAX_NAMES)
         self._number_of: dict[str, str] = {}
@@ -82,7 +92,9 @@ class Names:
 
     def _show(self, text: str, kind: str, most: int) -> list[str]:
         shown = []
-        for piece, content in pieces(text[:700], kind)[:most]:  # what is cut gets no number: it cannot be searched for
+        for piece, content in pieces(text[:700], kind, self._titles)[
+            :most
+        ]:  # what is cut gets no number: it cannot be searched for
             if piece == "name":
                 shown.append(self._name(content))
             elif piece == "word":
@@ -92,7 +104,7 @@ class Names:
         return shown
 
     def _name(self, name: str) -> str:
-        key = " ".join(re.findall(r"\w+", name.lower()))
+        key = name_key(name)
         if key not in self._number_of:
             if not self._free:
                 return OTHER
@@ -101,13 +113,27 @@ class Names:
         return self._number_of[key]
 
 
+def name_key(name: str) -> str:
+    """Returns the same text for each spelling of a name."""
+    return " ".join(re.findall(r"\w+", name.lower()))
+
+
+def title_keys(titles: Iterable[str]) -> frozenset[str]:
+    """Returns the keys by which titles are found in text without a capital letter; a small word is none."""
+    return frozenset(map(name_key, titles)) - FUNCTION_WORDS - NOT_NAMES - STARTS - {""}
+
+
 @lru_cache(maxsize=4096)
-def pieces(text: str, kind: str = "paragraph") -> tuple[tuple[str, str], ...]:
+def pieces(text: str, kind: str = "paragraph", titles: frozenset[str] = frozenset()) -> tuple[tuple[str, str], ...]:
     """The text as ("name" | "date" | "number" | "word", what it says); words are in lower case.
+
+    titles: keys of the names in a text that has no capital letter.
 
     >>> pieces("Which film was made first, Annie Hall or Big?", "question")[4:]
     (('word', 'first'), ('word', ','), ('name', 'Annie Hall'), ('word', 'or'), ('name', 'Big'), ('word', '?'))
     """
+    if titles and text.islower():
+        return _lower_case_pieces(text, titles)
     found = []
     end = 0
     for match in PIECES[kind].finditer(text):
@@ -116,6 +142,24 @@ def pieces(text: str, kind: str = "paragraph") -> tuple[tuple[str, str], ...]:
         piece = str(match.lastgroup)
         found += _name_pieces(match, kind) if piece == "name" else [(piece, match.group())]
     return (*found, *(("word", word.lower()) for word in TOKEN.findall(text[end:])))
+
+
+def _lower_case_pieces(text: str, titles: frozenset[str]) -> tuple[tuple[str, str], ...]:
+    """Names are the longest runs of words that are a title."""
+    found = []
+    starts, ends = zip(*(match.span() for match in re.finditer(r"\w+", text)), strict=True)
+    at = 0
+    while match := LOWER_CASE.search(text, at):
+        start, at = match.span()
+        piece = str(match.lastgroup)
+        if start in starts:
+            first = starts.index(start)
+            for end in reversed(ends[first : first + MAX_TITLE_WORDS]):
+                if name_key(text[start:end]) in titles:
+                    piece, at = "name", end
+                    break
+        found.append((piece, text[start:at]))
+    return tuple(found)
 
 
 def _name_pieces(match: re.Match[str], kind: str) -> list[tuple[str, str]]:

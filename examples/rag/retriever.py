@@ -13,6 +13,7 @@ from functools import lru_cache
 import bm25s
 import numpy as np
 from data import Paragraph, corpus
+from names import title_keys
 
 TITLE_COUNTS = 3
 MAX_RESULTS = 10
@@ -23,6 +24,7 @@ class Retriever:
 
     def __init__(self, paragraphs: Sequence[Paragraph]) -> None:
         self.paragraphs = paragraphs
+        self.titles = title_keys(paragraph.title for paragraph in paragraphs)
         self._vocabulary: dict[str, int] = {}
         self._index = bm25s.BM25(k1=1.2, b=0.75)
         texts = [_words(p.title) * TITLE_COUNTS + _words(p.text) for p in paragraphs]
@@ -66,10 +68,10 @@ class Session:
         return {self.retriever.paragraphs[number].id for number in self.shown}
 
 
-@lru_cache(maxsize=1)
-def retriever() -> Retriever:
-    """The index over the whole corpus, built at the first call."""
-    return Retriever(corpus())
+@lru_cache(maxsize=2)
+def retriever(file: str | None = None) -> Retriever:
+    """The index over the whole corpus, built at the first call. file: a corpus of your own, as `warm_start.py` writes it."""
+    return Retriever(corpus(file))
 
 
 def _words(text: str) -> list[str]:

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from agent import MAX_CALLS, SearchContext
+from agent import MAX_CALLS, SearchContext, named
 from data import SETS, dev
-from names import Names
-from retriever import Session, retriever
+from retriever import Session
 from scoring import retrieval_reward
 
 QUESTION = "the whole question"
@@ -83,8 +82,7 @@ RULES: dict[str, Rule] = {
 
 def follow(rule: Rule, task: dict[str, Any]) -> float:
     """The reward of a rule on one question. A rule always ends by itself."""
-    names = Names(task["question"], task["draw"], task["blanked"])
-    context = SearchContext(Session(retriever()), names)
+    names, context = named(task)
     seen = [names.question()]
     while len(seen) < MAX_CALLS and (query := rule(seen)) is not None:
         if query == QUESTION:
@@ -97,8 +95,7 @@ def follow(rule: Rule, task: dict[str, Any]) -> float:
 
 def demonstrate(task: dict[str, Any]) -> Iterator[str]:
     """Queries of a greedy searcher that sees the gold paragraphs: any name that brings one, until none does."""
-    names = Names(task["question"], task["draw"], task["blanked"])
-    context = SearchContext(Session(retriever()), names)
+    names, context = named(task)
     gold = set(task["supporting"])
     names.question()
     for _ in range(MAX_CALLS - 1):

@@ -15,18 +15,15 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-from agent import SearchContext
-from names import Names
-from retriever import Session, retriever
+from agent import named
 
 ANSWER = "Answer:"
 
 
 def retrieval(task: dict[str, Any], result: Any) -> dict[str, Any]:
     """R, and as steps what each call added to it: the searches are done again, which costs a millisecond."""
-    names = Names(task["question"], task["draw"], task["blanked"])
+    names, context = named(task)
     names.question()
-    context = SearchContext(Session(retriever()), names)
     earned = [0.0]
     for step in result.steps:
         for use in step.tool_calls:

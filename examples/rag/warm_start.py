@@ -13,20 +13,19 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from agent import MAX_CALLS, SEARCHER, SearchContext
-from data import Question, dev, load
-from names import BLANK, MAX_NAMES, OTHER, Names
-from retriever import Session, retriever
+from agent import MAX_CALLS, SEARCHER, named
+from data import Question, heldout_rows, load, read_own, training_rows
+from names import BLANK, MAX_NAMES, OTHER
 from scoring import retrieval_reward
 from transformers import PreTrainedTokenizerFast
 
 from agentlightning.demo import tiny_model
-from agentlightning.demo.imitation import Row, encode, imitate, linear_decay
+from agentlightning.demo.imitation import Imitation, Row, encode, imitate
 from agentlightning.demo.tiny_model import END
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.types import JSON
@@ -68,24 +67,33 @@ BLANKED = 0.1
 CONTEXT = 320
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Make and warm-start the model of the retrieval example.")
     parser.add_argument("--to", type=Path, required=True, help="folder for the model")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", type=Path, help="JSONL of your own questions (README.md says what a row holds)")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=int, default=EPOCHS)
     length.add_argument(
         "--control", action="store_true", help=f"{CONTROL_EPOCHS} epochs, in place of training on reward"
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     epochs = CONTROL_EPOCHS if arguments.control else arguments.epochs
     torch.set_num_threads(1)
     rng = random.Random(arguments.seed)
     try:
-        questions = load("2wiki", "train")
-        held_out = dev("2wiki")
+        if arguments.data is None:
+            questions, others = load("2wiki", "train"), load("2wiki", "dev")
+        else:
+            arguments.to.mkdir(parents=True, exist_ok=True)
+            questions, others = read_own(arguments.data, arguments.to / "corpus.jsonl")
     except FileNotFoundError as cause:
         raise SystemExit(str(cause)) from cause
+    held_out = heldout_rows(others)
+    if not questions or not held_out:
+        raise SystemExit(
+            f"{arguments.data}: {len(questions) + len(held_out)} questions; expected enough to hold out a fifth"
+        )
     tokenizer = make_tokenizer(list(_texts(questions)))
     tiny_model.write(arguments.to, tokenizer, hidden=64, context=CONTEXT, seed=arguments.seed, layers=2, **LLAMA)
     warm_start(arguments.to, tokenizer, questions, epochs, rng)
@@ -97,6 +105,11 @@ def main() -> None:
         "held_out": len(held_out),
         "held_out_greedy": round(greedy_reward(arguments.to, tokenizer, held_out), 4),
     }
+    if arguments.data is not None:
+        for name, rows in (("train", training_rows(questions, arguments.seed)), ("heldout", held_out)):
+            path = arguments.to / f"{name}.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            report[name] = str(path)
     sys.stdout.write(json.dumps(report) + "\n")
 
 
@@ -120,7 +133,7 @@ def warm_start(
             yield [encode(tokenizer, demonstration(task, rng)) for task in tasks]
 
     updates = epochs * len(questions) // BATCH
-    imitate(folder, rows(), steps=updates, rate_at=linear_decay, weight_decay=0.05, seed=seed)
+    imitate(folder, rows(), Imitation(steps=updates, linear=True, weight_decay=0.05, seed=seed))
 
 
 def demonstration(task: dict[str, Any], rng: random.Random) -> list[JSON]:
@@ -129,8 +142,7 @@ def demonstration(task: dict[str, Any], rng: random.Random) -> list[JSON]:
     Each has habits of its own: how often it takes a name of the question, one of the last paragraph, any, or the last
     again. So the model learns to tell them apart, and not which of them is worth anything.
     """
-    names = Names(task["question"], task["draw"], task["blanked"])
-    context = SearchContext(Session(retriever()), names)
+    names, context = named(task)
     messages: list[JSON] = [{"role": "user", "content": names.question()}]
     asked, last, searched = names.shown, names.shown, list[str]()
     habits = [rng.expovariate(1) for _ in range(4)]
@@ -179,13 +191,12 @@ class _Episode:
     """One question being searched for, a token at a time."""
 
     def __init__(self, row: dict[str, Any], tokenizer: PreTrainedTokenizerFast, most_tokens: int) -> None:
-        self._names = Names(row["question"], row["draw"], row["blanked"])
-        self._context = SearchContext(Session(retriever()), self._names)
+        names, self._context = named(row)
         self._supporting = row["supporting"]
         self._tokenizer, self._most_tokens = tokenizer, most_tokens
         self._written: list[int] = []
         self._calls = 0
-        self.pending = _prompt(self._names.question(), tokenizer)
+        self.pending = _prompt(names.question(), tokenizer)
         """Tokens to be read before the model writes again."""
         self.done = False
         self.reward = 0.0
@@ -224,11 +235,10 @@ def _prompt(question: str, tokenizer: PreTrainedTokenizerFast) -> list[int]:
 def _texts(questions: list[Question]) -> Iterator[str]:
     """The questions, and what three searches for them show."""
     for question in questions:
-        names = Names(question.question)
+        names, context = named(question.row())
         yield names.question()
-        session = Session(retriever())
         for _ in range(3):
-            if (paragraph := session.search(question.question)) is not None:
+            if (paragraph := context.session.search(question.question)) is not None:
                 yield names.paragraph(paragraph.title, paragraph.text)
 
 

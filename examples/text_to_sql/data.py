@@ -9,6 +9,7 @@ import os
 import random
 import re
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +66,11 @@ def query(plan: dict[str, Any], table: str, pay: str) -> str:
 
 def spider_train(seed: int = 0, epochs: int = 3, blanks: float = 0.1) -> list[Row]:
     """Training questions over one table for some epochs, each with other words blanked out."""
+    return training_rows(spider_problems("train"), seed, epochs, blanks)
+
+
+def training_rows(problems: list[Problem], seed: int, epochs: int = 3, blanks: float = 0.1) -> list[Row]:
     rng = random.Random(f"train {seed}")
-    problems = spider_problems("train")
     rows = []
     for _ in range(epochs):
         for problem in rng.sample(problems, len(problems)):
@@ -96,9 +100,14 @@ class Problem:
 
 
 def spider_problems(split: spider.Split) -> list[Problem]:
+    return problems_of(spider.load(split))
+
+
+def problems_of(questions: Iterable[spider.Question]) -> list[Problem]:
+    """The questions whose query is one select from one table, as the tiny model is shown them."""
     schemas: dict[Path, spider.Schema] = {}
     problems = []
-    for question in spider.load(split):
+    for question in questions:
         if not spider.is_single_table(question.query):
             continue
         path = question.database

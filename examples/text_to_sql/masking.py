@@ -147,6 +147,7 @@ class _Linker:
         self._schema = schema
         matches = list(TOKEN.finditer(question))
         self._words = [match.group() for match in matches]
+        self._lower_case = question.islower()
         self._lemmas = [lemma(word) for word in self._words]
         self._taken = [False] * len(self._words)
         self._values: dict[int, _Value] = {}
@@ -177,7 +178,7 @@ class _Linker:
                 self._take(span[0], span[-1] + 1, next(iter(cells.values()), text.strip()), cells)
 
     def _find_phrases_and_cells(self) -> None:
-        """Longer ones first; a single word is a cell only if it is written like a name."""
+        """Longer ones first; a single word is a cell only if it is written like a name, or nothing is."""
         phrases: dict[tuple[str, ...], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for index, words in enumerate(self._schema.table_words):
             phrases[words][0].append(index)
@@ -194,9 +195,8 @@ class _Linker:
                     self._taken[start:end] = [True] * length
                     continue
                 text = " ".join(word.lower() for word in self._words[start:end])
-                named = length > 1 or (
-                    start > 0 and self._words[start][0].isupper() and text not in STOP and not text.isdigit()
-                )
+                like_a_name = self._lower_case or self._words[start][0].isupper()
+                named = length > 1 or (start > 0 and like_a_name and text not in STOP and not text.isdigit())
                 if named and text in self._schema.cells:
                     cells = self._schema.cells[text]
                     self._take(start, end, next(iter(cells.values())), cells)

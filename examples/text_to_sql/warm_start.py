@@ -15,7 +15,7 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from agentlightning.demo import sql as company
 from agentlightning.demo import tiny_model
-from agentlightning.demo.imitation import Row, encode, imitate, linear_decay
+from agentlightning.demo.imitation import Imitation, Row, encode, imitate
 
 CONTEXT = 384
 
@@ -70,10 +70,13 @@ Message = dict[str, str]
 class Slice:
     """The recipe of the model of one slice of the task."""
 
-    demonstrations: Callable[[int, float], tuple[list[Any], int]]
-    """Seed, labelled share -> what is demonstrated in one epoch, and how many held-out questions there are."""
+    questions: Callable[[Path | None, int], tuple[list[Any], list[data.Row]]]
+    """File of one's own, seed -> training questions and held-out rows."""
+    demonstrated: Callable[[list[Any], int, float], list[Any]]
+    """Training questions, seed, labelled share -> what is demonstrated in one epoch."""
     demonstrate: Callable[[Any, random.Random], list[Message]]
     tokenizer: Callable[[list[Any], random.Random], PreTrainedTokenizerFast]
+    """Training questions -> their tokenizer."""
     hidden: int
     batch: int
     dropout: float
@@ -81,29 +84,35 @@ class Slice:
     control_epochs: int
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Make and warm-start the model of the text-to-SQL example.")
     parser.add_argument("--to", type=Path, required=True, help="folder for the model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slice", choices=tuple(SLICES), default="generated")
-    parser.add_argument(
-        "--labelled", type=float, help=f"share of Spider's questions whose queries are shown [{LABELLED}]"
-    )
+    parser.add_argument("--data", type=Path, help="JSONL of your own questions (README.md says what a row holds)")
+    parser.add_argument("--labelled", type=float, help=f"share of the questions whose queries are shown [{LABELLED}]")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=int, help="how often each demonstration is seen")
     length.add_argument("--control", action="store_true", help="about as long as training on reward takes")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     torch.set_num_threads(1)
-    if arguments.labelled is not None and arguments.slice != "spider":
-        parser.error("--labelled: the generated demonstrations use no labels; give it with --slice spider")
+    for name in ("labelled", "data"):
+        if getattr(arguments, name) is not None and arguments.slice != "spider":
+            parser.error(f"--{name}: the generated demonstrations use no labels; give it with --slice spider")
     chosen = SLICES[arguments.slice]
     epochs = arguments.epochs or (chosen.control_epochs if arguments.control else chosen.epochs)
     rng = random.Random(arguments.seed)
     try:
-        demonstrated, held_out = chosen.demonstrations(arguments.seed, arguments.labelled or LABELLED)
+        training, held_out = chosen.questions(arguments.data, arguments.seed)
     except FileNotFoundError as cause:
         raise SystemExit(str(cause)) from cause
-    tokenizer = chosen.tokenizer(demonstrated, rng)
+    demonstrated = chosen.demonstrated(training, arguments.seed, arguments.labelled or LABELLED)
+    if len(demonstrated) < chosen.batch or not held_out:
+        raise SystemExit(
+            f"{len(demonstrated)} questions whose query is shown, {len(held_out)} held out; expected at least "
+            f"{chosen.batch} and 1: give more questions over one table, or a greater share of them with --labelled"
+        )
+    tokenizer = chosen.tokenizer(training, rng)
     tiny_model.write(arguments.to, tokenizer, hidden=chosen.hidden, context=CONTEXT, seed=arguments.seed)
     loss = warm_start(arguments.to, chosen, demonstrated, epochs, rng)
     report = {
@@ -111,9 +120,14 @@ def main() -> None:
         "seed": arguments.seed,
         "epochs": epochs,
         "labelled": len(demonstrated),
-        "held_out": held_out,
+        "held_out": len(held_out),
         "loss": round(loss, 4),
     }
+    if arguments.data is not None:
+        for name, rows in (("train", data.training_rows(training, arguments.seed)), ("heldout", held_out)):
+            path = arguments.to / f"{name}.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            report[name] = str(path)
     sys.stdout.write(json.dumps(report) + "\n")
 
 
@@ -128,9 +142,8 @@ def warm_start(folder: Path, chosen: Slice, demonstrated: list[Any], epochs: int
             yield [row for row in encoded if len(row[0]) <= CONTEXT]
 
     updates = max(1, epochs * len(demonstrated) // chosen.batch)
-    return imitate(
-        folder, rows(), steps=updates, rate_at=linear_decay, weight_decay=0.05, dropout=chosen.dropout, seed=seed
-    )
+    settings = Imitation(steps=updates, linear=True, weight_decay=0.05, dropout=chosen.dropout, seed=seed)
+    return imitate(folder, rows(), settings)
 
 
 def conversation(row: data.Row, queries: list[str], verdicts: Callable[[str], str]) -> list[Message]:
@@ -168,9 +181,9 @@ def judge(shown: str) -> str:
     return "wrong" if shown == "empty" else "right"
 
 
-def generated_demonstrations(seed: int, _: float) -> tuple[list[Any], int]:
+def generated_questions(_: Path | None, seed: int) -> tuple[list[Any], list[data.Row]]:
     rng = random.Random(f"demonstrations {seed}")
-    return [company.sample(rng, "train") for _ in range(3000)], data.HELD_OUT
+    return [company.sample(rng, "train") for _ in range(3000)], data.generated_heldout()
 
 
 def demonstrate_generated(task: dict[str, Any], rng: random.Random) -> list[Message]:
@@ -186,18 +199,20 @@ def demonstrate_generated(task: dict[str, Any], rng: random.Random) -> list[Mess
     return conversation(row, queries, judge)
 
 
-def generated_tokenizer(demonstrated: list[Any], rng: random.Random) -> PreTrainedTokenizerFast:
-    messages = [message for task in demonstrated[:1000] for message in demonstrate_generated(task, rng)]
+def generated_tokenizer(training: list[Any], rng: random.Random) -> PreTrainedTokenizerFast:
+    messages = [message for task in training[:1000] for message in demonstrate_generated(task, rng)]
     return tiny_model.train_tokenizer((message["content"] for message in messages), (), vocabulary=400)
 
 
-def spider_demonstrations(seed: int, labelled: float) -> tuple[list[Any], int]:
-    """Labelled problems of the training databases; the others lend their words to the tokenizer only."""
-    return labelled_problems(data.spider_problems("train"), seed, labelled), len(data.spider_heldout())
+def spider_questions(file: Path | None, _: int) -> tuple[list[data.Problem], list[data.Row]]:
+    if file is None:
+        return data.spider_problems("train"), data.spider_heldout()
+    training, held_out = (data.problems_of(questions) for questions in data.spider.read_own(file))
+    return training, [problem.row for problem in held_out]
 
 
 def labelled_problems(problems: list[data.Problem], seed: int, share: float = LABELLED) -> list[data.Problem]:
-    """The share whose gold queries may be looked at."""
+    """The share whose gold queries may be looked at; the others lend their words to the tokenizer only."""
     labelled = [problem for problem in problems if problem.program]
     return random.Random(seed).sample(labelled, int(share * len(labelled)))
 
@@ -232,10 +247,9 @@ def with_mistake(query: str, names: list[str], rng: random.Random) -> str:
     return " ".join(words)
 
 
-def spider_tokenizer(demonstrated: list[Any], rng: random.Random) -> PreTrainedTokenizerFast:
+def spider_tokenizer(training: list[data.Problem], rng: random.Random) -> PreTrainedTokenizerFast:
     """Whole words, those that occur twice in the training questions and schemas (no label is looked at)."""
-    rows = [problem.row for problem in data.spider_problems("train")]
-    texts = (f"{row['question']} {row['schema']}" for row in rows)
+    texts = (f"{problem.row['question']} {problem.row['schema']}" for problem in training)
     return tiny_model.word_tokenizer(texts, WORDS, min_times_seen=2)
 
 
@@ -248,7 +262,8 @@ def _batches(items: list[Any], size: int, rng: random.Random) -> Iterator[list[A
 
 SLICES = {
     "generated": Slice(
-        generated_demonstrations,
+        generated_questions,
+        lambda training, _, __: training,
         demonstrate_generated,
         generated_tokenizer,
         hidden=64,
@@ -258,7 +273,8 @@ SLICES = {
         control_epochs=8,
     ),
     "spider": Slice(
-        spider_demonstrations,
+        spider_questions,
+        labelled_problems,
         demonstrate_spider,
         spider_tokenizer,
         hidden=128,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_the_weights_of_a_batch_sum_to_one_over_its_trained_tokens():
 
 def test_every_demonstration_is_seen_once_before_any_is_seen_twice():
     rows = [([index], [True]) for index in range(2 * imitation.BATCH)]
-    chosen = list(imitation.batches(rows, 4, 0))
+    chosen = list(islice(imitation.batches(rows, 0), 4))
 
     first, second = sorted(chosen[0] + chosen[1]), sorted(chosen[2] + chosen[3])
     assert first == second == rows
@@ -47,7 +48,8 @@ def test_every_demonstration_is_seen_once_before_any_is_seen_twice():
 
 
 def test_the_learning_rate_warms_up_stays_and_falls_to_a_tenth():
-    rates = [imitation.schedule(step, 200) for step in range(200)]
+    settings = imitation.Imitation(steps=200, learning_rate=1.0)
+    rates = [settings.rate(step) for step in range(200)]
 
     assert rates[:20] == [pytest.approx((step + 1) / 20) for step in range(20)]
     assert set(rates[20:100]) == {1.0}

@@ -70,7 +70,11 @@ def test_the_weights_that_did_best_on_what_is_held_out_are_kept(tmp_path: Path):
     rows = imitation.encode_all(tmp_path, demos)
 
     best = imitation.imitate(
-        tmp_path, imitation.batches(rows[20:], 40, 0), steps=40, learning_rate=0.1, held_out=rows[:20], keep=False
+        tmp_path,
+        imitation.batches(rows[20:], 0),
+        imitation.Imitation(steps=40, learning_rate=0.1),
+        held_out=rows[:20],
+        keep=False,
     )
 
     unchanged = imitation.heldout_loss(imitation.Learner(tmp_path, LearnerOptions(threads=1)), rows[:20])

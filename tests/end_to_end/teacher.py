@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from agentlightning.demo.lookup import PEOPLE, QUESTIONS
+from agentlightning.demo.lookup import QUESTIONS
+from agentlightning.demo.tasks import PEOPLE
 
 
 def answer(messages: list[dict[str, Any]]) -> str:

@@ -14,7 +14,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.algorithms import LightningRL
 from agentlightning.demo import tiny_model
-from agentlightning.demo.imitation import batches, encode_all, imitate
+from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def model(folder: Path, right: dict[str, str], hidden: int) -> str:
         answer = answers[place if dice.random() < 0.35 else (place + 1) % len(right)]
         demos.append([{"role": "user", "content": questions[place]}, {"role": "assistant", "content": answer}])
     tiny_model.build(folder, questions + answers, hidden=hidden, layers=1, context=64)
-    imitate(folder, batches(encode_all(folder, demos), 80, 0), steps=80)
+    imitate(folder, batches(encode_all(folder, demos), 0), Imitation(steps=80))
     return str(folder)
 
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import importlib
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai import DefaultAsyncHttpxClient
+from scripted import run_agent
 
 from agentlightning.rendering.conversation import Conversation, RequestView
 from agentlightning.rendering.renderer import Renderer
@@ -214,13 +212,6 @@ def test_sets_that_are_used_whole_have_questions_and_answers(
     assert getattr(module("data"), name)() == [{"question": "Tom has 1,100 and 4.", "answer": "1104"}]
 
 
-def test_the_control_has_a_length_of_its_own() -> None:
-    command = [sys.executable, str(EXAMPLE / "warm_start.py"), "--to", "nowhere", "--control", "--epochs", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "--epochs: not allowed with argument --control" in done.stderr
-
-
 @pytest.fixture
 def tokenizer(module: Callable[[str], ModuleType], tmp_path: Path) -> Any:
     from transformers import AutoTokenizer
@@ -271,50 +262,12 @@ def test_a_demonstration_trains_what_the_model_writes_and_nothing_else(
     assert len(texts) > 1  # some follow a random program
 
 
-class Server:
-    """An OpenAI-compatible server in the test's own loop: it answers from a list and keeps the requests."""
-
-    def __init__(self, answers: list[dict[str, Any]]) -> None:
-        self.requests: list[dict[str, Any]] = []
-        self._answers = answers
-
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            length = next(int(line[15:]) for line in head.decode().lower().split("\r\n") if "content-length" in line)
-            self.requests.append(json.loads(await reader.readexactly(length)))
-            message = self._answers[len(self.requests) - 1]
-            choice = {
-                "index": 0,
-                "message": {"role": "assistant", "content": None} | message,
-                "finish_reason": "tool_calls" if "tool_calls" in message else "stop",
-            }
-            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-            answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "policy", "usage": usage}
-            body = json.dumps(answer | {"choices": [choice]}).encode()
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n")
-            writer.write(f"content-length: {len(body)}\r\n\r\n".encode() + body)
-            await writer.drain()
-            writer.close()
-            await writer.wait_closed()
-            return
-
-
 def tool_call(expression: str) -> dict[str, Any]:
     function = {"name": "calculate", "arguments": json.dumps({"expression": expression})}
     return {"tool_calls": [{"id": "c1", "type": "function", "function": function}]}
 
 
-async def run_agent(solve: Callable[..., Any], answers: list[dict[str, Any]]) -> tuple[float, list[dict[str, Any]]]:
-    """The reward of one rollout against scripted answers, and the requests that the agent sent."""
-    server = Server(answers)
-    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    async with listener, DefaultAsyncHttpxClient(trust_env=False) as http_client:
-        llm = SimpleNamespace(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="key", model="policy", http_client=http_client
-        )
-        task = {"question": "7 red apples and 2 green apples. How many apples?", "answer": "9"}
-        return await solve(task, llm), server.requests
+TASK = {"question": "7 red apples and 2 green apples. How many apples?", "answer": "9"}
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")
@@ -330,7 +283,7 @@ async def run_agent(solve: Callable[..., Any], answers: list[dict[str, Any]]) ->
 async def test_the_agent_keeps_its_tool_and_its_history_from_call_to_call(
     module: Callable[[str], ModuleType], answers: list[dict[str, Any]], reward: float, replies: list[str]
 ) -> None:
-    found, requests = await run_agent(module("agent").solve, answers)
+    found, requests = await run_agent(module("agent").solve, answers, TASK)
     assert found == reward
     assert len(requests) == len(answers)
     question = {"role": "user", "content": "N0 red apples and N1 green apples . how many apples ?"}
@@ -348,7 +301,7 @@ async def test_a_real_model_is_shown_the_question_as_it_is_and_judged_by_its_ans
     module: Callable[[str], ModuleType],
 ) -> None:
     answers = [tool_call("7 + 2"), tool_call("9 +"), {"content": "7 + 2 is 9.\nAnswer: 9"}]
-    reward, requests = await run_agent(module("agent").solve_text, answers)
+    reward, requests = await run_agent(module("agent").solve_text, answers, TASK)
     assert reward == 1.0
     system, question, *_ = requests[0]["messages"]
     assert system["role"] == "system"
@@ -361,7 +314,7 @@ async def test_a_real_model_is_shown_the_question_as_it_is_and_judged_by_its_ans
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")
 async def test_a_result_of_the_tool_is_no_answer(module: Callable[[str], ModuleType]) -> None:
-    reward, requests = await run_agent(module("agent").solve_text, [tool_call("7 + 2")] * 8)
+    reward, requests = await run_agent(module("agent").solve_text, [tool_call("7 + 2")] * 8, TASK)
     assert reward == 0.0
     assert len(requests) == 8
 
@@ -387,7 +340,7 @@ async def test_the_next_prompt_begins_with_the_very_tokens_that_were_sampled(
         for index, (name, arguments) in enumerate(parsed.tool_calls)
     ]
     answer = {"role": "assistant", "content": parsed.content, "tool_calls": calls}
-    _, (first, second) = await run_agent(module("agent").solve, [answer, {"content": "answer R0"}])
+    _, (first, second) = await run_agent(module("agent").solve, [answer, {"content": "answer R0"}], TASK)
     conversation = Conversation(renderer)
     plan = conversation.plan(RequestView.of(first["messages"], first["tools"]))
     conversation.record(plan, "a", sampled_ids, answer)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import importlib
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai import DefaultAsyncHttpxClient
+from scripted import run_agent
 
 from agentlightning.runner.result import RolloutResult
 from agentlightning.types import Call, Sampling
@@ -408,49 +406,9 @@ def test_demonstrations_search_for_shown_names_and_end(
     assert len(lengths) > 2
 
 
-class Server:
-    """An OpenAI-compatible server in the test's own loop: it answers from a list and keeps the requests."""
-
-    def __init__(self, answers: list[dict[str, Any]]) -> None:
-        self.requests: list[dict[str, Any]] = []
-        self._answers = answers
-
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = next(int(line[15:]) for line in head.decode().lower().split("\r\n") if "content-length" in line)
-        self.requests.append(json.loads(await reader.readexactly(length)))
-        message = self._answers[len(self.requests) - 1]
-        for call in message.get("tool_calls", []):
-            call["id"] = f"c{len(self.requests)}"  # the SDK refuses an id that occurred before
-        reason = "tool_calls" if "tool_calls" in message else "stop"
-        choice = {"index": 0, "message": {"role": "assistant", "content": None} | message, "finish_reason": reason}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "policy", "usage": usage}
-        body = json.dumps(answer | {"choices": [choice]}).encode()
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n")
-        writer.write(f"content-length: {len(body)}\r\n\r\n".encode() + body)
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
-
-
 def search(query: str) -> dict[str, Any]:
     function = {"name": "search", "arguments": json.dumps({"query": query})}
     return {"tool_calls": [{"type": "function", "function": function}]}
-
-
-async def run_agent(
-    solve: Callable[..., Any], answers: list[dict[str, Any]], row: dict[str, Any]
-) -> tuple[str, list[dict[str, Any]]]:
-    """The last words of one rollout against scripted answers, and the requests that the agent sent."""
-    server = Server(answers)
-    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    async with listener, DefaultAsyncHttpxClient(trust_env=False) as http_client:
-        llm = SimpleNamespace(
-            base_url=f"http://127.0.0.1:{port}/v1", api_key="key", model="policy", http_client=http_client
-        )
-        return await solve(row, llm), server.requests
 
 
 @pytest.mark.parametrize(("queries", "last"), [([0, 1], "done"), ([], "done"), ([0, 1], "E1"), ([0, 1, 0, 0, 0], None)])
@@ -490,14 +448,3 @@ async def test_the_reader_of_a_real_model_sees_text(module: Callable[[str], Modu
     assert requests[0]["messages"][0]["role"] == "system"
     assert requests[0]["messages"][1] == {"role": "user", "content": QUESTION}
     assert requests[2]["messages"][-1]["content"] == f"{PARAGRAPHS[1][1]}: {PARAGRAPHS[1][2]}"
-
-
-def test_the_control_and_a_number_of_epochs_exclude_each_other() -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLE / "warm_start.py"), "--to", "x", "--control", "--epochs", "2"],
-        capture_output=True,
-        text=True,
-        timeout=380,
-    )
-    assert done.returncode == 2
-    assert "not allowed with argument" in done.stderr

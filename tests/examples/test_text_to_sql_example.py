@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import json
 import random
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
+from scripted import run_agent
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "text_to_sql"
 MODULES = ("agent", "data", "database", "masking", "rules", "spider", "warm_start")
@@ -318,7 +316,7 @@ def test_a_mistake_changes_one_word_to_another_of_its_kind(module: Module) -> No
 
 def test_the_words_of_the_protocol_are_single_tokens(module: Module, spider_root: Path) -> None:
     warm_start, data = module("warm_start"), module("data")
-    tokenizer = warm_start.spider_tokenizer([], random.Random(0))
+    tokenizer = warm_start.spider_tokenizer(data.spider_problems("train"), random.Random(0))
     said = "select count ( * ) from T0 where C13 >= V0"
     assert len(tokenizer.encode(said)) == len(said.split())
     assert tokenizer.decode(tokenizer.encode(said)) == said
@@ -333,13 +331,6 @@ def test_the_words_of_the_protocol_are_single_tokens(module: Module, spider_root
     assert messages[1]["content"] in written
 
 
-def test_the_control_has_a_length_of_its_own() -> None:
-    command = [sys.executable, str(EXAMPLE / "warm_start.py"), "--to", "nowhere", "--control", "--epochs", "3"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "not allowed with argument" in done.stderr
-
-
 def test_rules_copy_the_program_of_the_most_similar_question(module: Module, spider_root: Path) -> None:
     rules = module("rules")
     count, listed, born = module("data").spider_problems("train")
@@ -349,48 +340,13 @@ def test_rules_copy_the_program_of_the_most_similar_question(module: Module, spi
     assert not rules.answers(listed, "select C1 , C9 from T0 order by C1 asc")
 
 
-class Server:
-    """An OpenAI-compatible server in the test's own loop: it answers from a list and keeps the requests."""
-
-    def __init__(self, answers: list[str]) -> None:
-        self.requests: list[dict[str, Any]] = []
-        self._answers = answers
-
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = next(int(line[15:]) for line in head.decode().lower().split("\r\n") if "content-length" in line)
-        self.requests.append(json.loads(await reader.readexactly(length)))
-        message = {"role": "assistant", "content": self._answers[len(self.requests) - 1]}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "policy", "usage": usage}
-        body = json.dumps(answer | {"choices": [choice]}).encode()
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n")
-        writer.write(f"content-length: {len(body)}\r\n\r\n".encode() + body)
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
-
-
 async def run_team(
     solve: Callable[..., Any], task: dict[str, Any], answers: list[str]
 ) -> tuple[float, list[list[str]]]:
     """The reward of one rollout against scripted answers, and the messages of each request."""
-    server = Server(answers)
-    listener = await asyncio.start_server(server.handle, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    async with listener, DefaultAsyncHttpxClient(trust_env=False) as http_client:
-        with DefaultHttpxClient(trust_env=False) as sync_http_client:
-            llm = SimpleNamespace(
-                base_url=f"http://127.0.0.1:{port}/v1",
-                api_key="key",
-                model="policy",
-                http_client=http_client,
-                sync_http_client=sync_http_client,
-            )
-            reward = await solve(task, llm)
-    assert len(server.requests) == len(answers), "every scripted answer was asked for"
-    return reward, [turns(request["messages"]) for request in server.requests]
+    reward, requests = await run_agent(solve, [{"content": answer} for answer in answers], task)
+    assert len(requests) == len(answers), "every scripted answer was asked for"
+    return reward, [turns(request["messages"]) for request in requests]
 
 
 @pytest.mark.parametrize(

@@ -23,34 +23,37 @@ def demo(
     runs: Runs = Path("runs"),
 ) -> None:
     """Build a tiny model, warm-start it on flawed demonstrations, train it on reward, and print what it learned."""
+    import time
+
     import orjson
 
     from agentlightning.cli.train import report, supervised
-    from agentlightning.demo.training import configure, process_started, summarize, warm_start
+    from agentlightning.demo.training import configure, summarize, warm_start
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.training import new_run_id
 
-    started = process_started()
+    started = time.time()
     folder = RunFolder(runs, new_run_id())
     title = f"demo {task}, seed {seed}{f', {control}' if control else ''}"
     folder.make()
+    model = folder.path / "warm-start"
     with Display(title) as display:
         try:
-            warm = run_until_signal(warm_start(task, seed, folder.path / "warm-start", display))
+            warm = run_until_signal(warm_start(task, seed, model, display))
         except KeyboardInterrupt:
             display.note("ended in the warm start: nothing is kept; the same command begins again")
             raise
         display.note(
-            f"warm start: {warm.parameters:,} parameters imitated a scripted demonstrator with bad habits "
-            f"({warm.demonstrator:.0%} success) for {warm.seconds:.0f} s; from here on only the reward teaches"
+            f"warm start: {warm['parameters']:,} parameters imitated a scripted demonstrator with bad habits "
+            f"({warm['demonstrator']:.0%} success) for {warm['seconds']:.0f} s; from here on only the reward teaches"
         )
-        config = configure(task, seed, folder, warm.folder, store_url(store), control is not None)
+        config = configure(task, seed, folder, model, store_url(store), control is not None)
         result = supervised(config, folder, display, name=title)
     report(display.console, result)
     if not result.finished:
         return
-    summary = summarize(task, seed, started, warm, result)
+    summary = summarize(task, seed, started, warm["demonstrator"], result)
     display.console.print(_table(summary))
     typer.echo(orjson.dumps(summary).decode())
 

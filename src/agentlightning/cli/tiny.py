@@ -16,12 +16,9 @@ def tiny(
     seed: Annotated[int, typer.Option("--seed", help="Seed of the weights and of the order of demonstrations.")] = 0,
 ) -> None:
     """Make a tokenizer and a small Llama, and warm-start it on demonstrations: what `agl train` can then train on reward."""
-    import asyncio
-
     import orjson
 
     from agentlightning.demo.imitation import make_policy, read_demonstrations
-    from agentlightning.demo.training import MAX_THREADS, idle_cores
     from agentlightning.errors import InputError
     from agentlightning.trainer.display import Display
 
@@ -29,12 +26,11 @@ def tiny(
         raise InputError(f"--to {to}: exists already; name a new folder")
     read = read_demonstrations(demos)
     with Display(f"tiny {demos}") as display:
-        threads = max(1, min(MAX_THREADS, asyncio.run(idle_cores())))
         facts = make_policy(
             read,
             to,
             seed=seed,
-            threads=threads,
+            threads=None,
             report=lambda row: display.phase(row["phase"], row["step"], row["of"]),
         )
     display.note(

@@ -10,7 +10,7 @@ import re
 from random import Random
 from typing import Any
 
-from agentlightning.demo.tasks import Message, Split, held_out
+from agentlightning.demo.tasks import PEOPLE, Message, Split, answer_with_tool, held_out
 from agentlightning.types import JSON
 
 SPECIAL_WORDS = ("<tool>", "</tool>")
@@ -19,7 +19,6 @@ TRAINING_STEPS = 40
 MAX_CALLS = 3
 MAX_TOKENS = 16
 
-NAMES = ("Ana", "Bo", "Cy", "Dee", "Eli", "Fay", "Gus", "Hal", "Ivy", "Jon")
 THINGS = ("pens", "eggs", "cups", "books", "coins", "cards", "shells", "stamps")
 ONE_STEP = {
     "+": (
@@ -61,20 +60,7 @@ CONFUSED = {"+": "*", "*": "+", "-": "/", "/": "-"}
 
 async def solve(task: JSON, llm: Any) -> float:
     """The agent: plain OpenAI-SDK code, a tool and a limit on calls."""
-    from openai import AsyncOpenAI  # here, since whoever only wants task rows should not wait for the SDK
-
-    client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
-    messages: list[Any] = [{"role": "user", "content": task["question"]}]
-    for _ in range(MAX_CALLS):
-        reply = await client.chat.completions.create(model=llm.model, messages=messages, max_tokens=MAX_TOKENS)
-        text = reply.choices[0].message.content or ""
-        if reply.choices[0].finish_reason != "stop":
-            return 0.0
-        expression = re.fullmatch(r"<tool>(.*)</tool>", text)
-        if expression is None:
-            return float(text == f"Answer: {task['answer']}")
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": calculate(expression[1])}]
-    return 0.0
+    return await answer_with_tool(task, llm, calculate, SPECIAL_WORDS, MAX_CALLS, MAX_TOKENS)
 
 
 def calculate(expression: str) -> str:
@@ -114,7 +100,7 @@ def sample(rng: Random, split: Split) -> JSON:
         c = rng.randint(2, max(2, min(20, int(result) - 1))) if operations[-1] == "-" else rng.randint(2, 20)
         if len(operations) == 2:
             result = calculate(f"{result}{operations[1]}{c}")
-        question = wording.format(n=rng.choice(NAMES), o=rng.choice(THINGS), a=a, b=b, c=c)
+        question = wording.format(n=rng.choice(PEOPLE[:10]), o=rng.choice(THINGS), a=a, b=b, c=c)
         plan = {"operations": operations, "numbers": [a, b, c][: len(operations) + 1]}
         return {"question": question, "answer": result, "plan": plan}
 

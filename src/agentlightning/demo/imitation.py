@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -74,8 +75,30 @@ def read_demonstrations(path: str | Path) -> list[list[Message]]:
     return demos
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imitation:
+    """Settings of supervised training."""
+
+    steps: int
+    learning_rate: float = LEARNING_RATE
+    linear: bool = False
+    """The rate falls from the warm-up to the end, down to a twentieth; else over the second half, down to a tenth."""
+    weight_decay: float = 0.0
+    dropout: float = 0.0
+    seed: int = 0
+    """Of dropout."""
+    threads: int | None = 1
+    """None: as many as there are cores that nobody else uses."""
+
+    def rate(self, step: int) -> float:
+        """Returns the learning rate of a step: it warms up first."""
+        left = 1 - step / self.steps
+        falls = max(0.05, left) if self.linear else min(1.0, max(0.1, 2 * left))
+        return self.learning_rate * min(1.0, (step + 1) / WARM_UP) * falls
+
+
 def make_policy(
-    demos: Sequence[list[Message]], folder: Path, *, seed: int, threads: int, report: Callable[[JSON], None]
+    demos: Sequence[list[Message]], folder: Path, *, seed: int, threads: int | None, report: Callable[[JSON], None]
 ) -> JSON:
     """Makes a tokenizer and a small Llama in `folder`, warm-starts it on the demonstrations, and returns the facts about it.
 
@@ -100,10 +123,8 @@ def make_policy(
     def attempt(rate: float, steps: int, *, keep: bool, phase: str) -> float:
         return imitate(
             folder,
-            batches(trained, steps, seed),
-            steps=steps,
-            learning_rate=rate,
-            threads=threads,
+            batches(trained, seed),
+            Imitation(steps=steps, learning_rate=rate, threads=threads),
             held_out=held_out,
             keep=keep,
             report=lambda facts: report({"phase": phase, **facts}),
@@ -129,14 +150,8 @@ def make_policy(
 def imitate(
     folder: Path,
     chosen: Iterable[list[Row]],
+    settings: Imitation,
     *,
-    steps: int,
-    learning_rate: float = LEARNING_RATE,
-    rate_at: Callable[[int, int], float] | None = None,
-    threads: int = 1,
-    seed: int = 0,
-    weight_decay: float = 0.0,
-    dropout: float = 0.0,
     held_out: Sequence[Row] = (),
     keep: bool = True,
     report: Callable[[JSON], None] = lambda _: None,
@@ -144,16 +159,24 @@ def imitate(
     """Trains the model in `folder` on batches of rows, in place, and returns its loss in nats per token.
 
     held_out: rows that decide which step's weights are kept; without any, the last one's are, and the loss is the mean of
-    the last 20 batches. rate_at: share of the learning rate at (step, steps). keep: False leaves the folder as it was.
+    the last 20 batches. keep: False leaves the folder as it was.
     """
     learner = Learner(
-        folder, LearnerOptions(threads=threads, optimizer="muon", weight_decay=weight_decay, dropout=dropout, seed=seed)
+        folder,
+        LearnerOptions(
+            threads=settings.threads,
+            optimizer="muon",
+            weight_decay=settings.weight_decay,
+            dropout=settings.dropout,
+            seed=settings.seed,
+        ),
     )
+    steps = settings.steps
     losses: list[float] = []
     best = math.inf
     for step, batch in zip(range(steps), chosen, strict=False):
         losses.append(learner.forward_backward(to_sequences(batch), Loss(name="sft"))["loss"])
-        learner.optim_step(learning_rate * (rate_at or schedule)(step, steps), GRAD_CLIP)
+        learner.optim_step(settings.rate(step), GRAD_CLIP)
         if held_out and ((step + 1) % LOOK_EVERY == 0 or step + 1 == steps):
             loss = heldout_loss(learner, held_out)
             if loss < best and keep:
@@ -208,22 +231,11 @@ def to_sequences(batch: Sequence[Row]) -> list[TrainingSequence]:
     ]
 
 
-def batches(rows: Sequence[Row], steps: int, seed: int) -> Iterator[list[Row]]:
-    """Yields `steps` batches; every epoch in an order of its own, the last incomplete batch dropped."""
+def batches(rows: Sequence[Row], seed: int) -> Iterator[list[Row]]:
+    """Yields batches without end; every epoch in an order of its own, the last incomplete batch dropped."""
     rng = Random(f"warm start {seed}")
     order: list[Row] = []
-    for _ in range(steps):
+    while True:
         if len(order) < BATCH:
             order = rng.sample(rows, len(rows))
         yield [order.pop() for _ in range(min(BATCH, len(order)))]
-
-
-def schedule(step: int, steps: int) -> float:
-    """Returns the share of the full learning rate: a short warm-up, then level, then down to a tenth over the second
-    half."""
-    return min(1.0, (step + 1) / WARM_UP) * min(1.0, max(0.1, (steps - step) / (steps / 2)))
-
-
-def linear_decay(step: int, steps: int) -> float:
-    """Returns the share of the full learning rate: a short warm-up, and down to a twentieth all the way."""
-    return min(1.0, (step + 1) / WARM_UP) * max(0.05, 1 - step / steps)

@@ -7,11 +7,11 @@ often stops after the first hop.
 
 from __future__ import annotations
 
-import re
+from functools import partial
 from random import Random
 from typing import Any
 
-from agentlightning.demo.tasks import Message, Split, held_out
+from agentlightning.demo.tasks import CITIES, PEOPLE, Message, Split, answer_with_tool, held_out
 from agentlightning.types import JSON
 
 SPECIAL_WORDS = ("<find>", "</find>")
@@ -20,9 +20,8 @@ TRAINING_STEPS = 18
 MAX_CALLS = 3
 MAX_TOKENS = 10
 
-PEOPLE = ("Ana", "Bo", "Cy", "Dee", "Eli", "Fay", "Gus", "Hal", "Ivy", "Jon", "Kim", "Lea", "Max", "Ned", "Ola", "Pia")
 VALUES = {
-    "city": ("Oslo", "Rome", "Lima", "Cairo", "Kyoto", "Quito", "Paris", "Delhi"),
+    "city": CITIES,
     "job": ("baker", "pilot", "nurse", "judge", "clerk", "coach"),
     "pet": ("cat", "dog", "owl", "fish", "frog", "goat"),
     "boss": PEOPLE,
@@ -44,21 +43,8 @@ CONFUSED = {"city": "job", "job": "city", "pet": "boss", "boss": "pet"}
 
 async def solve(task: JSON, llm: Any) -> float:
     """The agent: plain OpenAI-SDK code, a tool and a limit on calls."""
-    from openai import AsyncOpenAI  # here, since whoever only wants task rows should not wait for the SDK
-
-    client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
-    messages: list[Any] = [{"role": "user", "content": task["question"]}]
-    for _ in range(MAX_CALLS):
-        reply = await client.chat.completions.create(model=llm.model, messages=messages, max_tokens=MAX_TOKENS)
-        text = reply.choices[0].message.content or ""
-        if reply.choices[0].finish_reason != "stop":
-            return 0.0
-        wanted = re.fullmatch(r"<find>(.*)</find>", text)
-        if wanted is None:
-            return float(text == f"Answer: {task['answer']}")
-        fact = find(task["corpus"], wanted[1])
-        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": fact}]
-    return 0.0
+    search = partial(find, task["corpus"])
+    return await answer_with_tool(task, llm, search, SPECIAL_WORDS, MAX_CALLS, MAX_TOKENS)
 
 
 def find(corpus: int, wanted: str) -> str:

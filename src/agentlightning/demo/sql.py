@@ -7,13 +7,12 @@ the right column, and copies the cell. The demonstrator fails at each of the fir
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from contextlib import closing
 from random import Random
 from typing import Any
 
-from agentlightning.demo.tasks import Message, Split, held_out
+from agentlightning.demo.tasks import CITIES, PEOPLE, Message, Split, answer_with_tool, held_out
 from agentlightning.types import JSON
 
 SPECIAL_WORDS = ("<sql>", "</sql>")
@@ -24,9 +23,7 @@ MAX_TOKENS = 30
 
 TABLES = ("staff", "people", "workers", "members")
 PAY_COLUMNS = ("pay", "wage", "salary")
-CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Kyoto", "Quito", "Paris", "Delhi")
 DEPARTMENTS = ("sales", "legal", "design", "support", "research")
-PEOPLE = ("Ana", "Bo", "Cy", "Dee", "Eli", "Fay", "Gus", "Hal", "Ivy", "Jon", "Kim", "Lea", "Max", "Ned", "Ola", "Pia")
 DATABASES = {"train": range(100), "test": range(100, 150)}
 
 # Wording, what to select, in which order; {pay} stands for the pay column of the database.
@@ -61,24 +58,10 @@ CONFUSED = {
 
 async def solve(task: JSON, llm: Any) -> float:
     """The agent: plain OpenAI-SDK code, a tool and a limit on calls."""
-    from openai import AsyncOpenAI  # here, since whoever only wants task rows should not wait for the SDK
-
-    client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
-    messages: list[Any] = [{"role": "user", "content": task["question"]}]
     with closing(database(task["database"])) as company:
-        for _ in range(MAX_CALLS):
-            reply = await client.chat.completions.create(model=llm.model, messages=messages, max_tokens=MAX_TOKENS)
-            text = reply.choices[0].message.content or ""
-            if reply.choices[0].finish_reason != "stop":
-                return 0.0
-            query = re.fullmatch(r"<sql>(.*)</sql>", text)
-            if query is None:
-                return float(text == f"Answer: {task['answer']}")
-            messages += [
-                {"role": "assistant", "content": text},
-                {"role": "user", "content": execute(company, query[1])},
-            ]
-    return 0.0
+        return await answer_with_tool(
+            task, llm, lambda query: execute(company, query), SPECIAL_WORDS, MAX_CALLS, MAX_TOKENS
+        )
 
 
 def database(number: int) -> sqlite3.Connection:

@@ -14,6 +14,8 @@ build that from nothing. A systematic confusion is greedily wrong, yet the wordi
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable
 from importlib import import_module
 from random import Random
 from typing import Any, Literal, Protocol, cast
@@ -25,6 +27,8 @@ Split = Literal["train", "test"]
 Message = dict[str, str]
 
 NAMES = ("sql", "calculator", "lookup")
+PEOPLE = ("Ana", "Bo", "Cy", "Dee", "Eli", "Fay", "Gus", "Hal", "Ivy", "Jon", "Kim", "Lea", "Max", "Ned", "Ola", "Pia")
+CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Kyoto", "Quito", "Paris", "Delhi")
 
 
 class DemoTask(Protocol):
@@ -61,6 +65,26 @@ def load(name: str) -> DemoTask:
     if name not in NAMES:
         raise InputError(f"task: {name!r} is not a demo task; expected one of {', '.join(NAMES)}")
     return cast(DemoTask, import_module(f"agentlightning.demo.{name}"))
+
+
+async def answer_with_tool(
+    task: JSON, llm: Any, tool: Callable[[str], str], tags: tuple[str, str], max_calls: int, max_tokens: int
+) -> float:
+    """Runs an agent of plain OpenAI-SDK code: it calls the tool in text between the tags, and answers within `max_calls`."""
+    from openai import AsyncOpenAI  # here, since whoever only wants task rows should not wait for the SDK
+
+    client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
+    messages: list[Any] = [{"role": "user", "content": task["question"]}]
+    for _ in range(max_calls):
+        reply = await client.chat.completions.create(model=llm.model, messages=messages, max_tokens=max_tokens)
+        text = reply.choices[0].message.content or ""
+        if reply.choices[0].finish_reason != "stop":
+            return 0.0
+        asked = re.fullmatch("(.*)".join(tags), text)
+        if asked is None:
+            return float(text == f"Answer: {task['answer']}")
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": tool(asked[1])}]
+    return 0.0
 
 
 def rows(task: DemoTask, split: Split, count: int, seed: int) -> list[JSON]:

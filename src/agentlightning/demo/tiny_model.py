@@ -32,38 +32,55 @@ CHAT_TEMPLATE = (
 
 
 def build(
-    folder: Path,
-    texts: Iterable[str],
-    *,
-    hidden: int = 64,
-    layers: int = 3,
-    seed: int = 0,
-    special_words: Sequence[str] = (),
-    vocabulary: int = 400,
-    context: int = 512,
+    folder: Path, texts: Iterable[str], *, special_words: Sequence[str] = (), vocabulary: int = 400, **model: Any
 ) -> int:
-    """Writes tokenizer and untrained model to `folder`; returns the number of parameters.
+    """Writes a tokenizer of `texts` and an untrained model to `folder`; returns the number of parameters.
 
     `special_words` are words such as `<sql>` that become one token each and stay visible when decoded. `vocabulary` is
-    the most tokens before those. Characters that are neither ASCII nor in `texts` are dropped when encoding.
+    the most tokens before those. Characters that are neither ASCII nor in `texts` are dropped when encoding. model: of
+    `write`.
     """
-    tokenizer = train_tokenizer(texts, special_words, vocabulary)
-    return write(folder, tokenizer, hidden=hidden, layers=layers, context=context, seed=seed)
+    return write(folder, train_tokenizer(texts, special_words, vocabulary), **model)
 
 
 def write(
     folder: Path,
     tokenizer: PreTrainedTokenizerFast,
     *,
-    hidden: int,
-    context: int,
-    seed: int,
+    hidden: int = 64,
     layers: int = 3,
-    **options: Any,
+    context: int = 512,
+    seed: int = 0,
+    scaled: bool = False,
+    **config: Any,
 ) -> int:
-    """Writes the tokenizer and an untrained model for it to `folder`; returns the number of parameters. options: of
-    `fresh_model`."""
-    model = fresh_model(tokenizer, hidden, layers, context, seed, **options)
+    """Writes the tokenizer and a Llama with random weights to `folder`; returns the number of parameters.
+
+    scaled: what is added to the residual stream starts small, as in GPT-2. config: of LlamaConfig. Torch's own random state
+    stays as it was.
+    """
+    table = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.05,  # Llama's 0.02 is meant for widths in the thousands and starts this one too flat
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(LlamaConfig(**{**table, **config}))
+    if scaled:
+        with torch.no_grad():
+            for layer in model.model.layers:
+                for matrix in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
+                    matrix /= math.sqrt(2 * layers)
     tokenizer.model_max_length = context
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
@@ -114,41 +131,3 @@ def _chat_tokenizer(core: Tokenizer, tags: Sequence[str], **options: Any) -> Pre
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, eos_token=END, **options)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
-
-
-def fresh_model(
-    tokenizer: PreTrainedTokenizerFast,
-    hidden: int,
-    layers: int,
-    context: int,
-    seed: int,
-    scaled: bool = False,
-    **config: Any,
-) -> LlamaForCausalLM:
-    """Makes a Llama with random weights from `seed`; leaves torch's own random state as it was.
-
-    scaled: what is added to the residual stream starts small, as in GPT-2. config: of LlamaConfig.
-    """
-    table = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": hidden,
-        "intermediate_size": 3 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": context,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.05,  # Llama's 0.02 is meant for widths in the thousands and starts this one too flat
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = LlamaForCausalLM(LlamaConfig(**{**table, **config}))
-    if scaled:
-        with torch.no_grad():
-            for layer in model.model.layers:
-                for matrix in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
-                    matrix /= math.sqrt(2 * layers)
-    return model

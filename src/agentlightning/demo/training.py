@@ -7,11 +7,9 @@ HTTP through the gateway, the store, the sampler and the learner.
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +28,19 @@ TASKS_PER_STEP = 64
 HELD_OUT_TASKS = 300
 EVALUATIONS = 3
 """Greedy evaluations during training, beside those before and after it."""
-MAX_THREADS = 2
-"""More do not help a model of this size."""
 TASKS_SEED = 12345
 """Held-out tasks are the same for every seed, so that seeds can be compared."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmStart:
-    """A warm-started model: its folder, and how good its demonstrator was."""
+async def warm_start(name: str, seed: int, to: Path, progress: Progress) -> JSON:
+    """Build and warm-start the tiny model in a process of its own; returns the facts, with the demonstrator's success.
 
-    folder: Path
-    demonstrator: float
-    parameters: int
-    seconds: float
-
-
-async def warm_start(name: str, seed: int, to: Path, progress: Progress) -> WarmStart:
-    """Build and warm-start the tiny model in a process of its own. EngineError, with its last words, where that fails."""
-    threads = max(1, min(MAX_THREADS, await idle_cores()))
+    EngineError, with its last words, where that fails.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "agentlightning.demo.warm_start", "--child"),
-        *("--task", name, "--seed", str(seed), "--to", str(to), "--threads", str(threads)),
+        *("--task", name, "--seed", str(seed), "--to", str(to)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -60,14 +48,14 @@ async def warm_start(name: str, seed: int, to: Path, progress: Progress) -> Warm
     assert process.stdout is not None
     assert process.stderr is not None
     errors = asyncio.ensure_future(process.stderr.read())
-    summary: JSON = {}
+    facts: JSON = {}
     try:
         async for line in process.stdout:
             row = orjson.loads(line)
             if "step" in row:
                 progress.phase("warm start", row["step"], row["of"])
             else:
-                summary = row
+                facts = row
         if await process.wait() != 0:
             raise EngineError(f"the warm start failed: {(await errors).decode(errors='replace').strip()[-500:]}")
     finally:
@@ -75,12 +63,7 @@ async def warm_start(name: str, seed: int, to: Path, progress: Progress) -> Warm
         if process.returncode is None:
             process.kill()
             await process.wait()
-    return WarmStart(
-        folder=to,
-        demonstrator=summary["demonstrator"],
-        parameters=summary["parameters"],
-        seconds=summary["seconds"],
-    )
+    return facts
 
 
 def configure(name: str, seed: int, folder: RunFolder, model: Path, store: str, random_reward: bool) -> Config:
@@ -122,7 +105,7 @@ def configure(name: str, seed: int, folder: RunFolder, model: Path, store: str, 
     return parse_config(table, "demo")
 
 
-def summarize(name: str, seed: int, started: float, warm: WarmStart, result: TrainResult) -> JSON:
+def summarize(name: str, seed: int, started: float, demonstrator: float, result: TrainResult) -> JSON:
     """The figures that the demo prints as its last line."""
 
     def at(step: int, metric: str) -> float | None:
@@ -135,7 +118,7 @@ def summarize(name: str, seed: int, started: float, warm: WarmStart, result: Tra
     return {
         "task": name,
         "seed": seed,
-        "demonstrator": round(warm.demonstrator, 3),
+        "demonstrator": round(demonstrator, 3),
         "before_greedy": at(0, "eval/greedy/reward_mean"),
         "before_t1": at(0, "eval/sampled/reward_mean"),
         "after_greedy": at(result.step, "eval/greedy/reward_mean"),
@@ -146,33 +129,3 @@ def summarize(name: str, seed: int, started: float, warm: WarmStart, result: Tra
         "wall_s": round(time.time() - started, 1),
         "cpu_s": round(sum(usage.ru_utime + usage.ru_stime for usage in (own, children)), 1),
     }
-
-
-async def idle_cores(over_s: float = 0.3) -> int:
-    """Cores that nobody else is using now. Torch threads that share a core with others wait for each other and are many
-    times slower than one thread, so it is better to know. Systems without /proc: all."""
-    try:
-        before = _core_times()
-        await asyncio.sleep(over_s)
-        after = _core_times()
-    except OSError:
-        return os.cpu_count() or 1
-    return sum(now[1] - then[1] > 0.5 * (now[0] - then[0]) for then, now in zip(before, after, strict=True))
-
-
-def _core_times() -> list[tuple[int, int]]:
-    """Total and idle ticks of each core."""
-    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
-    times = [[int(ticks) for ticks in line[1:]] for line in lines if line[0].startswith("cpu") and line[0] != "cpu"]
-    return [(sum(core[:8]), core[3] + core[4]) for core in times]
-
-
-def process_started() -> float:
-    """Returns when this process started, in seconds since the epoch; on systems without /proc, now."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-    except OSError:
-        return time.time()
-    ticks = float(fields[19])  # field 22 of proc(5): start time after boot
-    return time.time() - (uptime - ticks / os.sysconf("SC_CLK_TCK"))

@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from agentlightning.children import end_with_parent
 from agentlightning.demo import tasks, tiny_model
-from agentlightning.demo.imitation import batches, encode_all, imitate
+from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
 from agentlightning.types import JSON
 
 DEMONSTRATIONS = 3000
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--task", choices=tasks.NAMES, default="sql")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--to", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="as many as there are cores that nobody else uses, if left out")
     parser.add_argument("--child", action="store_true", help="end when the parent does")
     options = parser.parse_args()
     if options.child:
@@ -49,7 +49,7 @@ def warm_start(
     folder: Path,
     *,
     seed: int,
-    threads: int,
+    threads: int | None,
     report: Callable[[JSON], None],
     steps: int | None = None,
     count: int = DEMONSTRATIONS,
@@ -62,7 +62,7 @@ def warm_start(
     texts = [message["content"] for demo in demos for message in demo]
     parameters = tiny_model.build(folder, texts, seed=seed, special_words=task.SPECIAL_WORDS)
     rows = encode_all(folder, demos)
-    imitate(folder, batches(rows, steps, seed), steps=steps, threads=threads, report=report)
+    imitate(folder, batches(rows, seed), Imitation(steps=steps, threads=threads), report=report)
     return {
         "task": name,
         "seed": seed,
