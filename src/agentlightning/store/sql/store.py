@@ -3,7 +3,7 @@
 Driven by whoever owns the database: a server, or a test. Methods that write are submitted to the writer thread, which
 commits them in groups; methods that read use threads of their own, so that a long list never delays a call. Waiting is
 pushed: the writer rings a notifier after a commit, and a listener does for commits of other processes. What the methods do
-in SQL is in lifecycle.py, record.py, history.py, retention.py and stats.py; what differs between databases is in database.py.
+in SQL is in lifecycle.py, record.py, history.py, retention.py and stats.py; database.py has what differs between databases.
 """
 
 from __future__ import annotations
