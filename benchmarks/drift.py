@@ -31,7 +31,7 @@ from rich.progress import Progress
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
-from agentlightning.rendering.message import normal
+from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
 
 SUB_AGENTS = 3

@@ -12,8 +12,7 @@ import pytest
 from test_docs import ROOT, SOURCE, rows, tree_map
 
 from agentlightning.algorithms.credit import CREDIT
-from agentlightning.gateway.metrics import GatewayMetrics
-from agentlightning.gateway.store_metrics import StoreMetrics
+from agentlightning.gateway.metrics import GatewayMetrics, StoreMetrics
 from agentlightning.store.sql.store import InMemoryLightningStore
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentlightning.gateway.deadline import Deadline
+from agentlightning.gateway.asgi_response import Deadline
 
 
 async def test_work_that_takes_longer_ends_with_a_timeout_error() -> None:

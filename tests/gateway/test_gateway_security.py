@@ -16,10 +16,9 @@ from gateway_house import SERVER_KEY, House, path
 from server_process import ServerProcess
 
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.access import cross_site_reason, is_loopback, presents_key
+from agentlightning.gateway.access import cross_site_reason, is_loopback, key_path, load_or_create_key, presents_key
 from agentlightning.gateway.app import create_app
 from agentlightning.gateway.middleware import ApiMiddleware
-from agentlightning.gateway.serverkey import key_path, load_or_create_key
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.types import Finish
 

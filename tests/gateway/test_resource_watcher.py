@@ -14,8 +14,8 @@ from prometheus_client.exposition import generate_latest
 
 from agentlightning.errors import StoreError
 from agentlightning.gateway.external.directory import ExternalDirectory
+from agentlightning.gateway.metrics import StoreMetrics
 from agentlightning.gateway.resource_watcher import ResourceWatcher
-from agentlightning.gateway.store_metrics import StoreMetrics
 from agentlightning.store.sql.store import SqlLightningStore
 from agentlightning.types import NewRollout, Resource, RunStatistics, WorkerStatus
 

@@ -18,7 +18,7 @@ from sampled_answers import CALL_ID, answer, broken, choices, events, objects, s
 
 from agentlightning.protocols import messages
 from agentlightning.protocols.base import ApiError, Choice, CompletionRequest, Delta, WireFormat, assistant_message
-from agentlightning.rendering.message import normal
+from agentlightning.rendering.graph import normal
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}

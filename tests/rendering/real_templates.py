@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
-from agentlightning.rendering.message import normal
+from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
 
 Message = dict[str, Any]

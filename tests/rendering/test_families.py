@@ -31,7 +31,7 @@ from real_templates import (
 from toy_templates import CHATML
 from toy_templates import THINKING as TOY_THINKING
 
-from agentlightning.rendering.message import normal
+from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
 
 FEW = 12

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from agentlightning.adapters.spans import ModelCall
 from agentlightning.rendering.call_chain import call_chain, chain_messages, chain_tools
-from agentlightning.rendering.message import answer_digests, chain, root, verbatim
+from agentlightning.rendering.graph import answer_digests, chain, root, verbatim
 from agentlightning.types import JSON, Call, Rollout, Sampling
 
 PROTOCOL = "trace"

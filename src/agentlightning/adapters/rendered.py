@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.rendering.call_chain import call_chain, chain_messages, chain_tools, is_whole
 from agentlightning.rendering.conversation import COMPLETIONS, Conversation, RequestView
-from agentlightning.rendering.message import normal
+from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
 from agentlightning.types import ABANDONED, JSON, Call, Rollout, Trajectory, Transition
 

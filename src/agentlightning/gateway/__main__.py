@@ -2,7 +2,7 @@
 
 Started by a supervisor, which hands down a listening socket (``--fd``), or by a person. It is the sole owner of a memory or
 SQLite store; over a store at ``http://…``, which another server owns, it is one gateway of several. The environment's
-AGL_SERVER_KEY guards ``/api`` and opens such a store; serverkey.py says what there is without one. SIGTERM and SIGINT end it
+AGL_SERVER_KEY guards ``/api`` and opens such a store; access.py says what there is without one. SIGTERM and SIGINT end it
 once the calls in flight are answered.
 """
 
@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 from agentlightning.children import end_with_parent, listen
 from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
-from agentlightning.gateway import log, serverkey
-from agentlightning.gateway.access import is_loopback
+from agentlightning.gateway import log
+from agentlightning.gateway.access import KEY_VARIABLE, is_loopback, key_path, load_or_create_key
 from agentlightning.gateway.app import create_app
 from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.store.base import LightningStore
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
         raise ConfigError("--store: is required, as an argument or as AGL_STORE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # prompts are encoded one at a time
     level = log.log_level()
-    given = os.environ.get(serverkey.VARIABLE) or None
+    given = os.environ.get(KEY_VARIABLE) or None
     log.configure(level, [given] if given else [])
     if options.fd is not None:
         end_with_parent()
@@ -76,9 +76,9 @@ def serve(store_url: str, listener: socket.socket, given_key: str | None, keep: 
 def _made_key(store_url: str, address: str) -> str | None:
     if is_loopback(address):
         return None
-    path = serverkey.key_path(store_url)
-    key = serverkey.load_or_create_key(path)
-    sys.stderr.write(f"{address} is reachable from elsewhere: /api wants the key in {path} (as {serverkey.VARIABLE})\n")
+    path = key_path(store_url)
+    key = load_or_create_key(path)
+    sys.stderr.write(f"{address} is reachable from elsewhere: /api wants the key in {path} (as {KEY_VARIABLE})\n")
     return key
 
 

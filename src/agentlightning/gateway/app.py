@@ -20,14 +20,13 @@ from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, Re
 from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.gateway.external.calls import ExternalCalls
 from agentlightning.gateway.external.directory import ExternalDirectory
-from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.metrics import GatewayMetrics, StoreMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import DEADLINE_S, GRACE_S, PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.rest import create_api
-from agentlightning.gateway.store_metrics import StoreMetrics
 from agentlightning.protocols import chat, messages
 from agentlightning.protocols.base import ApiError
 from agentlightning.rendering.renderer import Renderer

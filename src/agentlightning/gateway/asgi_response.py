@@ -1,4 +1,5 @@
-"""One HTTP exchange in bare ASGI: what came in, and the answer going out. The hot path pays for nothing more.
+"""One HTTP exchange in bare ASGI: what came in, the answer going out, and how long either side waits. The hot path pays for
+nothing more.
 
 Driven by the app and the proxy; knows nothing of what the bytes mean. Of the headers it reads who calls, and what every
 OpenTelemetry instrumentation of an HTTP client sends: W3C Trace Context (``traceparent: 00-{trace}-{span}-{flags}``) names
@@ -10,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 from urllib.parse import unquote
 
-from agentlightning.gateway.deadline import Deadline
 from agentlightning.protocols.base import ApiError
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -162,6 +163,51 @@ class DisconnectWatch:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._tell()
+
+
+class Deadline:
+    """A context manager: what is in it gets TimeoutError after so many seconds, or at the time to which the end is moved.
+
+    asyncio.timeout does the same in twice the time, and raises where its end is moved in the very tick in which it is
+    reached.
+    """
+
+    __slots__ = ("_cancelling", "_expired", "_loop", "_task", "_timer", "when")
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[object] | None = None
+        self._expired = False
+        self.when = self._loop.time() + seconds
+        """On the clock of the event loop."""
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        self._task, self._cancelling = task, task.cancelling()
+        self._timer = self._loop.call_at(self.when, self._expire)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        task, self._task = self._task, None
+        self._timer.cancel()
+        # A task that was cancelled by somebody else as well is to end.
+        others = self._expired and task is not None and task.uncancel() > self._cancelling
+        if self._expired and kind is asyncio.CancelledError and not others:
+            raise TimeoutError from error
+
+    def shorten(self, seconds: float) -> None:
+        """End in so many seconds, unless the end is nearer; does nothing where it was reached or the work is done."""
+        when = min(self.when, self._loop.time() + seconds)
+        if self._task is not None and not self._expired:
+            self._timer.cancel()
+            self.when = when
+            self._timer = self._loop.call_at(when, self._expire)
+
+    def _expire(self) -> None:
+        if self._task is not None:
+            self._expired = True
+            self._task.cancel()
 
 
 class AgentResponse:

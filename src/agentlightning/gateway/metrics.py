@@ -1,21 +1,17 @@
-"""The gateway's Prometheus metrics: one registry per app, so that two apps in a process do not add up.
+"""Prometheus metrics of a server: the gateway's numbers and the store's, in one registry per app, so that two apps in a
+process do not add up.
 
-Driven by the proxy; refuses to know what a call is beyond the record of it. A call that is recorded costs two or three
-microseconds: the children of every label are bound once. What changes seldom is read when somebody looks (`watch_engines`).
-
-    record(call)                 a call that was recorded: result, seconds, tokens, fork, context only, policy version
-    call(protocol, result)       one that was not: replayed | joined | refused | failed
-    external(model, result)       a call to an external model: recorded | refused | failed
-    first_token(seconds)         from a request to the first token sent on, or to the whole answer
-    spans(recorded, broken)      spans that programs sent
-    in_flight, paused            gauges with inc() and dec(): calls being answered; those waiting for an engine
-    watch_engines(read)          read() -> [(url, state, calls in flight), …] at every look; state: up | down | paused
+Driven by the proxy and the application; refuses to know what a call is beyond the record of it, and of a store more than its
+method `statistics`. A call that is recorded costs two or three microseconds: the children of every label are bound once.
+What changes seldom (engines, runs) is read when somebody looks; writes are counted once a commit, from the thread that makes
+it.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -23,13 +19,20 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from agentlightning.types import ABANDONED, Call
+from agentlightning.errors import StoreError
+from agentlightning.store.base import LightningStore
+from agentlightning.types import ABANDONED, Call, RunStatistics
 
 BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120)
 FIRST_TOKEN_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
+WRITE_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5, 60)
+GROUP = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
 MAX_POLICIES = 64
 """Policies whose version is shown, the last ones used: a server sees runs come and go for months."""
+LOOK_S = 2.0
+"""Timeout of a scrape's read; a store that takes longer counts as down, and the scrape does not hang with it."""
 
 Result = Literal["recorded", "abandoned", "replayed", "joined", "refused", "failed"]
 Engines = Callable[[], Iterable[tuple[str, str, int]]]
@@ -119,7 +122,7 @@ class GatewayMetrics:
             self._broken_spans.labels(cause).inc(count)
 
     def watch_engines(self, read: Engines) -> None:
-        """Show these engines; `read` is called at every look and must not block."""
+        """Show these engines, (url, state, calls in flight) each; `read` is called at every look and must not block."""
         self.registry.register(_EngineStates(read))
 
     def text(self) -> bytes:
@@ -152,3 +155,51 @@ class _EngineStates(Collector):  # type: ignore[misc]  # the package has no type
             load.add_metric([url], calls)
         yield state
         yield load
+
+
+class StoreMetrics(Collector):  # type: ignore[misc]  # the package has no types
+    """The store's numbers, in a registry."""
+
+    def __init__(self, store: LightningStore, registry: CollectorRegistry) -> None:
+        self._store = store
+        self._numbers: Sequence[RunStatistics] | None = None
+        self._seconds = Histogram(
+            "agl_store_write_seconds",
+            "Time from a write to its commit, of the first of a group",
+            buckets=WRITE_S,
+            registry=registry,
+        )
+        self._group = Histogram("agl_store_write_group", "Writes of one commit", buckets=GROUP, registry=registry)
+        registry.register(self)
+        store.watch_commits(self._commit)
+
+    async def look(self) -> None:
+        """Read what goes on in the runs; to be called before the exposition is made."""
+        try:
+            async with asyncio.timeout(LOOK_S):
+                self._numbers = await self._store.statistics()
+        except (StoreError, TimeoutError):
+            self._numbers = None
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """Yields the gauges for the registry."""
+        yield GaugeMetricFamily("agl_store_up", "1 if the store answers", value=float(self._numbers is not None))
+        shown = {
+            name: GaugeMetricFamily(f"agl_store_{name}", text, labels=["run"])
+            for name, text in (
+                ("queued", "Rollouts that wait for a worker"),
+                ("oldest_queued_seconds", "Age of the rollout that was queued first"),
+                ("running", "Rollouts that a worker holds"),
+                ("leases_expiring", "Leases that run out within ten seconds, or have"),
+                ("workers", "Workers seen within the last minute"),
+            )
+        }
+        for one in self._numbers or ():
+            values = (one.queued, one.oldest_queued_s, one.running, one.expiring, one.workers)
+            for family, value in zip(shown.values(), values, strict=True):
+                family.add_metric([one.run_id], value)
+        yield from shown.values()
+
+    def _commit(self, seconds: float, writes: int) -> None:
+        self._seconds.observe(seconds)
+        self._group.observe(writes)

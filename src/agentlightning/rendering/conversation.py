@@ -14,9 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentlightning.rendering.diagnosis import ForkCause, diagnose
-from agentlightning.rendering.graph import CallGraph, CallNode, Turn
-from agentlightning.rendering.message import (
+from agentlightning.rendering.graph import (
+    CallGraph,
+    CallNode,
     Digest,
+    Turn,
     answer_digests,
     chain,
     digest,

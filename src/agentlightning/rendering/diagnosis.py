@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agentlightning.rendering.graph import CallGraph, CallNode
-from agentlightning.rendering.message import Digest
+from agentlightning.rendering.graph import CallGraph, CallNode, Digest
 
 ForkCause = Literal[
     "assistant_message_edited",

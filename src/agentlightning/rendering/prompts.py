@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from agentlightning.rendering.graph import CallNode
-from agentlightning.rendering.message import DIGEST_BYTES, Digest
+from agentlightning.rendering.graph import DIGEST_BYTES, CallNode, Digest
 from agentlightning.rendering.renderer import RenderError
 
 Prompt = str | list[int]

@@ -17,10 +17,9 @@ from typing import Any, Literal
 import orjson
 from uuid_utils import uuid7
 
-from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
+from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, Deadline
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.call_job import CallJob
-from agentlightning.gateway.deadline import Deadline
 from agentlightning.gateway.external.client import Exchange, ExternalClient, ExternalResponse, request_headers
 from agentlightning.gateway.external.directory import ExternalDirectory, ExternalModel
 from agentlightning.gateway.metrics import GatewayMetrics

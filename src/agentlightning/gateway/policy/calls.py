@@ -17,10 +17,9 @@ from typing import Any
 
 from uuid_utils import uuid7
 
-from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
+from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, Deadline
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.call_job import CallJob
-from agentlightning.gateway.deadline import Deadline
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder

@@ -13,7 +13,7 @@ from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.protocols.base import Choice, Completion, CompletionRequest, TokenLogprob, ToolCall
 from agentlightning.rendering.conversation import Conversation
-from agentlightning.rendering.message import Digest
+from agentlightning.rendering.graph import Digest
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import ABANDONED, Call
