@@ -15,8 +15,7 @@ import orjson
 from uuid_utils import uuid7
 
 from agentlightning.errors import StoreError
-from agentlightning.gateway import store_rpc
-from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, Receive, Scope, Send
+from agentlightning.gateway.asgi_response import AWAY, STOPPING, AgentRequest, AgentResponse, Receive, Scope, Send
 from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.gateway.external.calls import ExternalCalls
 from agentlightning.gateway.external.directory import ExternalDirectory
@@ -35,14 +34,8 @@ from agentlightning.store.client import LightningStoreClient
 
 log = logging.getLogger(__name__)
 
-LONG_POLLS = frozenset(f"/api/{name}" for name in store_rpc.LONG_POLLS)
-
 EXPIRY_S = 1.0
 """Seconds between two searches for expired leases."""
-
-STOPPING = "the server is stopping; try again"
-AWAY = ((b"retry-after", b"1"), (b"connection", b"close"))
-"""Headers of a refusal that the next server on this address will not repeat."""
 
 
 def create_app(
@@ -99,6 +92,7 @@ class App:
             store,
             server_key,
             boot=self.boot,
+            stopping=self._stopping,
             on_claim=self._attempts.expect,
             on_end=self._attempts.forget,
             on_calls=self._attempts.learn,
@@ -139,10 +133,7 @@ class App:
         reply = AgentResponse(send, self._boot)
         if path.startswith("/api/") or path == "/api":
             mounted = {**scope, "root_path": scope.get("root_path", "") + "/api"}
-            if path in LONG_POLLS:
-                await self._poll(mounted, receive, reply)
-            else:
-                await self._api(mounted, receive, send)
+            await self._api(mounted, receive, send)
             return
         if path == "/healthz":
             await reply.whole(200, b'{"status":"ok"}')
@@ -169,23 +160,6 @@ class App:
             await reply.whole(refusal.status, chat.error(refusal))
             return
         await self._proxy(incoming, reply)
-
-    async def _poll(self, scope: Scope, receive: Receive, reply: AgentResponse) -> None:
-        """A long poll, which must not hold up the end of the server."""
-        poll = asyncio.ensure_future(self._api(scope, receive, reply.send))
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        try:
-            await asyncio.wait({poll, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if poll.done() or reply.started:
-                await poll
-                return
-            poll.cancel()
-            await asyncio.wait({poll})
-            error = {"type": "StoreError", "message": STOPPING}
-            await reply.whole(503, orjson.dumps({"error": error}), headers=AWAY)
-        finally:
-            poll.cancel()
-            stopping.cancel()
 
     async def _ready(self, reply: AgentResponse) -> None:
         if self._stopping.is_set():

@@ -40,6 +40,10 @@ _TRACEPARENT = re.compile(
     rb"\s*[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?\s*", re.DOTALL
 )
 
+STOPPING = "the server is stopping; try again"
+AWAY = ((b"retry-after", b"1"), (b"connection", b"close"))
+"""Headers of a refusal that the next server on this address will not repeat."""
+
 Scope = Any
 Receive = Any
 Send = Any
@@ -97,19 +101,10 @@ class AgentRequest:
         """The attempt that the path names, and what comes after /v1/ (None where the path is not of that form)."""
 
     async def body(self) -> bytes:
-        """The whole body. Raises ApiError where it is too large, comes too slowly, or its sender goes away."""
+        """The whole body. Raises ApiError as `read_body` does."""
         if self._length > MAX_BODY_BYTES:
-            raise _too_large()
-        try:
-            with Deadline(BODY_TIMEOUT_S):
-                message = await self._receive()
-                if not message.get("more_body") and message["type"] != "http.disconnect":
-                    return bytes(message.get("body", b""))
-                return await self._rest(message)
-        except TimeoutError:
-            raise ApiError(
-                f"the body did not arrive within {BODY_TIMEOUT_S:.0f} s", status=408, code="body_timeout"
-            ) from None
+            raise too_large(MAX_BODY_BYTES)
+        return await read_body(self._receive, MAX_BODY_BYTES, BODY_TIMEOUT_S)
 
     def on_disconnect(self, tell: Callable[[], None]) -> DisconnectWatch:
         """Call `tell` when the client disconnects, until the watch is stopped; only after `body`."""
@@ -124,19 +119,32 @@ class AgentRequest:
         where = f"/r/{identity[0]}/{identity[1]}" if identity is not None else ""
         return f"{self._scheme}://{self._host}{where}/v1"
 
-    async def _rest(self, message: Any) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            if message["type"] == "http.disconnect":
-                raise ApiError("the client went away before its request was complete", status=499)
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > MAX_BODY_BYTES:
-                raise _too_large()
-            if not message.get("more_body"):
-                return b"".join(parts)
-            message = await self._receive()
+
+async def read_body(receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body of a request. Raises ApiError where it is too large, comes too slowly, or its sender goes away."""
+    parts: list[bytes] = []
+    size = 0
+    try:
+        with Deadline(timeout_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ApiError("the client went away before its request was complete", status=499)
+                part: bytes = message.get("body", b"")
+                size += len(part)
+                if size > max_bytes:
+                    raise too_large(max_bytes)
+                parts.append(part)
+                if not message.get("more_body"):
+                    return part if len(parts) == 1 else b"".join(parts)
+    except TimeoutError:
+        raise ApiError(f"the body did not arrive within {timeout_s:.0f} s", status=408, code="body_timeout") from None
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client disconnects; only after its body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class DisconnectWatch:
@@ -160,8 +168,7 @@ class DisconnectWatch:
         self._task = asyncio.ensure_future(self._wait())
 
     async def _wait(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await disconnected(self._receive)
         self._tell()
 
 
@@ -224,11 +231,6 @@ class AgentResponse:
         self.failed: Callable[[ApiError], bytes] | None = None
         """Writes the event that ends a started stream with an error."""
 
-    async def send(self, message: Any) -> None:
-        """Pass on a message of an inner application."""
-        self.started = True
-        await self._send(message)
-
     async def whole(
         self,
         status: int,
@@ -271,8 +273,9 @@ class AgentResponse:
         return headers
 
 
-def _too_large() -> ApiError:
-    return ApiError(f"the body is larger than {MAX_BODY_BYTES} bytes", status=413, code="body_too_large")
+def too_large(max_bytes: int) -> ApiError:
+    """The refusal of a body of more than `max_bytes`."""
+    return ApiError(f"the body is larger than {max_bytes} bytes", status=413, code="body_too_large")
 
 
 def _split(path: str) -> tuple[tuple[str, int] | None, str | None]:

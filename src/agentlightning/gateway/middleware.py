@@ -7,16 +7,16 @@ answers for bugs, whose tracebacks go to the log. Knows no route.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import orjson
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentlightning import errors
 from agentlightning.errors import AgentLightningError, ConfigError, InputError
 from agentlightning.gateway.access import cross_site_reason, presents_key
+from agentlightning.gateway.asgi_response import AWAY, read_body, too_large
+from agentlightning.protocols.base import ApiError
 from agentlightning.store.http_transport import BOOT_HEADER
 
 log = logging.getLogger(__name__)
@@ -64,14 +64,15 @@ class ApiMiddleware:
         response = _TaggedResponse(send, self._header)
         try:
             self._check(scope)
-            await self._app(scope, _BoundedBody(receive, self._largest, self._body_s).receive, response.send)
+            body = await read_body(receive, self._largest, self._body_s)
+            await self._app(scope, _replayed(body, receive), response.send)
         except AgentLightningError as refusal:
             log.info("%s %s refused: %s", scope["method"], scope["path"], refusal)
             if response.started:
                 raise
             await response.error(refusal.http_status, type(refusal), str(refusal))
-        except HTTPException as refusal:
-            await response.error(refusal.status_code, InputError, refusal.detail)
+        except ApiError as refusal:
+            await response.error(refusal.status, InputError, refusal.message)
         except Exception as error:
             log.exception("%s %s failed", scope["method"], scope["path"])
             if response.started:
@@ -90,37 +91,21 @@ class ApiMiddleware:
             )
         length = next((value for name, value in headers if name == b"content-length"), b"0")
         if not length.isdigit() or int(length[:20]) > self._largest:
-            raise _too_large(self._largest)
+            raise too_large(self._largest)
 
 
 class _CrossSiteError(InputError):
     http_status = 403
 
 
-class _BoundedBody:
-    """The body as it arrives, within its bounds; after it, whether the caller hung up."""
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Receives a body that was read already; after it, whether the caller hung up."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    def __init__(self, receive: Receive, largest: int, body_s: float) -> None:
-        self._receive = receive
-        self._largest = largest
-        self._deadline = asyncio.get_running_loop().time() + body_s
-        self._body_s = body_s
-        self._size = 0
-        self._complete = False
+    async def receive_again() -> Message:
+        return first.pop() if first else await receive()
 
-    async def receive(self) -> Message:
-        if self._complete:
-            return await self._receive()
-        try:
-            async with asyncio.timeout_at(self._deadline):
-                message = await self._receive()
-        except TimeoutError:
-            raise HTTPException(408, f"the body did not arrive within {self._body_s:.0f} s") from None
-        self._size += len(message.get("body", b""))
-        if self._size > self._largest:
-            raise _too_large(self._largest)
-        self._complete = not message.get("more_body", False)
-        return message
+    return receive_again
 
 
 class _TaggedResponse:
@@ -140,9 +125,6 @@ class _TaggedResponse:
     async def error(self, status: int, kind: type[AgentLightningError], said: str) -> None:
         body = error_body(kind, said)
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        headers += AWAY if status == 503 else ()
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
-
-
-def _too_large(largest: int) -> HTTPException:
-    return HTTPException(413, f"the body is larger than {largest} bytes")  # of the errors, FastAPI passes on only these

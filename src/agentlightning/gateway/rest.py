@@ -12,6 +12,7 @@ Errors are {"error": {"type": "NotFoundError", "message": "…"}} with the statu
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import inspect
 import uuid
@@ -27,12 +28,11 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
-from agentlightning.config_base import expected
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError
 from agentlightning.gateway.access import is_loopback
 from agentlightning.gateway.idempotency import IdempotencyCache
 from agentlightning.gateway.middleware import ApiMiddleware, ServerKeyError, error_body
-from agentlightning.gateway.store_rpc import MAX_KEY_CHARS, StoreMethod, StoreRpc
+from agentlightning.gateway.store_rpc import MAX_KEY_CHARS, StoreMethod, StoreRpc, error_sentence
 from agentlightning.store import wire
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.types import Call, Claim, Mode, Rollout, RolloutState, Run
@@ -45,6 +45,7 @@ def create_api(
     server_key: str | None,
     *,
     boot: str | None = None,
+    stopping: asyncio.Event | None = None,
     on_claim: Callable[[Sequence[Claim]], None] | None = None,
     on_end: Callable[[set[str]], None] | None = None,
     on_calls: Callable[[Sequence[Call]], None] | None = None,
@@ -55,6 +56,7 @@ def create_api(
     `server_key`: what callers must send as bearer token; None opens it to everybody who can connect, web pages excepted
     (loopback only).
     `boot`: id of this start of the server, sent with every answer; made here unless given.
+    `stopping`: set when the server is about to end, and long polls with it.
     `on_claim` gets the claims that were granted, `on_end` the rollouts whose attempts were finished or cancelled,
     `on_calls` calls that were recorded, `on_resources` the run that got new ones: called before the answer is sent, and
     must not block.
@@ -75,7 +77,8 @@ def create_api(
 
     methods = [StoreMethod(store, name, after) for name in wire.METHODS]
     routes = create_routes(store, server_key, methods)
-    return ApiMiddleware(StoreRpc(routes, methods, IdempotencyCache()), boot or uuid.uuid4().hex, server_key)
+    rpc = StoreRpc(routes, methods, IdempotencyCache(), stopping or asyncio.Event())
+    return ApiMiddleware(rpc, boot or uuid.uuid4().hex, server_key)
 
 
 def create_routes(store: LightningStore, server_key: str | None, methods: Sequence[StoreMethod]) -> FastAPI:
@@ -188,10 +191,7 @@ async def _on_error(_: HttpRequest, error: Exception) -> Response:
 async def _on_bad_input(_: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-    if first["type"] == "json_invalid":
-        return _error(422, InputError, f"body: expected JSON: {first['ctx']['error']}")
-    return _error(422, InputError, f"{'.'.join(place) or 'body'}: {expected(first, 'an object')}")
+    return _error(422, InputError, error_sentence(first, first["loc"][1:]))
 
 
 async def _on_http_error(request: HttpRequest, error: Exception) -> Response:

@@ -12,20 +12,21 @@ import asyncio
 import inspect
 import math
 import typing
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import msgspec
 import orjson
 from pydantic import BaseModel, Field, ValidationError, create_model
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.config_base import expected
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError, StoreError
+from agentlightning.gateway.asgi_response import STOPPING, disconnected
 from agentlightning.gateway.idempotency import IdempotencyCache, RpcResponse
 from agentlightning.gateway.middleware import MAX_BODY_BYTES, error_body
+from agentlightning.protocols.base import ApiError
 from agentlightning.store import wire
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http_transport import BATCH, KEY_HEADER, MIN_COMPRESSED_BYTES, compressed, decompressed
@@ -78,15 +79,24 @@ class StoreMethod:
         try:
             checked = self.body.model_validate_json(body)
         except ValidationError as error:
-            raise InputError(_sentence(error)) from None
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise InputError(error_sentence(first, first["loc"])) from None
         return {name: getattr(checked, name) for name in self.body.model_fields}
 
 
 class StoreRpc:
     """The middleware."""
 
-    def __init__(self, app: ASGIApp, methods: typing.Iterable[StoreMethod], idempotency: IdempotencyCache) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        methods: Sequence[StoreMethod],
+        idempotency: IdempotencyCache,
+        stopping: asyncio.Event,
+    ) -> None:
+        """Long polls end when `stopping` is set."""
         self._app = app
+        self._stopping = stopping
         self._methods = {method.name: method for method in methods}
         self._idempotency = idempotency
 
@@ -101,12 +111,12 @@ class StoreRpc:
             return
         headers = dict(scope["headers"])
         binary = headers.get(b"content-type") == MSGPACK
-        body = await _body(receive, headers.get(b"content-encoding", b"identity"))
+        body = await _plain((await receive())["body"], headers.get(b"content-encoding", b"identity"))
         if method is None:
             status, content = await self._respond_to_all(body)
         else:
             responding = self._respond(method, body, headers.get(KEY_HEADER.encode(), b"").decode("latin-1"), binary)
-            status, content = await (_while_connected(receive, responding) if name in LONG_POLLS else responding)
+            status, content = await (self._poll(receive, responding) if name in LONG_POLLS else responding)
         sent = [(b"content-type", MSGPACK if binary and status == 200 else b"application/json")]
         if len(content) >= MIN_COMPRESSED_BYTES and b"gzip" in headers.get(b"accept-encoding", b""):
             content = await compressed(content)
@@ -137,50 +147,32 @@ class StoreRpc:
         )
         return RpcResponse(200, wire.encode([wire.EntryResult(*response) for response in responses], BATCH))
 
+    async def _poll(self, receive: Receive, work: Coroutine[Any, Any, RpcResponse]) -> RpcResponse:
+        """The result of a long poll, which ends with its caller (else a worker that died could still be given rollouts) and
+        with the server."""
+        polls = asyncio.ensure_future(work)
+        ends = asyncio.ensure_future(disconnected(receive)), asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({polls, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if polls.done():
+                return polls.result()
+            if self._stopping.is_set():
+                raise StoreError(STOPPING)
+            raise ApiError("the caller hung up", status=499)
+        finally:
+            for unfinished in (polls, *ends):
+                unfinished.cancel()
 
-class _ClientDisconnected(AgentLightningError):
-    """The caller hung up."""
 
-    http_status = 499
-
-
-async def _body(receive: Receive, encoding: bytes) -> bytes:
-    parts = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _ClientDisconnected("the caller hung up")
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            break
-    body = parts[0] if len(parts) == 1 else b"".join(parts)
+async def _plain(body: bytes, encoding: bytes) -> bytes:
     if encoding == b"identity":
         return body
     if encoding != b"gzip":
-        raise HTTPException(415, f"Content-Encoding: expected gzip or none, got {encoding[:80].decode('latin-1')!r}")
+        raise ApiError(f"Content-Encoding: expected gzip or none, got {encoding[:80].decode('latin-1')!r}", status=415)
     try:
         return await decompressed(body, MAX_BODY_BYTES)
     except StoreError as refused:
-        raise HTTPException(413, str(refused)) from None
-
-
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, RpcResponse]) -> RpcResponse:
-    """The result of a long poll, which ends with its caller: else a worker that died could still be given rollouts."""
-    task = asyncio.ensure_future(work)
-    hung_up = asyncio.ensure_future(_hung_up(receive))
-    try:
-        await asyncio.wait({task, hung_up}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise _ClientDisconnected("the caller hung up")
-        return task.result()
-    finally:
-        for unfinished in (task, hung_up):
-            unfinished.cancel()
-
-
-async def _hung_up(receive: Callable[[], Awaitable[Message]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        raise ApiError(str(refused), status=413) from None
 
 
 def _body_model(method: str, contract: Callable[..., Any], hints: dict[str, Any]) -> type[BaseModel]:
@@ -198,11 +190,11 @@ def _body_model(method: str, contract: Callable[..., Any], hints: dict[str, Any]
     )
 
 
-def _sentence(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    if first["type"] == "json_invalid":
-        return f"body: expected JSON: {first['ctx']['error']}"
-    return f"{'.'.join(str(part) for part in first['loc']) or 'body'}: {expected(first, 'an object')}"
+def error_sentence(error: Mapping[str, Any], place: Sequence[int | str]) -> str:
+    """Says what pydantic found wrong with a request, and with which of its fields."""
+    if error["type"] == "json_invalid":
+        return f"body: expected JSON: {error['ctx']['error']}"
+    return f"{'.'.join(map(str, place)) or 'body'}: {expected(error, 'an object')}"
 
 
 def _as_json(method: str, result: Any) -> bytes:
