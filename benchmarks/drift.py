@@ -30,6 +30,8 @@ from rich.console import Console
 from rich.progress import Progress
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from agentlightning.gateway.policy.response_decoder import ResponseDecoder
+from agentlightning.protocols.base import CompletionRequest, assistant_message
 from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
 from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
@@ -249,21 +251,12 @@ class Agent:
     def _receive(self, plan: PromptPlan, figures: Figures) -> None:
         rng, renderer = self._model.rng, self._renderer
         body = self._model.answer(self._plain(), self._tools)
-        text = renderer.decode(body, special=renderer.parser.needs_special)
-        parsed = renderer.parser.parse(text, plan.prompt_text, self._tools, bool(self._tools))
-        ids = [*body, list(renderer.end_ids)[-1 if parsed.tool_calls else 0]]
-        answer: Message = {"role": "assistant", "content": parsed.content}
-        if parsed.reasoning:
-            answer["reasoning_content"] = parsed.reasoning
-        if parsed.tool_calls:
-            answer["tool_calls"] = [
-                {
-                    "id": f"call_{self._calls}_{index}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": arguments},
-                }
-                for index, (name, arguments) in enumerate(parsed.tool_calls)
-            ]
+        request = CompletionRequest(model="", messages=[], tools=self._tools, parse_tools=bool(self._tools))
+        decoder = ResponseDecoder(renderer, request, plan.prompt_text, f"call_{self._calls}_")
+        decoder.sampled.ids = body
+        decoder.finish()
+        answer = assistant_message(decoder.choice())
+        ids = [*body, list(renderer.end_ids)[-1 if "tool_calls" in answer else 0]]
         self._conversation.record(plan, f"{self._name}-{self._calls}", ids, answer)
         figures.sampled += len(ids)
         self._before = plan.prompt_ids + ids

@@ -19,6 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import run_agent
 
+from agentlightning.gateway.policy.response_decoder import ResponseDecoder
+from agentlightning.protocols.base import CompletionRequest, assistant_message
 from agentlightning.rendering.conversation import Conversation, RequestView
 from agentlightning.rendering.renderer import Renderer
 
@@ -334,12 +336,10 @@ async def test_the_next_prompt_begins_with_the_very_tokens_that_were_sampled(
 ) -> None:
     renderer = Renderer(tmp_path)
     sampled_ids = renderer.encode(sampled)
-    parsed = renderer.parser.parse(renderer.decode(renderer.split_end(sampled_ids)[0], special=True))
-    calls = [
-        {"id": f"c{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
-        for index, (name, arguments) in enumerate(parsed.tool_calls)
-    ]
-    answer = {"role": "assistant", "content": parsed.content, "tool_calls": calls}
+    decoder = ResponseDecoder(renderer, CompletionRequest(model="", messages=[], parse_tools=True), "", "c")
+    decoder.sampled.ids = sampled_ids
+    decoder.finish()
+    answer = assistant_message(decoder.choice())
     _, (first, second) = await run_agent(module("agent").solve, [answer, {"content": "answer R0"}], TASK)
     conversation = Conversation(renderer)
     plan = conversation.plan(RequestView.of(first["messages"], first["tools"]))

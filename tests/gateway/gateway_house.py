@@ -10,7 +10,7 @@ import httpx
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine
 
-from agentlightning.gateway.app import App, create_app
+from agentlightning.gateway.app import App
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Claim, Mode, NewRollout, Resource, Sampling, WorkerStatus
@@ -51,7 +51,7 @@ class House:
 
     def gateway(self, store: LightningStore | None = None, patience_s: float = 60.0, **settings: Any) -> App:
         """A new gateway over the same store, as after a restart."""
-        app = create_app(store or self.store, SERVER_KEY, patience_s=patience_s, **settings)
+        app = App(store or self.store, SERVER_KEY, patience_s=patience_s, **settings)
         self._apps.append(app)
         return app
 

@@ -23,7 +23,7 @@ from server_process import ServerProcess
 
 from agentlightning.children import SERVER_END_S, SERVER_GRACE_S, listen
 from agentlightning.gateway import log, uvicorn_server
-from agentlightning.gateway.app import create_app
+from agentlightning.gateway.app import App
 from agentlightning.gateway.metrics import MAX_POLICIES, GatewayMetrics
 from agentlightning.gateway.uvicorn_server import BoundedHttpProtocol, UvicornServer
 from agentlightning.store.client import LightningStoreClient
@@ -87,7 +87,7 @@ def test_forks_are_counted_by_cause_with_what_they_leave_as_context() -> None:
     metrics.record(a_call(finish_reason="abandoned"))
     metrics.call("messages", "refused")
     metrics.external("judge", "failed")
-    metrics.first_token(0.1)
+    metrics.first_token.observe(0.1)
     seen = values(metrics.text())
     assert seen["agl_forks_total[('cause', 'history_cut')]"] == 1
     assert seen["agl_untrained_tokens_total[]"] == 40
@@ -393,7 +393,7 @@ def test_the_address_of_a_server_that_ended_is_free(tmp_path: Path) -> None:
 
 
 async def test_an_app_without_calls_ends_at_once(house: House) -> None:
-    app = create_app(house.store, SERVER_KEY)
+    app = App(house.store, SERVER_KEY)
     app.stop()
     await asyncio.wait_for(app.finished(), 1)
     await app.close()

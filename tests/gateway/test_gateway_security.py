@@ -17,7 +17,7 @@ from server_process import ServerProcess
 
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.access import cross_site_reason, is_loopback, key_path, load_or_create_key, presents_key
-from agentlightning.gateway.app import create_app
+from agentlightning.gateway.app import App
 from agentlightning.gateway.middleware import ApiMiddleware
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.types import Finish
@@ -163,7 +163,7 @@ def test_a_page_of_another_site_is_told_from_a_program(method: str, headers: dic
 
 
 async def test_a_server_without_a_key_answers_programs_and_no_pages(house: House) -> None:
-    app = create_app(house.store)
+    app = App(house.store)
     transport = httpx.ASGITransport(app, client=("127.0.0.1", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8088") as http:
         assert (await http.get("/api/runs")).status_code == 200
@@ -176,7 +176,7 @@ async def test_a_server_without_a_key_answers_programs_and_no_pages(house: House
 
 
 async def test_a_server_without_a_key_gives_its_secret_to_its_own_machine_only(house: House) -> None:
-    app = create_app(house.store)
+    app = App(house.store)
     for client, status in (("127.0.0.1", 200), ("10.0.0.5", 401)):
         transport = httpx.ASGITransport(app, client=(client, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import Status, StatusCode
 
 from agentlightning.errors import StoreError
-from agentlightning.gateway.app import create_app
+from agentlightning.gateway.app import App
 from agentlightning.gateway.otlp import MAX_ATTEMPTS_PER_REQUEST, MAX_REPORTS, MAX_REQUEST_BYTES, MAX_SPANS_PER_REQUEST
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.store.base import BROKEN, BROKEN_SPANS, IGNORED_BASE_URL, UNKNOWN_ROUTE, RolloutQuery
@@ -209,7 +209,7 @@ async def test_the_server_key_names_any_attempt_and_none_is_rejected(house: Hous
 
 async def test_a_server_key_that_looks_like_an_attempts_is_one_all_the_same(house: House) -> None:
     claim = await house.claim()
-    app = create_app(house.store, "sk-agl-server-secret")
+    app = App(house.store, "sk-agl-server-secret")
     for key, status in (("sk-agl-server-secret", 200), ("sk-agl-server-guess", 401)):
         answer = await house.http(app, "10.0.0.9").post(
             "/v1/traces",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from agentlightning.rendering.completion_parser import CompletionParser, Piece
 from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.types import Call, Sampling
@@ -20,6 +22,38 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCompletion:
+    """An answer's parts; tool calls as (name, arguments as they were written)."""
+
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[tuple[str, str], ...] = ()
+
+
+def parsed(
+    parser: CompletionParser,
+    text: str,
+    prompt: str = "",
+    tools: list[dict[str, Any]] | None = None,
+    parse_tools: bool = True,
+) -> ParsedCompletion:
+    """The parts of a whole answer after `prompt`."""
+    splitter = parser.splitter(prompt, tools, parse_tools)
+    return joined([splitter.feed(text), splitter.finish()])
+
+
+def joined(pieces: list[Piece]) -> ParsedCompletion:
+    """What an agent makes of the pieces."""
+    calls: dict[int, tuple[str, str]] = {}
+    for tool in (tool for piece in pieces for tool in piece.tools):
+        name, arguments = calls.get(tool.index, ("", ""))
+        assert (tool.name is not None) == (tool.index not in calls)
+        calls[tool.index] = (tool.name or name, arguments + tool.arguments)
+    reasoning = "".join(piece.reasoning for piece in pieces)
+    return ParsedCompletion("".join(piece.content for piece in pieces), reasoning or None, tuple(calls.values()))
 
 
 class Talk:
@@ -65,11 +99,11 @@ class Talk:
         renderer = self.renderer
         body, _ = renderer.split_end(ids)
         text = renderer.decode(body, special=renderer.parser.needs_special)
-        parsed = renderer.parser.parse(text, plan.prompt_text, self.tools, bool(self.tools))
-        message: Message = {"role": "assistant", "content": parsed.content}
-        if parsed.reasoning:
-            message["reasoning_content"] = parsed.reasoning
-        if parsed.tool_calls:
+        answer = parsed(renderer.parser, text, plan.prompt_text, self.tools, bool(self.tools))
+        message: Message = {"role": "assistant", "content": answer.content}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.tool_calls:
             number = len(self.plans)
             message["tool_calls"] = [
                 {
@@ -77,7 +111,7 @@ class Talk:
                     "type": "function",
                     "function": {"name": name, "arguments": arguments},
                 }
-                for index, (name, arguments) in enumerate(parsed.tool_calls)
+                for index, (name, arguments) in enumerate(answer.tool_calls)
             ]
         return message
 

@@ -7,12 +7,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from conversations import ParsedCompletion, joined, parsed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_templates import CHATML, HERMES
 
 from agentlightning.errors import ModelError
-from agentlightning.rendering.completion_parser import CompletionParser, ParsedCompletion, Piece
+from agentlightning.rendering.completion_parser import CompletionParser
 from agentlightning.rendering.renderer import Renderer
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -61,31 +62,33 @@ RESPONSE_TEMPLATE: dict[str, Any] = {
 def test_hermes_tool_calls_are_parsed_and_malformed_ones_stay_text(
     text: str, content: str, calls: tuple[tuple[str, str], ...]
 ) -> None:
-    assert CompletionParser(HERMES).parse(text) == ParsedCompletion(content, None, calls)
+    assert parsed(CompletionParser(HERMES), text) == ParsedCompletion(content, None, calls)
 
 
 def test_a_template_without_tool_calls_leaves_them_as_text() -> None:
-    assert CompletionParser(CHATML).parse(CALL) == ParsedCompletion(CALL)
+    assert parsed(CompletionParser(CHATML), CALL) == ParsedCompletion(CALL)
 
 
 def test_tool_calls_stay_text_where_the_agent_did_not_ask_for_them() -> None:
-    assert CompletionParser(HERMES).parse(CALL, parse_tools=False) == ParsedCompletion(CALL)
+    assert parsed(CompletionParser(HERMES), CALL, parse_tools=False) == ParsedCompletion(CALL)
 
 
 def test_reasoning_is_split_from_the_answer() -> None:
     parser = CompletionParser(THINKS)
-    assert parser.parse("<think>\nhm\n</think>\n\nyes") == ParsedCompletion("yes", "hm")
-    assert parser.parse("hm\n</think>\n\nyes", prompt="…assistant\n<think>\n") == ParsedCompletion("yes", "hm")
-    assert parser.parse("<think>\ncut short") == ParsedCompletion("", "cut short")
-    assert parser.parse("no thought") == ParsedCompletion("no thought")
+    assert parsed(parser, "<think>\nhm\n</think>\n\nyes") == ParsedCompletion("yes", "hm")
+    assert parsed(parser, "hm\n</think>\n\nyes", prompt="…assistant\n<think>\n") == ParsedCompletion("yes", "hm")
+    assert parsed(parser, "<think>\ncut short") == ParsedCompletion("", "cut short")
+    assert parsed(parser, "no thought") == ParsedCompletion("no thought")
 
 
 def test_the_tokenizers_own_response_template_decides(make_renderer: Callable[..., Renderer]) -> None:
     renderer = make_renderer(CHATML, response_template=RESPONSE_TEMPLATE)
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    parsed = renderer.parser.parse(f"well{CALL}", prompt="<|im_start|>assistant\n", tools=tools)
-    assert parsed == ParsedCompletion("well", None, (("f", '{"a":1}'),))
-    assert renderer.parser.parse("<tool_call>{broken</tool_call>") == ParsedCompletion("<tool_call>{broken</tool_call>")
+    well = parsed(renderer.parser, f"well{CALL}", prompt="<|im_start|>assistant\n", tools=tools)
+    assert well == ParsedCompletion("well", None, (("f", '{"a":1}'),))
+    assert parsed(renderer.parser, "<tool_call>{broken</tool_call>") == ParsedCompletion(
+        "<tool_call>{broken</tool_call>"
+    )
     assert renderer.parser.tool_end == "</tool_call>"
 
 
@@ -116,17 +119,6 @@ fragments = st.sampled_from(
 )  # fmt: skip
 
 
-def joined(pieces: list[Piece]) -> ParsedCompletion:
-    """What an agent makes of the pieces."""
-    calls: dict[int, tuple[str, str]] = {}
-    for tool in (tool for piece in pieces for tool in piece.tools):
-        name, arguments = calls.get(tool.index, ("", ""))
-        assert (tool.name is not None) == (tool.index not in calls)
-        calls[tool.index] = (tool.name or name, arguments + tool.arguments)
-    reasoning = "".join(piece.reasoning for piece in pieces)
-    return ParsedCompletion("".join(piece.content for piece in pieces), reasoning or None, tuple(calls.values()))
-
-
 @settings(max_examples=400, deadline=None)
 @given(
     parts=st.lists(fragments, max_size=9),
@@ -144,13 +136,13 @@ def test_however_an_answer_is_cut_it_is_the_same(
     splitter = parser.splitter(prompt, NAMED, tools)
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [splitter.feed(text[start:end]) for start, end in pairwise(bounds)]
-    assert joined([*pieces, splitter.finish()]) == parser.parse(text, prompt, NAMED, tools)
+    assert joined([*pieces, splitter.finish()]) == parsed(parser, text, prompt, NAMED, tools)
 
 
 @given(text=st.text(alphabet="ab <>{}\n"))
 def test_text_without_reasoning_or_calls_is_kept_to_the_letter(text: str) -> None:
     for template in (HERMES, CHATML, TAGS, PAIRS, BARE):
-        assert CompletionParser(template).parse(text, "", NAMED).content == text or template == TAGS
+        assert parsed(CompletionParser(template), text, "", NAMED).content == text or template == TAGS
 
 
 def test_plain_text_is_streamed_at_once_and_what_could_begin_a_call_waits() -> None:
@@ -192,13 +184,15 @@ def test_arguments_come_as_they_are_sampled() -> None:
     ],
 )  # fmt: skip
 def test_every_syntax_is_read(template: str, text: str, calls: list[tuple[str, str]]) -> None:
-    assert CompletionParser(template).parse(text, "", NAMED).tool_calls == tuple(calls)
+    assert parsed(CompletionParser(template), text, "", NAMED).tool_calls == tuple(calls)
 
 
 def test_a_bare_object_that_names_no_tool_is_text() -> None:
     text = '{"name": "Ada", "parameters": {}} is an object'
-    assert CompletionParser(BARE).parse(text, "", NAMED) == ParsedCompletion(text)
+    assert parsed(CompletionParser(BARE), text, "", NAMED) == ParsedCompletion(text)
 
 
 def test_text_after_a_call_is_content() -> None:
-    assert CompletionParser(HERMES).parse(f"one {CALL}\n two") == ParsedCompletion("onetwo", None, (("f", '{"a": 1}'),))
+    assert parsed(CompletionParser(HERMES), f"one {CALL}\n two") == ParsedCompletion(
+        "onetwo", None, (("f", '{"a": 1}'),)
+    )

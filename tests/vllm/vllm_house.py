@@ -14,7 +14,7 @@ import torch
 from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM
 
-from agentlightning.gateway.app import App, create_app
+from agentlightning.gateway.app import App
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.types import Call, Claim, NewRollout, Resource, WorkerStatus
@@ -90,7 +90,7 @@ async def open_house(server: VllmServer, api: str | None) -> AsyncIterator[VllmH
         }
         value |= {"seed": None, "logprobs": "raw", **({} if api is None else {"api": api})}
         await store.put_resources([Resource(run_id=run.id, name="default", kind="policy", value=value)])
-        house = VllmHouse(server, api or "", store, create_app(store), run.id)
+        house = VllmHouse(server, api or "", store, App(store), run.id)
         try:
             yield house
         finally:

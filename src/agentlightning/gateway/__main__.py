@@ -23,7 +23,7 @@ from agentlightning.children import end_with_parent, listen
 from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
 from agentlightning.gateway import log
 from agentlightning.gateway.access import KEY_VARIABLE, is_loopback, key_path, load_or_create_key
-from agentlightning.gateway.app import create_app
+from agentlightning.gateway.app import App
 from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
@@ -91,7 +91,7 @@ async def _serve(
 ) -> None:
     async with open_store(store_url, store_key) as store:
         await _check(store)
-        app = create_app(store, server_key)
+        app = App(store, server_key)
         _spare_collections()
         logging.getLogger("agentlightning.gateway").info("serving on %s port %s", *listener.getsockname()[:2])
         pruning = None if keep == KEEP_ALL else asyncio.create_task(keep_pruned(store, keep))

@@ -38,32 +38,21 @@ EXPIRY_S = 1.0
 """Seconds between two searches for expired leases."""
 
 
-def create_app(
-    store: LightningStore,
-    server_key: str | None = None,
-    *,
-    load_renderer: Callable[[str], Renderer] = Renderer,
-    patience_s: float = 30.0,
-    grace_s: float = GRACE_S,
-    deadline_s: float = DEADLINE_S,
-) -> App:
-    """The application over an open store. `server_key` guards ``/api``; `patience_s` is how long engines may be away,
-    `grace_s` how long a call goes on after its agent has gone, `deadline_s` how long one may take."""
-    return App(store, server_key, load_renderer, patience_s, grace_s, deadline_s)
-
-
 class App:
-    """An ASGI application."""
+    """The application over an open store."""
 
     def __init__(
         self,
         store: LightningStore,
-        server_key: str | None,
-        load_renderer: Callable[[str], Renderer],
-        patience_s: float,
-        grace_s: float,
-        deadline_s: float,
+        server_key: str | None = None,
+        *,
+        load_renderer: Callable[[str], Renderer] = Renderer,
+        patience_s: float = 30.0,
+        grace_s: float = GRACE_S,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
+        """`server_key` guards ``/api``; `patience_s` is how long engines may be away, `grace_s` how long a call goes on
+        after its agent has gone, `deadline_s` how long one may take."""
         self.boot = str(uuid7())
         """Id of this start of the server; every response carries it, so that clients notice a restart."""
         self._boot = self.boot.encode()

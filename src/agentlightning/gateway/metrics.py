@@ -60,7 +60,7 @@ class GatewayMetrics:
         self._seconds = Histogram(
             "agl_call_seconds", "Time from a request to its recorded answer", buckets=BUCKETS_S, registry=registry
         )
-        self._first_token = Histogram(
+        self.first_token = Histogram(
             "agl_first_token_seconds",
             "Time from a request to its first token",
             buckets=FIRST_TOKEN_S,
@@ -110,10 +110,6 @@ class GatewayMetrics:
     def external(self, model: str, result: Result) -> None:
         """Count a call to an external model; `model` is its name in the configuration."""
         self._external.labels(model, result).inc()
-
-    def first_token(self, seconds: float) -> None:
-        """Count a first token."""
-        self._first_token.observe(seconds)
 
     def spans(self, recorded: int, broken: Mapping[str, int]) -> None:
         """Count spans that programs sent; `broken` by cause."""

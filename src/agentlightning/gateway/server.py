@@ -13,7 +13,7 @@ from typing import Self
 from agentlightning.children import listen
 from agentlightning.errors import GatewayError
 from agentlightning.gateway.access import is_loopback
-from agentlightning.gateway.app import create_app
+from agentlightning.gateway.app import App
 from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.store.open import open_store
 
@@ -84,5 +84,5 @@ class AgentLightningServer:
 
     async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
         async with open_store(self._store_url, self._server_key) as store:
-            self._server = UvicornServer(create_app(store, self._server_key), started=started.set)
+            self._server = UvicornServer(App(store, self._server_key), started=started.set)
             await self._server.serve(sockets=[listener])

@@ -48,15 +48,6 @@ class Piece:
     tools: tuple[ToolPiece, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedCompletion:
-    """An answer's parts; tool calls as (name, arguments as they were written)."""
-
-    content: str
-    reasoning: str | None = None
-    tool_calls: tuple[tuple[str, str], ...] = ()
-
-
 class CompletionParser:
     """The parser of one model's completions."""
 
@@ -68,21 +59,6 @@ class CompletionParser:
         """True where special tokens are part of what is parsed."""
         self.tool_end = CLOSE if self._syntax in ("hermes", "tags", "pairs") else _close(response_template)
         """The text that ends a tool call; None where there is no such text."""
-
-    def parse(
-        self, text: str, prompt: str = "", tools: list[JSON] | None = None, parse_tools: bool = True
-    ) -> ParsedCompletion:
-        """The parts of `text`. `prompt` is what came before: some templates open the reasoning themselves."""
-        splitter = self.splitter(prompt, tools, parse_tools)
-        pieces = (splitter.feed(text), splitter.finish())
-        calls: list[tuple[str, str]] = []
-        for tool in (tool for piece in pieces for tool in piece.tools):
-            if tool.name is not None:
-                calls.append((tool.name, tool.arguments))
-            else:
-                calls[-1] = calls[-1][0], calls[-1][1] + tool.arguments
-        reasoning = "".join(piece.reasoning for piece in pieces)
-        return ParsedCompletion("".join(piece.content for piece in pieces), reasoning or None, tuple(calls))
 
     def splitter(self, prompt: str, tools: list[JSON] | None, parse_tools: bool) -> Splitter | WholeSplitter:
         """Reads one answer as it is sampled."""

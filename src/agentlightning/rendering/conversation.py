@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from agentlightning.rendering.diagnosis import ForkCause, diagnose
 from agentlightning.rendering.graph import (
@@ -48,22 +49,22 @@ class PromptPlan:
     suffix_ids: list[int]
     """Ids that the parent's path does not have; the whole prompt without a parent."""
     parent: CallNode | None
-    known: int
+    known: int = 0
     """Number of messages in the parent's history."""
-    fork_cause: ForkCause | None
+    fork_cause: ForkCause | None = None
     """Cause of a fork: tokens of an earlier completion are not continued though the request contains it."""
-    untrained_tokens: int
+    untrained_tokens: int = 0
     """Sampled tokens of earlier calls that the prompt repeats without continuing them: the calls on the recorded path that
     shares most with the request, below `parent`, whose answers the request has as they were (or edited, for the call that
     assistant_message_edited names). Answers that a cut history has lost do not count: the prompt does not have them."""
     request_hash: Digest
     position: int
     """Number of earlier requests of the attempt with this hash: with the hash, it identifies the call."""
-    root: Digest
+    root: Digest = b""
     """Hash of the tools."""
-    step: Turn | None
+    step: Turn | None = None
     """Messages and digests that `record` keeps; None for a raw prompt."""
-    prompt_text: str
+    prompt_text: str = ""
     """The prompt as text; no more than its end where the model family's own renderer made it."""
     messages: list[JSON]
     """Messages that the parent's history does not have, as the agent sent them: `Call.messages`. Of a raw prompt
@@ -141,40 +142,22 @@ class Conversation:
         suffix_ids, text, whole = continued or self._afresh(view.normal, view.tools)
         if cause is None:
             cause, lost = diagnose(self._sampled, view.roles, view.digests, view.hashes, known)
-        return PromptPlan(
+        return self._message_plan(
+            view,
+            node,
+            known,
             prompt_ids=prefix + suffix_ids,
             suffix_ids=suffix_ids,
-            parent=node,
-            known=known,
             fork_cause=cause,
             untrained_tokens=lost,
-            request_hash=view.request_hash,
-            position=self._take(view.request_hash),
-            root=view.hashes[0],
-            step=Turn(view.digests[known:], view.roles[known:], {}, ()),
             prompt_text=text,
-            messages=view.messages[known:],
             head=(len(text), fingerprint(text)) if whole else None,
         )
 
     def plan_external(self, view: RequestView) -> PromptPlan:
         """The place of a call that an external model answers: no ids, and no template has a say."""
         known, node = self._external.longest_path(view.roles, view.hashes)
-        return PromptPlan(
-            prompt_ids=[],
-            suffix_ids=[],
-            parent=node,
-            known=known,
-            fork_cause=None,
-            untrained_tokens=0,
-            request_hash=view.request_hash,
-            position=self._take(view.request_hash),
-            root=view.hashes[0],
-            step=Turn(view.digests[known:], view.roles[known:], {}, ()),
-            prompt_text="",
-            messages=view.messages[known:],
-            external=True,
-        )
+        return self._message_plan(view, node, known, prompt_ids=[], suffix_ids=[], external=True)
 
     def plan_prompt(self, prompt: Prompt) -> PromptPlan:
         """The exact ids of a raw prompt: it continues the call whose prompt and answer it begins with, if there is one.
@@ -200,13 +183,10 @@ class Conversation:
             prompt_ids=prefix + suffix_ids,
             suffix_ids=suffix_ids,
             parent=node,
-            known=0,
             fork_cause=cause,
             untrained_tokens=lost,
             request_hash=request_hash,
             position=self._take(request_hash),
-            root=b"",
-            step=None,
             prompt_text=text,
             messages=[{"role": "user", "content": rest}],
         )
@@ -375,6 +355,19 @@ class Conversation:
         else:
             kept = rest[:1] == sampled[:1] != []
         return ("assistant_message_edited", len(sampled)) if kept else (None, 0)
+
+    def _message_plan(self, view: RequestView, node: CallNode | None, known: int, **prompt: Any) -> PromptPlan:
+        """The plan of a request with messages, of which the path to `node` has the first `known`."""
+        return PromptPlan(
+            parent=node,
+            known=known,
+            request_hash=view.request_hash,
+            position=self._take(view.request_hash),
+            root=view.hashes[0],
+            step=Turn(view.digests[known:], view.roles[known:], {}, ()),
+            messages=view.messages[known:],
+            **prompt,
+        )
 
     # --- the graph --------------------------------------------------------------------------------------------------
 

@@ -306,20 +306,3 @@ async def test_a_pause_whose_trainer_died_ends_with_its_lease(house: House) -> N
     await pause(house.store, house.run_id, lease_s=0.2)
     reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
     assert reply.status_code == 200
-
-
-async def test_an_engine_is_drained_when_its_calls_have_ended(house: House) -> None:
-    claim = await house.claim()
-    house.engine.gate = asyncio.Event()
-    house.engine.hold_whole = True
-    arrived = asyncio.Event()
-    house.engine.answers = lambda _: arrived.set() or [5, END]  # type: ignore[func-returns-value]
-    call = asyncio.create_task(house.http().post(f"{path(claim)}/v1/chat/completions", json=HI))
-    await arrived.wait()
-    router = house.app._engine_router
-    drained = asyncio.create_task(router.drained(await router.policy(house.run_id, "")))
-    await asyncio.wait([drained], timeout=0.05)
-    assert not drained.done()
-    house.engine.gate.set()
-    await drained
-    assert (await call).status_code == 200

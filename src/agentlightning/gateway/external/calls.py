@@ -179,7 +179,7 @@ class ExternalCalls:
         if job.reply.started:
             await job.reply.more(events)
         else:
-            self._metrics.first_token((time.time_ns() - job.started_ns) / 1e9)
+            self._metrics.first_token.observe((time.time_ns() - job.started_ns) / 1e9)
             await job.reply.start_events(events, content_type)
         return True
 

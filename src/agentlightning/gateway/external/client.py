@@ -103,11 +103,12 @@ class ExternalClient:
     async def send(self, exchange: Exchange) -> ExternalResponse:
         """Ask until there is an answer, or a refusal that more tries will not change. Raises ApiError."""
         tries, most = 0, exchange.external.settings.max_retries
+        url = f"{exchange.external.settings.url.rstrip('/')}/{exchange.route}"
         backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)
         while True:
             pause: float | None
             try:
-                async with await self._post(exchange) as response:
+                async with await self._client.post(url, exchange.headers, exchange.body) as response:
                     if response.status == 200:
                         return await _read_response(exchange, response)
                     refused = await _refused(exchange, response)
@@ -125,10 +126,6 @@ class ExternalClient:
                     return refused
             tries += 1
             await asyncio.sleep(pause or 0.0)
-
-    async def _post(self, exchange: Exchange) -> HttpResponse:
-        url = f"{exchange.external.settings.url.rstrip('/')}/{exchange.route}"
-        return await self._client.post(url, exchange.headers, exchange.body)
 
 
 def request_headers(external: ExternalModel, route: str, given: list[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -280,7 +280,7 @@ class _StreamedResponse:
         await self._reply.more(events)
 
     async def _start(self) -> None:
-        self._metrics.first_token((time.time_ns() - self._started_ns) / 1e9)
+        self._metrics.first_token.observe((time.time_ns() - self._started_ns) / 1e9)
         await self._reply.start_events(self._events.first())
 
 

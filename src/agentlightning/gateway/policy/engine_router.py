@@ -119,7 +119,7 @@ class Balancer:
             return engines[0]
         now = self._now()
         awake = [engine for engine in engines if engine.away_until <= now]
-        best = min(awake, key=_load) if awake else min(engines, key=lambda engine: engine.away_until)
+        best = min(awake, key=lambda one: one.in_flight) if awake else min(engines, key=lambda one: one.away_until)
         known = self._places.get(affinity)
         home = next((engine for engine in awake if engine.url == known), None)
         if home is not None and home.in_flight <= 2 * best.in_flight + SLACK:
@@ -153,10 +153,6 @@ class Balancer:
         ]
 
 
-def _load(engine: EngineLoad) -> int:
-    return engine.in_flight
-
-
 class EngineRouter:
     """The engines behind the policies of all runs."""
 
@@ -173,8 +169,6 @@ class EngineRouter:
         self._patience_s = patience_s
         self._client = HttpClient(CONNECT_TIMEOUT_S)
         self._balancer = Balancer()
-        self._idle = asyncio.Event()
-        """Set whenever an engine has nothing in flight any more."""
         self._apis: dict[str, EngineApi] = {}
         self._policies: dict[str, tuple[list[Resource], dict[str, Policy]]] = {}
         """By run, with the resources that they come from."""
@@ -257,12 +251,6 @@ class EngineRouter:
                 await _pause(backoff, cause)
                 policy = await self._current(policy)
 
-    async def drained(self, policy: Policy) -> None:
-        """Returns when no call of this server is in flight at the policy's engines; after `hold`, before new weights."""
-        while any(load for url, _, load in self._balancer.states() if url in policy.endpoints):
-            self._idle.clear()
-            await self._idle.wait()
-
     # --- inside -----------------------------------------------------------------------------------------------------
 
     async def _policy(self, resource: Resource) -> Policy:
@@ -330,8 +318,6 @@ class EngineRouter:
             raise
         finally:
             engine.in_flight -= 1
-            if not engine.in_flight:
-                self._idle.set()
 
     async def _detect_api(self, policy: Policy, url: str) -> EngineApi:
         """Ask for generate with nothing in it: whoever has the route complains about the request."""
