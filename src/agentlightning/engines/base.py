@@ -8,15 +8,19 @@ engine.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+import functools
+import inspect
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from agentlightning.engines.support import Support
 from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 Metrics = dict[str, float]
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 DEFAULT_POLICY = "default"
 
@@ -109,3 +113,35 @@ class Engine(Protocol):
     async def restart_learner(self) -> None:
         """A fresh learner in place of one that was lost, with the weights that the engine was made with."""
         ...
+
+
+def _operation(method: F) -> F:
+    """The method as a call of `_operate`. Its last argument is the policy."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    async def operate(engine: ForwardingEngine, *args: Any, **named: Any) -> Any:
+        given = signature.bind(engine, *args, **named)
+        given.apply_defaults()
+        _, *arguments, policy = given.arguments.values()
+        return await engine._operate(policy, method.__name__, *arguments)
+
+    return cast(F, operate)
+
+
+class ForwardingEngine(Engine):
+    """An engine that has its operations carried out elsewhere, all in one way."""
+
+    @abstractmethod
+    async def _operate(self, policy: str, operation: str, *arguments: Any) -> Any:
+        """Carries out an operation on this policy; returns its result."""
+
+    forward_backward = _operation(Engine.forward_backward)
+    forward_backward_preferences = _operation(Engine.forward_backward_preferences)
+    logprobs = _operation(Engine.logprobs)
+    reference_logprobs = _operation(Engine.reference_logprobs)
+    values = _operation(Engine.values)
+    optim_step = _operation(Engine.optim_step)
+    publish = _operation(Engine.publish)
+    save = _operation(Engine.save)
+    load = _operation(Engine.load)

@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Protocol
 
-from agentlightning.engines.base import DEFAULT_POLICY, Engine, Metrics, together
+from agentlightning.engines.base import Engine, ForwardingEngine, together
 from agentlightning.engines.support import Support
 from agentlightning.errors import EngineError
-from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 
 class WatchedEngine(Engine, Protocol):
@@ -26,7 +24,7 @@ class WatchedEngine(Engine, Protocol):
         ...
 
 
-class PolicyEngines:
+class PolicyEngines(ForwardingEngine):
     """Engines by the alias of their policy; at least one."""
 
     def __init__(self, engines: Mapping[str, WatchedEngine]) -> None:
@@ -51,7 +49,7 @@ class PolicyEngines:
             await self.close()
             raise
         self.endpoints = dict(zip(self._engines, urls, strict=True))
-        return [url for ofone in urls for url in ofone]
+        return [url for of_policy in urls for url in of_policy]
 
     async def watch(self) -> None:
         """Never returns; EngineError when one of them cannot be kept running."""
@@ -64,50 +62,13 @@ class PolicyEngines:
         """All of them: whoever lost one goes back to a checkpoint, and the others with it."""
         await _all([engine.restart_learner() for engine in self._engines.values()])
 
-    async def forward_backward(
-        self, sequences: Sequence[TrainingSequence], loss: Loss, policy: str = DEFAULT_POLICY
-    ) -> Metrics:
-        return await self._of(policy).forward_backward(sequences, loss)
-
-    async def forward_backward_preferences(
-        self,
-        examples: Sequence[Preference],
-        loss: PreferenceLoss,
-        mismatched: Sequence[TrainingSequence] = (),
-        policy: str = DEFAULT_POLICY,
-    ) -> Metrics:
-        return await self._of(policy).forward_backward_preferences(examples, loss, mismatched)
-
-    async def logprobs(self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
-        return await self._of(policy).logprobs(sequences)
-
-    async def reference_logprobs(
-        self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY
-    ) -> list[list[float]]:
-        return await self._of(policy).reference_logprobs(sequences)
-
-    async def values(self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
-        return await self._of(policy).values(sequences)
-
-    async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:
-        return await self._of(policy).optim_step(learning_rate, grad_clip)
-
-    async def publish(self, version: int, policy: str = DEFAULT_POLICY) -> None:
-        await self._of(policy).publish(version)
-
-    async def save(self, path: Path, policy: str = DEFAULT_POLICY) -> None:
-        await self._of(policy).save(path)
-
-    async def load(self, path: Path, policy: str = DEFAULT_POLICY) -> None:
-        await self._of(policy).load(path)
-
-    def _of(self, policy: str) -> WatchedEngine:
+    async def _operate(self, policy: str, operation: str, *arguments: Any) -> Any:
         engine = self._engines.get(policy)
         if engine is None:
             raise EngineError(
                 f"policy: {policy!r} is not known to the engine; expected one of {', '.join(self._engines)}"
             )
-        return engine
+        return await getattr(engine, operation)(*arguments)
 
 
 async def _all(operations: Sequence[Coroutine[Any, Any, None]]) -> None:

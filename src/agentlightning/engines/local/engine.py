@@ -16,7 +16,6 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,12 +25,11 @@ import aiohttp
 
 from agentlightning import errors
 from agentlightning.children import listen, start_child, stop_child
-from agentlightning.engines.base import DEFAULT_POLICY, Metrics, together
+from agentlightning.engines.base import DEFAULT_POLICY, ForwardingEngine, together
 from agentlightning.engines.local.models import find_model
 from agentlightning.engines.local.options import LearnerOptions, SamplerOptions, support
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, EngineError, LearnerLostError, ModelError
-from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 START_TIMEOUT_S = 600.0
 """Torch, transformers and a few GB of weights load in less on any disk worth using."""
@@ -45,7 +43,7 @@ MAX_KILLED_STARTS = 3
 log = logging.getLogger(__name__)
 
 
-class LocalEngine:
+class LocalEngine(ForwardingEngine):
     """One policy, sampled and trained on this machine.
 
     model is a transformers folder or hub name; logs go to work_dir/logs. `start` must be called on a thread that lives as
@@ -140,58 +138,16 @@ class LocalEngine:
         self._learner = self._start_learner()
         await self._learner_ready()
 
-    async def forward_backward(
-        self, sequences: Sequence[TrainingSequence], loss: Loss, policy: str = DEFAULT_POLICY
-    ) -> Metrics:
-        metrics: Metrics = await self._verb(policy, "forward_backward", list(sequences), loss)
-        return metrics
-
-    async def forward_backward_preferences(
-        self,
-        examples: Sequence[Preference],
-        loss: PreferenceLoss,
-        mismatched: Sequence[TrainingSequence] = (),
-        policy: str = DEFAULT_POLICY,
-    ) -> Metrics:
-        metrics: Metrics = await self._verb(
-            policy, "forward_backward_preferences", list(examples), loss, list(mismatched)
-        )
-        return metrics
-
-    async def logprobs(self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
-        values: list[list[float]] = await self._verb(policy, "logprobs", list(sequences))
-        return values
-
-    async def reference_logprobs(
-        self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY
-    ) -> list[list[float]]:
-        values: list[list[float]] = await self._verb(policy, "reference_logprobs", list(sequences))
-        return values
-
-    async def values(self, sequences: Sequence[TrainingSequence], policy: str = DEFAULT_POLICY) -> list[list[float]]:
-        values: list[list[float]] = await self._verb(policy, "values", list(sequences))
-        return values
-
-    async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:
-        metrics: Metrics = await self._verb(policy, "optim_step", learning_rate, grad_clip)
-        return metrics
-
     async def publish(self, version: int, policy: str = DEFAULT_POLICY) -> None:
         async with self._publishing:
             folder = self.weights_folder / f"v{version}"
-            await self._verb(policy, "export", str(folder))
+            await self._operate(policy, "export", str(folder))
             old = self._published
             # From here on a restarted sampler starts with these weights, so a death in the middle loses nothing.
             self._published = folder, str(version)
             await self._reload(folder, str(version))
             if old is not None and old[0] != folder:
                 shutil.rmtree(old[0], ignore_errors=True)
-
-    async def save(self, path: Path, policy: str = DEFAULT_POLICY) -> None:
-        await self._verb(policy, "save", str(path))
-
-    async def load(self, path: Path, policy: str = DEFAULT_POLICY) -> None:
-        await self._verb(policy, "load", str(path))
 
     @property
     def _url(self) -> str:
@@ -201,32 +157,28 @@ class LocalEngine:
     def _log_file(self, name: str) -> Path:
         return self._work_dir / "logs" / f"{name}.log"
 
-    def _start_sampler(self) -> subprocess.Popen[bytes]:
-        assert self._listener is not None
-        options = self._sampler_options
-        arguments = ["--model", str(self._folder), "--fd", str(self._listener.fileno())]
-        arguments += ["--options", json.dumps(asdict(options))]
-        if self._published is not None:
-            arguments += ["--weights", str(self._published[0]), "--weight-version", self._published[1]]
+    def _start_child(
+        self, name: str, descriptor: int, options: SamplerOptions | LearnerOptions, *more: str
+    ) -> subprocess.Popen[bytes]:
+        arguments = ["--model", str(self._folder), "--fd", str(descriptor), "--options", json.dumps(asdict(options))]
         return start_child(
-            ["agentlightning.engines.local.sampler", *arguments],
-            pass_fds=[self._listener.fileno()],
+            [f"agentlightning.engines.local.{name}", *arguments, *more],
+            pass_fds=[descriptor],
             env=_thread_bound(options.threads),
-            log=self._log_file("sampler"),
+            log=self._log_file(name),
         )
 
+    def _start_sampler(self) -> subprocess.Popen[bytes]:
+        assert self._listener is not None
+        weights = []
+        if self._published is not None:
+            weights = ["--weights", str(self._published[0]), "--weight-version", self._published[1]]
+        return self._start_child("sampler", self._listener.fileno(), self._sampler_options, *weights)
+
     def _start_learner(self) -> _LearnerProcess:
-        options = self._learner_options
         ours, theirs = socket.socketpair()
         with theirs:
-            arguments = ["--model", str(self._folder), "--fd", str(theirs.fileno())]
-            arguments += ["--options", json.dumps(asdict(options))]
-            child = start_child(
-                ["agentlightning.engines.local.learner", *arguments],
-                pass_fds=[theirs.fileno()],
-                env=_thread_bound(options.threads),
-                log=self._log_file("learner"),
-            )
+            child = self._start_child("learner", theirs.fileno(), self._learner_options)
         return _LearnerProcess(child, Connection(ours.detach()))
 
     async def _sampler_ready(self) -> None:
@@ -286,16 +238,16 @@ class LocalEngine:
         lines = path.read_text(errors="replace").strip().splitlines()[-5:] if path.is_file() else []
         return f"its log {path} ends: {' | '.join(lines)}" if lines else f"its log {path} is empty"
 
-    async def _verb(self, policy: str, method: str, *arguments: Any) -> Any:
+    async def _operate(self, policy: str, operation: str, *arguments: Any) -> Any:
         if policy != DEFAULT_POLICY:
             raise EngineError(f"the local engine has one policy, {DEFAULT_POLICY!r}; {policy!r} is not known")
         if self._learner is None:
             raise EngineError("the engine is not started")
         try:
-            return await asyncio.to_thread(self._learner.call, method, *arguments)
+            return await asyncio.to_thread(self._learner.call, operation, *arguments)
         except _PipeEndedError as ended:
             raise LearnerLostError(
-                f"the learner ended during {method}; resume from the last checkpoint ({self._tail('learner')})"
+                f"the learner ended during {operation}; resume from the last checkpoint ({self._tail('learner')})"
             ) from ended
 
     async def _reload(self, folder: Path, version: str) -> None:
