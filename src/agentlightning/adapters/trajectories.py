@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from agentlightning.store.base import final_reward
+from agentlightning.store.scan import by_attempt
 from agentlightning.types import ABANDONED, Call, Reward, Rollout, Trajectory, Transition
 
 JUDGE = "agl.judge"
@@ -38,18 +39,13 @@ def trajectories(
         call a: suffix [1, 2], sampled [3]             transition a: prompt [1, 2],           sampled [3]
         call b: parent a, suffix [4], sampled [5, 6]   transition b: prompt (a, its [3]) + [4], sampled [5, 6]
     """
-    calls_of: defaultdict[str, list[Call]] = defaultdict(list)
-    for call in calls:
-        calls_of[call.rollout_id].append(call)
-    rewards_of: defaultdict[str, list[Reward]] = defaultdict(list)
-    for reward in rewards:
-        rewards_of[reward.rollout_id].append(reward)
+    calls_of, rewards_of = by_attempt(calls), by_attempt(rewards)
     kept: list[Trajectory] = []
     left_out: dict[str, str] = {}
     for rollout in rollouts:
-        attempt = [call for call in calls_of[rollout.id] if call.attempt == rollout.attempt]
-        told = [reward for reward in rewards_of[rollout.id] if _counts(reward, rollout)]
-        reason, transitions = _transitions(attempt, _by_call(told))
+        latest = rollout.id, rollout.attempt
+        told = [reward for reward in rewards_of[latest] if _counts(reward, rollout)]
+        reason, transitions = _transitions(calls_of[latest], step_rewards(told))
         if rollout.reward is None and not (keep_unrewarded and rollout.state == "succeeded"):
             left_out[rollout.id] = "it has no reward"
         elif reason is not None:
@@ -70,7 +66,7 @@ def trajectories(
 
 def _counts(reward: Reward, rollout: Rollout) -> bool:
     late = reward.source == "posted" and rollout.finished_ns is not None and reward.created_ns > rollout.finished_ns
-    return reward.attempt == rollout.attempt and reward.source != "rescored" and not late
+    return reward.source != "rescored" and not late
 
 
 def named_rewards(rewards: Iterable[Reward], name: str) -> dict[tuple[str, int], float]:
@@ -82,7 +78,7 @@ def named_rewards(rewards: Iterable[Reward], name: str) -> dict[tuple[str, int],
     }
 
 
-def _by_call(rewards: Iterable[Reward]) -> dict[str, dict[str, float]]:
+def step_rewards(rewards: Iterable[Reward]) -> dict[str, dict[str, float]]:
     """Step rewards by call and name; several of one name are summed."""
     found: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for reward in rewards:

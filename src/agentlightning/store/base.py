@@ -53,6 +53,10 @@ LEASE_S = 30.0
 MAX_FINISHED = 1000
 """Most rollouts that `wait` returns at a time, so that nobody holds a whole run in memory."""
 
+EXPIRING_S = 10
+SEEN_S = 60
+"""Seconds within which leases count as expiring, and workers as seen, in `statistics`."""
+
 NEVER_FINAL: frozenset[str] = frozenset({"air", "rescored"})
 """Sources of rewards that never settle a rollout: what AIR saw, and what a reward function said of it afterwards."""
 

@@ -42,11 +42,28 @@ PRINTED: Mapping[type, frozenset[str]] = {
 """Fields whose text comes from programs, and may be none that a database takes."""
 
 
-def chunks(ids: Sequence[str]) -> Iterator[list[str]]:
+def chunks(ids: Iterable[str], size: int = MAX_IDS_PER_QUERY) -> Iterator[list[str]]:
     """The distinct ids, sorted, in parts that fit a statement; results of the parts in turn are sorted too."""
     ordered = sorted(set(ids))
-    for start in range(0, len(ordered), MAX_IDS_PER_QUERY):
-        yield ordered[start : start + MAX_IDS_PER_QUERY]
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]
+
+
+def portions(
+    items: Iterable[T], weight: Callable[[T], int], max_weight: int, max_items: float = math.inf
+) -> Iterator[list[T]]:
+    """The items, in parts of at most this weight and number; one that is heavier by itself is a part of its own."""
+    portion: list[T] = []
+    total = 0
+    for item in items:
+        more = weight(item)
+        if portion and (len(portion) >= max_items or total + more > max_weight):
+            yield portion
+            portion, total = [], 0
+        portion.append(item)
+        total += more
+    if portion:
+        yield portion
 
 
 def dump(value: Any, name: str) -> str:

@@ -72,26 +72,19 @@ async def examine(
         on_progress(checked)
 
 
+@dataclass(frozen=True, slots=True)
 class _Examination:
     """The examination of one run."""
 
-    def __init__(
-        self,
-        store: LightningStore,
-        run_id: str,
-        checked: DoctorProgress,
-        on_progress: Callable[[DoctorProgress], None],
-        now_ns: Callable[[], int],
-    ) -> None:
-        self._store = store
-        self._run_id = run_id
-        self._checked = checked
-        self._on_progress = on_progress
-        self._now_ns = now_ns
+    _store: LightningStore
+    _run_id: str
+    _checked: DoctorProgress
+    _on_progress: Callable[[DoctorProgress], None]
+    _now_ns: Callable[[], int]
 
     async def findings(self) -> AsyncIterator[Finding]:
         for sentence in check_versions(await self._store.resources(self._run_id, latest=False)):
-            yield Finding(self._run_id, sentence)
+            yield self._wrong(sentence)
         for look in (self._steps, self._checkpoints, self._rollouts, self._places):
             async for finding in look():
                 yield finding

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal
 
 import orjson
 
-from agentlightning.errors import ConfigError, NotFoundError, StoreError
+from agentlightning.errors import ConfigError, StoreError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.scan import read_calls, read_metrics, read_rollouts, read_steps
+from agentlightning.store.scan import find_run, read_calls, read_metrics, read_rollouts, read_steps
 from agentlightning.types import Attempt, Call, Metric, Reward, Rollout, Span, Step
 
 Format = Literal["jsonl", "parquet"]
@@ -40,18 +39,8 @@ KINDS: dict[str, type] = {
 }
 """File by file, what a record of it is."""
 
-
-class RecordFile(Protocol):
-    """A file that takes records and is on the disk when it is closed."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
-
-    def write(self, records: Sequence[Any]) -> None:
-        """Append these records."""
+Write = Callable[[Sequence[Any]], None]
+"""Appends records to a file, which is on the disk when its context ends."""
 
 
 async def export_run(
@@ -66,19 +55,17 @@ async def export_run(
     `on_progress` hears how many rollouts of how many are written. NotFoundError if there is no such run, ConfigError if the
     folder exists, MissingExtraError where Parquet needs a package, StoreError where the disk refuses.
     """
-    found = await store.runs([run_id])
-    if not found:
-        raise NotFoundError(f"{run_id}: no such run; see: agl runs list")
+    run = await find_run(store, run_id)
     counts = dict.fromkeys(KINDS, 0)
     try:
         partial = _new_folder(folder)
         with ExitStack() as stack:
             files = {kind: stack.enter_context(_file(partial / f"{kind}.{format}", kind)) for kind in KINDS}
             async for kind, records in _records(store, run_id, on_progress):
-                files[kind].write(records)
+                files[kind](records)
                 counts[kind] += len(records)
         about = {
-            "run": found[0],
+            "run": run,
             "resources": await store.resources(run_id, latest=False),
             "checkpoints": await store.checkpoints(run_id),
             "records": counts,
@@ -133,29 +120,24 @@ def _parents_first(calls: Iterable[Call]) -> list[Call]:
     return sorted(calls, key=lambda call: (call.rollout_id, call.attempt))
 
 
-def _file(path: Path, kind: str) -> RecordFile:
+def _file(path: Path, kind: str) -> AbstractContextManager[Write]:
     if path.suffix == ".jsonl":
-        return _JsonLines(path)
-    from agentlightning.store.parquet import ParquetFile
+        return _json_lines(path)
+    from agentlightning.store.parquet import parquet_file
 
-    return ParquetFile(path, KINDS[kind])
+    return parquet_file(path, KINDS[kind])
 
 
-class _JsonLines:
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    def write(self, records: Sequence[Any]) -> None:
+@contextmanager
+def _json_lines(path: Path) -> Iterator[Write]:
+    def write(records: Sequence[Any]) -> None:
         for record in records:
-            self._file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+            file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+
+    with path.open("wb") as file:
+        yield write
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _new_folder(folder: Path) -> Path:

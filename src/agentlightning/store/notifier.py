@@ -13,7 +13,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 Topic = tuple[str, str]
-"""Topic (``queued``, ``finished``) and run."""
+"""One of these, and a run."""
+QUEUED = "queued"
+FINISHED = "finished"
+RESOURCES = "resources"
+METRICS = "metrics"
+"""Rollouts of the run are queued; the number of it that have finished; a resource has a new version; there are metrics."""
 
 
 class Notifier:

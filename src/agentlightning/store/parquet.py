@@ -9,9 +9,10 @@ import dataclasses
 import os
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import orjson
 
@@ -50,26 +51,14 @@ class RecordTable:
         return pyarrow.Table.from_pylist(rows, schema=self.schema)
 
 
-class ParquetFile:
-    """A file of records of one type; on the disk when its context ends."""
-
-    def __init__(self, path: Path, kind: type) -> None:
-        self._path = path
-        self._table = RecordTable(kind)
-        self._writer = parquet.ParquetWriter(path, self._table.schema, compression="zstd")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._writer.close()
-        with self._path.open("rb+") as file:
-            os.fsync(file.fileno())
-
-    def write(self, records: Sequence[Any]) -> None:
-        """Append these records as a group of rows."""
-        if records:
-            self._writer.write_table(self._table.of(records))
+@contextmanager
+def parquet_file(path: Path, kind: type) -> Iterator[Callable[[Sequence[Any]], None]]:
+    """A file of records of one type, which its context appends to as groups of rows; on the disk when that ends."""
+    table = RecordTable(kind)
+    with parquet.ParquetWriter(path, table.schema, compression="zstd") as writer:
+        yield lambda records: writer.write_table(table.of(records)) if records else None
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def _is_json(hint: Any) -> bool:

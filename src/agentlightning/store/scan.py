@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.codec import portions
 from agentlightning.types import Call, Metric, Reward, Rollout, Run, Span, Step
 
 R = TypeVar("R", Call, Span, Reward)
@@ -38,7 +39,7 @@ async def read_rollouts(store: LightningStore, query: RolloutQuery) -> AsyncIter
     """Rollouts that match, at most `query.limit`, in id order and in portions whose calls can be held in memory."""
     left = math.inf if query.limit is None else query.limit
     while left > 0 and (page := await store.rollouts(replace(query, limit=int(min(left, MAX_ROLLOUTS))))):
-        for portion in _by_calls(page):
+        for portion in portions(page, lambda rollout: max(1, rollout.calls) * max(1, rollout.attempt), MAX_CALLS):
             yield portion
         query, left = replace(query, after=page[-1].id), left - len(page)
 
@@ -73,17 +74,3 @@ async def read_metrics(store: LightningStore, run_id: str) -> AsyncIterator[list
     while page := await store.follow_metrics(run_id, after, 0.0, MAX_METRICS):
         yield page
         after = page[-1].seq
-
-
-def _by_calls(page: Sequence[Rollout]) -> Iterator[list[Rollout]]:
-    portion: list[Rollout] = []
-    weight = 0
-    for rollout in page:
-        calls = max(1, rollout.calls) * max(1, rollout.attempt)
-        if portion and weight + calls > MAX_CALLS:
-            yield portion
-            portion, weight = [], 0
-        portion.append(rollout)
-        weight += calls
-    if portion:
-        yield portion

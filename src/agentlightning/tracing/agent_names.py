@@ -6,12 +6,12 @@ calls, and sends that span later: where selection by agent needs a name, it is r
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 from agentlightning.adapters.span_tree import SpanTree
 from agentlightning.store.base import LightningStore
+from agentlightning.store.scan import by_attempt
 from agentlightning.types import Call, Span
 
 
@@ -25,10 +25,7 @@ async def named_calls(store: LightningStore, calls: Sequence[Call]) -> list[Call
 
 def name_calls(calls: Sequence[Call], spans: Sequence[Span]) -> list[Call]:
     """`named_calls` without a store. A call whose span was never recorded, or is nobody's, stays without a name."""
-    of_attempt: defaultdict[tuple[str, int], list[Span]] = defaultdict(list)
-    for span in spans:
-        of_attempt[span.rollout_id, span.attempt].append(span)
-    trees = {place: SpanTree(found) for place, found in of_attempt.items()}
+    trees = {place: SpanTree(found) for place, found in by_attempt(spans).items()}
     return [_named(call, trees.get((call.rollout_id, call.attempt))) for call in calls]
 
 

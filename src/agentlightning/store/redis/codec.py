@@ -7,8 +7,8 @@ text: Lua has doubles only. Calls and spans are MessagePack of the columns of co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
@@ -32,7 +32,6 @@ from agentlightning.types import (
     Checkpoint,
     Consumed,
     Finish,
-    Lease,
     Metric,
     NewRollout,
     Resource,
@@ -83,13 +82,6 @@ def nanoseconds(seconds: float) -> str:
     return whole(max(int(seconds * 1e9), 0))
 
 
-def portions(ids: Iterable[str], size: int) -> Iterator[list[str]]:
-    """The distinct ids, sorted, in parts: results of the parts in turn are sorted too."""
-    ordered = sorted(set(ids))
-    for start in range(0, len(ordered), size):
-        yield ordered[start : start + size]
-
-
 def texts(packed: bytes) -> list[str]:
     """A JSON list of texts."""
     found: list[str] = orjson.loads(packed)
@@ -123,14 +115,8 @@ def new_rollout(new: NewRollout, rollout_id: str) -> tuple[dict[str, str], bytes
     """The part that scripts look at, and the part that they do not."""
     row = {
         "id": rollout_id,
-        "run_id": new.run_id,
-        "group_id": new.group_id,
-        "replica": whole(new.replica),
-        "mode": new.mode,
-        "step": whole(new.step),
-        "priority": whole(new.priority),
-        "max_attempts": whole(new.retry.max_attempts),
-        "max_lost": whole(new.retry.max_lost),
+        **_texts(new, "run_id", "group_id", "replica", "mode", "step", "priority"),
+        **_texts(new.retry, "max_attempts", "max_lost"),
         "retry_on": f" {' '.join(new.retry.retry_on)} ",
     }
     return row, codec.dump({"task": new.task, "sampling": new.sampling, "retry": new.retry}, "task").encode()
@@ -153,13 +139,7 @@ def read_attempt(rollout_id: str, attempt: int, flat: Sequence[Any]) -> Attempt:
 
 
 def worker_row(worker: WorkerStatus) -> dict[str, str]:
-    return {
-        "id": worker.id,
-        "run_id": worker.run_id,
-        "host": worker.host,
-        "pid": whole(worker.pid),
-        "running": whole(worker.running),
-    }
+    return _texts(worker, "id", "run_id", "host", "pid", "running")
 
 
 def read_worker(run_id: str, worker_id: str, row: bytes) -> WorkerStatus:
@@ -167,13 +147,9 @@ def read_worker(run_id: str, worker_id: str, row: bytes) -> WorkerStatus:
     return _WORKERS.of_texts(known, id=worker_id, run_id=run_id)
 
 
-def lease_row(lease: Lease) -> dict[str, Any]:
-    return {"rollout_id": lease.rollout_id, "attempt": lease.attempt, "token": lease.token}
-
-
 def finish_row(finish: Finish) -> dict[str, Any]:
     row = {
-        "lease": lease_row(finish.lease),
+        "lease": asdict(finish.lease),
         "state": finish.state,
         "silence": codec.text(f"{NO_CALLS}: {finish.diagnosis or IGNORED_BASE_URL}"),
         "rewards": [_last_reward(reward) for reward in finish.rewards],
@@ -230,14 +206,9 @@ def read_reward(rollout_id: str, attempt: int, reward_id: bytes, row: bytes) -> 
 
 
 def resource_row(resource: Resource) -> tuple[list[str], bytes]:
-    kept = (
-        resource.kind,
-        None if resource.parent is None else whole(resource.parent),
-        whole(resource.step),
-        codec.dump(resource.value, "value"),
-    )
-    created_ns = whole(resource.created_ns) if resource.created_ns else ""
-    return [resource.run_id, resource.name, created_ns], dump(kept)
+    parent = None if resource.parent is None else whole(resource.parent)
+    kept = resource.kind, parent, whole(resource.step), codec.dump(resource.value, "value")
+    return list(_texts(resource, "run_id", "name", "created_ns").values()), dump(kept)
 
 
 def read_resource(run_id: str, name: str, version: int, row: bytes) -> Resource:
@@ -292,13 +263,7 @@ def read_step(run_id: str, row: Sequence[Any]) -> Step:
 
 
 def checkpoint_row(checkpoint: Checkpoint) -> dict[str, str]:
-    return {
-        "run_id": checkpoint.run_id,
-        "step": whole(checkpoint.step),
-        "path": checkpoint.path,
-        "version": whole(checkpoint.version),
-        "created_ns": whole(checkpoint.created_ns) if checkpoint.created_ns else "",
-    }
+    return _texts(checkpoint, "run_id", "step", "path", "version", "created_ns")
 
 
 def read_checkpoint(run_id: str, step: int, row: bytes) -> Checkpoint:
@@ -315,14 +280,15 @@ def _last_reward(reward: Reward) -> dict[str, str]:
 
 
 def _reward(reward: Reward, value: float) -> dict[str, str]:
-    return {
-        "id": reward.id,
-        "value": repr(value),
-        "name": reward.name,
-        "call_id": reward.call_id or "",
-        "source": reward.source,
-        "created_ns": whole(reward.created_ns) if reward.created_ns else "",
-    }
+    return _texts(reward, "id", "name", "call_id", "source", "created_ns") | {"value": repr(value)}
+
+
+def _texts(record: Any, *names: str) -> dict[str, str]:
+    """Fields of a record as text: '' for None, and for the time of one that the store is to date."""
+    values = {name: getattr(record, name) for name in names}
+    if not values.get("created_ns", 1):
+        values["created_ns"] = None
+    return {name: whole(value) if isinstance(value, int) else value or "" for name, value in values.items()}
 
 
 def _packed(row: Sequence[Any]) -> bytes:

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from agentlightning.store.base import RolloutQuery
+from agentlightning.store.base import EXPIRING_S, SEEN_S, RolloutQuery
+from agentlightning.store.codec import chunks
 from agentlightning.store.redis import codec
 from agentlightning.store.redis.connection import RedisConnection
 from agentlightning.types import (
@@ -36,9 +37,6 @@ MAX_RECORD_ROLLOUTS_PER_READ = 50
 """Rollouts whose calls, spans or rewards are one reply."""
 MAX_METRICS_PER_READ = 5000
 
-EXPIRING_S = 10
-SEEN_S = 60
-
 _MODES: tuple[Mode, ...] = get_args(Mode)
 _STATES: tuple[RolloutState, ...] = get_args(RolloutState)
 
@@ -62,7 +60,7 @@ async def runs(connection: RedisConnection, ids: Sequence[str] | None = None, li
     if ids is None:
         ids = await _run_ids(connection, limit)
     found: list[Run] = []
-    for part in codec.portions(ids, MAX_ROLLOUTS_PER_READ):
+    for part in chunks(ids, MAX_ROLLOUTS_PER_READ):
         for run_id, (flat, summary) in zip(part, await connection.read("read_runs", {"ids": part}), strict=True):
             if flat:
                 found.append(codec.read_run(run_id, flat, summary))
@@ -109,7 +107,7 @@ async def count(connection: RedisConnection, run_id: str) -> dict[tuple[Mode, Ro
 async def attempts(connection: RedisConnection, rollout_ids: Sequence[str]) -> list[Attempt]:
     return [
         codec.read_attempt(rollout_id.decode(), attempt, flat)
-        for part in codec.portions(rollout_ids, MAX_ROLLOUTS_PER_READ)
+        for part in chunks(rollout_ids, MAX_ROLLOUTS_PER_READ)
         for rollout_id, attempt, flat in await connection.read("read_attempts", {"ids": part})
     ]
 
@@ -146,7 +144,7 @@ async def _portions_of_rollouts(connection: RedisConnection, query: RolloutQuery
         ids = await _ids_of_groups(connection, query)
     if ids is not None:
         chosen = [each for each in ids if query.after is None or each > query.after]
-        parts = list(codec.portions(chosen, MAX_ROLLOUTS_PER_READ))
+        parts = list(chunks(chosen, MAX_ROLLOUTS_PER_READ))
         for part in reversed(parts) if query.newest_first else parts:
             _, *rows = await connection.read("read_rollouts", {**asked, "ids": part})
             portion = [codec.read_rollout(row) for row in rows]
@@ -208,7 +206,7 @@ async def _records(
     connection: RedisConnection, kind: Literal["c", "sp", "rw"], rollout_ids: Sequence[str], attempt: int | str
 ) -> AsyncIterator[tuple[str, int, bytes, bytes]]:
     """Rollout, attempt, id and row of each record."""
-    for part in codec.portions(rollout_ids, MAX_RECORD_ROLLOUTS_PER_READ):
+    for part in chunks(rollout_ids, MAX_RECORD_ROLLOUTS_PER_READ):
         question = {"kind": kind, "ids": part, "attempt": attempt}
         for rollout_id, number, flat in await connection.read("read_records", question):
             for record_id, row in zip(flat[::2], flat[1::2], strict=True):

@@ -2,25 +2,23 @@
 
 Driven by whoever owns the store: a server, or a test. Each method that writes is one Lua script (lua/), so that it happens
 wholly or not at all and costs one round trip; the writer sends those of concurrent callers together. Lists are read in
-portions. Waiting is pushed: scripts publish what they brought, and one socket of the process rings the notifier.
+portions. Scripts publish what they brought, and one socket of the process notifies those who wait (waiting.py).
 """
 
 from __future__ import annotations
 
 import functools
 import secrets
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict
 from itertools import islice
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import uuid_utils
 
-from agentlightning.errors import InputError, StoreError
-from agentlightning.store import keys
-from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
+from agentlightning.errors import StoreError
+from agentlightning.store.base import LEASE_S
 from agentlightning.store.codec import dump
-from agentlightning.store.notifier import Notifier, Topic
 from agentlightning.store.redis import codec, reads, scripts
 from agentlightning.store.redis.address import Address
 from agentlightning.store.redis.checks import check_server, prepare_data
@@ -28,11 +26,11 @@ from agentlightning.store.redis.codec import Request, whole
 from agentlightning.store.redis.connection import RedisConnection
 from agentlightning.store.redis.writer import RedisWriter
 from agentlightning.store.run_ids import check_run_id, run_ids
+from agentlightning.store.waiting import WaitingStore
 from agentlightning.types import (
     JSON,
     Call,
     Checkpoint,
-    Claim,
     Consumed,
     Finish,
     Lease,
@@ -42,7 +40,6 @@ from agentlightning.types import (
     Reward,
     Rollout,
     Run,
-    RunSize,
     RunState,
     RunStatistics,
     Span,
@@ -72,16 +69,15 @@ def _reads(
     return method
 
 
-class RedisLightningStore(LightningStore):
+class RedisLightningStore(WaitingStore):
     """A store at ``redis://host/number?prefix=name``. Its clock is the server's, unless `now_ns` is given."""
 
     def __init__(self, url: str, now_ns: Callable[[], int] | None = None) -> None:
+        super().__init__()
         self._address = Address.at(url)
         self._now_ns = now_ns
-        self._notifier = Notifier()
         self._connection: RedisConnection | None = None
         self._writer: RedisWriter | None = None
-        self._secret = b""
         self._heard: Callable[[float, int], None] | None = None
 
     def watch_commits(self, heard: Callable[[float, int], None]) -> None:
@@ -158,31 +154,16 @@ class RedisLightningStore(LightningStore):
             ]
         return enqueued
 
-    async def claim(
-        self,
-        worker: WorkerStatus,
-        limit: int = 1,
-        lease_s: float = LEASE_S,
-        wait_s: float = 0.0,
-    ) -> list[Claim]:
-        if limit < 1:
-            raise InputError(f"limit: expected at least 1, got {limit}")
-        row = codec.worker_row(worker)
-
-        async def take() -> list[tuple[list[str], str]]:
-            request = {"worker": row, "limit": limit, "lease_ns": codec.nanoseconds(lease_s)}
-            return list(await self._write("claim", {**request, "token": secrets.token_hex(12)}))
-
-        taken = await self._until(("queued", worker.run_id), take, wait_s)
-        claims = []
-        for flat, token in taken:
+    async def _take(self, worker: WorkerStatus, limit: int, lease_s: float) -> list[tuple[Rollout, Lease]]:
+        request = {"worker": codec.worker_row(worker), "limit": limit, "lease_ns": codec.nanoseconds(lease_s)}
+        taken = []
+        for flat, token in await self._write("claim", {**request, "token": secrets.token_hex(12)}):
             rollout = codec.read_rollout(flat)
-            lease = Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=token)
-            claims.append(Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt)))
-        return claims
+            taken.append((rollout, Lease(rollout_id=rollout.id, attempt=rollout.attempt, token=token)))
+        return taken
 
     async def heartbeat(self, worker: WorkerStatus, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
-        held = [codec.lease_row(lease) for lease in leases]
+        held = [asdict(lease) for lease in leases]
         request = {"worker": codec.worker_row(worker), "leases": held, "lease_ns": codec.nanoseconds(lease_s)}
         return [bool(holds) for holds in await self._write("heartbeat", request)]
 
@@ -201,15 +182,8 @@ class RedisLightningStore(LightningStore):
     count = _reads(reads.count)
     attempts = _reads(reads.attempts)
 
-    async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
-        connection, goal = self._opened(), after + at_least
-
-        async def enough() -> bool:
-            return await reads.last_finished(connection, run_id) >= goal
-
-        await self._until(("finished", run_id), enough, timeout_s, goal)
-        return await reads.finished(connection, run_id, after, MAX_FINISHED)
-
+    _last_finished = _reads(reads.last_finished)
+    _finished = _reads(reads.finished)
     workers = _reads(reads.workers)
 
     # --- the record -----------------------------------------------------------------------------------------------
@@ -240,28 +214,13 @@ class RedisLightningStore(LightningStore):
 
     # --- news and numbers -----------------------------------------------------------------------------------------
 
-    async def wait_resources(self, run_id: str, after: Mapping[str, int], timeout_s: float = 30.0) -> list[Resource]:
-        connection = self._opened()
-        return await self._until(
-            ("resources", run_id), lambda: reads.later_resources(connection, run_id, after), timeout_s
-        )
-
-    async def follow_metrics(
-        self, run_id: str, after: int = 0, timeout_s: float = 30.0, limit: int = 10_000
-    ) -> list[Metric]:
-        if limit < 1:
-            raise InputError(f"limit: expected at least 1, got {limit}")
-        connection = self._opened()
-        return await self._until(
-            ("metrics", run_id), lambda: reads.later_metrics(connection, run_id, after, limit), timeout_s
-        )
+    _later_resources = _reads(reads.later_resources)
+    _later_metrics = _reads(reads.later_metrics)
 
     async def statistics(self) -> list[RunStatistics]:
         return await reads.statistics(self._opened(), self._now_ns)
 
-    async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
-        found = await self.runs(run_ids)
-        return [await reads.size(self._opened(), run.id) for run in found]
+    _size = _reads(reads.size)
 
     # --- the end of data ------------------------------------------------------------------------------------------
 
@@ -317,13 +276,3 @@ class RedisLightningStore(LightningStore):
         for start in range(0, len(new), MAX_ROWS_PER_SCRIPT):
             part = new[start : start + MAX_ROWS_PER_SCRIPT]
             await self._write(verb, [row for row, *_ in part], [blob for _, *blobs in part for blob in blobs])
-
-    async def _until(self, topic: Topic, look: Callable[[], Awaitable[R]], wait_s: float, goal: int = 0) -> R:
-        """Returns what `look` finds, as soon as it finds something, or after `wait_s` seconds; it looks when notified."""
-        deadline = time.monotonic() + wait_s
-        with self._notifier.subscribe(topic, goal=goal) as subscription:
-            found = await look()
-            while not found and (left_s := deadline - time.monotonic()) > 0:
-                await subscription.wait(left_s)
-                found = await look()
-        return found

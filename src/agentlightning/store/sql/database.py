@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from agentlightning.config import without_password
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.store.notifier import Notifier, Topic
 
@@ -105,17 +106,11 @@ def database_at(url: str) -> Database:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise ConfigError(f"store: expected {EXPECTED}, got {_without_password(url)!r}") from None
+        raise ConfigError(f"store: expected {EXPECTED}, got {without_password(url)!r}") from None
     if scheme == "sqlite" and parsed.database not in (None, "", ":memory:"):
         return SqliteDatabase(parsed)
     if scheme in ("postgresql", "postgres"):
         from agentlightning.store.sql.postgres import PostgresDatabase
 
         return PostgresDatabase(parsed)
-    raise ConfigError(f"store: expected {EXPECTED}, got {_without_password(url)!r}")
-
-
-def _without_password(url: str) -> str:
-    before, at, after = url.rpartition("@")
-    scheme, slashes, _ = before.partition("://")
-    return f"{scheme}{slashes}…{at}{after}" if at else url
+    raise ConfigError(f"store: expected {EXPECTED}, got {without_password(url)!r}")

@@ -114,16 +114,10 @@ def read_runs(connection: Connection, ids: Sequence[str] | None = None, limit: i
     return [codec.RUNS.of_row(row) for row in connection.execute(query)]
 
 
-def read_steps(
-    connection: Connection, run_id: str, after: int | None = None, limit: int | None = None, only: int | None = None
-) -> list[Step]:
-    """Steps in order: all, those later than `after`, or one."""
-    query = select(steps).where(steps.c.run_id == run_id).order_by(steps.c.step)
-    query = query.limit(limit)
+def read_steps(connection: Connection, run_id: str, after: int | None = None, limit: int | None = None) -> list[Step]:
+    query = select(steps).where(steps.c.run_id == run_id).order_by(steps.c.step).limit(limit)
     if after is not None:
         query = query.where(steps.c.step > after)
-    if only is not None:
-        query = query.where(steps.c.step == only)
     found = connection.execute(query).all()
     consumed = defaultdict(list)
     wanted = select(consumption).where(consumption.c.step_id.in_([row.id for row in found]))
@@ -160,7 +154,7 @@ def _run(connection: Connection, run_id: str) -> Run:
 
 
 def _step(connection: Connection, run_id: str, step: int) -> Step | None:
-    return next(iter(read_steps(connection, run_id, only=step)), None)
+    return next((found for found in read_steps(connection, run_id, step - 1, 1) if found.step == step), None)
 
 
 def _refuse_unfit(connection: Connection, run_id: str, step: int, wanted: Sequence[str]) -> None:

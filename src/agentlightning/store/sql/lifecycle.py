@@ -26,6 +26,7 @@ from agentlightning.store.base import (
     final_reward,
     reward_number,
 )
+from agentlightning.store.notifier import FINISHED, QUEUED
 from agentlightning.store.sentences import reason, refusal
 from agentlightning.store.sql import statements
 from agentlightning.store.sql.prepared import execute, execute_many
@@ -44,10 +45,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Row
 
     AnyRow = Row[*tuple[Any, ...]]
-
-QUEUED = "queued"
-FINISHED = "finished"
-"""Topics of the notifier: rollouts of a run are queued; the number of it that have finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ def enqueue(transaction: Transaction, batches: Sequence[Sequence[dict[str, Any]]
     for row in new:
         groups[row["run_id"]].add(row["group_id"])
     for run_id, group_ids in groups.items():
-        for part in codec.chunks(list(group_ids)):
+        for part in codec.chunks(group_ids):
             query = statements.ROLLOUT.where(rollouts.c.run_id == run_id, rollouts.c.group_id.in_(part))
             for rollout in map(codec.ROLLOUTS.of_row, transaction.connection.execute(query)):
                 found[run_id, rollout.group_id, rollout.replica] = rollout
@@ -145,13 +142,9 @@ def finish(transaction: Transaction, batches: Sequence[Sequence[Finish]]) -> lis
 def cancel(transaction: Transaction, batches: Sequence[Sequence[str]]) -> list[int]:
     counts = []
     for batch in batches:
-        count = 0
-        for part in codec.chunks(batch):
-            found = execute(transaction.connection, statements.LIVE, {"ids": part})
-            ends = [_End(row, "lost", reason("cancelled"), None) for row in found]
-            _end(transaction, ends, cancelled=True)
-            count += len(ends)
-        counts.append(count)
+        found = execute(transaction.connection, statements.LIVE, {"ids": sorted(batch)})
+        _end(transaction, [_End(row, "lost", reason("cancelled"), None) for row in found], cancelled=True)
+        counts.append(len(found))
     return counts
 
 
@@ -277,11 +270,11 @@ def _see(transaction: Transaction, seen: Iterable[WorkerStatus], changing: tuple
     connection = transaction.connection
     latest = {(worker.run_id, worker.id): worker for worker in seen}
     run_ids = {run_id for run_id, _ in latest}
+    ids = [worker_id for _, worker_id in latest]
     known = {
         (run_id, row.id): row
         for run_id in run_ids
-        for part in codec.chunks([worker_id for of_run, worker_id in latest if of_run == run_id])
-        for row in execute(connection, statements.WORKERS, {"run": run_id, "ids": part})
+        for row in execute(connection, statements.WORKERS, {"run": run_id, "ids": ids})
     }
     if new := {run_id for run_id, worker_id in latest if (run_id, worker_id) not in known}:
         require_runs(connection, new)
@@ -328,11 +321,7 @@ def _lease(
 
 def _running(connection: Connection, rollout_ids: Collection[str]) -> dict[str, AnyRow]:
     """The running attempt of each rollout that has one."""
-    return {
-        row.id: row
-        for part in codec.chunks(list(rollout_ids))
-        for row in execute(connection, statements.RUNNING, {"ids": part})
-    }
+    return {row.id: row for row in execute(connection, statements.RUNNING, {"ids": list(rollout_ids)})}
 
 
 def _holds(running: Mapping[str, AnyRow], lease: Lease) -> bool:
@@ -349,9 +338,7 @@ def _record_last_rewards(transaction: Transaction, ended: Iterable[_End]) -> Non
         if end.finish is not None:
             brought += [(end, reward) for reward in end.finish.rewards]
     named = [reward.call_id for _, reward in brought if reward.call_id is not None]
-    known = set()
-    for part in codec.chunks(named):
-        known |= {row.id for row in execute(transaction.connection, statements.KNOWN_CALLS, {"ids": part})}
+    known = {row.id for row in execute(transaction.connection, statements.KNOWN_CALLS, {"ids": named})}
     new = []
     for end, reward in brought:
         try:
@@ -371,9 +358,8 @@ def _settle_rewards(connection: Connection, ended: Iterable[_End]) -> None:
     """The final reward of attempts that succeeded; contradictory ones end as failed."""
     succeeded = {end.key: end for end in ended if end.state == "succeeded"}
     records: dict[tuple[str, int], list[Reward]] = defaultdict(list)
-    for part in codec.chunks([rollout_id for rollout_id, _ in succeeded]):
-        for row in execute(connection, statements.REWARDS, {"ids": part}):
-            records[row.rollout_id, row.attempt].append(codec.REWARDS.of_row(row))
+    for row in execute(connection, statements.REWARDS, {"ids": [rollout_id for rollout_id, _ in succeeded]}):
+        records[row.rollout_id, row.attempt].append(codec.REWARDS.of_row(row))
     for key, end in succeeded.items():
         try:
             end.reward = final_reward(records[key])
@@ -384,9 +370,9 @@ def _settle_rewards(connection: Connection, ended: Iterable[_End]) -> None:
 def _look_at_calls(connection: Connection, ended: Sequence[_End]) -> None:
     """Count the calls; where there is none, say so with the likely cause: evidence before suspicion."""
     counts: Counter[tuple[str, int]] = Counter()
-    for part in codec.chunks([end.row.id for end in ended]):
-        for rollout_id, attempt, count in execute(connection, statements.COUNT_CALLS, {"ids": part}):
-            counts[rollout_id, attempt] = count
+    ids = [end.row.id for end in ended]
+    for rollout_id, attempt, count in execute(connection, statements.COUNT_CALLS, {"ids": ids}):
+        counts[rollout_id, attempt] = count
     silent = {}
     for end in ended:
         end.calls = counts[end.key]
@@ -394,19 +380,19 @@ def _look_at_calls(connection: Connection, ended: Sequence[_End]) -> None:
             silent[end.key] = end
             cause = end.finish.diagnosis if end.finish is not None else None
             end.warning = f"{NO_CALLS}: {cause or IGNORED_BASE_URL}"
-    for part in codec.chunks([rollout_id for rollout_id, _ in silent]):
-        for rollout_id, attempt, attributes in execute(connection, statements.UNKNOWN_ROUTES, {"ids": part}):
-            if (rollout_id, attempt) in silent:
-                path = orjson.loads(attributes).get("path")
-                silent[rollout_id, attempt].warning = reason("unknown_route", NO_CALLS, path)
+    ids = [rollout_id for rollout_id, _ in silent]
+    for rollout_id, attempt, attributes in execute(connection, statements.UNKNOWN_ROUTES, {"ids": ids}):
+        if (rollout_id, attempt) in silent:
+            path = orjson.loads(attributes).get("path")
+            silent[rollout_id, attempt].warning = reason("unknown_route", NO_CALLS, path)
 
 
 def _look_at_spans(connection: Connection, ended: Sequence[_End]) -> None:
     """Say what was wrong with spans, by cause."""
     broken: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
-    for part in codec.chunks([end.row.id for end in ended]):
-        for rollout_id, attempt, attributes in execute(connection, statements.BROKEN_SPANS, {"ids": part}):
-            broken[rollout_id, attempt].update(broken_counts(orjson.loads(attributes)))
+    ids = [end.row.id for end in ended]
+    for rollout_id, attempt, attributes in execute(connection, statements.BROKEN_SPANS, {"ids": ids}):
+        broken[rollout_id, attempt].update(broken_counts(orjson.loads(attributes)))
     for end in ended:
         if counts := broken.get(end.key):
             said = broken_warning(counts)

@@ -28,6 +28,7 @@ from agentlightning.errors import (
     MissingExtraError,
     StoreError,
 )
+from agentlightning.store.codec import portions
 from agentlightning.store.notifier import Notifier, Topic
 from agentlightning.store.sql.database import Database, Mark
 
@@ -40,7 +41,7 @@ LOCK_TIMEOUT_S = 10.0
 """Seconds to wait for another's lock; ``?timeout=`` in the URL says otherwise."""
 CHANNEL = "agl"
 LOCK = 0x61676C  # "agl"; advisory locks belong to one database
-MAX_PAYLOAD_BYTES = 7000
+MAX_PAYLOAD_BYTES = 6000
 """Size of one notification; the server takes less than 8000."""
 
 # A client that hangs, is dead or cannot be reached must not hold the lock as long as others wait for it.
@@ -183,18 +184,9 @@ def _session_name(writer: str) -> str:
 
 def _payloads(writer: str, news: Mapping[Topic, int]) -> list[str]:
     """JSON: [writer, [[about, run, value], …]], in as many pieces as notifications need."""
-    pieces: list[str] = []
-    part: list[tuple[str, str, int]] = []
-    size = 0
-    for (about, run_id), value in news.items():
-        part.append((about, run_id, value))
-        size += len(about) + len(run_id) + 32
-        if size > MAX_PAYLOAD_BYTES - 1000:
-            pieces.append(orjson.dumps([writer, part]).decode())
-            part, size = [], 0
-    if part:
-        pieces.append(orjson.dumps([writer, part]).decode())
-    return pieces
+    listed = [(about, run_id, value) for (about, run_id), value in news.items()]
+    parts = portions(listed, lambda each: len(each[0]) + len(each[1]) + 32, MAX_PAYLOAD_BYTES)
+    return [orjson.dumps([writer, part]).decode() for part in parts]
 
 
 def _seconds(value: object, name: str) -> float:

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Table, and_, select, tuple_
 
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store import codec
+from agentlightning.store.notifier import METRICS, RESOURCES
 from agentlightning.store.sentences import refusal
 from agentlightning.store.sql.lifecycle import require_runs
 from agentlightning.store.sql.tables import (
@@ -31,10 +32,6 @@ from agentlightning.store.sql.writer import Transaction
 from agentlightning.types import Call, Metric, Resource, Reward, Span
 
 Rows = list[tuple[Any, ...]]
-
-RESOURCES = "resources"
-METRICS = "metrics"
-"""Topics of the notifier: a run has a new version of a resource; it has new metrics."""
 
 
 def append_calls(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
@@ -143,12 +140,11 @@ def read_later_resources(connection: Connection, run_id: str, after: Mapping[str
     require_runs(connection, {run_id})
     versions = select(resource_versions.c.name, resource_versions.c.last).where(resource_versions.c.run_id == run_id)
     later = [(name, last) for name, last in connection.execute(versions) if last > after.get(name, 0)]
-    query = select(resources).where(
-        resources.c.run_id == run_id, tuple_(resources.c.name, resources.c.version).in_(later)
-    )
-    return (
-        [codec.RESOURCES.of_row(row) for row in connection.execute(query.order_by(resources.c.name))] if later else []
-    )
+    if not later:
+        return []
+    chosen = tuple_(resources.c.name, resources.c.version).in_(later)
+    query = select(resources).where(resources.c.run_id == run_id, chosen).order_by(resources.c.name)
+    return [codec.RESOURCES.of_row(row) for row in connection.execute(query)]
 
 
 def read_later_metrics(connection: Connection, run_id: str, after: int, limit: int) -> list[Metric]:
@@ -179,8 +175,5 @@ def _put(transaction: Transaction, resource: Resource) -> Resource:
     counted = transaction.connection.execute(next_version.returning(resource_versions.c.last))
     created_ns = resource.created_ns or transaction.now_ns
     stored = replace(resource, version=counted.scalar_one(), created_ns=created_ns)
-    transaction.connection.execute(
-        resources.insert(),
-        codec.RESOURCES.columns(stored),
-    )
+    transaction.connection.execute(resources.insert(), codec.RESOURCES.columns(stored))
     return stored

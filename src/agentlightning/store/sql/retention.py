@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, delete, select, update
 
 from agentlightning.store import codec
+from agentlightning.store.notifier import FINISHED, METRICS, QUEUED, RESOURCES
 from agentlightning.store.sentences import refusal
-from agentlightning.store.sql.lifecycle import FINISHED, QUEUED
-from agentlightning.store.sql.record import METRICS, RESOURCES
 from agentlightning.store.sql.tables import (
     attempts,
     calls,

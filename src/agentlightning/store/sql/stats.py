@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from sqlalchemy import Column, ColumnElement, Connection, LargeBinary, Table, Text, cast, func, select
 
+from agentlightning.store.base import EXPIRING_S, SEEN_S
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.tables import attempts, calls, rollouts, runs, spans, workers
 from agentlightning.types import RunSize, RunStatistics
-
-EXPIRING_S = 10
-SEEN_S = 60
 
 
 def read_statistics(connection: Connection, now_ns: int) -> list[RunStatistics]:

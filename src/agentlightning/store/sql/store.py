@@ -1,8 +1,8 @@
 """SqlLightningStore: the methods on an SQL database (SQLite in memory or in a file, PostgreSQL).
 
 Driven by whoever owns the database: a server, or a test. Methods that write are submitted to the writer thread, which
-commits them in groups; methods that read use threads of their own, so that a long list never delays a call. Waiting is
-pushed: the writer rings a notifier after a commit, and a listener does for commits of other processes. What the methods do
+commits them in groups; methods that read use threads of their own, so that a long list never delays a call. The writer
+notifies those who wait (waiting.py) after a commit, and a listener does for commits of other processes. What the methods do
 in SQL is in lifecycle.py, record.py, history.py, retention.py and stats.py; database.py has what differs between databases.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,24 +23,21 @@ from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import ConflictError, InputError, StoreError
-from agentlightning.store import codec, keys
-from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore, reward_number
-from agentlightning.store.notifier import Notifier, Topic
+from agentlightning.store import codec
+from agentlightning.store.base import LEASE_S, reward_number
 from agentlightning.store.sql import history, lifecycle, record, retention, stats, tables
 from agentlightning.store.sql.database import database_at
 from agentlightning.store.sql.schema import prepare_schema
 from agentlightning.store.sql.writer import PAUSES_S, SqlWriter, Transaction, Verb
+from agentlightning.store.waiting import WaitingStore
 from agentlightning.types import (
     Call,
-    Claim,
     Finish,
     Lease,
     Metric,
     NewRollout,
-    Resource,
     Reward,
     Rollout,
-    RunSize,
     RunStatistics,
     Span,
     WorkerStatus,
@@ -74,23 +71,22 @@ def _reads(read: Callable[Concatenate[Connection, P], R]) -> Method[P, R]:
     return method
 
 
-class SqlLightningStore(LightningStore):
+class SqlLightningStore(WaitingStore):
     """A store at ``memory://``, ``sqlite:///path`` or ``postgresql://…``; `now_ns` replaces its clock, in tests.
 
     Without it, time is that of this machine, which all have who share a file, or that of the PostgreSQL server.
     """
 
     def __init__(self, url: str, now_ns: Callable[[], int] | None = None) -> None:
+        super().__init__()
         self._database = database_at(url)
         self._now_ns = now_ns or self._database.now_ns
         self._clock = now_ns
-        self._notifier = Notifier()
         self._writer: SqlWriter | None = None
         self._appender: SqlWriter | None = None
         self._reader: Engine | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._end_listening: Callable[[], None] | None = None
-        self._secret = b""
         self._heard: Callable[[float, int], None] | None = None
 
     @property
@@ -158,26 +154,8 @@ class SqlLightningStore(LightningStore):
         new = [codec.new_rollout(rollout, str(uuid_utils.uuid7()), now_ns) for rollout in rollouts]
         return await self._write(lifecycle.enqueue, [codec.ROLLOUTS.columns(rollout) for rollout in new])
 
-    async def claim(
-        self,
-        worker: WorkerStatus,
-        limit: int = 1,
-        lease_s: float = LEASE_S,
-        wait_s: float = 0.0,
-    ) -> list[Claim]:
-        if limit < 1:
-            raise InputError(f"limit: expected at least 1, got {limit}")
-        request = lifecycle.ClaimRequest(worker, limit, lease_s)
-        deadline = time.monotonic() + wait_s
-        with self._notifier.subscribe((lifecycle.QUEUED, worker.run_id)) as subscription:
-            taken = await self._write(lifecycle.claim, request)
-            while not taken and (left_s := deadline - time.monotonic()) > 0:
-                await subscription.wait(left_s)
-                taken = await self._write(lifecycle.claim, request)
-        return [
-            Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt))
-            for rollout, lease in taken
-        ]
+    async def _take(self, worker: WorkerStatus, limit: int, lease_s: float) -> list[tuple[Rollout, Lease]]:
+        return await self._write(lifecycle.claim, lifecycle.ClaimRequest(worker, limit, lease_s))
 
     async def heartbeat(self, worker: WorkerStatus, leases: Sequence[Lease], lease_s: float = LEASE_S) -> list[bool]:
         return await self._write(lifecycle.heartbeat, lifecycle.Beat(worker, leases, lease_s))
@@ -195,13 +173,8 @@ class SqlLightningStore(LightningStore):
     count = _reads(lifecycle.read_counts)
     attempts = _reads(lifecycle.read_attempts)
 
-    async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
-        deadline = time.monotonic() + timeout_s
-        with self._notifier.subscribe((lifecycle.FINISHED, run_id), goal=after + at_least) as subscription:
-            while await self._last_finished(run_id) < after + at_least and (left_s := deadline - time.monotonic()) > 0:
-                await subscription.wait(left_s)
-        return await self._read(lambda connection: lifecycle.read_finished(connection, run_id, after, MAX_FINISHED))
-
+    _last_finished = _reads(lifecycle.read_last_finished)
+    _finished = _reads(lifecycle.read_finished)
     workers = _reads(lifecycle.read_workers)
 
     # --- the record -----------------------------------------------------------------------------------------------
@@ -234,31 +207,14 @@ class SqlLightningStore(LightningStore):
 
     # --- news and numbers --------------------------------------------------------------------------------------------
 
-    async def wait_resources(self, run_id: str, after: Mapping[str, int], timeout_s: float = 30.0) -> list[Resource]:
-        return await self._wait_for(
-            (record.RESOURCES, run_id),
-            lambda connection: record.read_later_resources(connection, run_id, after),
-            timeout_s,
-        )
-
-    async def follow_metrics(
-        self, run_id: str, after: int = 0, timeout_s: float = 30.0, limit: int = 10_000
-    ) -> list[Metric]:
-        if limit < 1:
-            raise InputError(f"limit: expected at least 1, got {limit}")
-        return await self._wait_for(
-            (record.METRICS, run_id),
-            lambda connection: record.read_later_metrics(connection, run_id, after, limit),
-            timeout_s,
-        )
+    _later_resources = _reads(record.read_later_resources)
+    _later_metrics = _reads(record.read_later_metrics)
 
     async def statistics(self) -> list[RunStatistics]:
         now_ns = self._now_ns()
         return await self._read(lambda connection: stats.read_statistics(connection, now_ns))
 
-    async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
-        found = await self.runs(run_ids)
-        return [await self._read(functools.partial(stats.read_size, run_id=run.id)) for run in found]
+    _size = _reads(stats.read_size)
 
     # --- the end of data ----------------------------------------------------------------------------------------------
 
@@ -307,18 +263,6 @@ class SqlLightningStore(LightningStore):
             if "FOREIGN KEY" not in str(error).upper():
                 raise
             raise await self._read(lambda connection: record.missing(connection, table, new)) from None
-
-    async def _wait_for(self, topic: Topic, query: Callable[[Connection], list[R]], timeout_s: float) -> list[R]:
-        """Returns what the query finds, as soon as it finds something; nothing after `timeout_s` seconds."""
-        deadline = time.monotonic() + timeout_s
-        with self._notifier.subscribe(topic) as subscription:
-            found = await self._read(query)
-            while not found and (left_s := deadline - time.monotonic()) > 0:
-                await subscription.wait(left_s)
-                found = await self._read(query)
-        return found
-
-    _last_finished = _reads(lifecycle.read_last_finished)
 
     async def _read(self, query: Callable[[Connection], R]) -> R:
         self._opened()

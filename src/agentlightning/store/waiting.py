@@ -1,0 +1,100 @@
+"""WaitingStore: the methods that wait for what others write, and those that are made of others.
+
+Base of the stores of this process, SQL and Redis. A method that waits looks, subscribes to the notifier and looks again when
+it is notified: pushed, not polled. Knows nothing of databases: each store says how it looks.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from agentlightning.errors import InputError
+from agentlightning.store import keys
+from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
+from agentlightning.store.notifier import FINISHED, METRICS, QUEUED, RESOURCES, Notifier
+from agentlightning.types import Claim, Lease, Metric, Resource, Rollout, RunSize, WorkerStatus
+
+R = TypeVar("R")
+
+
+class WaitingStore(LightningStore):
+    """A store with a notifier."""
+
+    def __init__(self) -> None:
+        self._notifier = Notifier()
+        self._secret = b""
+
+    async def claim(
+        self,
+        worker: WorkerStatus,
+        limit: int = 1,
+        lease_s: float = LEASE_S,
+        wait_s: float = 0.0,
+    ) -> list[Claim]:
+        _check_limit(limit)
+        taken = await self._until(QUEUED, worker.run_id, lambda: self._take(worker, limit, lease_s), wait_s)
+        return [
+            Claim(rollout=rollout, lease=lease, key=keys.mint(self._secret, rollout.id, rollout.attempt))
+            for rollout, lease in taken
+        ]
+
+    async def wait(self, run_id: str, after: int = 0, at_least: int = 1, timeout_s: float = 30.0) -> list[Rollout]:
+        goal = after + at_least
+
+        async def enough() -> bool:
+            return await self._last_finished(run_id) >= goal
+
+        await self._until(FINISHED, run_id, enough, timeout_s, goal)
+        return await self._finished(run_id, after, MAX_FINISHED)
+
+    async def wait_resources(self, run_id: str, after: Mapping[str, int], timeout_s: float = 30.0) -> list[Resource]:
+        return await self._until(RESOURCES, run_id, lambda: self._later_resources(run_id, after), timeout_s)
+
+    async def follow_metrics(
+        self, run_id: str, after: int = 0, timeout_s: float = 30.0, limit: int = 10_000
+    ) -> list[Metric]:
+        _check_limit(limit)
+        return await self._until(METRICS, run_id, lambda: self._later_metrics(run_id, after, limit), timeout_s)
+
+    async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
+        return [await self._size(run.id) for run in await self.runs(run_ids)]
+
+    @abstractmethod
+    async def _take(self, worker: WorkerStatus, limit: int, lease_s: float) -> Sequence[tuple[Rollout, Lease]]:
+        """Begins attempts of rollouts that are queued now."""
+
+    @abstractmethod
+    async def _last_finished(self, run_id: str) -> int:
+        """Returns the number of finished rollouts of the run. NotFoundError if there is no such run."""
+
+    @abstractmethod
+    async def _finished(self, run_id: str, after: int, limit: int) -> list[Rollout]: ...
+
+    @abstractmethod
+    async def _later_resources(self, run_id: str, after: Mapping[str, int]) -> list[Resource]: ...
+
+    @abstractmethod
+    async def _later_metrics(self, run_id: str, after: int, limit: int) -> list[Metric]: ...
+
+    @abstractmethod
+    async def _size(self, run_id: str) -> RunSize: ...
+
+    async def _until(
+        self, topic: str, run_id: str, look: Callable[[], Awaitable[R]], wait_s: float, goal: int = 0
+    ) -> R:
+        """Returns what `look` finds, as soon as it finds something, or after `wait_s` seconds; it looks when notified."""
+        deadline = time.monotonic() + wait_s
+        with self._notifier.subscribe((topic, run_id), goal) as subscription:
+            found = await look()
+            while not found and (left_s := deadline - time.monotonic()) > 0:
+                await subscription.wait(left_s)
+                found = await look()
+        return found
+
+
+def _check_limit(limit: int) -> None:
+    if limit < 1:
+        raise InputError(f"limit: expected at least 1, got {limit}")
