@@ -294,7 +294,7 @@ async def test_what_a_program_leaves_running_does_not_hold_its_score(tmp_path: P
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ('{"command": "no-such-program x"}', "reward.command: the program of 'no-such-program x' is not found"),
+        ('{"command": "no-such-program x"}', "program 'no-such-program' is not found on PATH"),
         ('{"command": "\'open"}', "cannot be split into words"),
         ('{"command": "sh", "judge": "x"}', "give one of run"),
         ("{broken", "is neither file.py:name nor a table"),

@@ -16,11 +16,12 @@ from typing import Any
 
 from agentlightning.config_air import AirConfig
 from agentlightning.config_base import parse_settings
-from agentlightning.errors import AgentError, AgentLightningError, ConfigError, NotFoundError, StoreError
+from agentlightning.errors import AgentError, AgentLightningError, ConfigError, StoreError
 from agentlightning.runner.failure import bounded
 from agentlightning.runner.user_code import load
 from agentlightning.store.base import LightningStore
 from agentlightning.store.coalescer import Coalescer
+from agentlightning.store.scan import find_run
 from agentlightning.tracing.air import Air, air_of
 from agentlightning.types import JSON, Call, Finish, Reward, Span
 
@@ -119,9 +120,6 @@ async def air_of_run(run_id: str, store: LightningStore, threads: Executor) -> A
 
     NotFoundError where there is no such run, ConfigError and AgentError where a rule cannot be loaded here.
     """
-    found = await store.runs([run_id])
-    if not found:
-        raise NotFoundError(f"{run_id}: no such run")
-    table: Any = found[0].config.get("air")
+    table: Any = (await find_run(store, run_id)).config.get("air")
     air = load_air(table) if isinstance(table, dict) else None
     return None if air is None else AttemptAir(air, RecordReader(store), threads)

@@ -1,12 +1,14 @@
 """The attempt that a piece of agent code belongs to, wherever that code runs.
 
 A worker opens one `AttemptContext` for each claim; the agent's code, its tasks and its threads find it by context variable.
-Knows nothing of stores, processes or HTTP.
+Knows nothing of stores or HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import time
 import weakref
 from collections.abc import Coroutine, Generator
@@ -18,7 +20,7 @@ import uuid_utils
 
 from agentlightning.errors import AgentError
 from agentlightning.tracing.buffer import SpanBuffer
-from agentlightning.types import Claim, Finish, Lease, Reward, RewardSource
+from agentlightning.types import Claim, Finish, Lease, Reward, RewardSource, WorkerStatus
 
 CURRENT: ContextVar[AttemptContext] = ContextVar("agentlightning_attempt")
 
@@ -89,6 +91,18 @@ class AttemptContext:
         if len(self.rewards) >= MAX_REWARDS:
             raise AgentError(f"reward {reward.name!r}: an attempt can hold at most {MAX_REWARDS} rewards")
         self.rewards.append(reward)
+
+
+def status_here(worker_id: str, run_id: str, running: int) -> WorkerStatus:
+    """This process as a worker that holds so many attempts."""
+    return WorkerStatus(
+        id=worker_id,
+        run_id=run_id,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        running=running,
+        seen_ns=time.time_ns(),
+    )
 
 
 def attributed_task(

@@ -5,8 +5,6 @@ Thin over `LightningStoreClient`. Whoever drives it sends heartbeats: a lease la
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Sequence
 from typing import Self
@@ -14,7 +12,7 @@ from typing import Self
 import uuid_utils
 
 from agentlightning.runner.agent import LLM, llm_for
-from agentlightning.runner.attempt import AttemptContext
+from agentlightning.runner.attempt import AttemptContext, status_here
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.store.base import LEASE_S, reward_number
 from agentlightning.store.client import LightningStoreClient
@@ -76,15 +74,3 @@ class AgentLightningClient:
 
     def _worker(self) -> WorkerStatus:
         return status_here(self._worker_id, self._run_id, self._held)
-
-
-def status_here(worker_id: str, run_id: str, running: int) -> WorkerStatus:
-    """This process as a worker that holds so many attempts."""
-    return WorkerStatus(
-        id=worker_id,
-        run_id=run_id,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        running=running,
-        seen_ns=time.time_ns(),
-    )

@@ -47,14 +47,7 @@ class CommandRunner:
     """
 
     def __init__(self, command: str, *, scored: bool = False, mark: str | None = None, term_s: float = 2.0) -> None:
-        try:
-            self._arguments = shlex.split(command)
-        except ValueError as cause:
-            raise ConfigError(f"agent command {command!r} cannot be split into words: {cause}") from cause
-        if not self._arguments:
-            raise ConfigError("agent command: expected a program with its arguments, got nothing")
-        if shutil.which(self._arguments[0]) is None:
-            raise ConfigError(f"agent command {command!r}: program {self._arguments[0]!r} is not found on PATH")
+        self._arguments = split_command(command, "agent command")
         self._scored = scored
         self._term_s = term_s
         self._mark = mark or secrets.token_hex(8)
@@ -159,6 +152,19 @@ class CommandRunner:
             self._guardian.stdin.close()
             self._guardian.wait()
             self._guardian = None
+
+
+def split_command(command: str, what: str) -> list[str]:
+    """A program with its arguments. ConfigError where it is empty or not found."""
+    try:
+        arguments = shlex.split(command)
+    except ValueError as cause:
+        raise ConfigError(f"{what} {command!r} cannot be split into words: {cause}") from cause
+    if not arguments:
+        raise ConfigError(f"{what}: expected a program with its arguments, got nothing")
+    if shutil.which(arguments[0]) is None:
+        raise ConfigError(f"{what} {command!r}: program {arguments[0]!r} is not found on PATH")
+    return arguments
 
 
 class CommandFailed(AgentError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -112,12 +112,9 @@ class Operation(AbstractContextManager["Span"]):
 
     @contextmanager
     def _span(self, attributes: Mapping[str, Any]) -> Iterator[Span]:
-        if self._agent is None:
-            with self._tracer.start_as_current_span(self._name, attributes=attributes) as span:
-                yield span
-        else:
-            with use_agent(self._agent), self._tracer.start_as_current_span(self._name, attributes=attributes) as span:
-                yield span
+        agent = nullcontext() if self._agent is None else use_agent(self._agent)
+        with agent, self._tracer.start_as_current_span(self._name, attributes=attributes) as span:
+            yield span
 
     def _decorate(self, function: Function) -> Function:
         signature = inspect.signature(function)

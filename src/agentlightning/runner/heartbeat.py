@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from agentlightning.errors import AgentLightningError
 from agentlightning.runner.attempt import AttemptContext
+from agentlightning.runner.execution import ended
 from agentlightning.runner.failure import stack
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Finish
 
 if TYPE_CHECKING:
     from agentlightning.runner.worker import Worker
@@ -138,14 +138,13 @@ class Heartbeat:
     async def _end_process(self, store: LightningStore, guilty: AttemptContext | None, blocked: float) -> None:
         where = stack(self._loop_thread)
         finishes = [
-            Finish(
-                lease=attempt.lease,
-                state="timed_out" if attempt is guilty else "lost",
-                rewards=tuple(attempt.rewards) if attempt is guilty else (),
-                error=f"the agent blocked the event loop of its worker for {blocked:.1f} s; it was at:\n{where}"
-                if attempt is guilty
-                else f"another agent blocked the event loop of the worker for {blocked:.1f} s",
+            ended(
+                attempt,
+                "timed_out",
+                f"the agent blocked the event loop of its worker for {blocked:.1f} s; it was at:\n{where}",
             )
+            if attempt is guilty
+            else ended(attempt, "lost", f"another agent blocked the event loop of the worker for {blocked:.1f} s")
             for attempt in self._worker.held
             if attempt.interruption != "revoked"
         ]

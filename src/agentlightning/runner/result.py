@@ -7,14 +7,13 @@ else gives the same reward both times.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import orjson
 
 from agentlightning.adapters.model_records import conversations, full_messages
-from agentlightning.adapters.trajectories import JUDGE
+from agentlightning.adapters.trajectories import JUDGE, step_rewards
 from agentlightning.tracing.tool_uses import CallStep, ToolExecution, call_steps, content_text
 from agentlightning.types import JSON, Call, Reward, Span
 
@@ -65,11 +64,7 @@ class RolloutResult:
     @property
     def step_rewards(self) -> dict[str, dict[str, float]]:
         """Rewards on calls, by call and name; several of one name are summed."""
-        found: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-        for reward in self.rewards:
-            if reward.call_id is not None:
-                found[reward.call_id][reward.name] += reward.value
-        return {call: dict(named) for call, named in found.items()}
+        return step_rewards(self.rewards)
 
 
 def result_of(

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shlex
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ import orjson
 
 from agentlightning.config import RewardConfig, parse_settings, reward_labels
 from agentlightning.errors import ConfigError, RewardError, boundary
+from agentlightning.runner.command import split_command
 from agentlightning.runner.function import invoke
 from agentlightning.runner.processes import kill_group
 from agentlightning.runner.result import RolloutResult, as_json
@@ -242,13 +241,7 @@ def load_scorer(spec: str, threads: Executor, judge: Callable[[RewardConfig], Sc
         return load_scorer(config.run, threads, judge)
     if config.command is None:
         return judge(config)
-    try:
-        arguments = shlex.split(config.command)
-    except ValueError as cause:
-        raise ConfigError(f"reward.command: {config.command!r} cannot be split into words: {cause}") from cause
-    if not arguments or shutil.which(arguments[0]) is None:
-        raise ConfigError(f"reward.command: the program of {config.command!r} is not found on PATH")
-    return CommandScorer(arguments=arguments, timeout_s=config.timeout_s)
+    return CommandScorer(arguments=split_command(config.command, "reward.command"), timeout_s=config.timeout_s)
 
 
 def _reward_config(spec: str) -> RewardConfig:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import orjson
@@ -16,6 +16,7 @@ from agentlightning.backoff import Backoff
 from agentlightning.errors import AgentLightningError, ConflictError, NotFoundError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.coalescer import Coalescer
+from agentlightning.store.codec import portions
 from agentlightning.types import Span
 
 DELIVERY_INTERVAL_S = 2.0
@@ -55,7 +56,8 @@ class SpanDelivery:
 
     async def _send_batch(self, batch: Sequence[Sequence[Span]]) -> Sequence[int]:
         lost = [0] * len(batch)
-        waiting = deque(_portions([(number, span) for number, spans in enumerate(batch) for span in spans]))
+        numbered = [(number, span) for number, spans in enumerate(batch) for span in spans]
+        waiting = deque(portions(numbered, _size, MAX_BYTES_PER_REQUEST, MAX_SPANS_PER_REQUEST))
         backoff = Backoff(timeout_s=self._give_up_s)
         refusals = 0
         away = False
@@ -85,15 +87,5 @@ class SpanDelivery:
                     return "away"
 
 
-def _portions(spans: Sequence[Numbered]) -> Iterator[list[Numbered]]:
-    portion: list[Numbered] = []
-    size = 0
-    for numbered in spans:
-        more = len(orjson.dumps(numbered[1]))
-        if portion and (len(portion) >= MAX_SPANS_PER_REQUEST or size + more > MAX_BYTES_PER_REQUEST):
-            yield portion
-            portion, size = [], 0
-        portion.append(numbered)
-        size += more
-    if portion:
-        yield portion
+def _size(numbered: Numbered) -> int:
+    return len(orjson.dumps(numbered[1]))

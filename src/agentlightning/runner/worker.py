@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from agentlightning.backoff import Backoff
 from agentlightning.errors import AgentLightningError, ConflictError, InputError, NotFoundError, StoreError
-from agentlightning.runner.attempt import AttemptContext, attributed_task
-from agentlightning.runner.client import status_here
+from agentlightning.runner.attempt import AttemptContext, attributed_task, status_here
 from agentlightning.runner.execution import Execution, ended
 from agentlightning.runner.failure import describe
 from agentlightning.runner.heartbeat import EXIT_REPLACE, FINAL_REPORT_TIMEOUT_S, Heartbeat
