@@ -1,1 +1,1 @@
-"""The store on Redis: one Lua script a verb."""
+"""The store on Redis: one Lua script per method."""

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from redis import exceptions
 
 from agentlightning.errors import ConfigError, StoreError
+from agentlightning.store.open import seconds_in_url
 
 PORT = 6379
 PREFIX = "default"
@@ -63,7 +64,7 @@ class Address:
             certificates=certificates if parts.scheme == "rediss" else None,
             prefix=prefix,
             keep=_accepted(said),
-            patience_s=_seconds(said.get("patience", str(MAX_OUTAGE_S))),
+            patience_s=seconds_in_url("patience", said.get("patience", MAX_OUTAGE_S)),
         )
 
     @property
@@ -136,13 +137,3 @@ def _number(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise ConfigError(f"store: {name}: expected a number in a Redis URL, got {text!r}")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"store: patience: expected seconds in a Redis URL, got {text!r}")
-    return value

@@ -1,4 +1,4 @@
-"""The Lua scripts of the Redis store: one a verb, each with what it shares with others in front.
+"""The Lua scripts of the Redis store: one per method, each with what it shares with others in front.
 
 Read from the package's files when a store is made. Which keys and records there are is said in `lua/prelude.lua` and in
 the scripts that write them.
@@ -63,7 +63,7 @@ class Script:
 
 
 def load() -> dict[str, Script]:
-    """Every script by its verb's name."""
+    """Every script by its method's name."""
     names = {**{name: (*shared, name) for name, shared in _WRITING.items()}}
     names |= {name: ("reading", name) for name in _READING}
     folder = resources.files(__package__).joinpath("lua")

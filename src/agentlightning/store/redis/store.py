@@ -266,13 +266,13 @@ class RedisLightningStore(WaitingStore):
             raise StoreError(f"{self._address.name} is not open: use `async with store`, or await store.open()")
         return self._connection
 
-    async def _write(self, verb: str, request: Request, blobs: Sequence[bytes] = ()) -> Any:
+    async def _write(self, method: str, request: Request, blobs: Sequence[bytes] = ()) -> Any:
         self._opened()
         assert self._writer is not None
-        return await self._writer.submit(verb, request, blobs)
+        return await self._writer.submit(method, request, blobs)
 
-    async def _append(self, verb: str, new: Sequence[tuple[list[Any], *tuple[bytes, ...]]]) -> None:
+    async def _append(self, method: str, new: Sequence[tuple[list[Any], *tuple[bytes, ...]]]) -> None:
         """Rows, each with what its blobs are."""
         for start in range(0, len(new), MAX_ROWS_PER_SCRIPT):
             part = new[start : start + MAX_ROWS_PER_SCRIPT]
-            await self._write(verb, [row for row, *_ in part], [blob for _, *blobs in part for blob in blobs])
+            await self._write(method, [row for row, *_ in part], [blob for _, *blobs in part for blob in blobs])

@@ -1,7 +1,7 @@
-"""The writer of the Redis store: what callers want written at a time goes to the server as one script call a verb.
+"""The writer of the Redis store: what callers want written at a time goes to the server as one script call per method.
 
 Driven by the store. While one group is under way the next one gathers, so that a hundred concurrent appends cost a round
-trip and a write of the server's file, not a hundred. Calls of a verb are numbered; the server remembers the last reply of
+trip and a write of the server's file, not a hundred. Calls of a method are numbered; the server remembers the last reply of
 each lane, so that a group which is sent again since its reply was lost is not executed twice.
 """
 
@@ -30,7 +30,7 @@ MAX_GROUP_BYTES = 4 << 20
 
 @dataclass(slots=True, eq=False)
 class _RedisWork:
-    verb: str
+    method: str
     request: bytes
     blobs: Sequence[bytes]
     since: float
@@ -63,28 +63,28 @@ class RedisWriter:
         self._connection.hasten()
         await self._works.drain()
 
-    async def submit(self, verb: str, request: Request, blobs: Sequence[bytes] = ()) -> Any:
+    async def submit(self, method: str, request: Request, blobs: Sequence[bytes] = ()) -> Any:
         """Returns the script's reply to this request. Raises what it refuses with, or StoreError."""
         packed = dump(request)
-        return await self._connection.at_home(lambda: self._accept(verb, packed, blobs))
+        return await self._connection.at_home(lambda: self._accept(method, packed, blobs))
 
-    async def _accept(self, verb: str, request: bytes, blobs: Sequence[bytes]) -> Any:
+    async def _accept(self, method: str, request: bytes, blobs: Sequence[bytes]) -> Any:
         if self._stopping:
             raise StoreError("the store is closed; open it first")
-        return await self._works.submit(_RedisWork(verb, request, blobs, time.monotonic()))
+        return await self._works.submit(_RedisWork(method, request, blobs, time.monotonic()))
 
     async def _execute(self, group: Sequence[_RedisWork]) -> Sequence[Any]:
         """One script call per method, in the order of their first callers."""
         lanes: dict[str, list[_RedisWork]] = defaultdict(list)
         for work in group:
-            lanes[work.verb].append(work)
+            lanes[work.method].append(work)
         self._numbers.update(lanes.keys())
         now = "" if self._now_ns is None else str(self._now_ns())
         calls: list[tuple[str, Sequence[str | bytes]]] = []
-        for verb, works in lanes.items():
+        for method, works in lanes.items():
             requests = b"[" + b",".join(work.request for work in works) + b"]"
             blobs = [blob for work in works for blob in work.blobs]
-            calls.append((verb, (f"{self._client}:{verb}", str(self._numbers[verb]), now, requests, *blobs)))
+            calls.append((method, (f"{self._client}:{method}", str(self._numbers[method]), now, requests, *blobs)))
         replies = await self._connection.run(calls)
         if self.heard is not None:
             self.heard(time.monotonic() - min(work.since for work in group), len(group))

@@ -92,7 +92,7 @@ class Database(abc.ABC):
         return False
 
     def listen(self, notifier: Notifier, writer: str) -> Callable[[], None] | None:
-        """Ring the notifier for what other processes tell; returns what ends that. Blocks until it hears them."""
+        """Notify for what other processes tell; returns what ends that. Blocks until it hears them."""
         return None
 
 

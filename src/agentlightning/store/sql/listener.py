@@ -1,4 +1,4 @@
-"""The listener: a thread that hears what other processes commit to one PostgreSQL, and rings the notifier of this one.
+"""The listener: a thread that hears what other processes commit to one PostgreSQL, and wakes who waits in this one.
 
 Driven by the SQL store. A notification is a hint, never data: who is woken looks. While the connection is away nothing is
 heard, so everybody is woken when it is back.
@@ -65,7 +65,7 @@ class Listener:
                 connection = None
 
     def _hear(self, connection: psycopg.Connection[Any]) -> bool:
-        """Ring for each notification; False when stopped. Raises psycopg.Error when the connection is lost."""
+        """Notify for each notification; False when stopped. Raises psycopg.Error when the connection is lost."""
         while True:
             for told in connection.notifies(timeout=0):
                 writer, news = orjson.loads(told.payload)

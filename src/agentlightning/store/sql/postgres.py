@@ -30,6 +30,7 @@ from agentlightning.errors import (
 )
 from agentlightning.store.codec import portions
 from agentlightning.store.notifier import Notifier, Topic
+from agentlightning.store.open import seconds_in_url
 from agentlightning.store.sql.database import Database, Mark
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ class PostgresDatabase(Database):
             raise MissingExtraError("psycopg", "postgres") from error
         self._driver = psycopg
         query = dict(url.query)
-        self.patience_s = _seconds(query.pop("patience", MAX_OUTAGE_S), "patience")
-        lock_s = _seconds(query.pop("timeout", LOCK_TIMEOUT_S), "timeout")
+        self.patience_s = seconds_in_url("patience", query.pop("patience", MAX_OUTAGE_S))
+        lock_s = seconds_in_url("timeout", query.pop("timeout", LOCK_TIMEOUT_S))
         given = str(query.pop("options", ""))
         self._options = f"{_SESSION} -c lock_timeout={int(lock_s * 1000)} {given}"
         self._url = url.set(drivername="postgresql+psycopg", query=query)
@@ -187,16 +188,6 @@ def _payloads(writer: str, news: Mapping[Topic, int]) -> list[str]:
     listed = [(about, run_id, value) for (about, run_id), value in news.items()]
     parts = portions(listed, lambda each: len(each[0]) + len(each[1]) + 32, MAX_PAYLOAD_BYTES)
     return [orjson.dumps([writer, part]).decode() for part in parts]
-
-
-def _seconds(value: object, name: str) -> float:
-    try:
-        seconds = float(str(value))
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 10**6:
-        raise ConfigError(f"store: {name} in the URL: expected seconds, got {value!r}")
-    return seconds
 
 
 def _reason(error: DBAPIError) -> str:

@@ -35,7 +35,7 @@ PORTION = 50
 METRICS_A_PORTION = 10_000
 
 FOR_EVER = 2**62
-"""Rings every notifier, whatever number its listener waits for."""
+"""Wakes everybody, whatever number its listener waits for."""
 
 
 def drop_records(transaction: Transaction, rollout_ids: Sequence[str]) -> int:

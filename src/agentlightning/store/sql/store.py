@@ -28,7 +28,7 @@ from agentlightning.store.base import LEASE_S, reward_number
 from agentlightning.store.sql import history, lifecycle, record, retention, stats, tables
 from agentlightning.store.sql.database import database_at
 from agentlightning.store.sql.schema import prepare_schema
-from agentlightning.store.sql.writer import PAUSES_S, SqlWriter, Transaction, Verb
+from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlWriter, Transaction
 from agentlightning.store.waiting import WaitingStore
 from agentlightning.types import (
     Call,
@@ -245,20 +245,20 @@ class SqlLightningStore(WaitingStore):
             raise StoreError(f"{self._database.name} is not open: use `async with store`, or await store.open()")
         return self._writer
 
-    async def _write(self, verb: Verb[A, R], argument: A) -> R:
+    async def _write(self, method: BatchMethod[A, R], argument: A) -> R:
         writer = self._opened()
         with self._explaining():
-            return await writer.submit(verb, argument)
+            return await writer.submit(method, argument)
 
     async def _append(
-        self, writer: SqlWriter | None, verb: Verb[record.Rows, None], table: Table, new: record.Rows
+        self, writer: SqlWriter | None, method: BatchMethod[record.Rows, None], table: Table, new: record.Rows
     ) -> None:
         self._opened()
         if not new or writer is None:
             return
         try:
             with self._explaining():
-                await writer.submit(verb, new)
+                await writer.submit(method, new)
         except ConflictError as error:
             if "FOREIGN KEY" not in str(error).upper():
                 raise

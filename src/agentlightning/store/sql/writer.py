@@ -1,7 +1,7 @@
 """The writer: one thread that owns a writing connection and commits whatever is queued as one group.
 
-Driven by the SQL store, whose methods submit work and await it. A unit of work is (verb, argument), where the verb is a
-function of a transaction and a LIST of arguments: the arguments queued for one verb at a time become one call, so that a
+Driven by the SQL store, whose methods submit work and await it. A unit of work is (method, argument), where the method is a
+function of a transaction and a LIST of arguments: the arguments queued for one method at a time become one call, so that a
 hundred concurrent appends are one executemany. One that fails fails alone. Nothing is answered before the commit.
 
 A database that is away is waited for, as long as it asks for. A group whose transaction did not take place is executed
@@ -48,7 +48,7 @@ PAUSES_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 @dataclass(slots=True)
 class Transaction:
-    """The context of a verb: the connection, the time, and whom to wake once it is committed."""
+    """The context of a method: the connection, the time, and whom to wake once it is committed."""
 
     connection: Connection
     now_ns: int
@@ -69,12 +69,12 @@ class Transaction:
         self.news[about, run_id] = value
 
 
-Verb = Callable[[Transaction, Sequence[A]], list[R]]
+BatchMethod = Callable[[Transaction, Sequence[A]], list[R]]
 
 
 @dataclass(slots=True, eq=False)
 class _SqlWork:
-    verb: Verb[Any, Any]
+    method: BatchMethod[Any, Any]
     argument: Any
     future: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
@@ -134,20 +134,20 @@ class SqlWriter:
         """time.monotonic() of the last commit."""
         self._crowded = False
         """The last commit was of more than one."""
-        self._usual: dict[Verb[Any, Any] | None, float] = {}
-        """Size of the larger ones of the last groups, of all and by the verb that began them."""
+        self._usual: dict[BatchMethod[Any, Any] | None, float] = {}
+        """Size of the larger ones of the last groups, of all and by the method that began them."""
         self.heard: Callable[[float, int], None] | None = None
         """Told of every group: seconds since the first was submitted, and how many they were."""
         self._thread = threading.Thread(target=self._serve, name="store-writer", daemon=True)
         self._thread.start()
 
-    async def submit(self, verb: Verb[A, R], argument: A) -> R:
-        """Run the verb on this argument in some transaction; returns after its commit."""
+    async def submit(self, method: BatchMethod[A, R], argument: A) -> R:
+        """Run the method on this argument in some transaction; returns after its commit."""
         if self._stopped.is_set():  # after the None of `stop` nothing is taken from the queue any more
             raise StoreError("the store is closed; open it first")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-        self._put(_SqlWork(verb, argument, future, loop, time.monotonic()))
+        self._put(_SqlWork(method, argument, future, loop, time.monotonic()))
         return await future
 
     def stop(self) -> None:
@@ -236,14 +236,14 @@ class SqlWriter:
         first = self._queue[0]
         if first is not None and self._crowded and time.monotonic() - self._committed < MAX_GATHER_S:
             # As many as usual are enough: the rest would come after the deadline anyway.
-            self._wait(int(min(self._usual.get(first.verb, MAX_GROUP), self._usual[None])), MAX_GATHER_S)
+            self._wait(int(min(self._usual.get(first.method, MAX_GROUP), self._usual[None])), MAX_GATHER_S)
         group: list[_SqlWork] = []
         while self._queue and len(group) < MAX_GROUP:
             work = self._queue.popleft()
             if work is None:
                 return group, False
             group.append(work)
-        for kind in (group[0].verb, None):
+        for kind in (group[0].method, None):
             self._usual[kind] = max(len(group), USUAL_FADES * self._usual.get(kind, 0.0))
         return group, True
 
@@ -287,12 +287,12 @@ class SqlWriter:
 
     def _commit(self, connection: Connection, group: list[_SqlWork], *, careful: bool) -> bool:
         """Run all methods and commit; False where one failed and they have to be run again, carefully."""
-        # By verb, not in the order of the queue: who awaits its methods one by one is never in a group twice, and of
+        # By method, not in the order of the queue: who awaits its methods one by one is never in a group twice, and of
         # different callers no order is promised.
-        by_verb: dict[Verb[Any, Any], list[_SqlWork]] = defaultdict(list)
+        by_method: dict[BatchMethod[Any, Any], list[_SqlWork]] = defaultdict(list)
         for work in group:
             work.result = work.error = None
-            by_verb[work.verb].append(work)
+            by_method[work.method].append(work)
         self._number += 1  # also where it fails below: a number is never written by two transactions
         with connection.begin() as root:
             entered_ns = self._database.enter(connection, Mark(self._name, self._number) if self._exclusive else None)
@@ -300,11 +300,11 @@ class SqlWriter:
             now_ns = entered_ns if self._now_ns is None else self._now_ns()
             transaction = Transaction(connection, now_ns, _inserts=self._inserts)
             try:
-                for works in by_verb.values():
+                for works in by_method.values():
                     _run(transaction, works, careful)
             except Exception as error:
                 if careful or self._database.passes(error):
-                    raise  # not one verb's fault: the whole group is tried again, or fails
+                    raise  # not one method's fault: the whole group is tried again, or fails
                 root.rollback()
                 if len(group) == 1:  # there is nobody else to be saved by a second, careful run
                     group[0].error = error
@@ -329,10 +329,10 @@ class SqlWriter:
 
 
 def _run(transaction: Transaction, works: list[_SqlWork], careful: bool) -> None:
-    """One call of the verb for all works; carefully: where that fails one for each, so that only the culprits fail."""
+    """One call of the method for all works; carefully: where that fails one for each, so that only the culprits fail."""
     savepoint = transaction.connection.begin_nested() if careful else None
     try:
-        results = works[0].verb(transaction, [work.argument for work in works])
+        results = works[0].method(transaction, [work.argument for work in works])
     except Exception as error:  # handed to the caller, who awaits it
         if savepoint is None or not _alive(transaction.connection):
             raise  # without a transaction there is nothing to go back to
