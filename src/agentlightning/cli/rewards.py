@@ -124,7 +124,7 @@ def _print(
 ) -> None:
     rows = [("", "old", "new"), ("mean", _number(comparison.old_mean), _number(comparison.new_mean))]
     changed = sorted((one for one in found if one.change), key=lambda one: -abs(one.change or 0.0))
-    rows += [(one.rollout_id, _number(one.old), _number(one.new)) for one in changed[:SHOWN]]
+    rows += [(one.rollout.id, _number(one.old), _number(one.new)) for one in changed[:SHOWN]]
     print_columns(console, rows)
     if len(changed) > SHOWN:
         console.print(f"… and {len(changed) - SHOWN} more that changed")
@@ -140,7 +140,7 @@ def _print(
     if failures:
         first = failures[0]
         console.print(
-            f"the function failed on {len(failures)} rollouts, first on {first.rollout_id}: {first.problem}",
+            f"the function failed on {len(failures)} rollouts, first on {first.rollout.id}: {first.problem}",
             soft_wrap=True,
             style="yellow",
         )

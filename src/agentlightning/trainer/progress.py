@@ -8,19 +8,15 @@ from typing import Protocol
 class Progress(Protocol):
     def phase(self, name: str, done: int, total: int) -> None:
         """`done` of `total` units of the current phase (collect, learn, evaluate, …); called often."""
-        ...
 
     def step(self, step: int, steps: int, metrics: dict[str, float]) -> None:
         """A training step is complete."""
-        ...
 
     def evaluated(self, step: int, kind: str, success: float) -> None:
         """Held-out success (mean final reward) after `step`; `kind` is greedy or sampled."""
-        ...
 
     def note(self, text: str) -> None:
         """Something a person should read."""
-        ...
 
 
 class Silent:

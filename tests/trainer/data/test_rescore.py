@@ -20,7 +20,7 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.data.import_traces import TraceImport
 from agentlightning.trainer.data.rescore import RescoredRollout, Rescoring, compare
-from agentlightning.types import Finish, NewRollout, Reward, WorkerStatus
+from agentlightning.types import Finish, NewRollout, RetryPolicy, Reward, Rollout, Sampling, WorkerStatus
 
 REWARDS = (0.0, 1.0, 1.0, 0.5)
 
@@ -179,11 +179,31 @@ async def test_the_rollouts_can_be_chosen(store: LightningStore) -> None:
         await nobody.score()
 
 
+def stored(group: str, number: int, reward: float | None) -> Rollout:
+    return Rollout(
+        id=str(number),
+        run_id="run",
+        task={},
+        group_id=group,
+        replica=number,
+        mode="train",
+        step=1,
+        sampling=Sampling(),
+        retry=RetryPolicy(),
+        priority=0,
+        state="succeeded",
+        attempt=1,
+        lost=0,
+        created_ns=0,
+        reward=reward,
+    )
+
+
 def test_pairs_that_the_new_rewards_do_not_tell_apart_count_half() -> None:
     # Of one group (0, 1, 2) -> (0, 0, 1): the first pair is level, the others are in order; other groups are no pairs.
     drawn = [("a", 0.0, 0.0), ("a", 1.0, 0.0), ("a", 2.0, 1.0), ("b", 9.0, -9.0)]
     found = [
-        RescoredRollout(rollout_id=str(at), group_id=group, attempt=1, old=old, score=Score(finals={"reward": new}))
+        RescoredRollout(stored(group, at, old), Score(finals={"reward": new}))
         for at, (group, old, new) in enumerate(drawn)
     ]
     assert compare(found).order_kept == pytest.approx(2.5 / 3)
@@ -194,7 +214,7 @@ async def test_a_rollout_that_did_not_succeed_is_not_scored(store: LightningStor
     [claim] = await store.claim(WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0), limit=1)
     await store.finish([Finish(lease=claim.lease, state="failed", error="no")])
     assert (await store.rollouts(RolloutQuery(ids=[claim.rollout.id])))[0].state == "failed"
-    assert claim.rollout.id not in [one.rollout_id for one in (await rescored(store, lambda task, result: 0)).found]
+    assert claim.rollout.id not in [one.rollout.id for one in (await rescored(store, lambda task, result: 0)).found]
 
 
 FEW = st.sampled_from([0.0, 0.25, 0.5, 1.0])
@@ -203,13 +223,7 @@ FEW = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 @given(st.lists(st.tuples(st.sampled_from("abc"), FEW | st.none(), FEW | st.none()), max_size=12))
 def test_the_comparison_is_within_its_bounds_and_the_same_function_changes_nothing(drawn: list[Any]) -> None:
     found = [
-        RescoredRollout(
-            rollout_id=str(place),
-            group_id=group,
-            attempt=1,
-            old=old,
-            score=None if new is None else Score(finals={"reward": new}),
-        )
+        RescoredRollout(stored(group, place, old), None if new is None else Score(finals={"reward": new}))
         for place, (group, old, new) in enumerate(drawn)
     ]
     told = compare(found)

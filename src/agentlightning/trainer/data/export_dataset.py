@@ -6,12 +6,9 @@ chose them.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-
-import orjson
 
 from agentlightning.adapters.model_records import conversations, preference_row
 from agentlightning.adapters.trajectories import JUDGE, named_rewards
@@ -20,6 +17,7 @@ from agentlightning.algorithms.preference import pairs
 from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_rollouts
+from agentlightning.trainer.data.tasks import content_key
 from agentlightning.types import ABANDONED, JSON, Call, Rollout
 
 
@@ -52,11 +50,8 @@ class DatasetExport:
         so on, as algorithm dpo pairs them."""
         candidates: list[Candidate] = []
         async for rollout, calls in self._rollouts():
-            task = orjson.dumps(rollout.task, option=orjson.OPT_SORT_KEYS)
-            answer = orjson.dumps([call.completion for call in calls], option=orjson.OPT_SORT_KEYS)
-            candidates.append(
-                Candidate(rollout_id=rollout.id, task=_digest(task), reward=rollout.reward, answer=_digest(answer))
-            )
+            task, answer = content_key(rollout.task), content_key([call.completion for call in calls])
+            candidates.append(Candidate(rollout_id=rollout.id, task=task, reward=rollout.reward, answer=answer))
         for group in by_task(candidates):
             for better, worse in pairs(group, margin):
                 by_rollout = await self._calls([better.rollout_id, worse.rollout_id])
@@ -88,7 +83,3 @@ class DatasetExport:
             if call.finish_reason != ABANDONED and call.agent != JUDGE:
                 found[call.rollout_id].append(call)
         return found
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()

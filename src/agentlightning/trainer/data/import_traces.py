@@ -7,7 +7,6 @@ written whole or not at all: after a kill, the run holds those that were.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 from collections import Counter
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-import orjson
 import uuid_utils
 
 from agentlightning.adapters.episodes import Episode
@@ -24,6 +22,7 @@ from agentlightning.adapters.model_records import call_records
 from agentlightning.errors import DataError
 from agentlightning.store.base import LightningStore
 from agentlightning.tracing.trace_files import TraceFileReader
+from agentlightning.trainer.data.tasks import content_key
 from agentlightning.types import JSON, Call, Claim, Finish, NewRollout, Reward, Span, WorkerStatus
 
 IMPORTED = "traces"
@@ -110,7 +109,7 @@ class TraceImport:
         self.rewarded += sum(_final(one) is not None for one in episodes)
 
     def _new(self, episode: Episode) -> NewRollout:
-        task = hashlib.blake2b(orjson.dumps(episode.task, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
+        task = content_key(episode.task, size=8)
         replica = self._replicas[task]
         self._replicas[task] += 1
         return NewRollout(

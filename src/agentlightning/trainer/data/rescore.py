@@ -8,7 +8,6 @@ for by name, so that a training step that is executed again is the same step.
 from __future__ import annotations
 
 import asyncio
-import math
 import statistics
 import time
 from collections import defaultdict
@@ -22,6 +21,7 @@ from agentlightning.runner.result import RolloutResult, result_of
 from agentlightning.runner.scoring import FINAL, Score, Scorer
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import by_attempt, find_run, read_rollouts
+from agentlightning.trainer.data.air_report import within_groups
 from agentlightning.types import Mode, Reward, Rollout
 
 AT_ONCE = 16
@@ -30,21 +30,22 @@ TOLERANCE = 1e-9
 """Rewards that differ by less are the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class RescoredRollout:
     """One rollout, scored again."""
 
-    rollout_id: str
-    group_id: str
-    attempt: int
-    old: float | None
-    """Its own reward."""
+    rollout: Rollout
     score: Score | None
     """None where the function failed."""
     problem: str = ""
-    """Function that scores."""
+    """The function's failure."""
     stood: bool = False
     """True if it was not scored again, since the store has the reward of an earlier rescoring of this name."""
+
+    @property
+    def old(self) -> float | None:
+        """The rollout's own reward."""
+        return self.rollout.reward
 
     @property
     def new(self) -> float | None:
@@ -120,7 +121,7 @@ class Rescoring:
             rewards = rewards_of[key]
             stands = None if self.keep_as is None else _score_that_stands(rollout, rewards, self.keep_as)
             if stands is not None:
-                return _rescored(rollout, stands, stood=True)
+                return RescoredRollout(rollout, stands, stood=True)
             result = result_of(calls_of[key], spans_of[key], rewards, rollout.attempt, outputs.get(key))
             async with gate:
                 return await self._one(rollout, result)
@@ -131,12 +132,12 @@ class Rescoring:
         try:
             score = await self.scorer.score(rollout.task, result)
         except AgentLightningError as error:
-            return _rescored(rollout, None, str(error) + at_line(error.__cause__))
+            return RescoredRollout(rollout, None, str(error) + at_line(error.__cause__))
         except Exception as error:  # the user's own code: whatever it raises is told with its rollout
-            return _rescored(rollout, None, f"{type(error).__name__}: {error}")
+            return RescoredRollout(rollout, None, f"{type(error).__name__}: {error}")
         if self.keep_as is not None:
             await self.store.record_rewards(_records(rollout, score, self.keep_as))
-        return _rescored(rollout, score)
+        return RescoredRollout(rollout, score)
 
 
 def _score_that_stands(rollout: Rollout, rewards: Sequence[Reward], name: str) -> Score | None:
@@ -165,18 +166,6 @@ def _records(rollout: Rollout, score: Score, name: str) -> list[Reward]:
     ]
 
 
-def _rescored(rollout: Rollout, score: Score | None, problem: str = "", stood: bool = False) -> RescoredRollout:
-    return RescoredRollout(
-        rollout_id=rollout.id,
-        group_id=rollout.group_id,
-        attempt=rollout.attempt,
-        old=rollout.reward,
-        score=score,
-        problem=problem,
-        stood=stood,
-    )
-
-
 def compare(found: Sequence[RescoredRollout]) -> RewardComparison:
     """Old against new. Rewards (0, 1, 1) and (0, 1, 0.5): one changed, means 2/3 and 1/2, order kept."""
     both = [(one.old, one.new) for one in found if one.old is not None and one.new is not None]
@@ -188,24 +177,16 @@ def compare(found: Sequence[RescoredRollout]) -> RewardComparison:
         changed=sum(abs(before - after) > TOLERANCE for before, after in both),
         old_mean=statistics.fmean(old) if old else None,
         new_mean=statistics.fmean(new) if new else None,
-        correlation=_correlation(old, new),
+        correlation=within_groups([both] if both else []),
         order_kept=_order_kept(found),
     )
-
-
-def _correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """None where either is constant: nothing can be said."""
-    if len(one) < 2 or max(one) - min(one) <= TOLERANCE or max(other) - min(other) <= TOLERANCE:
-        return None
-    value = statistics.correlation(one, other)
-    return value if math.isfinite(value) else None
 
 
 def _order_kept(found: Sequence[RescoredRollout]) -> float | None:
     groups: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for one in found:
         if one.old is not None and one.new is not None:
-            groups[one.group_id].append((one.old, one.new))
+            groups[one.rollout.group_id].append((one.old, one.new))
     kept, pairs = 0.0, 0
     for group in groups.values():
         for place, (old, new) in enumerate(group):

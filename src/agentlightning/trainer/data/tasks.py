@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import inspect
 import json
 import random
@@ -52,6 +53,11 @@ def load_tasks(source: Source, fields: Sequence[str] | None = None, seed: int = 
         except TypeError as cause:
             raise DataError(f"{name}, row {number}: not JSON: {cause}") from cause
     return rows
+
+
+def content_key(content: object, size: int = 16) -> str:
+    """A key that equal JSON values share, whatever the order of their fields."""
+    return hashlib.blake2b(orjson.dumps(content, option=orjson.OPT_SORT_KEYS), digest_size=size).hexdigest()
 
 
 class TaskOrder:

@@ -7,14 +7,12 @@ whatever happens to one of them, the run neither ends nor waits.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import subprocess
+import sys
 import time
+from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentlightning.children import start_child
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck, alarms, new_alarms
@@ -87,97 +85,68 @@ class TrackerProcesses:
         self._names = names
         self._tell = tell
         self._end_s = end_s
-        self._children: dict[str, _Child] = {}
+        self._children: dict[str, Process] = {}
+        self._readers: set[asyncio.Task[None]] = set()
+        self._ending = False
         self.state = "interrupted"
         """End of the run, for the trackers: finished, interrupted or failed."""
 
     async def __aenter__(self) -> TrackerProcesses:
         for name in self._names:
-            self._children[name] = self._start(name)
+            self._children[name] = await self._start(name)
+            self._readers.add(asyncio.create_task(self._read(name, self._children[name])))
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and not issubclass(kind, asyncio.CancelledError):
             self.state = "failed"
+        self._ending = True
         for child in self._children.values():
-            child.ending = True
-            child.write(f"{self.state}\n".encode())
-            child.close()
-        await asyncio.gather(*(self._end(child) for child in self._children.values()))
+            _write(child, f"{self.state}\n".encode()).close()
+        await asyncio.gather(*(self._end(name, child) for name, child in self._children.items()), *self._readers)
 
     def poke(self) -> None:
         """metrics.jsonl has grown. Never waits."""
         for child in self._children.values():
-            child.write(b"\n")
+            _write(child, b"\n")
 
     def pids(self) -> dict[str, int]:
         """Process ids by tracker."""
-        return {name: child.process.pid for name, child in self._children.items()}
+        return {name: child.pid for name, child in self._children.items()}
 
-    def _start(self, name: str) -> _Child:
-        report, descriptor = os.pipe()
-        os.set_blocking(report, False)
-        process = start_child(
-            [
-                "agentlightning.trainer.monitor.trackers",
-                *("--folder", str(self._folder.path), "--tracker", name, "--report", str(descriptor)),
-            ],
-            pass_fds=(descriptor,),
-            log=self._folder.path / "logs" / f"tracker-{name}.log",
-        )
-        os.close(descriptor)
-        child = _Child(name, process, report)
-        asyncio.get_running_loop().add_reader(report, self._read, child)
-        return child
+    async def _start(self, name: str) -> Process:
+        program = "agentlightning.trainer.monitor.trackers"
+        with (self._folder.path / "logs" / f"tracker-{name}.log").open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", program, "--folder", str(self._folder.path), "--tracker", name),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches the trainer alone
+            )
 
-    async def _end(self, child: _Child) -> None:
+    async def _end(self, name: str, child: Process) -> None:
         try:
-            await asyncio.to_thread(child.process.wait, self._end_s)
-        except subprocess.TimeoutExpired:
-            child.process.kill()
-            await asyncio.to_thread(child.process.wait)
-            self._tell(f"tracker {child.name} did not take what was left within {self._end_s:.0f} s")
-        child.told(self._tell)
-        asyncio.get_running_loop().remove_reader(child.report)
-        os.close(child.report)
+            await asyncio.wait_for(child.wait(), self._end_s)
+        except TimeoutError:
+            child.kill()
+            self._tell(f"tracker {name} did not take what was left within {self._end_s:.0f} s")
 
-    def _read(self, child: _Child) -> None:
-        if not child.told(self._tell):
-            asyncio.get_running_loop().remove_reader(child.report)
-            if not child.ending:
-                self._tell(
-                    f"tracker {child.name} ended, see logs/tracker-{child.name}.log; what it lacks is in metrics.jsonl, and "
-                    "is sent when the run is resumed"
-                )
+    async def _read(self, name: str, child: Process) -> None:
+        """Passes its warnings on, until it ends."""
+        assert child.stdout is not None
+        async for line in child.stdout:
+            self._tell(line.decode(errors="replace").rstrip("\n"))
+        if not self._ending:
+            self._tell(
+                f"tracker {name} ended, see logs/tracker-{name}.log; what it lacks is in metrics.jsonl, and is sent when "
+                "the run is resumed"
+            )
 
 
-@dataclass
-class _Child:
-    name: str
-    process: subprocess.Popen[bytes]
-    report: int
-    """Receives warnings, one line each."""
-    ending: bool = False
-
-    def __post_init__(self) -> None:
-        assert self.process.stdin is not None
-        os.set_blocking(self.process.stdin.fileno(), False)
-
-    def write(self, line: bytes) -> None:
-        """Dropped where the child is gone, or so far behind that its pipe is full: it reads the file anyway."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            os.write(self.process.stdin.fileno(), line)
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-    def told(self, tell: Callable[[str], None]) -> bool:
-        """Pass on what it said; False where it will say no more."""
-        with contextlib.suppress(BlockingIOError):
-            said = os.read(self.report, 65536)
-            for line in said.decode(errors="replace").splitlines():
-                tell(line)
-            return bool(said)
-        return True
+def _write(child: Process, line: bytes) -> asyncio.StreamWriter:
+    """Dropped where the child is gone: it reads the file anyway."""
+    assert child.stdin is not None
+    if child.returncode is None:
+        child.stdin.write(line)
+    return child.stdin

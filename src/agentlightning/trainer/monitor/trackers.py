@@ -1,6 +1,6 @@
 """Trackers by name: TensorBoard, Weights & Biases, MLflow, trackio; and the process that feeds one of them.
 
-    python -m agentlightning.trainer.monitor.trackers --folder runs/ID --tracker NAME --report FD
+    python -m agentlightning.trainer.monitor.trackers --folder runs/ID --tracker NAME
 
 `trainer.watch` starts one process for each tracker of a run. It reads metrics.jsonl, sends each row once, and lists what it
 has sent, so that a resumed run goes on where the tracker was. A step that a crash undid is executed again from the same
@@ -272,8 +272,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--tracker", choices=sorted(TRACKERS), required=True)
-    parser.add_argument("--report", type=int, required=True, help="file descriptor for what a person should read")
     options = parser.parse_args()
+    report = os.dup(1)  # standard output is for what a person should read; what a tracker prints goes to its log
+    os.dup2(2, 1)
     for number in (signal.SIGINT, signal.SIGTERM):  # it ends when its trainer says so or is gone
         signal.signal(number, signal.SIG_IGN)
     folder = RunFolder(options.folder.parent, options.folder.name)
@@ -289,7 +290,7 @@ def main() -> None:
 
     def tell(text: str) -> None:
         with contextlib.suppress(OSError):  # its trainer is gone
-            os.write(options.report, f"tracker {options.tracker} {text}\n".encode())
+            os.write(report, f"tracker {options.tracker} {text}\n".encode())
 
     settings = flat(run_record(folder.config()))
     outbox = Outbox(folder.path / "metrics.jsonl", beside / f"{options.tracker}.sent")

@@ -7,7 +7,6 @@ the source runs, so that a resumed run has the very batches that it had. Rollout
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,6 +28,7 @@ from agentlightning.store.scan import read_rollouts
 from agentlightning.tracing.agent_names import named_calls
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.import_traces import IMPORTED
+from agentlightning.trainer.data.tasks import content_key
 from agentlightning.types import Call, Rollout, Trajectory
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class OfflineDataset:
             async for part in self._finished(run_id):
                 found, reasons = await self._trajectories(part)
                 left_out.update(reasons.values())
-                tasks = {rollout.id: _task_key(rollout) for rollout in part}
+                tasks = {rollout.id: content_key(rollout.task) for rollout in part}
                 candidates += [_candidate(one, tasks[one.rollout_id]) for one in found]
         if left_out:
             told = "; ".join(f"{count} × {reason}" for reason, count in left_out.most_common(REASONS_TOLD))
@@ -213,16 +213,8 @@ def _candidate(trajectory: Trajectory, task: str) -> Candidate:
         rollout_id=trajectory.rollout_id,
         task=task,
         reward=None if math.isnan(trajectory.reward) else trajectory.reward,
-        answer=_digest(orjson.dumps(written)),
+        answer=content_key(written),
     )
-
-
-def _task_key(rollout: Rollout) -> str:
-    return _digest(orjson.dumps(rollout.task, option=orjson.OPT_SORT_KEYS))
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _vocabulary(folder: Path) -> Any:
