@@ -19,7 +19,7 @@ from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions, Lora
 from agentlightning.errors import ModelError
-from agentlightning.trainer.checkpoint import export
+from agentlightning.trainer.checkpoint import export_policy
 from agentlightning.types import Loss, TrainingSequence
 
 SFT = Loss(name="sft")
@@ -149,7 +149,7 @@ def test_layers_that_are_not_there_and_other_kinds_of_checkpoints_are_refused(ll
 
 def test_a_checkpoint_with_an_adapter_is_exported_whole(llama: Path, tmp_path: Path) -> None:
     learned(llama, KINDS[0]).save(tmp_path / "saved")
-    export(tmp_path / "saved", tmp_path / "policy")
+    export_policy(tmp_path / "saved", tmp_path / "policy")
     assert (tmp_path / "policy" / "adapter" / "adapter_config.json").is_file()
     assert not (tmp_path / "policy" / "learner.pt").exists()
     assert torch.equal(logits(tmp_path / "policy"), logits(tmp_path / "saved"))

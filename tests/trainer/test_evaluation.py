@@ -24,7 +24,6 @@ async def evaluated(store: LightningStore, state: Literal["succeeded", "failed"]
     try:
         rollouts = await run_held_out(
             RolloutCollector(store, "run"),
-            "run",
             [{"n": 1}, {"n": 2}],
             step=0,
             kind="greedy",

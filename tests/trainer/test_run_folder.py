@@ -4,7 +4,7 @@ import pytest
 
 from agentlightning.config import DEFAULT_STORE, Config, StoreConfig, parse_config
 from agentlightning.errors import ConfigError, ConflictError, StoreError
-from agentlightning.trainer.checkpoint import RESUMED, RunFolder, export, make_default_folder
+from agentlightning.trainer.checkpoint import RESUMED, RunFolder, export_policy, make_default_folder
 
 
 @pytest.fixture
@@ -102,8 +102,8 @@ def test_an_export_leaves_the_learners_state_behind_and_refuses_a_place_that_is_
     checkpoint.mkdir()
     for name in ("config.json", "model.safetensors", "learner.pt"):
         (checkpoint / name).write_text(name)
-    export(checkpoint, tmp_path / "new")
+    export_policy(checkpoint, tmp_path / "new")
     assert sorted(file.name for file in (tmp_path / "new").iterdir()) == ["config.json", "model.safetensors"]
     for taken in (tmp_path / "new", tmp_path / "new" / "config.json"):
         with pytest.raises(ConfigError, match="exists and is not an empty folder"):
-            export(checkpoint, taken)
+            export_policy(checkpoint, taken)

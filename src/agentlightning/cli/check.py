@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.options import Runs, Settings, Store, run_until_signal, store_setting
+from agentlightning.cli.options import Runs, Settings, Store, run_shown, store_setting
+from agentlightning.errors import AgentError, NoCallsError
 
 
 def check(
@@ -22,22 +23,18 @@ def check(
 
     from agentlightning.analysis.rollout_view import print_rollout
     from agentlightning.config_file import load_config
-    from agentlightning.errors import AgentError, NoCallsError
     from agentlightning.trainer.check import check_agent
-    from agentlightning.trainer.checkpoint import RunFolder
-    from agentlightning.trainer.display import Display
-    from agentlightning.trainer.training import new_run_id
+    from agentlightning.trainer.display import screen
 
     loaded = load_config(config, settings or [], store_setting(store))
-    with Display(f"check {config}") as display:
-        checked = run_until_signal(check_agent(loaded, RunFolder(runs, new_run_id()), display, tasks))
-    print_rollout(display.console, checked.rollout, checked.attempts, checked.calls, checked.rewards)
+    checked = run_shown(f"check {config}", runs, lambda folder, display: check_agent(loaded, folder, display, tasks))
+    print_rollout(screen(), checked.rollout, checked.attempts, checked.calls, checked.rewards)
     if checked.rollout.state != "succeeded":
         raise AgentError("the agent failed on the first task; its error is above")
     if not checked.calls:
         raise NoCallsError(f"there would be nothing to learn from: {checked.rollout.warning}")
     if checked.warning:
-        display.note(checked.warning)
+        screen().print(f"note: {checked.warning}", style="yellow", soft_wrap=True)
     typer.echo(
         orjson.dumps(
             {

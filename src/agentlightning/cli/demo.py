@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentlightning.cli.options import Runs, Store, run_until_signal, store_url
+from agentlightning.cli.options import Runs, Store
+from agentlightning.store.open import store_url
 
 
 def demo(
@@ -31,6 +32,7 @@ def demo(
     from agentlightning.demo.training import configure, summarize, warm_start
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
+    from agentlightning.trainer.interrupts import run_interruptible
     from agentlightning.trainer.training import new_run_id
 
     started = time.time()
@@ -40,7 +42,7 @@ def demo(
     model = folder.path / "warm-start"
     with Display(title) as display:
         try:
-            warm = run_until_signal(warm_start(task, seed, model, display))
+            warm = run_interruptible(lambda: warm_start(task, seed, model, display))
         except KeyboardInterrupt:
             display.note("ended in the warm start: nothing is kept; the same command begins again")
             raise

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.options import Runs, Settings, Store, run_until_signal, store_setting, trained_checkpoint
+from agentlightning.cli.options import Runs, Settings, Store, run_shown, store_setting, trained_checkpoint
+from agentlightning.errors import ConfigError
 
 
 def evaluate(
@@ -20,12 +21,9 @@ def evaluate(
     import orjson
 
     from agentlightning.config_file import load_config
-    from agentlightning.errors import ConfigError
     from agentlightning.trainer.check import evaluate_model
     from agentlightning.trainer.checkpoint import RunFolder, policies_in
-    from agentlightning.trainer.display import Display
     from agentlightning.trainer.policies import with_models
-    from agentlightning.trainer.training import new_run_id
 
     if target.endswith(".toml"):
         config = load_config(Path(target), settings or [], store_setting(store))
@@ -34,8 +32,6 @@ def evaluate(
             raise ConfigError("--set works on a TOML file; a run is evaluated with its own configuration")
         config = RunFolder(runs, target).config(store)
         config = with_models(config, policies_in(Path(trained_checkpoint(config.store.url, target).path)))
-    with Display(f"eval {target}") as display:
-        success = run_until_signal(
-            evaluate_model(config, RunFolder(runs, new_run_id()), display, name=f"eval {target}")
-        )
+    title = f"eval {target}"
+    success = run_shown(title, runs, lambda folder, display: evaluate_model(config, folder, display, title))
     typer.echo(orjson.dumps({"target": target, **success}).decode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
@@ -9,10 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from agentlightning.errors import ConfigError, NotFoundError
+from agentlightning.store.open import existing_store, store_url
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from agentlightning.store.base import LightningStore
+    from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.display import Display
     from agentlightning.types import Checkpoint
 
 T = TypeVar("T")
@@ -39,18 +45,8 @@ Settings = Annotated[
 ]
 
 
-def store_url(store: str | None) -> str:
-    """--store, else AGL_STORE, else the SQLite file under runs/."""
-    from agentlightning.store import open as stores
-
-    return stores.store_url(store)
-
-
 def with_store(store: str | None, work: Callable[[LightningStore], Awaitable[T]]) -> T:
     """Do the work on the store of --store, which must exist; a server's key is read from AGL_SERVER_KEY."""
-    import asyncio
-
-    from agentlightning.store.open import existing_store
 
     async def whole() -> T:
         async with existing_store(store_url(store)) as opened:
@@ -61,7 +57,6 @@ def with_store(store: str | None, work: Callable[[LightningStore], Awaitable[T]]
 
 def trained_checkpoint(store: str, run: str) -> Checkpoint:
     """The last checkpoint of a run. NotFoundError where it has none."""
-    from agentlightning.errors import NotFoundError
     from agentlightning.trainer.checkpoint import last_checkpoint
 
     found = with_store(store, lambda opened: last_checkpoint(opened, run))
@@ -78,17 +73,19 @@ def print_columns(console: Console, rows: Sequence[Sequence[str]]) -> None:
         console.print(line.rstrip(), soft_wrap=True)
 
 
-def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
-    """Run it as `asyncio.run` does; SIGTERM and SIGHUP end it as Ctrl-C does, so that its run is recorded as interrupted."""
+def run_shown(title: str, runs: Path, work: Callable[[RunFolder, Display], Coroutine[Any, Any, T]]) -> T:
+    """Do the work of a new run under a live display. SIGTERM and SIGHUP end it as Ctrl-C does: recorded as interrupted."""
+    from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.display import Display
     from agentlightning.trainer.interrupts import run_interruptible
+    from agentlightning.trainer.training import new_run_id
 
-    return run_interruptible(lambda: work)
+    with Display(title) as display:
+        return run_interruptible(lambda: work(RunFolder(runs, new_run_id()), display))
 
 
 def one_store(store: str | None, server: str | None) -> str | None:
     """The store's URL from --store or --server; ConfigError where both are given."""
-    from agentlightning.errors import ConfigError
-
     if store and server:
         raise ConfigError("--store: a server has a store of its own; give --store or --server, not both")
     return server or store

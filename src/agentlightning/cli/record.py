@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli.options import Runs, Settings, Store, run_until_signal, store_setting, store_url
+from agentlightning.cli.options import Runs, Settings, Store, run_shown, store_setting
+from agentlightning.errors import ConfigError
+from agentlightning.store.open import open_store, store_url
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -45,8 +47,6 @@ def record(
     runs: Runs = Path("runs"),
 ) -> None:
     """Run the agent on its training tasks and store the rollouts, for offline training by `agl train --from-run`."""
-    from agentlightning.errors import ConfigError
-
     if (config is None) == (not traces):
         raise ConfigError("record: give either a configuration, whose agent is run, or --traces FILE")
     if traces:
@@ -69,14 +69,12 @@ def _record_agent(
     import orjson
 
     from agentlightning.config_file import load_config
-    from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.data.record_rollouts import record_rollouts
-    from agentlightning.trainer.display import Display
-    from agentlightning.trainer.training import new_run_id
 
     loaded = load_config(config, settings or [], store_setting(store))
-    with Display(f"record {config}") as display:
-        done = run_until_signal(record_rollouts(loaded, RunFolder(runs, new_run_id()), display, rollouts, tasks))
+    done = run_shown(
+        f"record {config}", runs, lambda folder, display: record_rollouts(loaded, folder, display, rollouts, tasks)
+    )
     typer.echo(orjson.dumps(asdict(done)).decode())
 
 
@@ -86,7 +84,6 @@ def _record_traces(files: list[Path], task_fields: str | None, name: str | None,
 
     import orjson
 
-    from agentlightning.store import open as stores
     from agentlightning.trainer.checkpoint import make_default_folder
     from agentlightning.trainer.data.import_traces import TraceImport
     from agentlightning.trainer.training import new_run_id
@@ -96,7 +93,7 @@ def _record_traces(files: list[Path], task_fields: str | None, name: str | None,
 
     async def work() -> TraceImport:
         make_default_folder(url)
-        async with stores.open_store(url, os.environ.get("AGL_SERVER_KEY")) as opened:
+        async with open_store(url, os.environ.get("AGL_SERVER_KEY")) as opened:
             done = TraceImport(store=opened, run_id=new_run_id(), task_fields=fields)
             await done.read(files, name or ", ".join(file.name for file in files), lambda _: None)
             return done

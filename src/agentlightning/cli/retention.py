@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from agentlightning.cli.options import RunId, Store, with_store
+from agentlightning.errors import ConfigError, ConflictError
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
@@ -85,7 +86,6 @@ def prune(
     """Delete what is old: whole runs, the longest unchanged first, and never one that is running."""
     import time
 
-    from agentlightning.errors import ConfigError
     from agentlightning.store.pruning import Keep, drop_old_records, find_doomed
 
     keep = Keep(
@@ -128,7 +128,6 @@ def bytes_of(text: str | None, name: str) -> int | None:
 
 
 async def _refuse_running(store: LightningStore, run: str, force: bool) -> None:
-    from agentlightning.errors import ConflictError
     from agentlightning.store.scan import find_run
 
     if (await find_run(store, run)).state == "running" and not force:
@@ -165,8 +164,6 @@ def _days(text: str | None, name: str) -> float | None:
 
 def _number(text: str, name: str, units: dict[str, float] | dict[str, int], expected: str) -> float:
     import re
-
-    from agentlightning.errors import ConfigError
 
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text.strip())
     if match is None or match[2] not in units:

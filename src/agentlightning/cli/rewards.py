@@ -10,6 +10,7 @@ import typer
 
 from agentlightning.cli import air
 from agentlightning.cli.options import Mode, RunId, Step, Store, print_columns, with_store
+from agentlightning.errors import ConfigError, RewardError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,16 +27,13 @@ THREADS = 8
 OWN = "reward"
 EVERY_S = 5.0
 """Seconds between lines that say how far the scoring is."""
-HELP = "Score stored rollouts again, or say what AIR's rules give their calls."
 
-app = typer.Typer(help=HELP, no_args_is_help=True, rich_markup_mode=None)
-
-
+app = typer.Typer(
+    help="Score stored rollouts again, or say what AIR's rules give their calls.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 app.command("air")(air.show_air)
-
-
-@app.callback()
-def rewards() -> None: ...
 
 
 @app.command("rescore")
@@ -61,7 +59,6 @@ def rescore(
 
     import orjson
 
-    from agentlightning.errors import ConfigError, RewardError
     from agentlightning.trainer.data.rescore import Rescoring, compare
     from agentlightning.trainer.display import screen
 
@@ -109,7 +106,6 @@ def _progress() -> Callable[[int], None]:
 
 def _scorer(function: str, threads: Executor) -> Scorer:
     from agentlightning.config_file import load_config
-    from agentlightning.errors import ConfigError
     from agentlightning.runner.llm_judge import endpoint_judge
     from agentlightning.runner.scoring import load_scorers
 

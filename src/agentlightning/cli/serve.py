@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.options import Store, store_url
+from agentlightning.cli.options import Store
 from agentlightning.cli.retention import bytes_of
+from agentlightning.store.open import store_url
 
 
 def serve(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentlightning.cli.options import Runs, Server, Settings, Store, one_store, store_setting, with_store
+from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,8 +76,6 @@ def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unchanged(folder: RunFolder, file: Path | None, given: list[str], url: str | None) -> Config:
-    from agentlightning.errors import ConfigError
-
     if file is not None or given:
         raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
     return folder.config(url)
@@ -85,7 +84,6 @@ def _unchanged(folder: RunFolder, file: Path | None, given: list[str], url: str 
 def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: str | None) -> Config:
     """The configuration of a new run, of the file, else of the run of --from-run, and the options given."""
     from agentlightning.config_file import load_config
-    from agentlightning.errors import ConfigError
 
     from_run, algorithm = given.get("data.from_run"), given.get("algorithm.name")
     if algorithm not in (None, "lightning_rl") and file is None and not from_run:

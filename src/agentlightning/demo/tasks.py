@@ -34,21 +34,14 @@ CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Kyoto", "Quito", "Paris", "Delhi")
 class DemoTask(Protocol):
     """The interface of a task module."""
 
-    @property
-    def SPECIAL_WORDS(self) -> tuple[str, str]:
-        """Opening and closing tag of a tool call: one token each."""
-
-    @property
-    def MAX_CALLS(self) -> int:
-        """Model calls after which the agent gives up."""
-
-    @property
-    def WARM_START_STEPS(self) -> int:
-        """Optimizer steps of the warm start, of 64 demonstrations each."""
-
-    @property
-    def TRAINING_STEPS(self) -> int:
-        """Training steps that the demo takes, of 64 groups of 8 rollouts each."""
+    SPECIAL_WORDS: tuple[str, str]
+    """Opening and closing tag of a tool call: one token each."""
+    MAX_CALLS: int
+    """Model calls after which the agent gives up."""
+    WARM_START_STEPS: int
+    """Optimizer steps of the warm start, of 64 demonstrations each."""
+    TRAINING_STEPS: int
+    """Training steps that the demo takes, of 64 groups of 8 rollouts each."""
 
     def sample(self, rng: Random, split: Split) -> JSON:
         """One task row: `question` and `answer`, what the environment needs, and `plan`, for the demonstrator only."""

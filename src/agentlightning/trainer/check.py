@@ -62,7 +62,6 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
             rollouts = await processes.beside(
                 run_held_out(
                     collector,
-                    folder.run_id,
                     rows,
                     step=0,
                     kind=kind,

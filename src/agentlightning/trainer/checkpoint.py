@@ -235,32 +235,27 @@ def checkpoint_folders(checkpoint: Path, policies: Sequence[str]) -> dict[str, P
 
 
 def export_policy(checkpoint: Path, to: Path, policy: str | None = None) -> Path:
-    """`export` of one policy of a checkpoint, by name where it holds several; returns `to`."""
+    """Copy a policy of a checkpoint as a plain transformers folder, without the learner's state; returns `to`.
+
+    policy: by name, where the checkpoint holds several. ConfigError where `to` is not empty.
+    """
     found = policies_in(checkpoint)
     one = policy or ""
     if one not in found:  # the only policy of a run has no name there
         given = f"{one!r} is none of the run's policies" if one else "the run has several policies"
         raise ConfigError(f"policy: {given}; expected {', '.join(filter(None, found)) or 'none'}")
-    export(found[one], to)
-    return to
-
-
-def export(checkpoint: Path, to: Path) -> None:
-    """Copy a policy's checkpoint as a plain transformers folder, without the learner's state.
-
-    ConfigError where `to` is not empty.
-    """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"{to}: exists and is not an empty folder; give a new one")
     try:
         to.mkdir(parents=True, exist_ok=True)
-        for entry in sorted(checkpoint.iterdir()):
+        for entry in sorted(found[one].iterdir()):
             if entry.is_dir():  # the adapter, where one was trained
                 shutil.copytree(entry, to / entry.name)
             elif entry.name != LEARNER_STATE:
                 shutil.copy2(entry, to / entry.name)
     except OSError as cause:
         raise StoreError(f"{to}: cannot be written: {cause.strerror or cause}; choose another folder") from cause
+    return to
 
 
 @contextmanager

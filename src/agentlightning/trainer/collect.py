@@ -24,7 +24,7 @@ class RolloutCollector:
 
     def __init__(self, store: LightningStore, run_id: str) -> None:
         self._store = store
-        self._run_id = run_id
+        self.run_id = run_id
         self._seen: int | None = None
         self._watched: set[str] = set()
         self._finished: dict[str, Rollout] = {}
@@ -55,7 +55,7 @@ class RolloutCollector:
     async def begin(self) -> int:
         """Reads the place in the order of finished rollouts, before what is to be watched is read or enqueued."""
         if self._seen is None:
-            counts = await self._store.count(self._run_id)
+            counts = await self._store.count(self.run_id)
             self._seen = sum(number for (_, state), number in counts.items() if state in FINAL_STATES)
         return self._seen
 
@@ -76,10 +76,10 @@ class RolloutCollector:
     async def wait_finished(self, outstanding: int, within_s: float = WAIT_S) -> None:
         """Waits until some rollouts have finished, the more the more are `outstanding`, or for `within_s` seconds."""
         assert self._seen is not None, "begin() comes first"
-        finished = await self._store.wait(self._run_id, self._seen, 1 + outstanding // PROGRESS_SHARES, within_s)
+        finished = await self._store.wait(self.run_id, self._seen, 1 + outstanding // PROGRESS_SHARES, within_s)
         if not finished and within_s >= WAIT_S:
             # A full disk can still be read: workers would try, and this would wait, for ever. A write finds out.
-            await self._store.update_run(self._run_id)
+            await self._store.update_run(self.run_id)
         for rollout in finished:
             self._seen = max(self._seen, rollout.finished_seq or 0)
             if rollout.id in self._watched:

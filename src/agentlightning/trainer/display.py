@@ -92,17 +92,9 @@ class Display:
         self._steps = [*self._steps[1 - SHOWN_STEPS :], (step, steps, metrics)]
         self._curve.append(metrics.get("train/reward_mean", metrics.get("train/loss", 0.0)))
         self._redraw()
-        if self._lines and "train/reward_mean" not in metrics:
-            self.console.print(
-                f"[{self._elapsed():6.1f} s] step {step}/{steps}  {_from_record(metrics)}", soft_wrap=True
-            )
-        elif self._lines:
-            self.console.print(
-                f"[{self._elapsed():6.1f} s] step {step}/{steps}  reward {metrics['train/reward_mean']:.3f}  "
-                f"signal {metrics['train/groups_with_signal']:.2f}  turns {metrics['rollout/turns']:.2f}  "
-                f"{metrics['time/tokens_per_s']:,.0f} tokens/s  {_shares(metrics)}",
-                soft_wrap=True,
-            )
+        if self._lines:
+            told = _from_rollouts(metrics) if "train/reward_mean" in metrics else _from_record(metrics)
+            self.console.print(f"[{self._elapsed():6.1f} s] step {step}/{steps}  {told}", soft_wrap=True)
 
     def evaluated(self, step: int, kind: str, success: float) -> None:
         self._heldout.append((step, kind, success))
@@ -171,6 +163,13 @@ class Display:
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._started
+
+
+def _from_rollouts(metrics: dict[str, float]) -> str:
+    return (
+        f"reward {metrics['train/reward_mean']:.3f}  signal {metrics['train/groups_with_signal']:.2f}  "
+        f"turns {metrics['rollout/turns']:.2f}  {metrics['time/tokens_per_s']:,.0f} tokens/s  {_shares(metrics)}"
+    )
 
 
 def _from_record(metrics: dict[str, float]) -> str:

@@ -48,7 +48,6 @@ class Evaluation:
 
 async def run_held_out(
     collector: RolloutCollector,
-    run_id: str,
     rows: Sequence[JSON],
     *,
     step: int,
@@ -67,7 +66,7 @@ async def run_held_out(
         rollouts = await collector.collect(
             [
                 NewRollout(
-                    run_id=run_id,
+                    run_id=collector.run_id,
                     task=row,
                     group_id=f"eval:{step}:{kind}:{position}",
                     replica=replica,

@@ -149,12 +149,13 @@ class Processes:
     def start_workers(self, tell: Callable[[str], None]) -> None:
         """Start the configured workers, each for `concurrency` rollouts at a time; where none is, tell how to start one."""
         agent = self._config.agent
+        arguments = [word for spec in agent.reward_specs for word in ("--reward", spec)]
+        arguments += ["--server", str(self._server), "--run", self._folder.run_id]
         if agent.workers == 0:
-            tell(f"waiting for workers; start one with: {self._worker_line()}")
-        arguments = ["--server", str(self._server), "--run", self._folder.run_id]
+            line = shlex.join(["agl", "worker", agent.run or str(agent.command), *arguments])
+            tell(f"waiting for workers; start one with: AGL_SERVER_KEY=… {line}")
         arguments += ["--agent", agent.run] if agent.run is not None else ["--command", str(agent.command)]
         arguments += ["--concurrency", str(agent.concurrency), "--model", self.policy["model"]]
-        arguments += [word for spec in agent.reward_specs for word in ("--reward", spec)]
         self._supervisor.start_workers(agent.workers, arguments)
 
     def pids(self) -> dict[str, int]:
@@ -176,13 +177,6 @@ class Processes:
             for each in (task, *watches):
                 each.cancel()
             await asyncio.gather(task, *watches, return_exceptions=True)
-
-    def _worker_line(self) -> str:
-        agent = self._config.agent
-        words = ["agl", "worker", agent.run or str(agent.command)]
-        words += [word for spec in agent.reward_specs for word in ("--reward", spec)]
-        words += ["--server", str(self._server), "--run", self._folder.run_id]
-        return f"AGL_SERVER_KEY=… {shlex.join(words)}"
 
     def _engine(self, alias: str, model: Path) -> LocalEngine:
         engine = self._configs[alias].engine

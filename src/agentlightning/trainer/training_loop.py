@@ -144,7 +144,6 @@ class TrainingLoop(ABC):
         started = time.perf_counter()
         rollouts = await run_held_out(
             self.collector,
-            self.run_id,
             self.val,
             step=step,
             kind=kind,

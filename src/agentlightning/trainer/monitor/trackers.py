@@ -44,11 +44,9 @@ class Tracker(Protocol):
     def log(self, step: int, time: float, values: Mapping[str, float]) -> None:
         """Numbers of a step by tracker's names, with the time in seconds since the epoch; on disk or on their way when it
         returns."""
-        ...
 
     def close(self, state: str) -> None:
         """The run is finished, interrupted (to be resumed) or failed."""
-        ...
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ each other: after a crash the same step is published again under a later number.
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,28 +16,23 @@ from agentlightning.types import Resource, Trajectory
 
 @dataclass(slots=True)
 class PublishedVersions:
-    """The training step that made each policy version, and the time since which it is served. A few numbers per step."""
+    """The training step that made each policy version, and the time since which it is served."""
 
-    _steps: dict[int, int] = field(default_factory=dict)
-    _since_ns: list[int] = field(default_factory=list)
-    _since_step: list[int] = field(default_factory=list)
+    _by_version: dict[int, Resource] = field(default_factory=dict)
 
     def record(self, published: Iterable[Resource]) -> None:
         """Versions in the order in which they were published."""
         for resource in published:
-            if resource.version not in self._steps:
-                self._steps[resource.version] = resource.step
-                self._since_ns.append(resource.created_ns)
-                self._since_step.append(resource.step)
+            self._by_version.setdefault(resource.version, resource)
 
     def step_of(self, version: int) -> int:
         """The step that made a version; 0 for one that nobody published: the weights that a sampler starts with."""
-        return self._steps.get(version, 0)
+        return self._by_version[version].step if version in self._by_version else 0
 
     def step_at(self, time_ns: int) -> int:
         """The step whose weights were served at a time; 0 before the first."""
-        place = bisect_right(self._since_ns, time_ns)
-        return self._since_step[place - 1] if place else 0
+        served = (one.step for one in reversed(self._by_version.values()) if one.created_ns <= time_ns)
+        return next(served, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
