@@ -65,7 +65,7 @@ def seconds_in_url(name: str, value: object) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 10**6:
-        raise ConfigError(f"store: {name} in the URL: expected seconds, got {value!r}")
+        raise ConfigError(f"store: {name}: expected seconds in its URL, got {value!r}")
     return seconds
 
 
