@@ -1,7 +1,7 @@
 """Preferences from recorded rollouts: pairs and labels from their rewards, and metrics of how well they hold.
 
-The offline trainer drives it; see `recorded`. An answer is a whole rollout: all that the model wrote in it, over all its
-calls; what the environment wrote is context. The engine computes the losses (engines/preferences.py); the same formulas
+The offline trainer drives it; see `offline.py`. A completion is a whole rollout: all that the model wrote in it, over all
+its calls; what the environment wrote is context. The engine computes the losses (engines/preferences.py); the same formulas
 stand here once more over plain numbers, for held-out examples, which need no gradient.
 """
 

@@ -1,6 +1,6 @@
 """Imitation of recorded rollouts: all of them, the best ones, or those of a stronger model.
 
-The offline trainer drives these; see `recorded`. The loss is the cross-entropy of what the model wrote, nothing else: what
+The offline trainer drives these; see `offline.py`. The loss is the cross-entropy of what the model wrote, nothing else: what
 the environment, the user and other models wrote is context.
 """
 

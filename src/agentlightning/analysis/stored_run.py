@@ -1,8 +1,8 @@
 """A stored run for a notebook: its metrics, rollouts, calls and rewards as Arrow tables, and any rollout to read.
 
-``agl.load_run`` makes one. It only reads, through the store's verbs and page by page, so it works on any store, also beside
-the server of a run that goes on: each table is of the moment it is asked for. ``.to_pandas()`` and ``polars.from_arrow``
-make a frame of a table.
+``agl.load_run`` makes one. It only reads, through the store's methods and page by page, so it works on any store, also
+beside the server of a run that goes on: each table is of the moment it is asked for. ``.to_pandas()`` and
+``polars.from_arrow`` make a frame of a table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Access: loopback addresses, the server key, and the refusal of requests that a web page of another site makes.
 
-Driven by the REST face of the store and by whoever starts a server. The environment's AGL_SERVER_KEY guards ``/api``.
+Driven by the REST API of the store and by whoever starts a server. The environment's AGL_SERVER_KEY guards ``/api``.
 Without it, a server that is reachable from elsewhere makes a key once and keeps it in a file that only its owner can read; a
 server on loopback has none. It never says a key, only where it is. Knows neither attempts nor their keys.
 """

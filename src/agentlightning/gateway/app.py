@@ -1,7 +1,7 @@
-"""The ASGI application of the server process: gateway, REST face of the store, health and metrics.
+"""The ASGI application of the server process: gateway, REST API of the store, health and metrics.
 
 Driven by uvicorn (`python -m agentlightning.gateway`) or by a test. It routes by the first part of the path, in bare ASGI;
-what agents call goes to the proxy, ``/api`` to the store's REST face. The store is opened and closed by whoever made it.
+what agents call goes to the proxy, ``/api`` to the store's REST API. The store is opened and closed by whoever made it.
 """
 
 from __future__ import annotations

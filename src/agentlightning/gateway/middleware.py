@@ -1,4 +1,4 @@
-"""The edge of the REST face: what every request to /api must get past before anything of it is read or parsed.
+"""Middleware of the REST API: what every request to /api must get past before anything of it is read or parsed.
 
 An ASGI middleware around the API. It wants the server key, or, on a server without one, a caller that is no web page; bounds
 the size of a body and the time that it may take to arrive; sends the id of this start of the server with every answer; and

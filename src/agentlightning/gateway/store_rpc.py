@@ -1,6 +1,6 @@
 """The methods of the store over HTTP: one POST each, its arguments by name; msgpack for our client, JSON for others.
 
-An ASGI middleware inside the API's edge (middleware.py); other paths go on to FastAPI, whose routes describe the methods and
+An ASGI middleware inside the API's own (middleware.py); other paths go on to FastAPI, whose routes describe the methods and
 serve people. Workers call methods thousands of times a second, so they are served here in bare ASGI: a body is unpacked,
 checked against the method's signature in one pass and executed once for each key (idempotency.py). Knows nothing of how a
 store works.

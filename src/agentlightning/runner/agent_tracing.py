@@ -1,4 +1,4 @@
-"""Observation: what a worker process sees of the agents it runs, set up once before the first of them.
+"""Tracing of agents: what a worker process sees of the agents it runs, set up once before the first of them.
 
 Model calls say which agent makes them, OpenTelemetry spans find their attempt, and instrumentations that the run asks for
 are switched on. An agent that makes no spans loads nothing of OpenTelemetry.

@@ -1,8 +1,8 @@
 """Health checks: problems that a run's metrics show, by name, with the settings to change.
 
-`trainer.watch` asks it after every row, ``agl runs show`` about a whole run. A pure function of the rows of metrics.jsonl:
-the same rows give the same alarms, so a resumed run repeats none. It knows neither settings nor rollouts, and stops
-nothing.
+`metric_logger.py` asks it after every row, and ``agl runs show`` prints what it found last. A pure function of the rows of
+metrics.jsonl: the same rows give the same warnings, so a resumed run repeats none. It knows neither settings nor rollouts,
+and stops nothing.
 """
 
 from __future__ import annotations

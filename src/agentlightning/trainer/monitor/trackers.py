@@ -2,8 +2,8 @@
 
     python -m agentlightning.trainer.monitor.trackers --folder runs/ID --tracker NAME
 
-`trainer.watch` starts one process for each tracker of a run. It reads metrics.jsonl, sends each row once, and lists what it
-has sent, so that a resumed run goes on where the tracker was. A step that a crash undid is executed again from the same
+`metric_logger.py` starts one process for each tracker of a run. It reads metrics.jsonl, sends each row once, and lists what
+it has sent, so that a resumed run goes on where the tracker was. A step that a crash undid is executed again from the same
 rollouts and weights and gives the same numbers: the tracker keeps the first. Trackers are imported here alone.
 """
 

@@ -1,6 +1,6 @@
 """The offline loop: batches of recorded rollouts, updates, held-out loss, checkpoints, resume.
 
-`trainer.py` hands it everything it uses. No agent runs but for evaluations. What makes it safe to kill: the examples are
+`training.py` hands it everything it uses. No agent runs but for evaluations. What makes it safe to kill: the examples are
 written to the run's folder before the first update, and each step's batch follows from them, the seed and the step's number
 alone. After a crash the loop goes back to the last checkpoint and computes the same updates again.
 """

@@ -1,6 +1,6 @@
 """Settings of an offline run: its algorithm by name, and an error for each setting without effect.
 
-The trainer asks before anything starts; the loop itself is in `offline.py`.
+The trainer asks before anything starts; the loop itself is in `loop.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Credit inputs: data that a credit rule needs besides the step's groups, earlier steps from the store or a judge's scores.
 
-The training loop drives it before the algorithm plans. Everything it gathers is recorded, in the store or as the
+The step planner drives it before the algorithm plans. Everything it gathers is recorded, in the store or as the
 judge's replies in the run's folder, so that a step that is executed again gathers the same and pays nothing.
 """
 

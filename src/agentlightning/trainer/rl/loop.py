@@ -1,6 +1,6 @@
 """The reinforcement-learning loop: collect, update, publish, evaluate, checkpoint; and resume at any line of it.
 
-`trainer.py` hands it everything it uses. What makes it safe to kill: rollouts are enqueued under names that depend on their
+`training.py` hands it everything it uses. What makes it safe to kill: rollouts are enqueued under names that depend on their
 groups' numbers alone, a step's ordered list is written before its updates, and a checkpoint is recorded after its files are
 whole. After a crash the loop goes back to the last checkpoint, executes the later steps again from their stored lists
 (nothing is sampled again), and goes on. With trainer.max_staleness above 0 agents run during the updates (`scheduler.py`):
