@@ -250,9 +250,9 @@ class Call:
     """Wire format: chat, completions, responses or messages."""
     sampling: Sampling
     history_hash: str
-    """Hash of tools and messages up to and with the answer: a later prompt that begins so continues this call."""
+    """Hash of tools and messages up to and with the completion: a later prompt that begins so continues this call."""
     request_hash: str
-    """Hash of tools and messages before the answer: finds the answer of a request that is retried."""
+    """Hash of tools and messages before the completion: finds the completion of a request that is retried."""
     messages: list[JSON]
     """The messages that the parent's history did not have (all of them without a parent)."""
     completion: JSON
@@ -517,9 +517,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
-    """One example of a preference loss: rows whose trained tokens are one answer, whatever number of calls it took.
+    """One example of a preference loss: rows whose trained tokens are one completion, whatever number of calls it took.
 
-    DPO compares chosen with rejected; KTO takes an answer that is either (the other is empty). Sequences need
+    DPO compares chosen with rejected; KTO takes a completion that is either (the other is empty). Sequences need
     `ref_logprobs`; their advantages and weights are not read.
     """
 
@@ -531,7 +531,7 @@ class Preference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceLoss:
-    """A loss of answers, not of tokens; see engines/preferences.py for the formulas and their sources."""
+    """A loss of completions, not of tokens; see engines/preferences.py for the formulas and their sources."""
 
     name: Literal["dpo", "kto"] = "dpo"
     beta: float = 0.1

@@ -118,9 +118,9 @@ def _reward(value: Any) -> float | None:
 
 
 def conversation(messages: Sequence[JSON], tools: list[JSON] | None = None, model: str = "") -> list[ModelCall]:
-    """A call for each answer of a conversation, whose prompt is all before it.
+    """A call for each completion of a conversation, whose prompt is all before it.
 
-    (system, user, assistant, tool, assistant) are two calls. An answer with ``"weight": 0`` is not learned from.
+    (system, user, assistant, tool, assistant) are two calls. A completion with ``"weight": 0`` is not learned from.
     """
     plain = [{name: value for name, value in message.items() if name != "weight"} for message in messages]
     return [

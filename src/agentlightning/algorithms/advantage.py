@@ -54,7 +54,7 @@ def dr_grpo(
     """credit - mean of the rewards: no division, which favours tasks that are nearly solved or nearly hopeless.
 
     Liu et al. 2025, "Understanding R1-Zero-Like Training" (arXiv 2503.20783), section 3.2, "GRPO done right". Its
-    other half, a constant length in place of each answer's own, is an aggregation of the loss. [1, 0, 0, 0] -> [0.75,
+    other half, a constant length in place of each completion's own, is an aggregation of the loss. [1, 0, 0, 0] -> [0.75,
     -0.25, …].
     """
     return grpo(credits, rewards, False, shares)

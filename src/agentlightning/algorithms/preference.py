@@ -145,7 +145,7 @@ def balance(wanted: int, unwanted: int) -> tuple[float, float]:
 def preference_values(
     loss: PreferenceLoss, chosen: Sequence[float], rejected: Sequence[float], mismatched: Sequence[float] = ()
 ) -> dict[str, float]:
-    """Mean loss, margin and accuracy of held-out examples, from log(policy / reference) of each answer.
+    """Mean loss, margin and accuracy of held-out examples, from log(policy / reference) of each completion.
 
     The formulas of engines/preferences.py: for dpo chosen[i] and rejected[i] are a pair; for kto they are the wanted and the
     others. accuracy: of dpo the share of pairs with a margin above 0.

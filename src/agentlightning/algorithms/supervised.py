@@ -101,7 +101,7 @@ class Distill(SupervisedAlgorithm):
 def best(group: Sequence[Candidate], most: int | None, distinct: bool) -> list[Candidate]:
     """The best rollouts of one task, `most` of them, with `distinct` only the first of those that say the same.
 
-    Rewards and answers (1, a), (1, a), (.5, b): with distinct (1, a) and (.5, b).
+    Rewards and completions (1, a), (1, a), (.5, b): with distinct (1, a) and (.5, b).
     """
     seen: set[str] = set()
     kept = []

@@ -73,9 +73,9 @@ class Engine(Protocol):
         mismatched: Sequence[TrainingSequence] = (),
         policy: str = DEFAULT_POLICY,
     ) -> Metrics:
-        """Add the gradient of SUM over examples of weight × loss, a loss of whole answers; see engines/preferences.py.
+        """Add the gradient of SUM over examples of weight × loss, a loss of whole completions; see engines/preferences.py.
 
-        mismatched are answers beside prompts of others, from which kto estimates its baseline. All sequences carry
+        mismatched are completions beside prompts of others, from which kto estimates its baseline. All sequences carry
         ref_logprobs. Metrics: loss, examples, tokens, margin; accuracy for dpo, baseline for kto.
         """
         ...

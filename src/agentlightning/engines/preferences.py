@@ -1,11 +1,11 @@
-"""The losses of preferences, as pure functions of how much more likely an answer became than under the reference.
+"""The losses of preferences, as pure functions of how much more likely a completion became than under the reference.
 
-A learner drives them; an answer is all trained tokens of its rows, however many calls it took. They are functions of sums
+A learner drives them; a completion is all trained tokens of its rows, however many calls it took. They are functions of sums
 over tokens, not sums over tokens themselves, and refuse to know where pairs and labels come from. Requires torch.
 
-A learner needs no second kind of backward pass for them. With S the sum of an answer's logprobs, the gradient of a loss L
-is the sum over answers of dL/dS times the gradient of S: so a first pass without gradient gives every S, `coefficients`
-gives every dL/dS, and a second pass is a token sum with these as weights. Both answers of a pair may so be in different
+A learner needs no second kind of backward pass for them. With S the sum of a completion's logprobs, the gradient of a loss L
+is the sum over completions of dL/dS times the gradient of S: so a first pass without gradient gives every S, `coefficients`
+gives every dL/dS, and a second pass is a token sum with these as weights. Both completions of a pair may so be in different
 micro-batches, and the gradient is exact.
 """
 
@@ -22,7 +22,7 @@ from agentlightning.types import Preference, PreferenceLoss
 
 
 def dpo(chosen_P: Tensor, rejected_P: Tensor, beta: float) -> Tensor:
-    """-log sigmoid(beta (chosen - rejected)), with log(policy / reference) of each answer.
+    """-log sigmoid(beta (chosen - rejected)), with log(policy / reference) of each completion.
 
     Rafailov et al. (2023), Direct Preference Optimization, equation 7. chosen 1, rejected -1, beta 0.5:
     -log sigmoid(1) = 0.3133.
@@ -33,9 +33,9 @@ def dpo(chosen_P: Tensor, rejected_P: Tensor, beta: float) -> Tensor:
 def kto(
     log_ratios_A: Tensor, wanted_A: Tensor, baseline: Tensor, beta: float, chosen: float, rejected: float
 ) -> Tensor:
-    """lambda_D (1 - sigmoid(beta (h - z))) of an answer that is wanted, lambda_U (1 - sigmoid(beta (z - h))) of another.
+    """lambda_D (1 - sigmoid(beta (h - z))) of a completion that is wanted, lambda_U (1 - sigmoid(beta (z - h))) of another.
 
-    h = log(policy / reference) of the answer, z >= 0 the baseline, a constant. Ethayarajh et al. (2024), KTO: Model
+    h = log(policy / reference) of the completion, z >= 0 the baseline, a constant. Ethayarajh et al. (2024), KTO: Model
     Alignment as Prospect Theoretic Optimization, equations 7 and 8 (lambda_y - v: the loss as in TRL, never negative).
     h = 1, z = 0, beta 1, wanted: 1 - 0.7311 = 0.2689.
     """
@@ -44,7 +44,7 @@ def kto(
 
 
 def kto_baseline(mismatched_M: Tensor) -> Tensor:
-    """max(0, mean of log(policy / reference) of answers beside other answers' prompts): estimates KL(policy || reference).
+    """max(0, mean of log(policy / reference) of completions beside prompts of others): estimates KL(policy || reference).
 
     Ethayarajh et al. (2024), section 4.1. [0.5, -0.1]: 0.2; [-1, 0]: 0; none given: 0.
     """
@@ -56,9 +56,9 @@ def kto_baseline(mismatched_M: Tensor) -> Tensor:
 def preference_loss(
     loss: PreferenceLoss, examples: Sequence[Preference], log_ratios_A: Tensor, mismatched_M: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
-    """(SUM over examples of weight × loss, metrics), from log(policy / reference) of every answer.
+    """(SUM over examples of weight × loss, metrics), from log(policy / reference) of every completion.
 
-    Answers are in the order of the examples, chosen before rejected; one that an example does not have is left out.
+    Completions are in the order of the examples, chosen before rejected; one that an example does not have is left out.
     Metrics: margin (mean beta × (chosen - rejected)), accuracy (share of pairs with a margin above 0), for dpo; baseline and
     margin (of wanted against others) for kto.
     """
@@ -84,7 +84,7 @@ def preference_loss(
 def coefficients(
     loss: PreferenceLoss, examples: Sequence[Preference], log_ratios_A: Tensor, mismatched_M: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
-    """(dL/dS of each answer, metrics): what its tokens' logprobs are weighted by in the second pass."""
+    """(dL/dS of each completion, metrics): what its tokens' logprobs are weighted by in the second pass."""
     with torch.enable_grad():
         free_A = log_ratios_A.detach().requires_grad_()
         total, metrics = preference_loss(loss, examples, free_A, mismatched_M)

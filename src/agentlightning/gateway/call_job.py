@@ -1,4 +1,4 @@
-"""CallJob: one model call under way, whatever model answers it, and the record of its answer.
+"""CallJob: one model call under way, whatever model answers it, and the record of its completion.
 
 Driven by policy/calls.py and external/calls.py, each of which adds what its calls need. Knows no engine, no external model
 and no store.

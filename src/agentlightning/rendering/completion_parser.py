@@ -1,8 +1,8 @@
 """CompletionParser: sampled text into content, reasoning and tool calls, whole or as it comes.
 
 Tool calls are read in the syntax that the chat template writes (tool_syntax.py); where that is unknown here, by the
-tokenizer's own response template (transformers' parser), which needs the whole answer; else all is plain text. Whole answers
-and streamed ones are read by the same steps, so that they cannot differ. Pure; knows nothing of protocols.
+tokenizer's own response template (transformers' parser), which needs the whole completion; else all is plain text. Whole
+completions and streamed ones are read by the same steps, so that they cannot differ. Pure; knows nothing of protocols.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CompletionParser:
         """The text that ends a tool call; None where there is no such text."""
 
     def splitter(self, prompt: str, tools: list[JSON] | None, parse_tools: bool) -> Splitter | WholeSplitter:
-        """Reads one answer as it is sampled."""
+        """Reads one completion as it is sampled."""
         if self._response_template is not None:
             return WholeSplitter(self._response_template, prompt, tools, parse_tools)
         syntax = self._syntax if parse_tools else None
@@ -97,7 +97,7 @@ class Splitter:
         return self._read(last=False)
 
     def finish(self) -> Piece:
-        """The answer is over: what was held back."""
+        """The completion is over: what was held back."""
         return self._read(last=True)
 
     def _read(self, last: bool) -> Piece:
@@ -206,7 +206,7 @@ class Splitter:
 
 
 class WholeSplitter:
-    """Reads an answer by the tokenizer's response template, which cannot begin before the answer is whole."""
+    """Reads a completion by the tokenizer's response template, which cannot begin before the completion is whole."""
 
     def __init__(self, template: Any, prompt: str, tools: list[JSON] | None, parse_tools: bool) -> None:
         self._template = template
@@ -221,7 +221,7 @@ class WholeSplitter:
         return Piece()
 
     def finish(self) -> Piece:
-        """All of it. A malformed answer stays text."""
+        """All of it. A malformed completion stays text."""
         from transformers.utils.chat_parsing import parse_response
 
         text, self._held = self._held, ""

@@ -1,10 +1,10 @@
 """Conversation: the graph of one attempt's model calls, which makes prompts drift-free.
 
 Driven by the gateway: `plan` finds the longest recorded path that a request continues and returns exact prompt ids (the
-path's own ids, then the encoding of what is new), `record` adds the answer, `add` takes in what the store knows. Nothing is
-guessed: what is new comes from the model family's own renderer or from a checked difference of two renderings, and where the
-check fails the prompt is rendered afresh and the plan says why. Parallel calls and sub-agents are branches. No I/O; knows
-nothing of protocols.
+path's own ids, then the encoding of what is new), `record` adds the completion, `add` takes in what the store knows. Nothing
+is guessed: what is new comes from the model family's own renderer or from a checked difference of two renderings, and where
+the check fails the prompt is rendered afresh and the plan says why. Parallel calls and sub-agents are branches. No I/O;
+knows nothing of protocols.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class PromptPlan:
     """Cause of a fork: tokens of an earlier completion are not continued though the request contains it."""
     untrained_tokens: int = 0
     """Sampled tokens of earlier calls that the prompt repeats without continuing them: the calls on the recorded path that
-    shares most with the request, below `parent`, whose answers the request has as they were (or edited, for the call that
-    assistant_message_edited names). Answers that a cut history has lost do not count: the prompt does not have them."""
+    shares most with the request, below `parent`, whose completions the request has as they were (or edited, for the call
+    that assistant_message_edited names). Those that a cut history has lost do not count: the prompt does not have them."""
     request_hash: Digest
     position: int
     """Number of earlier requests of the attempt with this hash: with the hash, it identifies the call."""
@@ -160,10 +160,10 @@ class Conversation:
         return self._message_plan(view, node, known, prompt_ids=[], suffix_ids=[], external=True)
 
     def plan_prompt(self, prompt: Prompt) -> PromptPlan:
-        """The exact ids of a raw prompt: it continues the call whose prompt and answer it begins with, if there is one.
+        """The exact ids of a raw prompt: it continues the call whose prompt and completion it begins with, if there is one.
 
-        An answer that the agent cut (at a stop string, for one) was not sampled so: the prompt is then encoded afresh, as
-        for an edited message. The token that ended an answer stays in the prompt, whether the agent writes it or not.
+        A completion that the agent cut (at a stop string, for one) was not sampled so: the prompt is then encoded afresh, as
+        for an edited message. The token that ended a completion stays in the prompt, whether the agent writes it or not.
         """
         renderer = self._renderer
         node = self._prompts.longest(prompt)
@@ -197,11 +197,11 @@ class Conversation:
             self._seen[plan.request_hash] = plan.position
 
     def history_hash(self, plan: PromptPlan, answer: JSON) -> Digest:
-        """The hash of the history up to and with this answer."""
+        """The hash of the history up to and with this completion."""
         return link(plan.request_hash, verbatim(answer))
 
     def unanswered(self, request_hash: Digest) -> str | None:
-        """The call that recorded this request's answer, if nothing continued it: the agent may never have got it.
+        """The call that recorded this request's completion, if nothing continued it: the agent may never have got it.
 
         Of several samples of one request the first is named, and all must be without successor.
         """
@@ -213,7 +213,7 @@ class Conversation:
     def lacks_answer(self, view: RequestView) -> bool:
         """True where the request has an assistant message that no recorded call explains: another gateway may know it.
 
-        Explained is what lies on a recorded path, and a recorded answer to the same message in another history.
+        Explained is what lies on a recorded path, and a recorded completion to the same message in another history.
         """
         if "a" not in view.roles:
             return False
@@ -230,7 +230,7 @@ class Conversation:
     # --- after it ---------------------------------------------------------------------------------------------------
 
     def record(self, plan: PromptPlan, call_id: str, sampled_ids: list[int], answer: JSON) -> None:
-        """Add an answer, so that later requests continue it. One plan may be recorded several times, with other ids."""
+        """Add a completion, so that later requests continue it. One plan may be recorded several times, with other ids."""
         if call_id in self._nodes:  # the store told of it first, and it was counted twice
             self._count(plan.request_hash, -1 if call_id == _first(call_id) else 0)
             return
@@ -318,9 +318,9 @@ class Conversation:
     def _suffix(self, node: CallNode, filled: list[JSON], tools: list[JSON] | None, text: str) -> str | None:
         """The text that follows the node's sampled ids in `text`; None where it cannot be proven.
 
-        First the plain case: the rendering begins with the node's own prompt and answer, letter for letter. Else the
-        template may write the answer in its own way (trimmed, tool calls re-serialised): then `text` must begin with the
-        node's prompt, and what follows the answer in it must be what follows any answer there, template's closing first.
+        First the plain case: the rendering begins with the node's own prompt and completion, letter for letter. Else the
+        template may write the completion in its own way (trimmed, tool calls re-serialised): then `text` must begin with the
+        node's prompt, and what follows the completion in it must be what follows any there, template's closing first.
         """
         renderer = self._renderer
         body, end = renderer.split_end(node.sampled_ids.tolist())
@@ -425,8 +425,8 @@ def _step(digests: list[Digest], roles: str, answer: JSON, external: bool) -> Tu
 
 
 def _with_answers(view: list[JSON], node: CallNode) -> list[JSON]:
-    """The messages with the path's own answers: equal, but for the reasoning that an agent may have dropped (the model did
-    sample it, and some templates keep it) and for the order of arguments."""
+    """The messages with the path's own completions: equal, but for the reasoning that an agent may have dropped (the model
+    did sample it, and some templates keep it) and for the order of arguments."""
     filled = list(view)
     for step in node.up():
         filled[step.depth - 1] = step.step.answer
@@ -449,8 +449,8 @@ def _answer_end(
 ) -> int | None:
     """Offset in `text` at which message `depth` (from 1) ends and the template's closing begins.
 
-    Told by the rendering that ends with the answer, if `text` begins so; else (some templates write the last answer in
-    another way) by the rendering in which another answer is in its place, if both end alike after it.
+    Told by the rendering that ends with the completion, if `text` begins so; else (some templates write the last completion
+    in another way) by the rendering in which another completion is in its place, if both end alike after it.
     """
     through = renderer.render(filled[:depth], tools, generate=False)
     if text.startswith(through) and through.endswith(closing):

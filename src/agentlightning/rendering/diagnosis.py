@@ -1,7 +1,7 @@
 """Diagnosis of forks: a request that does not continue a sampled completion, compared with the nearest recorded path.
 
 Driven by the conversation where a request repeats more than it continues. It compares digests only, so it knows what was
-changed (an answer, a tool result, the tools, …) and nothing of texts, templates or tokens. Pure.
+changed (a completion, a tool result, the tools, …) and nothing of texts, templates or tokens. Pure.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ ForkCause = Literal[
 ]
 
 MAX_CANDIDATES = 16
-"""Equal answers that are compared, latest first: sub-agents may all have said "done"."""
+"""Equal completions that are compared, latest first: sub-agents may all have said "done"."""
 
 MAX_COMMON_TOKENS = 8
-"""Sampled tokens of an answer that two conversations may have in common by chance."""
+"""Sampled tokens of a completion that two conversations may have in common by chance."""
 
 
 def diagnose(
     graph: CallGraph, roles: str, digests: list[Digest], hashes: list[Digest], known: int
 ) -> tuple[ForkCause | None, int]:
-    """The cause, and the sampled tokens of recorded answers that the request repeats after its first `known` messages.
+    """The cause, and the sampled tokens of recorded completions that the request repeats after its first `known` messages.
 
-    (None, 0) where there is nothing to explain: the rest of the request was never sampled (examples, answers of other
-    models) or belongs to another branch than the one it continues. An edited answer counts as repeated: its tokens, too,
-    are context and no more. The latest recorded answer in the request leads to the recorded path that it was made from, and
-    the first message in which the two differ says what happened; but where a recorded request is repeated for longer than
-    that, and then has another answer, it was the answer that was edited.
+    (None, 0) where there is nothing to explain: the rest of the request was never sampled (examples, completions of other
+    models) or belongs to another branch than the one it continues. An edited completion counts as repeated: its tokens, too,
+    are context and no more. The latest recorded completion in the request leads to the recorded path that it was made from,
+    and the first message in which the two differ says what happened; but where a recorded request is repeated for longer
+    than that, and then has another completion, it was this one that was edited.
     """
     if "a" not in roles[known:]:
         cut = known == 0 and _drops_answer(graph, roles, hashes)
@@ -65,7 +65,7 @@ def diagnose(
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """All messages of a recorded path; an answer has two digests, with and without its reasoning."""
+    """All messages of a recorded path; a completion has two digests, with and without its reasoning."""
 
     digests: list[tuple[Digest, ...]]
     roles: str
@@ -73,7 +73,7 @@ class _Path:
 
     @classmethod
     def of(cls, tip: CallNode) -> _Path:
-        """From the root to the answer of `tip`."""
+        """From the root to the completion of `tip`."""
         digests: list[tuple[Digest, ...]] = []
         roles: list[str] = []
         answers: dict[int, CallNode] = {}
@@ -87,9 +87,9 @@ class _Path:
 
 
 def _nearest(graph: CallGraph, roles: str, digests: list[Digest], known: int) -> tuple[CallNode | None, int]:
-    """The node of the latest recorded answer in the request whose path shares most with it, and where the answer stands.
+    """The node of the latest recorded completion in the request whose path shares most with it, and where it stands.
 
-    A short answer alone is no kinship ("yes" is said often), unless it stands at the same place.
+    A short completion alone is no kinship ("yes" is said often), unless it stands at the same place.
     """
     whole = set(digests)
     for at in range(len(roles) - 1, known - 1, -1):
@@ -110,7 +110,7 @@ def _nearest(graph: CallGraph, roles: str, digests: list[Digest], known: int) ->
 
 
 def _edited(graph: CallGraph, roles: str, hashes: list[Digest], known: int) -> tuple[int, CallNode | None]:
-    """The last call whose request is repeated as it was, with another answer than the one it got, and where that stands."""
+    """The last call whose request is repeated as it was, with another completion than it got, and where that stands."""
     for position in range(len(roles) - 1, known - 1, -1):
         if roles[position] == "a" and (nodes := graph.by_request.get(hashes[position])):
             return position, nodes[-1]
@@ -118,7 +118,7 @@ def _edited(graph: CallGraph, roles: str, hashes: list[Digest], known: int) -> t
 
 
 def _drops_answer(graph: CallGraph, roles: str, hashes: list[Digest]) -> bool:
-    """A request that was made before is repeated and goes on without any answer to it."""
+    """A request that was made before is repeated and goes on without any completion of it."""
     return any(hashes[end] in graph.by_request and roles[:end].strip("s") for end in range(1, len(roles)))
 
 
@@ -152,7 +152,7 @@ def _cause(roles: str, digests: list[Digest], path: _Path, same: int, at: int) -
 def _again_alike(digests: list[Digest], path: _Path, same: int, at: int) -> tuple[int, int]:
     """Ends of the different parts that begin at `same`, in the request and in the path.
 
-    Where both have as many messages up to the answer that they share, or the next ones are alike, one was changed in place.
+    Where both have as many messages up to the completion they share, or the next ones are alike, one was changed in place.
     """
     following = same + 1
     alike = following < min(at + 1, len(path.digests)) and digests[following] in path.digests[following]
@@ -162,5 +162,5 @@ def _again_alike(digests: list[Digest], path: _Path, same: int, at: int) -> tupl
     for position in range(len(path.digests) - 1, same - 1, -1):
         for one in path.digests[position]:
             places[one] = position
-    end = next(end for end in range(same, at + 1) if digests[end] in places)  # the answer at `at` is the path's last
+    end = next(end for end in range(same, at + 1) if digests[end] in places)  # what is at `at` is the path's last
     return end, places[digests[end]]

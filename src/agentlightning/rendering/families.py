@@ -1,4 +1,4 @@
-"""Families: what the `renderers` package knows of the model families whose templates rewrite earlier answers.
+"""Families: what the `renderers` package knows of the model families whose templates rewrite earlier completions.
 
 Driven by the renderer, for whose tokenizer folder it looks up the family: one that the folder's vocabulary fits, and that
 writes probe conversations in the ids of the folder's own template. Such a family says how a prompt goes on after sampled ids
@@ -31,7 +31,7 @@ FAMILIES = (
 """Families in `renderers` that are tried, in this order. gpt-oss is not: it downloads its vocabulary."""
 
 ANSWER = "agl-answer-51d0be"
-"""Stands for the last text of an answer; no template trims or rewrites it."""
+"""Stands for the last text of a completion; no template trims or rewrites it."""
 THOUGHT = "agl-thought-8e24c7"
 
 
@@ -47,8 +47,8 @@ class Family:
     def bridge(
         self, prompt_ids: list[int], sampled_ids: list[int], new_messages: list[JSON], tools: list[JSON] | None
     ) -> list[int] | None:
-        """The ids that follow `prompt_ids + sampled_ids` up to the next answer. Messages are normal ones, none of them an
-        answer. None where the family does not say, or where the template writes the new messages in another way."""
+        """The ids that follow `prompt_ids + sampled_ids` up to the next completion. Messages are normal ones, none of them a
+        completion. None where the family does not say, or where the template writes the new messages in another way."""
         last = sampled_ids[-1] if sampled_ids else None
         text = self._following(sampled_ids, new_messages, tools)
         if text is None:
@@ -66,7 +66,7 @@ class Family:
 
     def _following(self, sampled_ids: list[int], new_messages: list[JSON], tools: list[JSON] | None) -> str | None:
         """The text that the template writes after the sampled ids, from its rendering of the new messages after a short
-        answer."""
+        completion."""
         results = [message for message in new_messages if message["role"] == "tool"]
         history = _history(results)
         end = self._ends[bool(results)]
@@ -84,8 +84,8 @@ class Family:
 
 
 def find_family(renderer: Renderer, tokenizer: Tokenizer) -> Family | None:
-    """The family of a tokenizer folder; None where its template rewrites no answers, so that none is needed, and where no
-    family writes as the template does. Raises MissingExtraError where the package is needed and absent."""
+    """The family of a tokenizer folder; None where its template rewrites no completions, so that none is needed, and where
+    no family writes as the template does. Raises MissingExtraError where the package is needed and absent."""
     if not _rewrites(renderer):
         return None
     try:
@@ -112,7 +112,7 @@ def find_family(renderer: Renderer, tokenizer: Tokenizer) -> Family | None:
 
 
 def _rewrites(renderer: Renderer) -> bool:
-    """True where a further question makes the template drop the reasoning, or the opening, of the answer before it."""
+    """True where a further question makes the template drop the reasoning, or the opening, of the completion before it."""
     asked: list[JSON] = [{"role": "user", "content": "x"}]
     inline: JSON = {"role": "assistant", "content": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"}
     apart: JSON = {"role": "assistant", "content": ANSWER, "reasoning_content": THOUGHT}
@@ -129,7 +129,7 @@ def _rewrites(renderer: Renderer) -> bool:
 
 
 def _answer_end(renderer: Renderer, calls: bool) -> str | None:
-    """The text that the template writes after ANSWER at the end of an answer, its closing last; None where it is unknown."""
+    """The text that the template writes after ANSWER at a completion's end, its closing last; None where it is unknown."""
     try:
         whole = renderer.render(_history([{"role": "tool", "content": ""}] if calls else []), None, generate=False)
     except InputError:
@@ -139,7 +139,7 @@ def _answer_end(renderer: Renderer, calls: bool) -> str | None:
 
 
 def _history(results: list[JSON]) -> list[JSON]:
-    """A question and an answer whose last text is ANSWER: the argument of a call, where there are results of calls."""
+    """A question and a completion whose last text is ANSWER: the argument of a call, where there are results of calls."""
     calls = [_call(str(result.get("tool_call_id", "")), "x") for result in results[:-1]]
     calls += [_call(str(result.get("tool_call_id", "")), ANSWER) for result in results[-1:]]
     answer: JSON = {"role": "assistant", "content": "" if calls else ANSWER}
@@ -168,8 +168,8 @@ def _differing(renderer: Renderer, known: FamilyRenderer) -> str | None:
 
 
 def _probes() -> Iterator[tuple[str, list[JSON], list[JSON] | None]]:
-    """Conversations, by name, with tools or without. No answer has several calls: how a family writes these does not matter,
-    since what was sampled is never written again."""
+    """Conversations, by name, with tools or without. No completion has several calls: how a family writes these does not
+    matter, since what was sampled is never written again."""
     system: JSON = {"role": "system", "content": "Be brief."}
     user: JSON = {"role": "user", "content": " What is it?\n"}
     other: JSON = {"role": "user", "content": "And then?"}

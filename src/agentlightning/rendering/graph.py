@@ -1,7 +1,7 @@
 """CallGraph: the recorded calls of one attempt, each held once, and what finds them again.
 
 Driven by the conversation. A call is a node under the call that its prompt continues; parallel calls and sub-agents are
-branches. Nodes keep token ids, hashes and the answer, never whole histories.
+branches. Nodes keep token ids, hashes and the completion, never whole histories.
 
 Calls are found by hashes of their messages. Agents and their frameworks send a message back with cosmetic changes: content
 None, "" or missing, a string or a list of text parts, arguments re-serialised, fields added. `normal` removes what means
@@ -30,13 +30,13 @@ NODE_BYTES = 2600
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The messages of one call that its parent's history does not have, and its answer."""
+    """The messages of one call that its parent's history does not have, and its completion."""
 
     digests: list[Digest]
     roles: str
     """First letters of the roles of these messages."""
     answer: JSON
-    """The answer as a normal message."""
+    """The completion as a normal message."""
     answer_digests: tuple[Digest, ...]
     """Digests with and without its reasoning, which most agents drop when they send it back."""
 
@@ -57,7 +57,7 @@ class CallNode:
     """Length and hash of the template's rendering of the request; None where the call was read from the store."""
     children: int = 0
     depth: int = field(init=False)
-    """Messages up to and with the answer."""
+    """Messages up to and with the completion."""
     sampled_total: int = field(init=False)
     """Sampled tokens of the whole path."""
 
@@ -114,7 +114,7 @@ class CallGraph:
     def longest_path(self, roles: str, hashes: list[Digest]) -> tuple[int, CallNode | None]:
         """The deepest node whose whole history the request repeats, and how many messages that is.
 
-        Of equal ones the first that nothing continues: equal answers to parallel calls are continued apart.
+        Of equal ones the first that nothing continues: equal completions to parallel calls are continued apart.
         """
         for known in range(len(roles), 0, -1):
             if roles[known - 1] == "a" and (nodes := self.by_history.get(hashes[known])):
@@ -158,7 +158,7 @@ def normal(message: JSON) -> JSON:
 def digest(message: JSON) -> Digest:
     """Hash of a normal message: role, content, reasoning, tool calls by name and arguments, and the tool call answered.
 
-    Names, the ids of tool calls and space around an answer do not count: where a template renders them differently, the
+    Names, the ids of tool calls and space around a completion do not count: where a template renders them differently, the
     check of the prefix notices.
     """
     role, content = message["role"], message["content"]

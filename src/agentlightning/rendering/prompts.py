@@ -1,7 +1,7 @@
 """PromptIndex: the recorded calls of one attempt that were made with raw prompts (Completions), found by how a prompt
 begins.
 
-Driven by the conversation. A prompt continues a call if it begins with that call's prompt and answer, as text or as token
+Driven by the conversation. A prompt continues a call if it begins with that call's prompt and completion, as text or as
 ids. Each is kept as a length and a hash: one pass over a prompt finds all that it begins with. Knows nothing of messages.
 """
 
@@ -74,7 +74,7 @@ class PromptIndex:
             node.parent.children += 1
 
     def longest(self, prompt: Prompt) -> PromptNode | None:
-        """The call whose prompt and answer are the longest beginning; of equal ones the first that nothing continues."""
+        """The call whose prompt and completion are the longest beginning; of equal ones the first that nothing continues."""
         found = [nodes for nodes, _ in self._whole[type(prompt)].of(prompt)]
         nodes = found[-1] if found else []
         return next((node for node in nodes if node.children == 0), nodes[0] if nodes else None)

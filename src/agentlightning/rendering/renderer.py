@@ -22,7 +22,7 @@ from agentlightning.rendering.families import find_family
 from agentlightning.types import JSON
 
 PROBE = "agl-probe-7f3a9c"
-"""Stands for an answer's text where the template is asked what it puts after one; no template trims or rewrites it."""
+"""Stands for a completion's text where the template is asked what it puts after one; no template trims or rewrites it."""
 
 MAX_CACHED_TEXT = 16_384
 
@@ -52,13 +52,13 @@ class Renderer:
         self.end_ids = self._end_ids(settings)
         """End tokens: id -> text."""
         self.closing = self._find_closing()
-        """Text that the template puts after an answer's text, before anything else; None where it is unknown."""
+        """Text that the template puts after a completion's text, before anything else; None where it is unknown."""
         self.parser = CompletionParser(self._source, settings.get("response_template"))
         # Looked up here, since folders are loaded in a thread: the package takes half a second to import.
         self._family = find_family(self, self._tokenizer)
 
     def render(self, messages: list[JSON], tools: list[JSON] | None, generate: bool) -> str:
-        """The conversation as text, with the opening of the next answer if `generate`. Messages are normal ones."""
+        """The conversation as text, with the opening of the next completion if `generate`. Messages are normal ones."""
         try:
             return self._template.render(
                 messages=messages, tools=tools, documents=None, add_generation_prompt=generate, **self._variables
@@ -89,7 +89,7 @@ class Renderer:
         return str(self._tokenizer.decode([index], skip_special_tokens=False))
 
     def split_end(self, ids: list[int]) -> tuple[list[int], int | None]:
-        """Sampled ids without the token that ended the answer, and that token (None where the answer was cut)."""
+        """Sampled ids without the token that ended the completion, and that token (None where the completion was cut)."""
         if ids and ids[-1] in self.end_ids:
             return ids[:-1], ids[-1]
         return ids, None
@@ -125,11 +125,11 @@ class Renderer:
     def bridge(
         self, prompt_ids: list[int], sampled_ids: list[int], new_messages: list[JSON], tools: list[JSON] | None
     ) -> list[int] | None:
-        """The ids that follow `prompt_ids + sampled_ids`, with the opening of the next answer: the model's family's.
+        """The ids that follow `prompt_ids + sampled_ids`, with the opening of the next completion: the model's family's.
 
-        Messages are normal ones, none of them an answer. What was sampled stays to the last id, thinking as well, whatever
-        the template would make of it; the ids of the new messages are the template's own. None where the model's family is
-        not known or not needed, and where it does not go on as the template does.
+        Messages are normal ones, none of them a completion. What was sampled stays to the last id, thinking as well,
+        whatever the template would make of it; the ids of the new messages are the template's own. None where the model's
+        family is not known or not needed, and where it does not go on as the template does.
         """
         if self._family is None:
             return None
@@ -155,7 +155,7 @@ class Renderer:
         return found if eos is None else {eos: self._variables["eos_token"], **found}
 
     def _find_closing(self) -> str | None:
-        """Compares an answer that is last with one that is followed by a question: what both put after the text."""
+        """Compares a completion that is last with one that is followed by a question: what both put after the text."""
         turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": PROBE}]
         tails = []
         for messages, generate in ((turn, False), ([*turn, turn[0]], True)):

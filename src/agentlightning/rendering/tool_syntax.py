@@ -7,7 +7,7 @@ arguments as they were written, even if they are cut or broken; what is never re
     hermes    <tool_call>{"name": …, "arguments": {…}}</tool_call>                 Qwen2.5, Qwen3, Hermes
     tags      <tool_call><function=NAME><parameter=KEY>…</parameter></function>    Qwen3-Coder, Qwen3.5, Nemotron
     pairs     <tool_call>NAME<arg_key>KEY</arg_key><arg_value>…</arg_value>        GLM-4.5
-    bare      {"name": …, "parameters": {…}} as the whole answer                   Llama 3.1, 3.2
+    bare      {"name": …, "parameters": {…}} as the whole completion               Llama 3.1, 3.2
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def syntax_of(chat_template: str) -> Syntax | None:
 
 
 def reader(syntax: Syntax, tools: list[JSON] | None) -> CallReader:
-    """A reader for one call, for the text after `OPEN` (bare: for the whole answer)."""
+    """A reader for one call, for the text after `OPEN` (bare: for the whole completion)."""
     if syntax == "hermes":
         return JsonCall(CLOSE, None)
     if syntax == "bare":

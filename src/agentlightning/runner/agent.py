@@ -141,8 +141,8 @@ def is_marked(value: object) -> bool:
 def emit_reward(value: float, name: str = "reward", call_id: str | None = None) -> None:
     """Record a reward for the attempt that this code runs in.
 
-    Without `call_id` it is a final reward, of which the last one counts; with one (the `id` of the model's answer) it is a
-    step reward of that call. Works in coroutines, tasks, synchronous agents and in threads started by asyncio.to_thread.
+    Without `call_id` it is a final reward, of which the last one counts; with one (the `id` of the model's completion) it is
+    a step reward of that call. Works in coroutines, tasks, synchronous agents and in threads started by asyncio.to_thread.
     RewardError where `value` is not a finite number, AgentError outside an attempt.
     """
     attempt = CURRENT.get(None)

@@ -34,14 +34,14 @@ class RolloutResult:
 
     @property
     def answer(self) -> str:
-        """The text of the last call's answer; without a call, the output as text ('' for None)."""
+        """The text of the last call's completion; without a call, the output as text ('' for None)."""
         if self.calls:
             return content_text(self.calls[-1].completion.get("content"))
         return "" if self.output is None else str(self.output)
 
     @property
     def messages(self) -> list[JSON]:
-        """The last call's conversation from its first message to its answer, in the form of Chat Completions."""
+        """The last call's conversation from its first message to its completion, in the form of Chat Completions."""
         return [*full_messages(self.calls)[-1][0], self.calls[-1].completion] if self.calls else []
 
     @property

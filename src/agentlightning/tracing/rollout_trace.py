@@ -5,7 +5,7 @@ ids are looked at. Names of attributes are those of OpenTelemetry's GenAI semant
 them (Phoenix reads nothing else); what they have no name for begins with ``agl.``. Each span has
 
     root    agl.run_id, agl.rollout_id, agl.attempt, agl.mode, agl.step, agl.group_id, agl.outcome, agl.reward,
-            agl.rewards.NAME; the task is its input, the last answer its output
+            agl.rewards.NAME; the task is its input, the last completion its output
     call    gen_ai.request.model, .usage.input_tokens, .usage.output_tokens, .input.messages, .output.messages, .agent.name;
             agl.call_id, agl.policy, agl.policy_version, agl.fork_cause, agl.rewards.NAME (step rewards)
     others  as they were recorded; their own trace is agl.trace_id, a root among them is the root's child

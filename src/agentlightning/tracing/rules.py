@@ -43,7 +43,7 @@ def tool_success(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
 
 
 def valid_arguments(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
-    """Share of the tool calls in the answer that name a tool of the prompt with arguments that fit its schema, of those
+    """Share of the tool calls in the completion that name a tool of the prompt with arguments that fit its schema, of those
     of which that can be told."""
     judged = [[_is_valid(step, use) for use in step.tool_calls if use.asked] for step in steps]
     return [_share([valid for valid in ofone if valid is not None]) for ofone in judged]
@@ -65,11 +65,11 @@ def retry(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
 
 
 def repeated_state(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
-    """1 where the agent was there before in this attempt: the same prompt, or the same news and the same answer to them."""
+    """1 where the agent was there before: the same prompt, or the same new messages and the same completion."""
     seen: dict[bytes, str] = {}
     scores: Scores = []
     for step in steps:
-        request = step.call.id.partition(".")[0]  # the n answers to one prompt are not repetitions of each other
+        request = step.call.id.partition(".")[0]  # the n completions to one prompt are not repetitions of each other
         keys = _states(step)
         scores.append(float(any(seen.get(key, request) != request for key in keys)))
         for key in keys:
@@ -78,17 +78,17 @@ def repeated_state(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
 
 
 def truncated(steps: Sequence[CallStep], _: float = 0.0) -> Scores:
-    """1 where the answer was cut at its limit of tokens."""
+    """1 where the completion was cut at its limit of tokens."""
     return [float(step.call.finish_reason == "length") for step in steps]
 
 
 def latency(steps: Sequence[CallStep], budget: float) -> Scores:
-    """By how much of the budget the time from the answer to the conversation's next call was above it; 1 at most."""
+    """By how much of the budget the time from the completion to the conversation's next call was above it; 1 at most."""
     return [None if step.seconds is None else _over(step.seconds, budget) for step in steps]
 
 
 def tokens(steps: Sequence[CallStep], budget: float) -> Scores:
-    """By how much of the budget the answer's tokens were above it; 1 at most."""
+    """By how much of the budget the completion's tokens were above it; 1 at most."""
     return [_over(step.sampled_tokens, budget) for step in steps]
 
 

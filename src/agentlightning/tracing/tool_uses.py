@@ -43,7 +43,7 @@ class ToolExecution:
     arguments: str
     """As they were sampled, or as a span has them."""
     asked: bool
-    """The call's answer has it as a tool call; False: a span or a reply in text alone tells of it."""
+    """The call's completion has it as a tool call; False: a span or a reply in text alone tells of it."""
     id: str | None = None
     """Of the tool call."""
     result: str | None = None
@@ -68,18 +68,18 @@ class CallStep:
     tools: list[JSON] | None
     """The definitions that the call was given, whichever call they are recorded with."""
     tool_calls: list[ToolExecution] = field(default_factory=list)
-    """Those that the answer asks for come first, in its order."""
+    """Those that the completion asks for come first, in its order."""
     next_ns: int | None = None
     """Start of the next call of its conversation; None where there is none."""
 
     @property
     def seconds(self) -> float | None:
-        """From the answer to the conversation's next call, by the gateway's clock: the tools and the agent's own work."""
+        """From the completion to the conversation's next call, by the gateway's clock: tools and the agent's own work."""
         return None if self.next_ns is None else max(0, self.next_ns - self.call.finished_ns) / 1e9
 
     @property
     def sampled_tokens(self) -> int:
-        """Length of the answer; of an external model as it said."""
+        """Length of the completion; of an external model as it said."""
         said = self.call.usage.get("sampled_tokens")
         return len(self.call.sampled_ids) or (said if isinstance(said, int) else 0)
 
@@ -93,7 +93,7 @@ def call_steps(
 ) -> list[CallStep]:
     """The calls of one attempt, in the order they finished, with what came of each. The order of `spans` means nothing.
 
-    user_replies: a user message that follows an answer without tool calls is the reply of a tool that is called in text.
+    user_replies: a user message that follows a completion without tool calls is the reply of a tool that is called in text.
     error_pattern: what the text of a failed tool's result matches somewhere; None: begins as `FAILED` says.
     """
     found = _Steps(calls, error_pattern)
@@ -125,7 +125,7 @@ def content_text(content: Any) -> str:
 
 
 def parse_tool_calls(answer: JSON) -> Iterator[tuple[str | None, str, str]]:
-    """Id, name and arguments of each tool call of an answer; what is malformed is passed over. Without an id: None."""
+    """Id, name and arguments of each tool call of a completion; what is malformed is passed over. Without an id: None."""
     calls = answer.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
@@ -204,7 +204,7 @@ class _Steps:
                 self._reply(current, message)
 
     def _earlier(self, key: bytes, back: int, step: CallStep) -> CallStep | None:
-        """The call before `step` that gave this answer, the `back`-th from the last: equal answers keep their order."""
+        """The call before `step` that gave this completion, the `back`-th from the last: equal ones keep their order."""
         before = [one for one in self._by_answer.get(key, ()) if _before(one, step)]
         return before[-back] if back <= len(before) else None
 
@@ -351,11 +351,11 @@ def _is_one(inner: ToolUse, outer: ToolUse, tree: _Tree) -> bool:
 
 
 def _before(one: CallStep, step: CallStep) -> bool:
-    """Returns whether the one's answer can be in the other's prompt."""
+    """Returns whether the one's completion can be in the other's prompt."""
     return one is not step and one.call.finished_ns <= step.call.started_ns
 
 
 def _answer_key(answer: JSON) -> bytes:
-    """Equal for an answer and for what an agent repeats of it."""
+    """Equal for a completion and for what an agent repeats of it."""
     asked = [(name, canonical(arguments)) for _, name, arguments in parse_tool_calls(answer)]
     return orjson.dumps([content_text(answer.get("content")), asked])

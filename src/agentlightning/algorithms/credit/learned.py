@@ -53,8 +53,8 @@ def learned(
 ) -> list[list[Credit]]:
     """The head's score of a call, less its average over the group's calls in that state, plus a part of the rest.
 
-    With `residual` = 1 the credits of a rollout add up to R - mean R. A call is described by its answer and the tokens of
-    it, in its place (agent or number) and in its state (its prompt; relative to the other calls in that state), and by
+    With `residual` = 1 the credits of a rollout add up to R - mean R. A call is described by its completion and the tokens
+    of it, in its place (agent or number) and in its state (its prompt; relative to the other calls in that state), and by
     what the next prompt adds, all hashed to `columns`. `features` names a function ``file.py:name`` from a transition to
     {name: number} in their stead. `history` is how many earlier steps are fitted, too.
 

@@ -35,7 +35,7 @@ def read_config(folder: Path) -> Any:
 
 
 def stop_ids(folder: Path, config: Any) -> frozenset[int]:
-    """Ids that end an answer: eos_token_id of the generation config, else of the config; either may be a list."""
+    """Ids that end a completion: eos_token_id of the generation config, else of the config; either may be a list."""
     found = None
     path = folder / "generation_config.json"
     if path.is_file():

@@ -154,7 +154,7 @@ class Learner:
         return metrics | {"tokens": tokens}
 
     def _log_ratios(self, answers: Sequence[Sequence[TrainingSequence]]) -> list[float]:
-        """log(policy / reference) of each answer: the sum over the trained tokens of all its rows."""
+        """log(policy / reference) of each completion: the sum over the trained tokens of all its rows."""
         rows = [row for answer in answers for row in answer]
         values = iter(self.logprobs(rows))
         found = []
@@ -359,7 +359,7 @@ class Learner:
         return torch.tensor([batch.sequences[row].tokens[at + 1] for row, at in where], device=self._device)
 
     def _temperatures(self, batch: Batch, where: Sequence[tuple[int, int]]) -> Tensor:
-        """Greedy answers report plain log-probabilities, so 0 counts as 1."""
+        """Greedy completions report plain log-probabilities, so 0 counts as 1."""
         values = [batch.sequences[row].temperature or 1.0 for row, _ in where]
         return torch.tensor(values, dtype=torch.float32, device=self._device)
 

@@ -1,6 +1,6 @@
 """Drawing tokens: counter-based noise and the distribution it is applied to.
 
-The token at position p of an answer depends on the request's seed, p and the logits alone, never on what else is in the
+The token at position p of a completion depends on the request's seed, p and the logits alone, never on what else is in the
 batch. The scheduler drives it; it knows nothing of requests or models.
 """
 

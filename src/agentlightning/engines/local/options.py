@@ -20,7 +20,7 @@ class SamplerOptions:
 
     threads: int = 1
     max_num_seqs: int = 64
-    """Answers sampled at a time; more wait."""
+    """Completions sampled at a time; more wait."""
     kv_cache_memory_gb: float | None = None
     """Bound of keys and values; None: 4, on CUDA a fifth of the device's memory."""
     dtype: Dtype = "float32"

@@ -1,4 +1,4 @@
-"""Keys and values of finished answers, kept so that the next turn of a conversation prefills only what is new.
+"""Keys and values of finished completions, kept so that the next turn of a conversation prefills only what is new.
 
 The scheduler drives it. An entry is found by its exact ids, so that a hit is never wrong; the caller clears the cache when
 weights change. Refuses to know what an entry holds.

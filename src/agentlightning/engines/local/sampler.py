@@ -92,7 +92,7 @@ class Sampler:
         return self._events[request]
 
     def drop(self, request: SamplingRequest) -> None:
-        """Its client is gone or has its answer: free what it holds."""
+        """Its client is gone or has its completion: free what it holds."""
         request.cancelled = True
         self._events.pop(request, None)
 
@@ -277,7 +277,7 @@ async def _stream(
 
 
 def _answer(request_id: str, request: SamplingRequest, start: int, finish: str | None) -> tuple[bytes, int]:
-    """The answer from token `start` on, and where it ends; versions come with the end of the answer.
+    """The completion from token `start` on, and where it ends; versions come with the end of the completion.
 
     A turn may be under way in another thread: it appends a token before its logprob and sets `finish` after both, which is
     why the caller read `finish` first.
@@ -413,7 +413,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print=None,
         handler_cancellation=True,
         keepalive_timeout=3600.0,
-        shutdown_timeout=0.5,  # answers in flight are sampled again by whoever asked
+        shutdown_timeout=0.5,  # completions in flight are sampled again by whoever asked
     )
     return 0
 

@@ -31,11 +31,11 @@ ROOM = 64
 
 @dataclass(slots=True, eq=False)
 class SamplingRequest:
-    """One answer to sample, and what has been sampled of it."""
+    """One completion to sample, and what has been sampled of it."""
 
     prompt: list[int]
     max_tokens: int
-    """At least 1; prompt and answer fit the context."""
+    """At least 1; prompt and completion fit the context."""
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
@@ -295,7 +295,7 @@ class Scheduler:
             request.finish = "length"
 
     def _leave(self, row: int) -> None:
-        """Free a row: remember a finished answer's keys and values, move the last row into the hole."""
+        """Free a row: remember a finished completion's keys and values, move the last row into the hole."""
         request, length, last = self._active[row], int(self._lengths[row]), len(self._active) - 1
         if request.finish in ("stop", "length") and len(request.versions) == 1:
             ids = np.array((request.prompt + request.sampled)[:length], dtype=np.int32).tobytes()

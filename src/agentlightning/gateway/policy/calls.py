@@ -1,8 +1,8 @@
-"""PolicyCalls: a call of the policy that is trained, from the agent's request to its answer, for every protocol.
+"""PolicyCalls: a call of the policy that is trained, from the agent's request to its response, for every protocol.
 
 Driven by the proxy once it knows who calls and what for. For one call it plans the exact prompt, samples, parses, records,
 and only then sends the last byte: an agent cannot finish before its tokens are durable. A call whose agent has gone goes on
-for a grace period, so that a retry finds its answer, and is then recorded as far as it came. It knows no wire format
+for a grace period, so that a retry finds its completion, and is then recorded as far as it came. It knows no wire format
 (protocols/), no template (rendering/) and no engine (policy/engine_router.py).
 """
 
@@ -251,7 +251,7 @@ class PolicyCalls:
 
 
 class _StreamedResponse:
-    """The answer goes out as it is sampled; its end waits for the record."""
+    """The completion goes out as it is sampled; its end waits for the record."""
 
     def __init__(self, job: PolicyJob, reply: AgentResponse, metrics: GatewayMetrics) -> None:
         model = job.request.model or job.policy.model
@@ -285,7 +285,7 @@ class _StreamedResponse:
 
 
 async def _replay(wire: WireFormat, request: CompletionRequest, answer: Completion, reply: AgentResponse) -> None:
-    """Send an answer that is recorded already."""
+    """Send a completion that is recorded already."""
     reply.request_id = answer.call_id
     if not request.stream:
         await reply.whole(200, wire.body(request, answer))
@@ -346,7 +346,7 @@ def _sampling(
 
 
 def _after(before: list[JSON], messages: list[JSON]) -> list[JSON]:
-    """The messages of a request that continues a stored answer; instructions hold for one request only."""
+    """The messages of a request that continues a stored completion; instructions hold for one request only."""
     kept = [message for message in before if not message.get("instructions")]
     leading = next((at for at, message in enumerate(messages) if not message.get("instructions")), len(messages))
     return [*messages[:leading], *kept, *messages[leading:]]
@@ -359,7 +359,7 @@ def _planned(conversation: Conversation, request: CompletionRequest, view: Reque
 def _seed(policy: Policy, attempt: TrackedAttempt, plan: PromptPlan, request: CompletionRequest, index: int) -> int:
     """The key of a call's noise: its place in the run. A rollout that is sampled again, again alone or in other company,
     draws the same; an agent's own seed takes the place of the count of equal requests, so that within a rollout equal
-    requests with equal seeds have equal answers, while the rollouts of a group still differ."""
+    requests with equal seeds have equal completions, while the rollouts of a group still differ."""
     rollout = attempt.rollout
     count: Any = plan.position if request.seed is None else f"s{request.seed}"
     place = f"{policy.seed or 0}|{rollout.group_id}|{rollout.replica}|{count}|".encode() + plan.request_hash

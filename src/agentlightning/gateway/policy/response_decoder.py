@@ -1,6 +1,6 @@
-"""ResponseDecoder: one sampled answer, from ids to what the agent may see of it.
+"""ResponseDecoder: one sampled completion, from ids to what the agent may see of it.
 
-Driven by policy/calls.py for streamed and whole answers alike, so that both are the same text. It holds back what a stop
+Driven by policy/calls.py for streamed and whole completions alike, so that both are the same text. It holds back what a stop
 string could still cut and leaves the reading of reasoning and tool calls to the model's parser. Knows no wire format and no
 engine.
 """
@@ -17,7 +17,7 @@ from agentlightning.rendering.tool_syntax import held_back
 
 
 class ResponseDecoder:
-    """The text of one answer while it is sampled.
+    """The text of one completion while it is sampled.
 
     `tool_ids` names the tool calls: call i is ``{tool_ids}{i}``.
     """
@@ -79,7 +79,7 @@ class ResponseDecoder:
         return self._take(piece, rest)
 
     def choice(self) -> Choice:
-        """The finished answer; only after `finish`."""
+        """The finished completion; only after `finish`."""
         calls = tuple(
             ToolCall(id=f"{self._tool_ids}{index}", name=name, arguments="".join(parts))
             for index, (name, parts) in enumerate(self._calls)

@@ -1,7 +1,7 @@
 """SdkRetries: which request of an SDK is another try at a call that this server has answered, or is about to answer.
 
 Driven by policy/calls.py. A retry is known by its retry count or its idempotency key, never by its body alone: identical
-calls side by side are legitimate. It joins the call that its first try left behind, or gets the recorded answer.
+calls side by side are legitimate. It joins the call that its first try left behind, or gets the recorded completion.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types import ABANDONED, Call
 
 REMEMBERED = 4096
-"""Undelivered answers and idempotency keys that are kept, the newest ones."""
+"""Undelivered completions and idempotency keys that are kept, the newest ones."""
 
 Place = tuple[str, int, str, Digest | str]
 """Rollout, attempt, policy, and the request's hash or its idempotency key."""
@@ -43,13 +43,13 @@ class PendingCall:
         self._ended.set()
 
     async def wait(self) -> Completion | None:
-        """The answer, once it is there; None where the call failed."""
+        """The completion, once it is there; None where the call failed."""
         await self._ended.wait()
         return self.answer
 
 
 class SdkRetries:
-    """Calls under way, and answers that may not have arrived."""
+    """Calls under way, and completions that may not have arrived."""
 
     def __init__(self, store: LightningStore) -> None:
         self._store = store
@@ -94,7 +94,7 @@ class SdkRetries:
         request_hash: Digest,
         incoming: AgentRequest,
     ) -> Completion | None:
-        """The answer that this request is another try at; None where it is the first."""
+        """The completion that this request is another try at; None where it is the first."""
         identity = attempt.rollout.id, attempt.number, policy
         if incoming.idempotency_key is not None:
             keyed = self._keyed.get((*identity, incoming.idempotency_key))
@@ -124,7 +124,7 @@ class SdkRetries:
 
 
 def recorded_answer(calls: list[Call], call_id: str, renderer: Renderer | None = None) -> Completion | None:
-    """The answer that was recorded as `call_id`, with all its choices; None where there is none among `calls`.
+    """The completion that was recorded as `call_id`, with all its choices; None where there is none among `calls`.
 
     With a renderer it has the log-probabilities of its tokens, without the alternatives, which are not kept.
     """

@@ -106,7 +106,7 @@ class OfflineLoop(TrainingLoop):
     async def _preferences(
         self, batch: Sequence[Example], found: dict[str, Trajectory]
     ) -> tuple[list[TrainingSequence], list[Preference]]:
-        """Mismatched answers and the examples, with reference logprobs on every row."""
+        """Mismatched completions and the examples, with reference logprobs on every row."""
         named = [name for example in batch for name in (example.wanted, example.unwanted) if name is not None]
         answers = {name: completion_rows(found[name], merged=self.algorithm.merge) for name in dict.fromkeys(named)}
         mismatched: list[TrainingSequence] = []
@@ -176,7 +176,7 @@ class OfflineLoop(TrainingLoop):
         return {"loss": total / tokens}
 
     async def _log_ratios(self, answers: Sequence[Sequence[TrainingSequence]]) -> list[float]:
-        """log(policy / reference) of each answer."""
+        """log(policy / reference) of each completion."""
         values = iter(await self.engine.logprobs([row for rows in answers for row in rows]))
         found = []
         for rows in answers:
