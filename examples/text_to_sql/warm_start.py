@@ -71,7 +71,7 @@ class Slice:
     """The recipe of the model of one slice of the task."""
 
     questions: Callable[[Path | None, int], tuple[list[Any], list[data.Row]]]
-    """File of one's own, seed -> training questions and held-out rows."""
+    """A user's own file, seed -> training questions and held-out rows."""
     demonstrated: Callable[[list[Any], int, float], list[Any]]
     """Training questions, seed, labelled share -> what is demonstrated in one epoch."""
     demonstrate: Callable[[Any, random.Random], list[Message]]

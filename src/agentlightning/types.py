@@ -443,7 +443,7 @@ class Trajectory:
     rollout_id: str
     group_id: str
     reward: float
-    """NaN where none is known; `algorithms.rewards` says what becomes of it."""
+    """NaN where none is known; `algorithms.rewards` says how it counts."""
     transitions: list[Transition]
     rewards: dict[str, float] = field(default_factory=dict)
     """Final rewards by name."""

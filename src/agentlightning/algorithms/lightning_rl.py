@@ -69,7 +69,7 @@ class UpdatePlan:
     stats: dict[str, float] = field(default_factory=dict)
     """reward_mean, reward_std (sample, over rollouts), shares of groups: groups_with_signal (rewards differ), solved_groups
     and unsolved_groups (every rollout has the highest reward of all, or the lowest), turns
-    (calls a rollout), tokens_sampled, tokens_trained, sequences (rows of an epoch), zero_variance (share of rollouts);
+    (calls per rollout), tokens_sampled, tokens_trained, sequences (rows of an epoch), zero_variance (share of rollouts);
     where there are any: unrewarded and filled (rollouts), incomplete_groups; with gae value_mean and
     explained_variance. All but the two counts of rollouts are of the policy's own calls and the rollouts that have any."""
 
@@ -106,7 +106,7 @@ class LightningRL:
     solved_bonus: NonNegativeFloat = 0.0
     """Adds solved_bonus × R to each advantage of a rollout: groups that are solved throughout are trained on, too."""
     loss: Literal["ppo_clip", "gspo", "cispo", "reinforce"] = "ppo_clip"
-    """The loss of a token; see docs/losses.md. reinforce has no ratio: it takes one update a step, or `importance`."""
+    """The loss of a token; see docs/losses.md. reinforce has no ratio: it takes one update per step, or `importance`."""
     ratio: Literal["rollout", "old_policy"] = "rollout"
     """Denominator of the loss's ratio: the recorded logprobs, or the trainer's own of before the step's first update,
     one forward pass more; importance then corrects for the sampler."""
@@ -138,7 +138,7 @@ class LightningRL:
     epochs: PositiveInt = 1
     """Passes of a step over its rollouts."""
     merge: bool = True
-    """Merge calls whose prompts continue each other into one row; False: one row a call. The gradient is the same."""
+    """Merge calls whose prompts continue each other into one row; False: one row per call. The gradient is the same."""
 
     def __post_init__(self) -> None:
         check_settings(self)

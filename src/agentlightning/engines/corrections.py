@@ -2,7 +2,7 @@
 
 `losses.token_loss` drives it. Two policies are compared: the sampler's, recorded with each token, and the trainer's: the
 old logprobs of before the step where there are any, else the policy as it is now. Everything here is a constant to the
-gradient. A call's statistics come from the call's own tokens, so that a merged row and a row a call give the same numbers.
+gradient. A call's statistics come from the call's own tokens, so that a merged row and a row per call give the same numbers.
 Requires torch.
 """
 

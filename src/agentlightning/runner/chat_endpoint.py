@@ -97,7 +97,7 @@ def is_score(value: Any) -> bool:
 
 
 def json_lines(messages: Iterable[JSON]) -> str:
-    """Messages as a judge is shown them, one a line."""
+    """Messages as a judge is shown them, one per line."""
     return "\n".join(json.dumps(message, ensure_ascii=False, sort_keys=True) for message in messages)
 
 

@@ -1,1 +1,1 @@
-"""The store: what is durable. base.py has the methods, open.py the door; sql, redis and client.py are behind it."""
+"""The store: what is durable. base.py has the methods, open.py opens one; sql, redis and client.py are behind it."""

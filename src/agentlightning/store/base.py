@@ -243,7 +243,7 @@ class LightningStore(abc.ABC):
     async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
         """Metrics of a run by step, name and time, abandoned ones included and marked."""
 
-    # --- news and numbers --------------------------------------------------------------------------------------------
+    # --- waiting and statistics --------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     async def wait_resources(self, run_id: str, after: Mapping[str, int], timeout_s: float = 30.0) -> list[Resource]:

@@ -161,7 +161,7 @@ class LightningStoreClient(LightningStore):
 
     metrics = _request(LightningStore.metrics)
 
-    # --- news and numbers --------------------------------------------------------------------------------------------
+    # --- waiting and statistics --------------------------------------------------------------------------------------
 
     wait_resources = _request(LightningStore.wait_resources, wait="timeout_s")
     follow_metrics = _request(LightningStore.follow_metrics, wait="timeout_s")

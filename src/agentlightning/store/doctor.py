@@ -120,7 +120,7 @@ class _Examination:
     async def _checkpoints(self) -> AsyncIterator[Finding]:
         for run in await self._store.runs([self._run_id]):
             if run.config.get("data", {}).get("from_run"):
-                return  # what learns from the record of other runs consumes nothing, and has no steps
+                return  # an offline run consumes nothing, and has no steps
         for checkpoint in await self._store.checkpoints(self._run_id):
             if checkpoint.step < 1:
                 continue

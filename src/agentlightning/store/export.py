@@ -4,7 +4,7 @@ Driven by `agl runs export` and `archive`. Reads through the methods in portions
 bounded memory. The folder appears under its name once every file is complete and on the disk.
 
     run.json                   the run, its resources and checkpoints, and how many records the files hold
-    rollouts, attempts, calls, spans, rewards, metrics, steps      .jsonl or .parquet, one record a line or row
+    rollouts, attempts, calls, spans, rewards, metrics, steps      .jsonl or .parquet, one record per line or row
 
 Fields are those of types.py. A call holds what its parent did not have: the whole prompt of a call is its parent's prompt,
 the parent's `sampled_ids`, then its own `suffix_ids` (so for `messages`, with the parent's `completion` between). A parent
@@ -52,7 +52,7 @@ async def export_run(
 ) -> dict[str, int]:
     """Write the run to the new folder; returns how many records each file holds.
 
-    `on_progress` hears how many rollouts of how many are written. NotFoundError if there is no such run, ConfigError if the
+    `on_progress` gets how many rollouts of how many are written. NotFoundError if there is no such run, ConfigError if the
     folder exists, MissingExtraError where Parquet needs a package, StoreError where the disk refuses.
     """
     run = await find_run(store, run_id)

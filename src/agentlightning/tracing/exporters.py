@@ -114,7 +114,7 @@ class OtlpHttpExporter(TraceExporter):
 
 
 class OtlpFileExporter(TraceExporter):
-    """A new file of one OTLP/JSON request a line, as the OpenTelemetry Collector's file exporter writes and reads it."""
+    """A new file of one OTLP/JSON request per line, as the OpenTelemetry Collector's file exporter writes and reads it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

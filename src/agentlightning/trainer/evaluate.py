@@ -56,7 +56,7 @@ async def run_held_out(
     retry: RetryPolicy,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Rollout]:
-    """One finished rollout a row.
+    """One finished rollout per row.
 
     Raises NoCallsError where no rollout reached the gateway, AgentError where every one failed: a 0 would look like a
     result.

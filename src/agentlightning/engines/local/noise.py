@@ -29,7 +29,7 @@ def uniforms(streams_B: NDArray[np.uint64], positions_B: NDArray[np.int64]) -> N
 
 
 def draw(logits_BV: Tensor, uniforms_B: Tensor, temperatures_B: Tensor, top_ps_B: Tensor) -> tuple[Tensor, Tensor]:
-    """One token a row by inverse CDF, and its log-probability under the distribution it was drawn from.
+    """One token per row by inverse CDF, and its log-probability under the distribution it was drawn from.
 
     That is softmax(logits / temperature), cut to the nucleus and renormalised where top_p < 1. Temperature 0 takes the
     largest logit and reports its plain log_softmax.

@@ -1,7 +1,7 @@
 """Engine APIs: the two HTTP forms in which an engine takes token ids and gives token ids back.
 
     generate      POST /inference/v1/generate   vLLM (--enable-scale-out), our sampler: a version for each range of tokens
-    completions   POST /v1/completions          vLLM and others with return_token_ids: one version a call
+    completions   POST /v1/completions          vLLM and others with return_token_ids: one version per call
 
 Driven by policy/engine_router.py, which writes every request in the first form. Pure: knows nothing of connections and
 policies.

@@ -71,7 +71,7 @@ class RedisConnection:
         forever = Retry(ConstantBackoff(LISTEN_PAUSE_S), -1, _ANY)
 
         async def again(_: Exception) -> None:
-            """Whoever asks hears what is wrong; this only comes back."""
+            """Whoever asks is told what is wrong; this only comes back."""
 
         self._listener = asyncio.create_task(forever.call_with_retry(self._listen, again), name="redis-listener")
 

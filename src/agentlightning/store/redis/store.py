@@ -212,7 +212,7 @@ class RedisLightningStore(WaitingStore):
 
     metrics = _reads(reads.metrics)
 
-    # --- news and numbers -----------------------------------------------------------------------------------------
+    # --- waiting and statistics -----------------------------------------------------------------------------------
 
     _later_resources = _reads(reads.later_resources)
     _later_metrics = _reads(reads.later_metrics)

@@ -78,7 +78,7 @@ class Database(abc.ABC):
         """Called first in the transaction that creates or upgrades the schema: nobody else does so meanwhile."""
 
     def tell(self, connection: Connection, writer: str, news: Mapping[Topic, int]) -> None:  # noqa: B027 - nobody else
-        """Called last in a transaction that has news: other processes hear them when it is committed."""
+        """Called last in a transaction that notifies: other processes get its notifications when it is committed."""
 
     def resume(self, connection: Connection, mark: Mark) -> bool:
         """First on a new connection after one was lost: whether the transaction of this mark took place.
@@ -92,7 +92,7 @@ class Database(abc.ABC):
         return False
 
     def listen(self, notifier: Notifier, writer: str) -> Callable[[], None] | None:
-        """Notify for what other processes tell; returns what ends that. Blocks until it hears them."""
+        """Notify for what other processes tell; returns what ends that. Blocks until it listens."""
         return None
 
 

@@ -1,7 +1,7 @@
-"""The listener: a thread that hears what other processes commit to one PostgreSQL, and wakes who waits in this one.
+"""The listener: a thread that receives what other processes commit to one PostgreSQL, and wakes who waits in this one.
 
-Driven by the SQL store. A notification is a hint, never data: who is woken looks. While the connection is away nothing is
-heard, so everybody is woken when it is back.
+Driven by the SQL store. A notification is a hint, never data: who is woken looks. While the connection is away nothing
+comes, so everybody is woken when it is back.
 """
 
 from __future__ import annotations

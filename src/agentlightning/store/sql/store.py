@@ -205,7 +205,7 @@ class SqlLightningStore(WaitingStore):
 
     metrics = _reads(record.read_metrics)
 
-    # --- news and numbers --------------------------------------------------------------------------------------------
+    # --- waiting and statistics --------------------------------------------------------------------------------------
 
     _later_resources = _reads(record.read_later_resources)
     _later_metrics = _reads(record.read_later_metrics)
