@@ -82,7 +82,7 @@ def episode_of_spans(spans: Iterable[Span], output: Any = None) -> Episode:
 
 
 def _as_exported(episode: Episode, root: Span, tree: SpanTree) -> Episode:
-    """With what the root of an exported trace and its calls tell (`rollout_trace`); what is broken there is lost."""
+    """With what the root of an exported trace and its calls tell (tracing/rollout_trace.py); what is broken is lost."""
     try:
         task = orjson.loads(str(root.attributes.get("input.value")))
     except orjson.JSONDecodeError:
