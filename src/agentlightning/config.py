@@ -441,9 +441,9 @@ def absolute_url(url: str) -> str:
 def without_password(url: str) -> str:
     """A store's URL as it may be shown and logged.
 
-    >>> without_password("postgresql://agl:p@ss@db/agl"), without_password("redis://:secret@db?password=x&appendonly=off")
+    >>> without_password("postgresql://agl:p@s/s@db/agl"), without_password("redis://:secret@db?password=x&appendonly=off")
     ('postgresql://agl:***@db/agl', 'redis://:***@db?password=***&appendonly=off')
     """
-    # Greedy, up to the last @ before the path: a password may hold one that nobody escaped.
-    url = re.sub(r"(?<=://)([^:/?#]*):[^/?#]*@", r"\1:***@", url)
+    # Up to the last @: a password may hold one that nobody escaped, or what else ends the host of a URL.
+    url = re.sub(r"(?<=://)([^:/?#@]*):.*@", r"\1:***@", url)
     return re.sub(r"(?<=[?&]password=)[^&]*", "***", url)

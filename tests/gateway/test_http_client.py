@@ -16,6 +16,7 @@ from agentlightning.gateway.http_client import (
     MAX_BUFFERED,
     MAX_DECOMPRESSED,
     MAX_HEAD_BYTES,
+    MAX_IDLE_CLOSE_S,
     HttpClient,
 )
 
@@ -120,7 +121,7 @@ async def test_a_compressed_body_is_handed_on_in_parts_of_a_bounded_size() -> No
 
 
 async def test_a_compressed_body_may_have_several_members() -> None:
-    packed = gzip.compress(b"one, ") + gzip.compress(b"two, ") + gzip.compress(b"three")
+    packed = gzip.compress(b"one, ") + gzip.compress(b"two, ") + gzip.compress(b"three") + b"\0\0\0"
     async with server(saying(sized(packed, b"content-encoding: gzip\r\n"))) as url, a_client() as client:
         assert await ask(client, url) == (200, b"one, two, three")
 
@@ -147,6 +148,24 @@ async def test_a_request_that_meets_a_connection_just_closed_is_sent_once_more_o
     async with server(respond) as url, a_client() as client:
         assert [await ask(client, url) for _ in range(2)] == [(200, b"hi")] * 2
         assert asked == 3
+
+
+async def test_a_request_that_a_server_may_have_worked_on_is_not_sent_once_more() -> None:
+    asked = 0
+
+    async def respond(writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            asyncio.get_running_loop().call_later(2 * MAX_IDLE_CLOSE_S, writer.transport.abort)
+        else:
+            await saying(sized(b"hi"))(writer)
+
+    async with server(respond) as url, a_client() as client:
+        assert await ask(client, url) == (200, b"hi")
+        with pytest.raises(ConnectionError):
+            await ask(client, url)
+        assert asked == 2
 
 
 async def test_a_new_connection_that_is_closed_is_an_oserror_at_once() -> None:

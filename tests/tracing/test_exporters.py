@@ -330,4 +330,5 @@ def test_headers_of_traces_count_before_those_of_everything() -> None:
         "b": "x y",
         "c": "2",
     }
+    assert headers_of({"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer a;b"}) == {"authorization": "Bearer a;b"}
     assert headers_of({}) == {}

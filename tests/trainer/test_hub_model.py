@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 from agentlightning.demo import tiny_model
+from agentlightning.engines.local.device import settle
 
 CONFIG = """
 model.path = "org/tiny"
@@ -45,6 +47,6 @@ def test_a_model_in_the_hubs_cache_answers_under_its_name(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "note: model.path org/tiny: no such folder here; asking the Hugging Face hub" in done.stdout
-    assert done.stdout.count("(auto)") == 1  # the device that engine.device = "auto" picked
+    assert re.findall(r"device (\S+) \(auto\)", done.stdout) == [settle("auto", "auto").device]
     facts = json.loads(done.stdout.splitlines()[-1])
     assert (facts["calls"], facts["reward"]) == (1, 1.0)

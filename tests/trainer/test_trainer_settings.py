@@ -7,7 +7,7 @@ import pytest
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.preference import DPO
-from agentlightning.config import Config, TrainerConfig, parse_config
+from agentlightning.config import Config, RewardConfig, TrainerConfig, parse_config
 from agentlightning.errors import AgentLightningError, ConfigError, DataError, ModelError, NotFoundError
 from agentlightning.store.open import store_url
 from agentlightning.trainer.checkpoint import RunFolder
@@ -125,6 +125,7 @@ def test_epochs_beside_steps_are_refused(tmp_path: Path) -> None:
     [
         (["a.py:f", "a.py:g"], [1.0], "reward_weights: expected one for each of 2 reward_funcs, got 1"),
         ("a.py:f", [1.0], "reward_weights: expected a list of reward_funcs beside it"),
+        ([RewardConfig(run="a.py:f", weight=2.0)], [1.0], "reward_weights: expected none, since a RewardConfig"),
         (["a.py:f", "b.py:f"], None, "two rewards are called 'f'; give each a name of its own"),
         (
             ["a.py:reward", "b.py:f"],
@@ -134,7 +135,7 @@ def test_epochs_beside_steps_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_reward_functions_that_do_not_fit_together_are_refused(
-    tmp_path: Path, functions: list[str] | str, weights: list[float] | None, sentence: str
+    tmp_path: Path, functions: list[str | RewardConfig] | str, weights: list[float] | None, sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Trainer("org/model", runs=tmp_path).fit(

@@ -1,7 +1,8 @@
 """HttpClient: POST over HTTP/1.1 connections that are kept open, without a cap on their number.
 
 Driven by policy/engine_router.py and external/client.py for every call, of which a general client takes a fifth. It follows
-no redirects, keeps no cookies, reads no proxy settings and retries nothing. All that goes wrong on the way is an OSError.
+no redirects, keeps no cookies, reads no proxy settings, and sends again only what met a connection that its server had just
+closed. All that goes wrong on the way is an OSError.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ MAX_DECOMPRESSED = 1024 * 1024
 """Bytes of a decompressed body that are handed on at once: a few of gzip may be a thousand times as many."""
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """Bytes of a body that is read as a whole."""
+MAX_IDLE_CLOSE_S = 0.2
+"""Time in which a server that had closed a kept connection is known to have; later, it may have worked on the request."""
 CONNECTION_LOST = "the connection was closed before the response was complete"
 
 
@@ -99,7 +102,7 @@ class _Inflater:
                     raise ConnectionError(f"the body cannot be decompressed: {cause}") from cause
                 packed, full = self._member.unconsumed_tail, len(plain) == MAX_DECOMPRESSED
                 yield plain
-            packed = self._member.unused_data
+            packed = self._member.unused_data.lstrip(b"\0") if self._member.eof else b""  # zeros may pad the end
 
     def finish(self) -> None:
         """The body has ended."""
@@ -127,11 +130,12 @@ class HttpClient:
         origin, first = _request_head(url)
         request = [_head(first, headers, len(body)), body]
         if (kept := self._kept(origin)) is not None:
+            sent = time.monotonic()
             try:
                 return await self._exchange(kept, request)
             except ConnectionError:
-                # Its server may have closed it, as idle, while the request was on its way: then nothing came back.
-                if kept.received:
+                # Its server may have closed it, as idle, while the request was on its way: then nothing came back, at once.
+                if kept.received or time.monotonic() - sent > MAX_IDLE_CLOSE_S:
                     raise
         return await self._exchange(await self._connect(origin), request)
 
@@ -198,7 +202,6 @@ class _Connection(asyncio.Protocol):
         self._loop = loop
         self._parser: Any = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
-        self._waits_for_end = False
         self._lost: OSError | None = None
         self._complete = True
         self._keeps_alive = False
@@ -212,6 +215,7 @@ class _Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._buffered = 0
         self._head_bytes = 0
+        self._waits_for_end = False
 
     @property
     def reusable(self) -> bool:

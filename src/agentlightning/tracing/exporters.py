@@ -14,9 +14,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Self
+from urllib.parse import unquote
 
 import aiohttp
-from opentelemetry.util.re import parse_env_headers
 
 from agentlightning.backoff import Backoff
 from agentlightning.errors import AgentLightningError, ConfigError
@@ -120,6 +120,9 @@ class OtlpFileExporter(TraceExporter):
         self._path = path
 
     async def __aenter__(self) -> Self:
+        from agentlightning.tracing.protobuf import write_json  # needs an extra: known before there is a file
+
+        self._write_json = write_json
         try:
             self._file = self._path.open("xb")
         except OSError as cause:
@@ -132,9 +135,7 @@ class OtlpFileExporter(TraceExporter):
         self._file.close()
 
     async def send(self, spans: Sequence[Span], resource: JSON) -> None:
-        from agentlightning.tracing.protobuf import write_json
-
-        self._file.write(write_json(spans, resource) + b"\n")
+        self._file.write(self._write_json(spans, resource) + b"\n")
 
 
 async def send_rollouts(
@@ -171,7 +172,9 @@ def headers_of(environment: Mapping[str, str]) -> dict[str, str]:
     {'authorization': 'Basic eHl6', 'x-scope': 'a'}
     """
     given = environment.get("OTEL_EXPORTER_OTLP_TRACES_HEADERS") or environment.get("OTEL_EXPORTER_OTLP_HEADERS") or ""
-    return dict(parse_env_headers(given, liberal=True))
+    # The library leaves out a header with a character such as ";", and writes it to the log.
+    pairs = [pair.partition("=") for pair in given.split(",") if "=" in pair]
+    return {unquote(name.strip()).lower(): unquote(value.strip()) for name, _, value in pairs}
 
 
 def _packed(spans: Sequence[Span], resource: JSON) -> list[bytes]:

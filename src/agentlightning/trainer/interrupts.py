@@ -11,7 +11,6 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
-from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -24,13 +23,23 @@ def run_interruptible(work: Callable[[], Coroutine[Any, Any, T]], *interrupts: C
     that the program handles or ignores itself is left to it.
     """
     outcome: Future[T] = Future()
-    cancels: list[Callable[[], object]] = []
+    left = [*interrupts]
 
     async def main() -> T:
-        task = asyncio.current_task()
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
-        cancels.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
+
+        def cancel() -> None:
+            with contextlib.suppress(RuntimeError):  # it has just ended by itself
+                loop.call_soon_threadsafe(task.cancel)
+
+        left.append(cancel)
         return await work()
+
+    def interrupt(*_: object) -> None:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop(0)()
 
     def target() -> None:
         try:
@@ -39,20 +48,13 @@ def run_interruptible(work: Callable[[], Coroutine[Any, Any, T]], *interrupts: C
             outcome.set_exception(error)
 
     thread = threading.Thread(target=target, name="trainer")
-    left = [*interrupts]
-    with _signals_as_ctrl_c():
+    with _signals_call(interrupt):
         thread.start()
         while not outcome.done():
             try:
                 wait([outcome])
-            except KeyboardInterrupt:
-                if left:
-                    left.pop(0)()
-                elif cancels:
-                    with contextlib.suppress(RuntimeError):  # it has just ended by itself
-                        cancels.pop()()
-                else:
-                    raise
+            except KeyboardInterrupt:  # of a handler of the program's own, or the last of ours
+                interrupt()
         thread.join()
     try:
         return outcome.result()
@@ -61,14 +63,18 @@ def run_interruptible(work: Callable[[], Coroutine[Any, Any, T]], *interrupts: C
 
 
 @contextlib.contextmanager
-def _signals_as_ctrl_c() -> Iterator[None]:
-    """Meanwhile signals that would end the process at once raise KeyboardInterrupt; only a main thread can ask for it."""
+def _signals_call(handler: Callable[..., None]) -> Iterator[None]:
+    """Meanwhile signals that would end the program call this, one also while it runs; only a main thread can ask for it.
+
+    Raising KeyboardInterrupt instead would cut short what the signal before began.
+    """
     main = threading.current_thread() is threading.main_thread()
-    deadly = [one for one in (signal.SIGTERM, signal.SIGHUP) if main and signal.getsignal(one) is signal.SIG_DFL]
-    for number in deadly:
-        signal.signal(number, signal.default_int_handler)
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main}
+    ours = [one for one, handled in before.items() if handled in (signal.SIG_DFL, signal.default_int_handler)]
+    for number in ours:
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        for number in deadly:
-            signal.signal(number, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, before[number])

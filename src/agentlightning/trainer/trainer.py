@@ -293,6 +293,8 @@ class _Code:
             one if isinstance(one, RewardConfig) else RewardConfig(run=spec(one), name=getattr(one, "__name__", None))
             for one in several
         ]
+        if self.reward_weights is not None and any(one.weight != 1.0 for one in found):
+            raise ConfigError("reward_weights: expected none, since a RewardConfig of reward_funcs has its own weight")
         weights = [one.weight for one in found] if self.reward_weights is None else self.reward_weights
         if len(weights) != len(found):
             raise ConfigError(f"reward_weights: expected one for each of {len(found)} reward_funcs, got {len(weights)}")

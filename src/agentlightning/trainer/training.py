@@ -76,10 +76,10 @@ class Training:
 
     def stop(self) -> None:
         """Ask the run to end after the step that is under way, with a checkpoint. From any thread."""
-        self._progress.note("ending after this step, with a checkpoint; Ctrl-C again ends at once")
         self._stopping = True
         if self._loop is not None:
             self._loop.stopping = True
+        self._progress.note("ending after this step, with a checkpoint; Ctrl-C again ends at once")
 
     async def run(self, *, resume: bool = False, name: str = "") -> TrainResult:
         """Train as configured; with `resume`, go on from the run's last checkpoint. Says how to resume what did not end."""

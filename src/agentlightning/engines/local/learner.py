@@ -413,12 +413,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = json.loads(given.options)
         lora = options.pop("lora", None)
-        learner = Learner(given.model, LearnerOptions(lora=Lora(**lora) if lora else None, **options))
+        settings = LearnerOptions(lora=Lora(**lora) if lora else None, **options)
+        learner = Learner(given.model, settings)
     except AgentLightningError as error:
         sys.stderr.write(f"{error}\n")
         pipe.send(("error", type(error).__name__, str(error)))
         return error.exit_code
-    pipe.send(("ok", options["device"]))
+    pipe.send(("ok", settle(settings.device, settings.dtype).device))
     with contextlib.suppress(ConnectionError):
         serve(learner, pipe)
     return 0

@@ -59,6 +59,7 @@ class RedisConnection:
         self._notifier = notifier
         self._home: asyncio.AbstractEventLoop | None = None
         self._pool = self._new_pool()
+        self._places = asyncio.Semaphore(MAX_CONNECTIONS)
         self._listener: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -85,7 +86,7 @@ class RedisConnection:
             self._listener.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._listener
-        await self._pool.disconnect()
+        await _disconnect(self._pool)
 
     async def at_home(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
         """Run this in the connection's event loop."""
@@ -137,7 +138,7 @@ class RedisConnection:
             if isinstance(error, exceptions.MovedError):
                 await self._move(error)
             else:  # connections that were made before something was lost are lost too
-                await self._pool.disconnect(inuse_connections=False)
+                await _disconnect(self._pool, in_use=False)
 
         retry = Retry(DecorrelatedJitterBackoff(MAX_PAUSE_S, MIN_PAUSE_S), -1, _LOST)
         try:
@@ -147,7 +148,8 @@ class RedisConnection:
 
     async def _ask_once(self, commands: Sequence[Command]) -> list[Reply]:
         pool = self._pool
-        async with asyncio.timeout(REPLY_TIMEOUT_S):
+        # With a place there is a connection: the pool's own wait loses a wake-up where who is woken is cancelled.
+        async with self._places, asyncio.timeout(REPLY_TIMEOUT_S):
             connection = await pool.get_connection()  # type: ignore[no-untyped-call]
             try:  # a connection that is left while it sends or reads is disconnected by redis-py
                 await connection.send_packed_command(connection.pack_commands(commands))
@@ -163,7 +165,7 @@ class RedisConnection:
         if (self._settings["host"], self._settings["port"]) != (moved.host, moved.port):
             self._settings |= {"host": moved.host, "port": moved.port}
             former, self._pool = self._pool, self._new_pool()
-            await former.disconnect()
+            await _disconnect(former)
 
     async def _run(self, calls: Sequence[tuple[str, Sequence[str | bytes]]]) -> list[Reply]:
         replies = await self.ask([("EVALSHA", *self._named(*each)) for each in calls])
@@ -208,6 +210,12 @@ class RedisConnection:
                     about, run_id, value = heard["data"].decode().split(" ")
                     self._notifier.notify({(about, run_id): int(value)})
                 asked = heard is None
+
+
+async def _disconnect(pool: BlockingConnectionPool, in_use: bool = True) -> None:
+    """Close connections; over TLS a server that is silent does not close them in time, and they are left all the same."""
+    with contextlib.suppress(*_ANY):
+        await pool.disconnect(in_use)
 
 
 async def _reply(connection: Connection) -> Reply:
