@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from conversations import parsed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_templates import HEADED, THINKING
@@ -36,14 +37,14 @@ def record(conversation: Conversation, plan: PromptPlan, call_id: str, ids: list
     """What the gateway does with an answer, and what the agent then sends back."""
     renderer = conversation.renderer
     body, _ = renderer.split_end(ids)
-    parsed = renderer.parser.parse(renderer.decode(body), plan.prompt_text)
-    message: Message = {"role": "assistant", "content": parsed.content}
-    if parsed.reasoning is not None:
-        message["reasoning_content"] = parsed.reasoning
-    if parsed.tool_calls:
+    completion = parsed(renderer.parser, renderer.decode(body), plan.prompt_text)
+    message: Message = {"role": "assistant", "content": completion.content}
+    if completion.reasoning is not None:
+        message["reasoning_content"] = completion.reasoning
+    if completion.tool_calls:
         message["tool_calls"] = [
             {"id": f"c{index}", "type": "function", "function": {"name": name, "arguments": text}}
-            for index, (name, text) in enumerate(parsed.tool_calls)
+            for index, (name, text) in enumerate(completion.tool_calls)
         ]
     conversation.record(plan, call_id, ids, message)
     return message
