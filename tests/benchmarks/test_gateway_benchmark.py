@@ -46,7 +46,8 @@ def test_a_quick_run_prints_every_figure() -> None:
     assert 0 < figures["token_rps"] < figures["nginx_rps"]
     assert figures["token_over_nginx"] == pytest.approx(figures["token_rps"] / figures["nginx_rps"], abs=1e-3)
     if litellm:
-        assert figures["token_over_litellm"] == pytest.approx(figures["token_rps"] / figures["litellm_rps"], abs=0.1)
+        # All three are rounded, and on a busy machine LiteLLM's is a small number.
+        assert figures["token_over_litellm"] == pytest.approx(figures["token_rps"] / figures["litellm_rps"], rel=0.01)
 
 
 def test_a_run_without_its_tools_says_which_are_missing() -> None:

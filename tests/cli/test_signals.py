@@ -54,7 +54,14 @@ def ended(project: Path, words: tuple[str, ...], number: signal.Signals) -> int:
 
 def signalled(program: list[str], project: Path, number: signal.Signals) -> tuple[str, int]:
     """Output and exit code of what gets the signal in mid-rollout, twice where a training would finish its step."""
-    with subprocess.Popen(program, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as child:
+    with subprocess.Popen(
+        program,
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=_heed_hangups,
+    ) as child:
         assert child.stdout is not None
         begun = project / "begun"
         subprocess.run(
@@ -68,6 +75,11 @@ def signalled(program: list[str], project: Path, number: signal.Signals) -> tupl
             child.send_signal(number)
         output = child.stdout.read()
         return output, child.wait(timeout=120)
+
+
+def _heed_hangups() -> None:
+    """Tests may be run under nohup, whose children inherit that the signal is ignored, and programs respect that."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(("command_name", "number"), [("train", signal.SIGTERM), ("check", signal.SIGHUP)])
