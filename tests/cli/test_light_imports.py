@@ -28,6 +28,11 @@ def test_agents_workers_and_the_command_line_load_nothing_heavy(code: str) -> No
     assert imported_by(code) & HEAVY == set()
 
 
+def test_the_command_line_prints_its_help_without_the_configuration() -> None:
+    """Its checks are half of the time that help may take."""
+    assert imported_by("import agentlightning.cli.app") & {"pydantic", "aiohttp"} == set()
+
+
 def test_help_lists_every_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "agentlightning", "--help"], capture_output=True, text=True, check=True

@@ -1,7 +1,8 @@
 """open_store: the store at a URL.
 
 Driven by everything that is told where its store is. Knows the schemes and nothing else; what a scheme needs is imported
-when it is asked for, so that a machine with agents needs no database.
+when it is asked for, so that a machine with agents needs no database, and the configuration when a default or a refusal
+needs it: the command line imports this module to print its help.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentlightning.config import DEFAULT_STORE, without_password
 from agentlightning.errors import ConfigError, MissingExtraError, NotFoundError
 from agentlightning.store.base import LightningStore
 
@@ -52,6 +52,8 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
                 raise
             raise MissingExtraError(error.name, "redis") from error
         return RedisLightningStore(url)
+    from agentlightning.config import without_password
+
     raise ConfigError(
         "store: expected memory://, sqlite:///path, postgresql://…, redis://…, rediss://…, http://… or https://…, "
         f"got {without_password(url)!r}"
@@ -71,6 +73,8 @@ def seconds_in_url(name: str, value: object) -> float:
 
 def store_url(given: str | None) -> str:
     """The URL given, else AGL_STORE, else the SQLite file under runs/."""
+    from agentlightning.config import DEFAULT_STORE
+
     return given or os.environ.get("AGL_STORE") or DEFAULT_STORE
 
 

@@ -79,17 +79,15 @@ class RunFolder:
         self.write_whole(name, b"".join(orjson.dumps(row) + b"\n" for row in rows))
         return str((self.path / name).resolve())
 
-    def write_whole(self, name: str, data: bytes, mode: int = 0o666, *, sync: bool = False) -> None:
-        """Write a file of the folder, whole or not at all: also where the power is lost, with `sync`. `mode` is less the
-        umask."""
+    def write_whole(self, name: str, data: bytes, mode: int = 0o666) -> None:
+        """Write a file of the folder, whole or not at all, also where the power is lost. `mode` is less the umask."""
         self.make()
         with _writing(self.path):
             temporary = (self.path / name).with_name(f".{Path(name).name}.tmp")
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
                 file.write(data)
-                if sync:
-                    file.flush()
-                    os.fsync(file.fileno())
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(self.path / name)
 
     def has_checkpoint(self) -> bool:
@@ -129,14 +127,14 @@ class RunFolder:
             for sent in self.path.glob("trackers/*.sent"):
                 self._rewrite(f"trackers/{sent.name}", _upgraded_sent)
             text = orjson.dumps(upgraded, option=orjson.OPT_INDENT_2) + b"\n"
-            self.write_whole("config.json", text, mode=0o600, sync=True)
+            self.write_whole("config.json", text, mode=0o600)
         return True
 
     def _rewrite(self, name: str, upgraded: Callable[[bytes], bytes]) -> None:
         """Write the file anew, line by line."""
         if (file := self.path / name).exists():
             lines = (upgraded(line) + b"\n" for line in file.read_bytes().splitlines())
-            self.write_whole(name, b"".join(lines), sync=True)
+            self.write_whole(name, b"".join(lines))
 
     def append_metrics(self, row: JSON) -> None:
         """Add a row with `step` and `kind`; of the kind `RESUMED`, it undoes those of later steps."""

@@ -59,10 +59,8 @@ class _Run:
             )
         ]
         await self._connection.query([("DEL", f"abandoned:{self._id}")])  # steps that nobody can see any more
-        if (
-            "deleting" in run
-        ):  # rollouts that are gone must not come back in part; the rest goes when deleting is completed
-            return
+        if "deleting" in run:
+            return  # rollouts that are gone must not come back in part; the rest goes when deleting is completed
         config = former_names.upgraded_config(orjson.loads(run["config"]))
         await self._change("HSET", f"run:{self._id}", "config", orjson.dumps(config).decode())
         for name in summary:
