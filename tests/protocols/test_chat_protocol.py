@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.model import Model
 from random_requests import anything, cut, requests
 
+from agentlightning.errors import EngineError
 from agentlightning.protocols import chat
 from agentlightning.protocols.base import (
     ApiError,
@@ -25,7 +26,7 @@ from agentlightning.protocols.base import (
     ToolDelta,
     WireFormat,
 )
-from agentlightning.protocols.sse import EventReader, event
+from agentlightning.protocols.sse import MAX_EVENT_BYTES, EventReader, event
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -471,3 +472,19 @@ def test_events_survive_any_cut_of_the_network(values: list[dict[str, str]], cut
         found += reader.feed(data[start:place])
         start = place
     assert [json.loads(one) for one in found] == values
+
+
+def test_one_event_in_a_hundred_thousand_pieces_is_read() -> None:
+    """Time must be linear in the bytes: quadratic, this is more than a hundred gigabytes of copies."""
+    data = event("x" * (2 << 20))
+    reader = EventReader()
+    [found] = [one for start in range(0, len(data), 20) for one in reader.feed(data[start : start + 20])]
+    assert json.loads(found) == "x" * (2 << 20)
+
+
+def test_an_event_without_an_end_is_refused() -> None:
+    reader = EventReader()
+    for _ in range(MAX_EVENT_BYTES // (1 << 20)):
+        assert not reader.feed(b"x" * (1 << 20))
+    with pytest.raises(EngineError, match=f"an event of more than {MAX_EVENT_BYTES} bytes"):
+        reader.feed(b"x")

@@ -4,10 +4,13 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentlightning.errors import EngineError
 from agentlightning.gateway.external.stream_passthrough import StreamPassthrough
+from agentlightning.protocols.sse import MAX_EVENT_BYTES
 from agentlightning.types import JSON
 
 WORDS = [b'data: {"choices": [{"index": 0, "delta": {"content": "%d"}}]}\n\n' % number for number in range(3)]
@@ -67,6 +70,30 @@ def test_comments_and_what_is_no_json_go_through() -> None:
     stream = b": keep-alive\n\ndata: not json\n\n" + WORDS[0]
     went, relay, notes = relayed(stream, [])
     assert (went, relay.ended, len(notes.events)) == (stream, False, 1)
+
+
+def test_one_event_in_a_hundred_thousand_pieces_goes_through() -> None:
+    """Time must be linear in the bytes: quadratic, this is more than a hundred gigabytes of copies."""
+    event = b"data: " + b"x" * (2 << 20) + b"\n\n"
+    notes = Notes()
+    relay = StreamPassthrough(notes, 1)
+    assert b"".join(relay.feed(event[start : start + 20]) for start in range(0, len(event), 20)) == event
+
+
+def test_what_follows_the_end_in_a_hundred_thousand_pieces_is_held() -> None:
+    relay = StreamPassthrough(Notes(), 1)
+    after = WORDS[0] * 100_000
+    relay.feed(END[0])
+    assert all(relay.feed(WORDS[0]) == b"" for _ in range(100_000))
+    assert relay.held == END[0] + after
+
+
+def test_an_event_without_an_end_is_refused() -> None:
+    relay = StreamPassthrough(Notes(), 1)
+    for _ in range(MAX_EVENT_BYTES // (1 << 20)):
+        assert not relay.feed(b"x" * (1 << 20))
+    with pytest.raises(EngineError, match=f"an event of more than {MAX_EVENT_BYTES} bytes"):
+        relay.feed(b"x")
 
 
 JSON_VALUES = st.recursive(

@@ -178,12 +178,16 @@ async def _read_response(exchange: Exchange, response: HttpResponse) -> External
         size += len(chunk)
         if size > MAX_BODY_BYTES:
             raise _too_large(exchange)
-        if (events := relay.feed(chunk)) and await exchange.send(events, kind):
+        try:
+            events = relay.feed(chunk)
+        except EngineError as cause:
+            raise exchange.failed(f"cannot be read: {cause}", "external_unreadable") from cause
+        if events and await exchange.send(events, kind):
             exchange.begun = True
     relay.finish()
     if not relay.ended:
         raise exchange.failed("ended its stream before the response was complete")
-    return ExternalResponse(status=200, body=relay.held, content_type=kind, failure=relay.error, streamed=True)
+    return ExternalResponse(status=200, body=bytes(relay.held), content_type=kind, failure=relay.error, streamed=True)
 
 
 async def _refused(exchange: Exchange, response: HttpResponse) -> ExternalResponse:

@@ -13,10 +13,11 @@ import re
 import orjson
 
 from agentlightning.protocols.base import CompletionReader
-from agentlightning.protocols.sse import EventReader
+from agentlightning.protocols.sse import MAX_EVENT_BYTES, EventReader, event_too_large
 from agentlightning.types import JSON
 
 BLANK_LINE = re.compile(rb"\r?\n\r?\n")
+MAX_BLANK_LINE = 4
 
 LAST_EVENTS = frozenset(
     {"message_delta", "message_stop", "response.completed", "response.incomplete", "response.failed", "error"}
@@ -37,34 +38,42 @@ class StreamPassthrough:
         self._reader = reader
         self._choices = choices
         self._events = EventReader()
-        self._rest = b""
+        self._rest = bytearray()
+        """What came after the last blank line; searched for the next one only where it has not been, and never copied
+        whole: one event in many pieces takes time linear in its bytes."""
         self._finished: set[str] = set()
-        self.held = b""
+        self.held = bytearray()
         self.ended = False
         self.error: str | None = None
         """The error that the external model sent."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take in what came; returns what may go on."""
-        data = self._rest + chunk if self._rest else chunk
-        position, cut = 0, 0 if self.ended else None
-        for match in BLANK_LINE.finditer(data):
-            self._take(data[position : match.end()])
+        """Take in what came; returns what may go on. Raises EngineError where an event is longer than MAX_EVENT_BYTES."""
+        data, position, cut = self._rest, 0, 0 if self.ended else None
+        searched = max(0, len(data) - MAX_BLANK_LINE + 1)
+        data += chunk
+        for match in BLANK_LINE.finditer(data, searched):
+            end = match.end()
+            self._take(bytes(data[position:end]))
             if self.ended and cut is None:
                 cut = position
-            position = match.end()
-        self._rest = data[position:]
+            position = end
+        if len(data) - position > MAX_EVENT_BYTES:
+            raise event_too_large()
         if cut is None:
-            return data[:position]
-        self.held += data[cut:position]
-        return data[:cut]
+            cut = position
+        else:
+            self.held += data[cut:position]
+        passed_on = bytes(data[:cut])
+        del data[:position]
+        return passed_on
 
     def finish(self) -> None:
         """The stream has ended."""
         if self._rest:
-            self._take(self._rest + b"\n\n")
+            self._take(bytes(self._rest) + b"\n\n")
             self.held += self._rest
-            self._rest = b""
+            self._rest = bytearray()
 
     def _take(self, block: bytes) -> None:
         for text in self._events.feed(block):
