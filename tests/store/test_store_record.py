@@ -283,3 +283,11 @@ async def test_a_checkpoint_replaces_the_earlier_one_of_its_step(store: Lightnin
     ]
     with pytest.raises(NotFoundError, match="nowhere"):
         await store.put_checkpoint(Checkpoint(run_id="nowhere", step=1, path="/c", version=1))
+
+
+async def test_a_checkpoint_of_a_negative_step_is_refused(store: LightningStore) -> None:
+    """It would come before all others, and the oldest are deleted."""
+    run_id = await a_run(store)
+    with pytest.raises(ConflictError, match=r"step -1 .* 0 or more"):
+        await store.put_checkpoint(Checkpoint(run_id=run_id, step=-1, path="/c", version=1))
+    assert await store.checkpoints(run_id) == []

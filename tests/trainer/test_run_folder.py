@@ -1,10 +1,19 @@
 from pathlib import Path
 
 import pytest
+from loop_doubles import RememberingEngine
 
 from agentlightning.config import DEFAULT_STORE, Config, StoreConfig, parse_config
 from agentlightning.errors import ConfigError, ConflictError, StoreError
-from agentlightning.trainer.checkpoint import RESUMED, RunFolder, export_policy, make_default_folder
+from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.trainer.checkpoint import (
+    RESUMED,
+    RunFolder,
+    export_policy,
+    make_default_folder,
+    save_checkpoint,
+)
+from agentlightning.types import Checkpoint
 
 
 @pytest.fixture
@@ -107,3 +116,18 @@ def test_an_export_leaves_the_learners_state_behind_and_refuses_a_place_that_is_
     for taken in (tmp_path / "new", tmp_path / "new" / "config.json"):
         with pytest.raises(ConfigError, match="exists and is not an empty folder"):
             export_policy(checkpoint, taken)
+
+
+async def test_old_checkpoints_are_deleted_in_the_runs_own_folder_only(tmp_path: Path) -> None:
+    """A path in the store may come from anybody who may write to it."""
+    folder, precious = RunFolder(tmp_path, "run"), tmp_path / "precious"
+    precious.mkdir()
+    folder.make()
+    async with InMemoryLightningStore() as store:
+        await store.create_run("run", {}, "run")
+        for step, path in enumerate((precious, folder.path / "checkpoints" / ".." / ".." / "precious", folder.path)):
+            await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(path), version=0))
+        for step in (3, 4):
+            await save_checkpoint(store, RememberingEngine(), folder, step, version=step, keep=1)
+    assert precious.is_dir()
+    assert [one.name for one in (folder.path / "checkpoints").iterdir()] == ["step-000004"]

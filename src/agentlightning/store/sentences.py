@@ -15,6 +15,7 @@ _REFUSALS: dict[str, tuple[type[StoreError], str]] = {
     "run_exists": (ConflictError, "run {0} exists already"),
     "no_attempt": (NotFoundError, "{0}: rollout {1} has no attempt {2}"),
     "no_call": (NotFoundError, "{0}: they name a call that is not recorded (a parent comes before its children)"),
+    "negative_step": (ConflictError, f"{_STEP}: a checkpoint's step is 0 or more"),
     "no_step": (NotFoundError, f"no such step: {_STEP}"),
     "step_open": (ConflictError, f"{_STEP} is open with another list of rollouts already"),
     "step_closed": (ConflictError, f"{_STEP} is closed already"),

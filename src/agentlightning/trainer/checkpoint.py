@@ -195,8 +195,14 @@ async def save_checkpoint(
     await store.put_checkpoint(checkpoint)
     recorded = await store.checkpoints(folder.run_id)
     for old in recorded[:-keep]:
-        shutil.rmtree(old.path, ignore_errors=True)
+        _delete(Path(old.path), folder)
     return checkpoint
+
+
+def _delete(path: Path, folder: RunFolder) -> None:
+    """Delete a checkpoint of the run, and nothing else: who may write to the store must not choose what goes here."""
+    if path.resolve().parent == (folder.path / "checkpoints").resolve():
+        shutil.rmtree(path, ignore_errors=True)
 
 
 async def last_checkpoint(store: LightningStore, run_id: str) -> Checkpoint | None:

@@ -101,6 +101,8 @@ def reopen_steps(transaction: Transaction, run_id: str, after: int) -> list[Step
 
 def put_checkpoint(transaction: Transaction, checkpoint: Checkpoint) -> None:
     require_runs(transaction.connection, {checkpoint.run_id})
+    if checkpoint.step < 0:
+        raise refusal("negative_step", checkpoint.step, checkpoint.run_id)
     new = replace(checkpoint, created_ns=checkpoint.created_ns or transaction.now_ns)
     statement = upsert(transaction.connection, checkpoints).values(asdict(new))
     changes = {name: statement.excluded[name] for name in ("path", "version", "created_ns")}
