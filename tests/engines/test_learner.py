@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.engines.saved_folders import damage
 from agentlightning.errors import EngineError, ModelError
 from agentlightning.types import Loss, TrainingSequence
 
@@ -135,6 +136,14 @@ def test_a_checkpoint_is_a_transformers_folder_with_its_tokenizer(llama: Path, t
         assert torch.equal(value, learner.model.state_dict()[name])
     assert AutoTokenizer.from_pretrained(tmp_path / "checkpoint").eos_token == "<end>"
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_a_checkpoint_knows_whether_it_is_as_it_was_written(llama: Path, tmp_path: Path) -> None:
+    Learner(llama).save(tmp_path / "checkpoint")
+    assert damage(tmp_path / "checkpoint") is None
+    weights = tmp_path / "checkpoint" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    assert damage(tmp_path / "checkpoint") == "model.safetensors is not what was written"
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_nothing_behind(llama: Path, tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ import pytest
 from loop_doubles import RememberingEngine
 
 from agentlightning.config import DEFAULT_STORE, Config, StoreConfig, parse_config
-from agentlightning.errors import ConfigError, ConflictError, StoreError
+from agentlightning.engines.saved_folders import seal
+from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import (
     RESUMED,
     RunFolder,
     export_policy,
+    last_checkpoint,
     make_default_folder,
     save_checkpoint,
 )
@@ -77,6 +79,29 @@ def test_half_a_checkpoint_is_removed_by_the_next_who_trains(tmp_path: Path) -> 
         assert [each.name for each in (folder.path / "checkpoints").iterdir()] == ["step-000001"]
 
 
+def test_a_checkpoint_whose_replacement_never_came_is_brought_back(tmp_path: Path) -> None:
+    """A learner that was killed between the two renames."""
+    folder = RunFolder(tmp_path, "run")
+    folder.make()
+    checkpoints = folder.path / "checkpoints"
+    for name in (
+        ".step-000001.replaced",
+        ".step-000001.77",
+        "step-000002/.red.replaced",
+        "step-000003",
+        ".step-000003.replaced",
+    ):
+        (checkpoints / name).mkdir(parents=True)
+        (checkpoints / name / "learner.pt").write_text(name)
+    with folder.held():
+        found = {str(one.relative_to(checkpoints)): one.read_text() for one in checkpoints.rglob("learner.pt")}
+    assert found == {
+        "step-000001/learner.pt": ".step-000001.replaced",
+        "step-000002/red/learner.pt": "step-000002/.red.replaced",
+        "step-000003/learner.pt": "step-000003",
+    }
+
+
 def test_half_a_line_of_metrics_costs_that_line_only(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "run")
     folder.make()
@@ -131,3 +156,48 @@ async def test_old_checkpoints_are_deleted_in_the_runs_own_folder_only(tmp_path:
             await save_checkpoint(store, RememberingEngine(), folder, step, version=step, keep=1)
     assert precious.is_dir()
     assert [one.name for one in (folder.path / "checkpoints").iterdir()] == ["step-000004"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "found"),
+    [
+        ("learner.pt", b"", "learner.pt has 0 bytes"),
+        ("model.safetensors", b"weiGhts", "model.safetensors is not what was written"),
+        ("model.safetensors", None, "model.safetensors is missing"),
+        ("manifest.json", b"", "manifest.json cannot be read"),
+    ],
+)
+async def test_a_damaged_checkpoint_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, content: bytes | None, found: str
+) -> None:
+    """What a power cut leaves: names without content. The one before is as it was written."""
+    async with InMemoryLightningStore() as store:
+        await store.create_run("run", {}, "run")
+        for step in (1, 2):
+            folder = tmp_path / str(step)
+            folder.mkdir()
+            (folder / "learner.pt").write_bytes(b"state")
+            (folder / "model.safetensors").write_bytes(b"weights")
+            seal(folder)
+            await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(folder), version=step))
+        assert (await last_checkpoint(store, "run")).step == 2
+        if content is None:
+            (tmp_path / "2" / file).unlink()
+        else:
+            (tmp_path / "2" / file).write_bytes(content)
+        assert (await last_checkpoint(store, "run")).step == 1
+        assert found in caplog.text
+        (tmp_path / "1" / "learner.pt").write_bytes(b"stale")
+        with pytest.raises(NotFoundError, match="no checkpoint is whole"):
+            await last_checkpoint(store, "run")
+
+
+async def test_an_empty_learners_state_of_an_earlier_version_is_passed_over(tmp_path: Path) -> None:
+    """Such checkpoints have no manifest."""
+    async with InMemoryLightningStore() as store:
+        await store.create_run("run", {}, "run")
+        for step, state in ((1, b"state"), (2, b"")):
+            (tmp_path / str(step)).mkdir()
+            (tmp_path / str(step) / "learner.pt").write_bytes(state)
+            await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(tmp_path / str(step)), version=0))
+        assert (await last_checkpoint(store, "run")).step == 1

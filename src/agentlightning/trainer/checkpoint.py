@@ -7,7 +7,9 @@ policies a folder with one such folder for each).
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,10 +20,13 @@ import orjson
 
 from agentlightning.config import DEFAULT_STORE, Config, config_text, parse_config
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
+from agentlightning.engines.saved_folders import MANIFEST, damage, restore_replaced, sync
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.former_names import upgraded_config, upgraded_kind, upgraded_row
 from agentlightning.types import JSON, Checkpoint
+
+log = logging.getLogger(__name__)
 
 LEARNER_STATE = "learner.pt"
 RESUMED = "resumed"
@@ -58,6 +63,8 @@ class RunFolder:
             except BlockingIOError as cause:
                 raise ConflictError(f"{self.run_id}: another process is training this run; end it first") from cause
             checkpoints = self.path / "checkpoints"
+            for parent in (checkpoints, *checkpoints.glob("[!.]*")):
+                restore_replaced(parent)
             for half in (*checkpoints.glob(".*"), *checkpoints.glob("*/.*")):  # what a learner wrote when it was killed
                 shutil.rmtree(half, ignore_errors=True)
             yield
@@ -187,10 +194,15 @@ async def save_checkpoint(
     keep: int,
     policies: Sequence[str] = (DEFAULT_POLICY,),
 ) -> Checkpoint:
-    """Save weights and learner state, then record them: a checkpoint in the store is always whole. Keeps the last `keep`."""
+    """Save weights and learner state, then record them: a checkpoint in the store is whole and on the disk.
+
+    Keeps the last `keep`.
+    """
     path = (folder.path / "checkpoints" / f"step-{step:06d}").resolve()
     for policy, one in checkpoint_folders(path, policies).items():
         await engine.save(one, policy)
+    for named in (path, *path.parents[:3]):  # up to the one that holds the run's
+        await asyncio.to_thread(sync, named)
     checkpoint = Checkpoint(run_id=folder.run_id, step=step, path=str(path), version=version)
     await store.put_checkpoint(checkpoint)
     recorded = await store.checkpoints(folder.run_id)
@@ -206,16 +218,38 @@ def _delete(path: Path, folder: RunFolder) -> None:
 
 
 async def last_checkpoint(store: LightningStore, run_id: str) -> Checkpoint | None:
-    """The newest checkpoint whose folder is still there; None before the first. NotFoundError where all folders are gone."""
+    """The newest checkpoint that is as it was written; None before the first. NotFoundError where no one is.
+
+    One that a power cut or a disk has damaged is passed over with a warning.
+    """
     recorded = await store.checkpoints(run_id)
+    damaged = []
     for checkpoint in reversed(recorded):
-        if policies_in(Path(checkpoint.path)):
+        path = Path(checkpoint.path)
+        if found := await asyncio.to_thread(_damage, path):
+            damaged.append(f"{path}: {found}")
+        elif found is None:
+            for sentence in damaged:
+                log.warning("damaged checkpoint passed over: %s", sentence)
             return checkpoint
+    if damaged:
+        raise NotFoundError(f"{run_id}: no checkpoint is whole ({'; '.join(damaged)}); start the run again")
     if recorded:
         raise NotFoundError(
             f"{run_id}: its checkpoint's folder {recorded[-1].path} no longer exists; start the run again"
         )
     return None
+
+
+def _damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint; None where nothing is, empty where it is not there (any more)."""
+    policies = policies_in(checkpoint)
+    for folder in policies.values():
+        if found := damage(folder):
+            return found
+        if not (folder / LEARNER_STATE).stat().st_size:
+            return f"{LEARNER_STATE} is empty"
+    return None if policies else ""
 
 
 async def load_checkpoint(engine: Engine, checkpoint: Checkpoint, policies: Sequence[str] = (DEFAULT_POLICY,)) -> None:
@@ -255,7 +289,7 @@ def export_policy(checkpoint: Path, to: Path, policy: str | None = None) -> Path
         for entry in sorted(found[one].iterdir()):
             if entry.is_dir():  # the adapter, where one was trained
                 shutil.copytree(entry, to / entry.name)
-            elif entry.name != LEARNER_STATE:
+            elif entry.name not in (LEARNER_STATE, MANIFEST):
                 shutil.copy2(entry, to / entry.name)
     except OSError as cause:
         raise StoreError(f"{to}: cannot be written: {cause.strerror or cause}; choose another folder") from cause

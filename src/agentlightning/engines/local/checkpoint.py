@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from agentlightning.engines.local.models import check_model, first_line
+from agentlightning.engines.saved_folders import replace_folder, seal, sync
 from agentlightning.errors import InputError, ModelError
 
 WEIGHTS = "model.safetensors"
@@ -86,11 +87,13 @@ def write_model(
     folder: Path,
     complete: Callable[[Path], None] | None = None,
     weights: dict[str, torch.Tensor] | None = None,
+    *,
+    durable: bool = False,
 ) -> None:
     """Write a transformers folder (weights, configuration), whole or not at all; an old folder there is replaced.
 
     weights are written in place of the model's own; complete adds what else belongs into the folder before it takes its
-    name. Raises OSError.
+    name. durable: with a manifest, and on the disk before this returns, so that it survives a power cut. Raises OSError.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -99,12 +102,10 @@ def write_model(
         model.save_pretrained(temporary, state_dict=weights)
         if complete is not None:
             complete(temporary)
-        if folder.exists():
-            old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-            folder.rename(old)
-            temporary.rename(folder)
-            shutil.rmtree(old)
-        else:
-            temporary.rename(folder)
+        if durable:
+            seal(temporary)
+        replace_folder(temporary, folder)
+        if durable:
+            sync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -248,7 +248,7 @@ class Learner:
             torch.save(state, folder / STATE)
 
         try:
-            write_model(self.model, Path(path), complete, self._merged())
+            write_model(self.model, Path(path), complete, self._merged(), durable=True)
         except NOT_WRITTEN as cause:
             raise EngineError(f"the checkpoint {path} cannot be written: {first_line(cause)}") from cause
 

@@ -1,0 +1,90 @@
+"""Saved folders: on the disk, whole, and known to be so by a manifest of sizes and hashes.
+
+Driven by learners, who write checkpoints, and by the trainer, which chooses the one to resume from. A power cut leaves
+whatever had reached the disk: a file may be there, named and empty. Knows nothing of what the files mean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import orjson
+
+MANIFEST = "manifest.json"
+REPLACED = ".replaced"
+"""Suffix of a folder on its way out, while another takes its name."""
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest of a complete folder, and have all of it on the disk before returning. Raises OSError."""
+    files = {}
+    for path in _files(folder):
+        files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+        sync(path)
+    manifest = folder / MANIFEST
+    manifest.write_bytes(orjson.dumps({"files": files}, option=orjson.OPT_INDENT_2))
+    sync(manifest)
+    for each in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
+        sync(each)
+
+
+def damage(folder: Path) -> str | None:
+    """What a folder that was sealed lacks, in words; None where it is as it was written, or has no manifest."""
+    try:
+        files = orjson.loads((folder / MANIFEST).read_bytes())["files"]
+        for name, expected in sorted(files.items()):
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != expected["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes, expected {expected['bytes']}"
+            if _digest(path) != expected["sha256"]:
+                return f"{name} is not what was written"
+    except FileNotFoundError:
+        return None  # written by an earlier version
+    except OSError as cause:
+        return f"it cannot be read: {cause.strerror or cause}"
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} cannot be read"
+    return None
+
+
+def replace_folder(new: Path, folder: Path) -> None:
+    """Give `new` the name of `folder`; what had it is removed. Killed in between, `restore_replaced` brings that back."""
+    if not folder.exists():
+        new.rename(folder)
+        return
+    old = folder.with_name(f".{folder.name}{REPLACED}")
+    shutil.rmtree(old, ignore_errors=True)
+    folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore_replaced(parent: Path) -> None:
+    """Rename folders back whose replacement never came."""
+    for old in parent.glob(f".*{REPLACED}"):
+        folder = old.with_name(old.name.removeprefix(".").removesuffix(REPLACED))
+        if not folder.exists():
+            old.rename(folder)
+
+
+def sync(path: Path) -> None:
+    """Have a file's content, or a folder's names, on the disk before returning. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
