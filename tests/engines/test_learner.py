@@ -142,7 +142,7 @@ def test_a_checkpoint_knows_whether_it_is_as_it_was_written(llama: Path, tmp_pat
     Learner(llama).save(tmp_path / "checkpoint")
     assert damage(tmp_path / "checkpoint") is None
     weights = tmp_path / "checkpoint" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     assert damage(tmp_path / "checkpoint") == "model.safetensors is not what was written"
 
 
