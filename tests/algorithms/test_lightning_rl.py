@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.errors import ConfigError, RewardError
-from agentlightning.types import Loss, Trajectory, Transition
+from agentlightning.types import Loss, TrainingSequence, Trajectory, Transition
 from call_tree import linked
 
 
@@ -68,10 +69,60 @@ def test_rollouts_of_a_group_without_variance_are_dropped_and_counted() -> None:
         ["b0", "b1", "b2", "c0"], "zero_variance"
     )
     assert {row.rollout_id for row in plan.minibatches[0]} == {"a0", "a1"}
-    assert sum(map(sum, (row.weights for row in plan.minibatches[0]))) == pytest.approx(1.0)
+    assert weight(plan.minibatches[0]) == pytest.approx(8 / 24)  # the tokens of all six rollouts count
     assert plan.stats["groups_with_signal"] == pytest.approx(1 / 3)
     assert plan.stats["zero_variance"] == pytest.approx(4 / 6)
     assert (plan.stats["tokens_sampled"], plan.stats["tokens_trained"]) == (24.0, 8.0)
+
+
+def weight(minibatch: list[TrainingSequence]) -> float:
+    return math.fsum(weight for row in minibatch for weight in row.weights)
+
+
+@pytest.mark.parametrize(("normalise_over", "share"), [(None, 1 / 8), ("sampled", 1 / 8), ("informative", 1.0)])
+def test_a_success_among_failures_weighs_as_one_of_all_that_were_sampled(
+    normalise_over: str | None, share: float
+) -> None:
+    """Rewards [1, 0 x 7] under plain REINFORCE, where a failure has no gradient."""
+    settings: dict[str, Any] = {"advantage": "reinforce", "loss": "reinforce", "minibatches": 1}
+    algorithm = LightningRL(**settings, normalise_over=normalise_over)  # type: ignore[arg-type]
+    [minibatch] = algorithm.plan([group("a", 1.0, *[0.0] * 7)], seed=0).minibatches
+    assert {row.rollout_id for row in minibatch} == {"a0"}
+    assert weight(minibatch) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("normalise_over", ["sampled", "informative"])
+def test_a_step_with_one_informative_group_of_four_makes_one_update_not_four(normalise_over: str) -> None:
+    """Four updates would hold two of its rollouts each, three of them no success."""
+    groups = [group("a", 1.0, *[0.0] * 7)] + [group(name, *[0.0] * 8) for name in "bcd"]
+    plan = LightningRL(normalise_over=normalise_over).plan(groups, seed=0)  # type: ignore[arg-type]
+    assert [{row.rollout_id for row in minibatch} for minibatch in plan.minibatches] == [{f"a{i}" for i in range(8)}]
+    assert weight(plan.minibatches[0]) == pytest.approx(1.0)
+
+
+def test_a_minibatch_that_informative_rollouts_do_not_fill_weighs_less() -> None:
+    """12 of 32 rollouts are informative: one update of 8 of them, one of 4."""
+    groups = [group("a", *[1.0, 0.0] * 4), group("b", *[1.0, 0.0] * 2), group("c", *[0.0] * 8), group("d", *[1.0] * 12)]
+    plan = LightningRL().plan(groups, seed=1)
+    assert [weight(minibatch) for minibatch in plan.minibatches] == pytest.approx([1.0, 0.5])
+
+
+def test_dynamic_sampling_counts_what_is_informative() -> None:
+    """It replaces the other groups: DAPO's way."""
+    plan = LightningRL(dynamic_sampling=True, minibatches=1).plan([group("a", 1.0, 0.0), group("b", 0.0, 0.0)], seed=0)
+    assert weight(plan.minibatches[0]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("term", ["kl", "entropy"])
+def test_kl_and_entropy_are_of_all_rollouts(term: str) -> None:
+    """DeepSeekMath (2024), equation 3: the KL term is outside of the advantage, so every completion has one."""
+    groups = [group("a", 1.0, 0.0), group("b", 1.0, 1.0)]
+    plan = LightningRL(minibatches=2, **{term: 0.1}).plan(groups, seed=0)  # type: ignore[arg-type]
+    rows = {row.rollout_id: row for minibatch in plan.minibatches for row in minibatch}
+    assert rows.keys() == {"a0", "a1", "b0", "b1"}
+    assert not any(rows["b0"].advantages)
+    assert [weight(minibatch) for minibatch in plan.minibatches] == pytest.approx([1.0, 1.0])
+    assert plan.outcomes["b0"] == "zero_variance"
 
 
 def test_the_solved_bonus_trains_solved_groups_and_leaves_failed_ones_out() -> None:
@@ -107,13 +158,20 @@ rewards = st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=1, max_size=5)
     st.integers(1, 5),
     st.booleans(),
     st.sampled_from(["token_mean", "sequence_mean", "rollout_mean"]),
+    st.sampled_from(["sampled", "informative"]),
     st.integers(0, 9),
 )
 def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
-    drawn: list[tuple[list[float], int]], minibatches: int, merge: bool, aggregation: str, seed: int
+    drawn: list[tuple[list[float], int]],
+    minibatches: int,
+    merge: bool,
+    aggregation: str,
+    normalise_over: str,
+    seed: int,
 ) -> None:
     groups = [group("abcd"[index], *values, calls=calls) for index, (values, calls) in enumerate(drawn)]
-    algorithm = LightningRL(minibatches=minibatches, merge=merge, aggregation=aggregation)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"aggregation": aggregation, "normalise_over": normalise_over}
+    algorithm = LightningRL(minibatches=minibatches, merge=merge, **settings)
     plan = algorithm.plan(groups, seed)
     placed = [{row.rollout_id for row in minibatch} for minibatch in plan.minibatches]
     trained = {rollout for rollout, outcome in plan.outcomes.items() if outcome == "trained"}
@@ -126,7 +184,8 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
         sampled = sum(len(transition.sampled_ids) for transition in trajectory.transitions)
         assert tokens == (sampled if trajectory.rollout_id in trained else 0)
     for minibatch in plan.minibatches:
-        assert math.fsum(weight for row in minibatch for weight in row.weights) == pytest.approx(1.0)
+        assert 0 < weight(minibatch) <= 1.0 + 1e-9
+        assert weight(minibatch) == pytest.approx(1.0) or normalise_over == "sampled"
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,9 @@ class LightningRL:
     """Loss aggregation mode; see `adapters.sequences.token_weights`."""
     fixed_length: PositiveInt | None = None
     """Tokens that a rollout counts for under an aggregation of that name."""
+    normalise_over: Literal["sampled", "informative"] | None = None
+    """Rollouts that count in the weights: all that were sampled for the step, as in verl and TRL, or those whose advantages
+    are not all 0, as in DAPO. None: sampled, and informative with dynamic_sampling, which replaces the others."""
     minibatches: PositiveInt = 4
     """Optimizer updates an epoch; fewer where there are fewer rollouts to learn from. A rollout is never split."""
     epochs: PositiveInt = 1
@@ -186,6 +189,11 @@ class LightningRL:
         return None if self.critic is None else self.critic.learning_rate
 
     @property
+    def counts_informative_only(self) -> bool:
+        """True where rollouts whose advantages are all 0 count in no weight."""
+        return self.dynamic_sampling if self.normalise_over is None else self.normalise_over == "informative"
+
+    @property
     def reads_steps(self) -> bool:
         """True where step rewards make a difference to what is learned."""
         return self.advantage == GAE or find_rule(str(self.credit)).reads_steps
@@ -199,8 +207,9 @@ class LightningRL:
     ) -> UpdatePlan:
         """The updates for these groups. `seed` decides which rollouts share a minibatch, and nothing else.
 
-        A rollout whose advantages are all 0 is dropped as zero_variance and counts in no weight. `evidence` is what
-        the credit rule asks for (`rule.needs`): a judge's scores, earlier groups. `values` are the critic's, for gae.
+        A rollout whose advantages are all 0 is zero_variance: it counts in the weights as `normalise_over` says, and only a
+        KL or entropy term has a gradient in it. `evidence` is what the credit rule asks for (`rule.needs`): a judge's
+        scores, earlier groups. `values` are the critic's, for gae.
         """
         evidence = evidence or Evidence()
         if evidence.history:
@@ -215,7 +224,7 @@ class LightningRL:
             for rollout_id, signal in signals.items()
         }
         trained = [trajectory for trajectory in trajectories if outcomes[trajectory.rollout_id] == "trained"]
-        updates = minibatches(self, trained, signals, seed)
+        updates = minibatches(self, trajectories, signals, {one.rollout_id for one in trained}, seed)
         rows = sum(map(len, updates)) / self.epochs
         return UpdatePlan(
             minibatches=updates,

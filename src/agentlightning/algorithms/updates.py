@@ -7,7 +7,7 @@ engine computes one SUM. Knows nothing of rewards, nor of what made the advantag
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,25 +28,46 @@ class Signal:
 
 
 def minibatches(
-    settings: LightningRL, trajectories: Sequence[Trajectory], signals: Mapping[str, Signal], seed: int
+    settings: LightningRL,
+    trajectories: Sequence[Trajectory],
+    signals: Mapping[str, Signal],
+    trained: Collection[str],
+    seed: int,
 ) -> list[list[TrainingSequence]]:
-    """One minibatch per update; every rollout is in one minibatch of each epoch, whole.
+    """One minibatch per update, at most `settings.minibatches` an epoch; a rollout is never split.
 
-    Fewer minibatches where there are fewer rollouts. Epochs follow each other, each in an order of its own.
+    Minibatches have the same number of rollouts whatever is learned from: those `trained` (ids) fill as few as they need,
+    are joined there by others, which count in the weights and have no gradient, and the rest is left out. Of 32 rollouts,
+    10 of them trained, in four minibatches: one of 8 of these, one of 2 and 6 others, and no third update. A KL or entropy
+    term has a gradient in every rollout: all minibatches are then made, of all rollouts.
     """
-    order = list(trajectories)
+    counted = [one for one in trajectories if any(transition.sampled_ids for transition in one.transitions)]
+    parts = min(settings.minibatches, len(counted))
+    if settings.counts_informative_only:
+        informative = [one for one in counted if one.rollout_id in trained]
+        parts = -(-len(informative) * parts // len(counted)) if counted else 0
+        counted = informative
+    everywhere = bool(settings.kl or settings.entropy or settings.critic)
     dice = random.Random(seed)
-    parts = min(settings.minibatches, len(order))
     found = []
     for _ in range(settings.epochs):
-        dice.shuffle(order)
-        found += [_minibatch(settings, order[part::parts], signals) for part in range(parts)]
+        dice.shuffle(counted)
+        if not everywhere:  # a stable sort: both kinds stay in random order
+            counted.sort(key=lambda one: one.rollout_id not in trained)
+        for part in range(parts):
+            share = counted[part * len(counted) // parts : (part + 1) * len(counted) // parts]
+            if rows := _minibatch(settings, share, signals, None if everywhere else trained):
+                found.append(rows)
     return found
 
 
 def _minibatch(
-    settings: LightningRL, trajectories: Sequence[Trajectory], signals: Mapping[str, Signal]
+    settings: LightningRL,
+    trajectories: Sequence[Trajectory],
+    signals: Mapping[str, Signal],
+    only: Collection[str] | None,
 ) -> list[TrainingSequence]:
+    """The rows of the rollouts `only` (None: of all), with weights that count all."""
     weights = token_weights(trajectories, settings.aggregation, settings.fixed_length)
     terms = {
         name: token_weights(trajectories, aggregation, settings.fixed_length)
@@ -58,6 +79,8 @@ def _minibatch(
     }
     found: list[TrainingSequence] = []
     for place, trajectory in enumerate(trajectories):
+        if only is not None and trajectory.rollout_id not in only:
+            continue
         signal = signals[trajectory.rollout_id]
         found += merge(
             trajectory.rollout_id,
