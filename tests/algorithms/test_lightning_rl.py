@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentlightning.adapters.sequences import Aggregation, token_weights
 from agentlightning.algorithms import LightningRL
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.types import Loss, TrainingSequence, Trajectory, Transition
@@ -278,8 +279,30 @@ def test_dynamic_sampling_names_the_groups_from_which_nothing_is_learned() -> No
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "maxrl"])
 def test_groups_without_variance_are_dropped_by_every_rule_that_compares(advantage: str) -> None:
-    plan = LightningRL(advantage=advantage).plan([group("a", 1.0, 0.0), group("b", 0.7, 0.7)], seed=0)
+    algorithm = LightningRL(advantage=advantage, aggregation="token_mean")
+    plan = algorithm.plan([group("a", 1.0, 0.0), group("b", 0.7, 0.7)], seed=0)
     assert plan.outcomes == dict.fromkeys(("a0", "a1"), "trained") | dict.fromkeys(("b0", "b1"), "zero_variance")
+
+
+@pytest.mark.parametrize(
+    ("settings", "aggregation"),
+    [
+        ({}, "token_mean"),
+        ({"loss": "gspo"}, "sequence_mean"),
+        ({"advantage": "dr_grpo", "fixed_length": 10}, "fixed_length"),
+        ({"loss": "gspo", "aggregation": "token_mean"}, "token_mean"),
+        ({"loss": "gspo", "advantage": "dr_grpo", "aggregation": "rollout_mean"}, "rollout_mean"),
+    ],
+)
+def test_a_loss_or_an_advantage_comes_with_the_aggregation_of_its_paper(
+    settings: dict[str, Any], aggregation: Aggregation
+) -> None:
+    calls = [trajectory("a0", 1.0, calls=1, length=4), trajectory("a1", 0.0, calls=3, length=2)]
+    [minibatch] = LightningRL(minibatches=1, **settings).plan([calls], seed=0).minibatches
+    expected = token_weights(calls, aggregation, 10)
+    found = {row.rollout_id: [one for one in row.weights if one] for row in minibatch}
+    assert found["a0"] == pytest.approx(expected[0] * 4)
+    assert found["a1"] == pytest.approx([one for one in expected[1] for _ in range(2)])
 
 
 def test_reinforce_pp_compares_rollouts_of_different_groups() -> None:
@@ -293,7 +316,7 @@ def test_each_advantage_rule_has_an_effect(advantage: str) -> None:
     groups = [group("a", 1.0, 0.0, 0.5, 0.5), group("b", 2.0, 0.0, 0.5)]
 
     def advantages(rule: str) -> list[float]:
-        plan = LightningRL(advantage=rule, minibatches=1).plan(groups, seed=0)
+        plan = LightningRL(advantage=rule, aggregation="token_mean", minibatches=1).plan(groups, seed=0)
         return sorted(max(row.advantages, key=abs) for row in plan.minibatches[0])
 
     others = {"maxrl", "grpo", "dr_grpo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"} - {advantage}

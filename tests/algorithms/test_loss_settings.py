@@ -153,7 +153,17 @@ def test_reinforce_takes_several_updates_where_importance_corrects_for_the_earli
         ({"entropy_aggregation": "token_mean"}, "algorithm.entropy_aggregation: has no effect with entropy = 0"),
         (
             {"aggregation": "fixed_length"},
-            "algorithm.fixed_length: expected a number of tokens, which the aggregation divides by",
+            "algorithm.fixed_length: expected a number of tokens, which the aggregation 'fixed_length' divides by",
+        ),
+        (
+            {"advantage": "dr_grpo"},
+            "algorithm.fixed_length: expected a number of tokens, which the aggregation 'fixed_length' divides by; it comes "
+            "with advantage = 'dr_grpo'",
+        ),
+        (
+            {"advantage": "dr_grpo", "loss": "gspo", "fixed_length": 10},
+            "algorithm.aggregation: expected one, since loss = 'gspo' comes with 'sequence_mean' and advantage = 'dr_grpo' "
+            "with 'fixed_length'",
         ),
         ({"fixed_length": 100}, "algorithm.fixed_length: has no effect without an aggregation 'fixed_length'"),
         ({"clip_low": 1.5}, "algorithm.clip_low: expected a number less than or equal to 1, got 1.5"),

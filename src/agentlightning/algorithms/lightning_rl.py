@@ -38,6 +38,10 @@ CLIPS: Mapping[str, tuple[float, float]] = MappingProxyType(
 """clip_low and clip_high of each loss that has them, where none are given: DAPO (Yu et al. 2025); GSPO (Zheng et al. 2025),
 section 5.1; MiniMax-M1 (2025) without a lower bound, with DAPO's upper one, since the paper gives none."""
 
+AGGREGATIONS: Mapping[str, Aggregation] = MappingProxyType({"gspo": "sequence_mean", "dr_grpo": "fixed_length"})
+"""Aggregations that belong to a loss or an advantage: GSPO (Zheng et al. 2025), equation 5, a mean over sequences; Dr. GRPO
+(Liu et al. 2025), section 3.2, a constant in place of each completion's length."""
+
 
 def _rule_name(credit: object) -> str:
     if isinstance(credit, Rule):
@@ -129,8 +133,8 @@ class LightningRL:
     """Coefficient of the entropy bonus."""
     entropy_aggregation: Aggregation | None = None
     """Loss aggregation of the entropy bonus. None: that of the loss."""
-    aggregation: Aggregation = "token_mean"
-    """Loss aggregation mode; see `adapters.sequences.token_weights`."""
+    aggregation: Aggregation | None = None
+    """Loss aggregation mode; see `adapters.sequences.token_weights`. None: as in `AGGREGATIONS`, else token_mean."""
     fixed_length: PositiveInt | None = None
     """Tokens that a rollout counts for under an aggregation of that name."""
     normalise_over: Literal["sampled", "informative"] | None = None
@@ -177,6 +181,12 @@ class LightningRL:
             value=None if self.critic is None else self.critic.backbone_grad_scale,
             value_clip=None if self.critic is None else self.critic.clip,
         )
+
+    @property
+    def loss_aggregation(self) -> Aggregation:
+        """The aggregation of the loss where none is given, too."""
+        default = AGGREGATIONS.get(self.loss) or AGGREGATIONS.get(self.advantage) or "token_mean"
+        return self.aggregation or default
 
     @property
     def needs_reference(self) -> bool:
@@ -367,9 +377,17 @@ class LightningRL:
         for name, coefficient in (("kl_aggregation", self.kl), ("entropy_aggregation", self.entropy)):
             if getattr(self, name) is not None and not coefficient:
                 raise ConfigError(f"algorithm.{name}: has no effect with {name.partition('_')[0]} = 0")
-        counted = "fixed_length" in (self.aggregation, self.kl_aggregation, self.entropy_aggregation)
+        if self.aggregation is None and self.loss in AGGREGATIONS and self.advantage in AGGREGATIONS:
+            raise ConfigError(
+                f"algorithm.aggregation: expected one, since loss = {self.loss!r} comes with {AGGREGATIONS[self.loss]!r} "
+                f"and advantage = {self.advantage!r} with {AGGREGATIONS[self.advantage]!r}"
+            )
+        counted = "fixed_length" in (self.loss_aggregation, self.kl_aggregation, self.entropy_aggregation)
         if counted and self.fixed_length is None:
-            raise ConfigError("algorithm.fixed_length: expected a number of tokens, which the aggregation divides by")
+            raise ConfigError(
+                "algorithm.fixed_length: expected a number of tokens, which the aggregation 'fixed_length' divides by"
+                + (f"; it comes with advantage = {self.advantage!r}" if self.aggregation is None else "")
+            )
         if not counted and self.fixed_length is not None:
             raise ConfigError("algorithm.fixed_length: has no effect without an aggregation 'fixed_length'")
 

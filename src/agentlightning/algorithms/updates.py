@@ -68,7 +68,7 @@ def _minibatch(
     only: Collection[str] | None,
 ) -> list[TrainingSequence]:
     """The rows of the rollouts `only` (None: of all), with weights that count all."""
-    weights = token_weights(trajectories, settings.aggregation, settings.fixed_length)
+    weights = token_weights(trajectories, settings.loss_aggregation, settings.fixed_length)
     terms = {
         name: token_weights(trajectories, aggregation, settings.fixed_length)
         for name, aggregation in (

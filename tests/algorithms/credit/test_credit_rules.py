@@ -29,7 +29,9 @@ def values(name: str, group: list[Trajectory], **settings: Any) -> list[list[flo
 
 def advantages(name: str, group: list[Trajectory], **settings: Any) -> list[list[float]]:
     """Under dr_grpo, so that numbers stay in units of the reward."""
-    return LightningRL(credit=name, credit_settings=settings, advantage="dr_grpo").advantages(group)
+    return LightningRL(credit=name, credit_settings=settings, advantage="dr_grpo", aggregation="token_mean").advantages(
+        group
+    )
 
 
 def test_uniform_gives_every_call_the_reward() -> None:

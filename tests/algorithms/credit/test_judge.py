@@ -45,7 +45,7 @@ GROUP = [trajectory("a", 0.0, "zx"), trajectory("b", 0.0, "zy"), trajectory("c",
 async def test_a_judges_scores_become_advantages() -> None:
     judged = await judge_groups([GROUP], Judge(), Kept())
     assert judged.scores == {"a": 1.0, "b": 0.0, "c": 0.0}
-    algorithm = LightningRL(credit="judge", advantage="dr_grpo", minibatches=1)
+    algorithm = LightningRL(credit="judge", advantage="dr_grpo", aggregation="token_mean", minibatches=1)
     plan = algorithm.plan([GROUP], 0, Evidence(scores=judged.scores))
     # one row a rollout: the calls of "a" are 2/3 better than the mean of 1/3
     assert {row.rollout_id: max(row.advantages, key=abs) for row in plan.minibatches[0]} == pytest.approx(
