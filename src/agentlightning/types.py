@@ -498,7 +498,8 @@ class Loss:
     """Truncated importance sampling: times min(trainer / sampler, importance_cap), of the token or of its whole call."""
     importance_cap: float = 2.0
     ratio_mask: Literal["token", "call"] | None = None
-    """Leave out tokens (or calls, by the geometric mean) whose ratio trainer / sampler is outside the next two bounds."""
+    """Leave out tokens (or calls, by the geometric mean) whose ratio trainer / sampler is outside the next two bounds; a
+    token that stays in is multiplied by its ratio (IcePop), a call is not."""
     ratio_mask_low: float = 0.5
     ratio_mask_high: float = 5.0
     off_policy_kl: float | None = None

@@ -24,7 +24,7 @@ CASES: dict[str, tuple[Loss, tuple[str, ...]]] = {
     "ppo_clip_old_importance_token": (Loss(importance="token", importance_cap=1.2), ("old_logprobs",)),
     "ppo_clip_old_importance_call": (Loss(importance="call", importance_cap=1.5), ("old_logprobs",)),
     "ppo_clip_old_icepop": (
-        Loss(importance="token", importance_cap=1.2, ratio_mask="token", ratio_mask_low=0.7, ratio_mask_high=1.2),
+        Loss(ratio_mask="token", ratio_mask_low=0.7, ratio_mask_high=1.2),
         ("old_logprobs",),
     ),
     "ppo_clip_mask_call": (Loss(ratio_mask="call", ratio_mask_low=0.7, ratio_mask_high=1 / 0.7), ()),

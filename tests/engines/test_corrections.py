@@ -175,6 +175,25 @@ def test_a_call_is_masked_by_the_mean_of_its_log_ratios_not_by_their_sum() -> No
     assert kept.tolist() == [True, True, True, False]
 
 
+def test_icepop_multiplies_by_the_ratio_inside_its_bounds_and_nothing_cuts_it() -> None:
+    """Ling Team (2025): M(k) = k inside [0.5, 5], else 0. k = [1, 3, 6, 0.4], A = 1, log p = -1: losses [1, 3, 0, 0]."""
+    now = t(-1.0, -1.0, -1.0, -1.0)
+    known = Tokens(now - torch.log(t(1.0, 3.0, 6.0, 0.4)), torch.ones(4), torch.ones(4))
+    kept, factors = corrections.corrections(Loss(name="reinforce", ratio_mask="token"), now, known)
+    assert kept is not None
+    assert factors is not None
+    torch.testing.assert_close(torch.where(kept, factors * losses.reinforce(now, t(1.0)), 0.0), t(1.0, 3.0, 0.0, 0.0))
+
+
+def test_icepop_under_a_loss_whose_ratio_is_the_samplers_does_not_multiply_twice() -> None:
+    known = Tokens(-t(0.0, math.log(1.1)), torch.ones(2), torch.ones(2))
+    assert corrections.corrections(Loss(ratio_mask="token"), torch.zeros(2), known)[1] is None
+    with_old = replace(known, old_logprobs=torch.zeros(2))
+    factors = corrections.corrections(Loss(ratio_mask="token"), torch.zeros(2), with_old)[1]
+    assert factors is not None
+    torch.testing.assert_close(factors, t(1.0, 1.1))
+
+
 def test_two_masks_leave_out_what_either_does() -> None:
     """Log(policy / sampler) [-0.5, 0.9, -0.1] in calls of one, all bad examples: drifted, out of bounds, neither."""
     known = Tokens(-t(-0.5, 0.9, -0.1), -torch.ones(3), torch.ones(3), calls=torch.arange(3))
@@ -233,12 +252,14 @@ def test_an_importance_weight_on_a_ratio_to_the_sampler_is_refused_since_it_woul
 
 
 def test_metrics_name_the_masked_share_the_mean_weight_and_the_kl() -> None:
-    loss = Loss(ratio_mask="token", ratio_mask_low=0.8, ratio_mask_high=1.25, importance="token", kl=0.1)
     known = tokens(("old_logprobs", "ref_logprobs"))
     now = torch.tensor(NOW)
     distributions = torch.stack([now, torch.log1p(-now.exp())], 1)
-    _, report = losses.token_loss(loss, distributions, torch.zeros(9, dtype=torch.int64), known)
-    metrics = losses.summary(loss, [report], 9)
+    metrics: dict[str, float] = {}
+    mask = Loss(ratio_mask="token", ratio_mask_low=0.8, ratio_mask_high=1.25, kl=0.1)
+    for loss in (mask, Loss(importance="token")):
+        _, report = losses.token_loss(loss, distributions, torch.zeros(9, dtype=torch.int64), known)
+        metrics |= losses.summary(loss, [report], 9)
     ratios = [math.exp(old - sampler) for old, sampler in zip(OLD, SAMPLER, strict=True)]
     assert metrics["masked_share"] == pytest.approx(sum(not 0.8 <= r <= 1.25 for r in ratios) / 9)
     assert metrics["importance"] == pytest.approx(sum(min(r, 2.0) for r in ratios) / 9)

@@ -122,11 +122,11 @@ def verl_losses() -> Found:
         gaps = (base if "old_logprobs" in optional else logprobs.detach()) - padded(SAMPLER)
         weights, kept = None, mask
         if loss.importance is not None:
-            cap: Any = loss.importance_cap
-            if loss.ratio_mask == "token":
-                cap = f"{loss.ratio_mask_low}_{loss.ratio_mask_high}"
             level = "sequence" if loss.importance == "call" else "token"
-            weights, _ = rollout_corr_helper.compute_rollout_correction_weights(gaps, mask, level, cap)
+            weights, _ = rollout_corr_helper.compute_rollout_correction_weights(gaps, mask, level, loss.importance_cap)
+        if loss.ratio_mask == "token":
+            bounds = f"{loss.ratio_mask_low}_{loss.ratio_mask_high}"
+            weights, _ = rollout_corr_helper.compute_rollout_correction_weights(gaps, mask, "token", bounds)
         if loss.ratio_mask == "call":
             bounds = f"{loss.ratio_mask_low}_{loss.ratio_mask_high}"
             kept, _ = rollout_corr_helper.compute_rollout_rejection_mask(gaps, mask, "seq_mean_k1", bounds)

@@ -57,6 +57,7 @@ def test_kl_needs_an_engine_that_keeps_a_reference() -> None:
         (Loss(name="gspo", dual_clip=3.0), "dual_clip has no effect with the loss 'gspo'"),
         (Loss(importance_cap=3.0), "importance_cap has no effect without importance"),
         (Loss(ratio_mask_high=3.0), "no effect without ratio_mask"),
+        (Loss(name="reinforce", importance="token", ratio_mask="token"), "importance would count twice"),
         (Loss(kl_estimator="k1"), "kl_estimator has no effect with kl = 0"),
         (Loss(name="sft", ratio_mask="token"), "no meaning with the loss 'sft'"),
         (Loss(importance="token"), "needs old logprobs"),

@@ -86,7 +86,8 @@ def importance(log_ratios_N: Tensor, cap: float) -> Tensor:
 def inside(log_ratios_N: Tensor, low: float, high: float) -> Tensor:
     """True where trainer / sampler is in [low, high]. Log ratios [0, log 6, log 0.4] with 0.5 and 5: [True, False, False].
 
-    Of tokens: IcePop, Ling Team (2025), Every Step Evolves (bounds 0.5 and 5). Of calls, by the geometric mean of their
+    Of tokens: IcePop, Ling Team (2025), Every Step Evolves (bounds 0.5 and 5), whose M(k) is k inside them and 0 outside: a
+    token that stays in is also multiplied by its ratio, which no other cap cuts. Of calls, by the geometric mean of their
     tokens' ratios: Liu et al. (2025), When Speed Kills Stability, geometric sequence masking.
     """
     ratios_N = log_ratios_N.clamp(max=20.0).exp()
@@ -126,7 +127,14 @@ def corrections(loss: Loss, logprobs_N: Tensor, tokens: Tokens) -> tuple[Tensor 
         factors_N = None
         if loss.importance is not None:
             factors_N = importance(gaps_N if loss.importance == "token" else sums_N, loss.importance_cap)
+        elif multiplies(loss) and (tokens.old_logprobs is not None or loss.name not in CLIPPED):
+            factors_N = importance(gaps_N, loss.ratio_mask_high)  # else it is the loss's own ratio
         return kept_N, factors_N
+
+
+def multiplies(loss: Loss) -> bool:
+    """True where the mask is IcePop's, which gives a token that stays in the weight of its ratio."""
+    return loss.ratio_mask == "token"
 
 
 def drift(tokens: Tokens) -> Tensor:

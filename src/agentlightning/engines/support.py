@@ -75,6 +75,8 @@ def _ignored(loss: Loss, old_logprobs: bool) -> list[str]:
         found.append(f"dual_clip: expected a number above 1 + clip_high, got {loss.dual_clip}")
     if loss.importance is None and loss.importance_cap != plain.importance_cap:
         found.append("importance_cap has no effect without importance")
+    if loss.importance is not None and loss.ratio_mask == "token":
+        found.append("importance would count twice with ratio_mask = 'token', which multiplies by the ratio itself")
     bounds = (loss.ratio_mask_low, loss.ratio_mask_high)
     if loss.ratio_mask is None and bounds != (plain.ratio_mask_low, plain.ratio_mask_high):
         found.append("ratio_mask_low and ratio_mask_high have no effect without ratio_mask")
