@@ -254,7 +254,10 @@ class AttemptCache:
         return conversation
 
     def _account(self, attempt: TrackedAttempt) -> None:
-        """Count what the conversations keep by now, and drop others where all keep too much."""
+        """Count what the conversations keep by now, and drop the oldest where all keep too much.
+
+        That may be the attempt's own, which the call at hand holds meanwhile: no one attempt keeps more than the bound.
+        """
         if self._attempts.get((attempt.rollout.id, attempt.number)) is not attempt:
             return  # ended meanwhile
         size = sum(conversation.size for conversation in attempt.conversations.values())
@@ -263,7 +266,7 @@ class AttemptCache:
         if self._bytes <= self._most_bytes:
             return
         for other in self._attempts.values():  # least recently used first
-            if other is not attempt and other.conversations:
+            if other.conversations:
                 self._bytes -= other.size
                 other.conversations, other.complete, other.size = {}, False, 0
                 if self._bytes <= self._most_bytes:

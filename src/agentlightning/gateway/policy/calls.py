@@ -177,7 +177,7 @@ class PolicyCalls:
             rest = [decoder.finish() for decoder in job.decoders]
             answer = _answer(job)
             await self._record(job, answer)
-            pending.answer = answer
+            pending.call_id = answer.call_id
             if stream is None:
                 await reply.whole(200, job.wire.body(job.request, answer))
             else:
@@ -192,7 +192,7 @@ class PolicyCalls:
                     code="deadline_exceeded",
                 ) from None
         finally:
-            if pending.answer is None:
+            if pending.call_id is None:
                 job.conversation.withdraw(job.plan)
             watch.stop()
             self._abandoned.discard(deadline)

@@ -7,7 +7,8 @@ calls side by side are legitimate. It joins the call that its first try left beh
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from hashlib import blake2b
 
 from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.attempts import TrackedAttempt
@@ -19,10 +20,12 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types import ABANDONED, Call
 
 REMEMBERED = 4096
-"""Undelivered completions and idempotency keys that are kept, the newest ones."""
+"""Requests with an undelivered completion and idempotency keys that are kept, the newest ones."""
+MAX_UNDELIVERED = 64
+"""Undelivered completions of one request that are kept, the newest ones: an agent may repeat it and hang up for ever."""
 
-Place = tuple[str, int, str, Digest | str]
-"""Rollout, attempt, policy, and the request's hash or its idempotency key."""
+Place = tuple[str, int, str, bytes]
+"""Rollout, attempt, policy, and the request's hash or that of its idempotency key, which a client may make long."""
 
 
 class PendingCall:
@@ -35,17 +38,18 @@ class PendingCall:
         """Its agent has gone."""
         self.joined = False
         """A retry waits for it already."""
-        self.answer: Completion | None = None
+        self.call_id: str | None = None
+        """Id of its recorded completion, and no more of it: thousands of these are kept."""
         self._ended = asyncio.Event()
 
     def end(self) -> None:
         """Note that it was answered, or never will be."""
         self._ended.set()
 
-    async def wait(self) -> Completion | None:
-        """The completion, once it is there; None where the call failed."""
+    async def wait(self) -> str | None:
+        """Id of the completion, once it is recorded; None where the call failed."""
         await self._ended.wait()
-        return self.answer
+        return self.call_id
 
 
 class SdkRetries:
@@ -55,16 +59,15 @@ class SdkRetries:
         self._store = store
         self._pending: dict[Place, list[PendingCall]] = {}
         self._keyed: OrderedDict[Place, PendingCall] = OrderedDict()
-        self._undelivered: OrderedDict[Place, list[str]] = OrderedDict()
+        self._undelivered: OrderedDict[Place, deque[str]] = OrderedDict()
 
     def begin(
         self, attempt: TrackedAttempt, policy: str, request_hash: Digest, idempotency_key: str | None
     ) -> PendingCall:
         """Note a call under way; `end` must follow."""
         identity = attempt.rollout.id, attempt.number, policy
-        pending = PendingCall(
-            (*identity, request_hash), None if idempotency_key is None else (*identity, idempotency_key)
-        )
+        keyed = None if idempotency_key is None else (*identity, _key_hash(idempotency_key))
+        pending = PendingCall((*identity, request_hash), keyed)
         self._pending.setdefault(pending.place, []).append(pending)
         if pending.keyed is not None:
             self._keyed[pending.keyed] = pending
@@ -78,11 +81,11 @@ class SdkRetries:
         others.remove(pending)
         if not others:
             del self._pending[pending.place]
-        if pending.answer is None:
+        if pending.call_id is None:
             if pending.keyed is not None and self._keyed.get(pending.keyed) is pending:
                 del self._keyed[pending.keyed]
         elif pending.abandoned and not pending.joined:
-            self._undelivered.setdefault(pending.place, []).append(pending.answer.call_id)
+            self._undelivered.setdefault(pending.place, deque(maxlen=MAX_UNDELIVERED)).append(pending.call_id)
             _bound(self._undelivered)
 
     async def find(
@@ -97,19 +100,19 @@ class SdkRetries:
         """The completion that this request is another try at; None where it is the first."""
         identity = attempt.rollout.id, attempt.number, policy
         if incoming.idempotency_key is not None:
-            keyed = self._keyed.get((*identity, incoming.idempotency_key))
-            if keyed is not None and keyed.place[3] == request_hash and (answer := await keyed.wait()) is not None:
-                return await self._recorded(attempt, answer.call_id, request, conversation)
+            keyed = self._keyed.get((*identity, _key_hash(incoming.idempotency_key)))
+            if keyed is not None and keyed.place[3] == request_hash and (answered := await keyed.wait()) is not None:
+                return await self._recorded(attempt, answered, request, conversation)
         if not incoming.is_retry:
             return None
         place = *identity, request_hash
         while joinable := [one for one in self._pending.get(place, ()) if not one.joined]:
             pending = next((one for one in joinable if one.abandoned), joinable[0])
             pending.joined = True
-            if (answer := await pending.wait()) is not None:
-                return await self._recorded(attempt, answer.call_id, request, conversation)
+            if (answered := await pending.wait()) is not None:
+                return await self._recorded(attempt, answered, request, conversation)
         if undelivered := self._undelivered.get(place):
-            call_id: str | None = undelivered.pop(0)
+            call_id: str | None = undelivered.popleft()
             if not undelivered:
                 del self._undelivered[place]
         else:
@@ -163,6 +166,10 @@ def _choice(call: Call, renderer: Renderer | None) -> Choice:
     )
 
 
-def _bound(remembered: OrderedDict[Place, PendingCall] | OrderedDict[Place, list[str]]) -> None:
+def _key_hash(idempotency_key: str) -> bytes:
+    return blake2b(idempotency_key.encode(), digest_size=16).digest()
+
+
+def _bound(remembered: OrderedDict[Place, PendingCall] | OrderedDict[Place, deque[str]]) -> None:
     while len(remembered) > REMEMBERED:
         remembered.popitem(last=False)

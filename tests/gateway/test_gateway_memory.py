@@ -1,0 +1,69 @@
+"""What the gateway keeps of one agent is bounded, whatever the agent sends."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+from gateway_house import House, path
+
+from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
+from agentlightning.gateway.policy.sdk_retries import MAX_UNDELIVERED, SdkRetries
+from agentlightning.protocols.base import Completion
+from agentlightning.types import Claim
+
+
+def body(text: str = "hi") -> dict[str, object]:
+    return {"model": "policy", "messages": [{"role": "user", "content": text}]}
+
+
+async def asked(house: House, claim: Claim, text: str, **headers: str) -> None:
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=body(text), headers=headers)
+    assert reply.status_code == 200, reply.text
+
+
+async def test_an_idempotency_key_keeps_no_completion_alive(house: House) -> None:
+    claim = await house.claim()
+    for number in range(3):
+        await asked(house, claim, f"q{number}", **{"idempotency-key": f"k{number}"})
+    gc.collect()
+    assert not [one for one in gc.get_objects() if isinstance(one, Completion)]
+    await asked(house, claim, "q0", **{"idempotency-key": "k0"})
+    assert len(await house.store.calls([claim.rollout.id])) == 3  # the key still names its call
+
+
+async def test_a_long_idempotency_key_is_not_kept(house: House) -> None:
+    claim = await house.claim()
+    retries, attempt = SdkRetries(house.store), TrackedAttempt(claim.rollout, 1, 0.0)
+    tracemalloc.start()
+    for number in range(200):
+        pending = retries.begin(attempt, "default", b"h", f"{number:032d}" * 1000)
+        pending.call_id = str(number)
+        retries.end(pending)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 1_000_000
+
+
+async def test_undelivered_completions_of_one_request_are_bounded(house: House) -> None:
+    claim = await house.claim()
+    retries, attempt = SdkRetries(house.store), TrackedAttempt(claim.rollout, 1, 0.0)
+    tracemalloc.start()
+    for number in range(20_000):
+        pending = retries.begin(attempt, "default", b"h", None)
+        pending.abandoned, pending.call_id = True, f"{number:0100d}"
+        retries.end(pending)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 100 * 10 * MAX_UNDELIVERED
+
+
+async def test_a_conversation_larger_than_the_bound_is_rebuilt_from_the_store(house: House) -> None:
+    claim = await house.claim()
+    await asked(house, claim, "a long question " * 500)
+    call = (await house.store.calls([claim.rollout.id]))[-1]
+    attempts = AttemptCache(house.store, max_bytes=1000)
+    attempt = await attempts.running((claim.rollout.id, 1))
+    for _ in range(2):
+        assert call.id in await attempts.conversation(attempt, house.renderer)
+        assert not attempt.conversations
