@@ -13,6 +13,7 @@ from test_docs import ROOT, SOURCE, rows, tree_map
 
 from agentlightning.algorithms.credit import CREDIT
 from agentlightning.gateway.metrics import GatewayMetrics, StoreMetrics
+from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.store.sql.store import InMemoryLightningStore
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -74,7 +75,8 @@ def test_the_page_about_algorithms_has_every_credit_rule_with_its_settings() -> 
 def test_the_pages_have_every_metric_of_a_server() -> None:
     metrics = GatewayMetrics()
     metrics.watch_engines(lambda: ())
-    StoreMetrics(InMemoryLightningStore(), metrics.registry)
+    store = InMemoryLightningStore()
+    StoreMetrics(store, StatisticsCache(store), metrics.registry)
     offered = set(re.findall(r"^# TYPE (agl_\w+)", metrics.text().decode(), re.MULTILINE))
 
     tables = page("docs/rollouts.md", "## Over HTTP") + page("docs/store.md", "## Inspect")

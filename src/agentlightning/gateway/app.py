@@ -26,6 +26,7 @@ from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.rest import create_api
+from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.protocols import chat, messages
 from agentlightning.protocols.base import ApiError
 from agentlightning.rendering.renderer import Renderer
@@ -64,7 +65,8 @@ class App:
         """Else the store is another process's, and so is this."""
         self._attempts = AttemptCache(store, shared=store.shared)
         self._metrics = GatewayMetrics()
-        self._store_metrics = StoreMetrics(store, self._metrics.registry)
+        numbers = StatisticsCache(store)
+        self._store_metrics = StoreMetrics(store, numbers, self._metrics.registry)
         self._watcher = ResourceWatcher(store, self._changed)
         self._engine_router = EngineRouter(self._watcher, self._metrics, load_renderer, patience_s)
         self._external = ExternalCalls(
@@ -86,6 +88,7 @@ class App:
             on_end=self._attempts.forget,
             on_calls=self._attempts.learn,
             on_resources=self._watcher.forget,
+            numbers=numbers,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

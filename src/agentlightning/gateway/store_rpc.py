@@ -26,6 +26,7 @@ from agentlightning.errors import AgentLightningError, InputError, NotFoundError
 from agentlightning.gateway.asgi_response import STOPPING, disconnected
 from agentlightning.gateway.idempotency import IdempotencyCache, RpcResponse
 from agentlightning.gateway.middleware import MAX_BODY_BYTES, error_body
+from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.protocols.base import ApiError
 from agentlightning.store import wire
 from agentlightning.store.base import LightningStore
@@ -47,7 +48,7 @@ After = Callable[[str, dict[str, Any], Any], None]
 class StoreMethod:
     """One method of an open store."""
 
-    def __init__(self, store: LightningStore, name: str, after: After) -> None:
+    def __init__(self, store: LightningStore | StatisticsCache, name: str, after: After) -> None:
         self.name = name
         self.contract: Callable[..., Any] = getattr(LightningStore, name)
         hints = typing.get_type_hints(self.contract)

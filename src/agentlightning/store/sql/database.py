@@ -21,6 +21,11 @@ from agentlightning.store.notifier import Notifier, Topic
 
 EXPECTED = "memory://, sqlite:///path or postgresql://user:password@host/database"
 
+MAX_READ_S = 60.0
+"""Seconds that one read may take; ``?read_timeout=`` in the URL says otherwise. Long lists are read in pages."""
+
+TOO_LONG = "a read took longer than it may, and was ended; read less at a time, or set ?read_timeout=SECONDS in the URL"
+
 Now = Callable[[], int]
 
 
@@ -38,7 +43,7 @@ class Database(abc.ABC):
     name: str
     """Its name in sentences."""
     readers: int = 2
-    """Threads that read beside the writer; 0 where only the writer has the data."""
+    """Threads of each pool that reads beside the writer; 0 where only the writer has the data."""
     shared = False
     """Servers on several machines may use it at a time."""
     appends_apart: bool = False
@@ -60,7 +65,7 @@ class Database(abc.ABC):
 
     @abc.abstractmethod
     def reader(self) -> Engine:
-        """The engine of reading threads."""
+        """An engine for as many threads as `readers` says, whose reads end after the time that they may take."""
 
     @abc.abstractmethod
     def now_ns(self) -> int:

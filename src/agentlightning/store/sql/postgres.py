@@ -31,7 +31,7 @@ from agentlightning.errors import (
 from agentlightning.store.codec import portions
 from agentlightning.store.notifier import Notifier, Topic
 from agentlightning.store.open import seconds_in_url
-from agentlightning.store.sql.database import Database, Mark
+from agentlightning.store.sql.database import MAX_READ_S, TOO_LONG, Database, Mark
 
 if TYPE_CHECKING:
     import psycopg
@@ -80,6 +80,7 @@ class PostgresDatabase(Database):
         query = dict(url.query)
         self.patience_s = seconds_in_url("patience", query.pop("patience", MAX_OUTAGE_S))
         lock_s = seconds_in_url("timeout", query.pop("timeout", LOCK_TIMEOUT_S))
+        self._read_s = seconds_in_url("read_timeout", query.pop("read_timeout", MAX_READ_S))
         given = str(query.pop("options", ""))
         self._options = f"{_SESSION} -c lock_timeout={int(lock_s * 1000)} {given}"
         self._url = url.set(drivername="postgresql+psycopg", query=query)
@@ -93,7 +94,8 @@ class PostgresDatabase(Database):
         return self._engine("BEGIN", {"application_name": _session_name(name)}, poolclass=NullPool)
 
     def reader(self) -> Engine:
-        return self._engine("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", {}, pool_size=self.readers)
+        bounded = {"options": f"-c statement_timeout={max(1, int(self._read_s * 1000))} {self._options}"}
+        return self._engine("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", bounded, pool_size=self.readers)
 
     def now_ns(self) -> int:
         return time.time_ns() if self._ahead_ns is None else self._ahead_ns + time.monotonic_ns()
@@ -207,6 +209,7 @@ _PASSING = {
 }
 
 _SENTENCES = {
+    "57014": TOO_LONG,
     "53100": "the disk of the server is full; free some space and go on: what was acknowledged is kept",
     "53200": "the server has no memory left; give it more, or end what uses it",
     "25006": "the server is read-only, as a standby is; name the primary in the URL",

@@ -18,11 +18,14 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from agentlightning.errors import ConflictError, StoreError
-from agentlightning.store.sql.database import Database
+from agentlightning.store.open import seconds_in_url
+from agentlightning.store.sql.database import MAX_READ_S, TOO_LONG, Database
 
 BUSY_TIMEOUT_S = 10
 """Seconds to wait for another process's lock; ``?timeout=`` in the URL says otherwise."""
 CACHE_KB = 32_000
+STEPS_A_LOOK = 10_000
+"""Instructions of SQLite's machine between two looks at the clock: about a millisecond of a read."""
 CHECKPOINT_PAGES = 8_000
 """32 MB of the log: copied into the file, and synchronised, an eighth as often as by default, which was a tenth of the
 writer's time."""
@@ -35,6 +38,8 @@ class SqliteDatabase(Database):
         self._in_memory = url.database is None
         self.name = "the store in memory" if self._in_memory else str(url.database)
         self.readers = 0 if self._in_memory else Database.readers
+        self._read_s = seconds_in_url("read_timeout", url.query.get("read_timeout", MAX_READ_S))
+        url = url.difference_update_query(["read_timeout"])
         if not self._in_memory and "timeout" not in url.query:
             url = url.update_query_dict({"timeout": str(BUSY_TIMEOUT_S)})
         self._url = url
@@ -48,7 +53,16 @@ class SqliteDatabase(Database):
         return _prepared(engine, pragmas, "BEGIN IMMEDIATE")
 
     def reader(self) -> Engine:
-        return _prepared(create_engine(self._url, pool_size=self.readers), ["query_only = ON"], "BEGIN")
+        engine = create_engine(self._url, pool_size=self.readers)
+
+        @event.listens_for(engine, "begin")
+        def bound(connection: Connection) -> None:
+            deadline = time.monotonic() + self._read_s
+            driver = connection.connection.driver_connection
+            assert driver is not None
+            driver.set_progress_handler(lambda: time.monotonic() > deadline, STEPS_A_LOOK)
+
+        return _prepared(engine, ["query_only = ON"], "BEGIN")
 
     def now_ns(self) -> int:
         return time.time_ns()
@@ -86,6 +100,7 @@ class SqliteDatabase(Database):
 
 
 _SENTENCES = {
+    "interrupted": TOO_LONG,
     "disk is full": "the disk is full; free some space and go on: what was acknowledged is kept",
     "readonly": "the file or its folder is read-only; make both writable, or choose another path",
     "locked": "another process holds the database; end it, or choose another path",

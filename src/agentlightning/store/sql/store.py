@@ -1,9 +1,10 @@
 """SqlLightningStore: the methods on an SQL database (SQLite in memory or in a file, PostgreSQL).
 
 Driven by whoever owns the database: a server, or a test. Methods that write are submitted to the writer thread, which
-commits them in groups; methods that read use threads of their own, so that a long list never delays a call. The writer
-notifies those who wait (waiting.py) after a commit, and a listener does for commits of other processes. What the methods do
-in SQL is in lifecycle.py, record.py, history.py, retention.py and stats.py; database.py has what differs between databases.
+commits them in groups; methods that read use threads of their own: two for what is looked up by key, as for every call of
+an agent, and two for lists, so that a long one delays neither calls nor leases. The writer notifies those who wait
+(waiting.py) after a commit, and a listener does for commits of other processes. What the methods do in SQL is in
+lifecycle.py, record.py, history.py, retention.py and stats.py; database.py has what differs between databases.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import uuid4
 
 import uuid_utils
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import ConflictError, InputError, StoreError
 from agentlightning.store import codec
 from agentlightning.store.base import LEASE_S, reward_number
 from agentlightning.store.sql import history, lifecycle, record, retention, stats, tables
-from agentlightning.store.sql.database import database_at
+from agentlightning.store.sql.database import Database, database_at
 from agentlightning.store.sql.schema import prepare_schema
 from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlWriter, Transaction
 from agentlightning.store.waiting import WaitingStore
@@ -61,14 +62,38 @@ def _writes(write: Callable[Concatenate[Transaction, P], R]) -> Method[P, R]:
     return method
 
 
-def _reads(read: Callable[Concatenate[Connection, P], R]) -> Method[P, R]:
-    """The method that reads this."""
+def _reads(read: Callable[Concatenate[Connection, P], R], by_key: Callable[P, bool] | None = None) -> Method[P, R]:
+    """The method that reads this. `by_key`: tells from its arguments that it asks for little, by key, as authorization and
+    long polls do: no scan delays that."""
 
     @functools.wraps(read)
     async def method(store: SqlLightningStore, /, *args: P.args, **named: P.kwargs) -> R:
-        return await store._read(lambda connection: read(connection, *args, **named))
+        looks_up = by_key is not None and by_key(*args, **named)
+        return await store._read(lambda connection: read(connection, *args, **named), looks_up)
 
     return method
+
+
+def _always(*_: object, **__: object) -> bool:
+    return True
+
+
+class _ReadPool:
+    """Threads that read, each over a connection of its own."""
+
+    def __init__(self, database: Database, name: str) -> None:
+        self._engine = database.reader()
+        self.threads = ThreadPoolExecutor(database.readers, thread_name_prefix=f"store-{name}")
+
+    def read(self, query: Callable[[Connection], R]) -> R:
+        """In one of the threads: what the query finds."""
+        with self._engine.connect() as connection:
+            return query(connection)
+
+    def stop(self) -> None:
+        """Finish what was asked. Blocks."""
+        self.threads.shutdown()
+        self._engine.dispose()
 
 
 class SqlLightningStore(WaitingStore):
@@ -84,8 +109,8 @@ class SqlLightningStore(WaitingStore):
         self._clock = now_ns
         self._writer: SqlWriter | None = None
         self._appender: SqlWriter | None = None
-        self._reader: Engine | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._lookups: _ReadPool | None = None
+        self._scans: _ReadPool | None = None
         self._end_listening: Callable[[], None] | None = None
         self._heard: Callable[[float, int], None] | None = None
 
@@ -113,8 +138,7 @@ class SqlLightningStore(WaitingStore):
             if self._heard is not None:
                 self.watch_commits(self._heard)
             if database.readers:
-                self._reader = database.reader()
-                self._threads = ThreadPoolExecutor(database.readers, thread_name_prefix="store-reader")
+                self._lookups, self._scans = _ReadPool(database, "lookup"), _ReadPool(database, "scan")
             with self._explaining():
                 self._end_listening = await asyncio.to_thread(database.listen, self._notifier, name)
         except BaseException:
@@ -131,11 +155,10 @@ class SqlLightningStore(WaitingStore):
         await asyncio.to_thread(writer.stop)
         if self._end_listening is not None:
             await asyncio.to_thread(self._end_listening)
-        if self._threads is not None:
-            await asyncio.to_thread(self._threads.shutdown)
-        if self._reader is not None:
-            self._reader.dispose()
-        self._reader = self._threads = self._end_listening = None
+        for pool in (self._lookups, self._scans):
+            if pool is not None:
+                await asyncio.to_thread(pool.stop)
+        self._lookups = self._scans = self._end_listening = None
 
     async def signing_secret(self) -> bytes:
         self._opened()
@@ -145,7 +168,7 @@ class SqlLightningStore(WaitingStore):
 
     create_run = _writes(history.create_run)
     update_run = _writes(history.update_run)
-    runs = _reads(history.read_runs)
+    runs = _reads(history.read_runs, lambda ids=None, limit=None: limit == 1 or (ids is not None and len(ids) == 1))
 
     # --- rollouts and attempts ------------------------------------------------------------------------------------
 
@@ -169,11 +192,11 @@ class SqlLightningStore(WaitingStore):
     async def expire_leases(self) -> int:
         return await self._write(lifecycle.expire, None)
 
-    rollouts = _reads(lifecycle.read_rollouts)
+    rollouts = _reads(lifecycle.read_rollouts, lambda query: query.ids is not None and len(query.ids) == 1)
     count = _reads(lifecycle.read_counts)
     attempts = _reads(lifecycle.read_attempts)
 
-    _last_finished = _reads(lifecycle.read_last_finished)
+    _last_finished = _reads(lifecycle.read_last_finished, _always)
     _finished = _reads(lifecycle.read_finished)
     workers = _reads(lifecycle.read_workers)
 
@@ -185,7 +208,7 @@ class SqlLightningStore(WaitingStore):
     async def append_spans(self, spans: Sequence[Span]) -> None:
         await self._append(self._appender, record.append_spans, tables.spans, [codec.SPANS.row(span) for span in spans])
 
-    calls = _reads(record.read_calls)
+    calls = _reads(record.read_calls, lambda rollout_ids, attempt=None: len(rollout_ids) == 1)
     spans = _reads(record.read_spans)
 
     async def record_rewards(self, rewards: Sequence[Reward]) -> None:
@@ -196,7 +219,7 @@ class SqlLightningStore(WaitingStore):
     rewards = _reads(record.read_rewards)
 
     put_resources = _writes(record.put_resources)
-    resources = _reads(record.read_resources)
+    resources = _reads(record.read_resources, lambda run_id, name=None, latest=True: latest)
 
     async def log_metrics(self, metrics: Sequence[Metric]) -> None:
         now_ns = self._now_ns()
@@ -207,7 +230,7 @@ class SqlLightningStore(WaitingStore):
 
     # --- waiting and statistics --------------------------------------------------------------------------------------
 
-    _later_resources = _reads(record.read_later_resources)
+    _later_resources = _reads(record.read_later_resources, _always)
     _later_metrics = _reads(record.read_later_metrics)
 
     async def statistics(self) -> list[RunStatistics]:
@@ -262,17 +285,18 @@ class SqlLightningStore(WaitingStore):
         except ConflictError as error:
             if "FOREIGN KEY" not in str(error).upper():
                 raise
-            raise await self._read(lambda connection: record.missing(connection, table, new)) from None
+            raise await self._read(lambda connection: record.missing(connection, table, new), True) from None
 
-    async def _read(self, query: Callable[[Connection], R]) -> R:
+    async def _read(self, query: Callable[[Connection], R], looks_up: bool = False) -> R:
         self._opened()
-        if self._threads is None:  # only the writer has the memory
+        pool = self._lookups if looks_up else self._scans
+        if pool is None:  # only the writer has the memory
             return await self._write(_one_by_one, lambda transaction: query(transaction.connection))
         deadline = time.monotonic() + self._database.patience_s
         with self._explaining():
             while True:
                 try:
-                    return await asyncio.get_running_loop().run_in_executor(self._threads, self._query, query)
+                    return await asyncio.get_running_loop().run_in_executor(pool.threads, pool.read, query)
                 except DBAPIError as error:
                     if not self._database.passes(error) or time.monotonic() > deadline:
                         raise
@@ -289,11 +313,6 @@ class SqlLightningStore(WaitingStore):
             raise InputError(f"expected integers of at most 64 bits: {error}") from None
         except UnicodeEncodeError as error:
             raise InputError(f"expected text of whole characters: {error}") from None
-
-    def _query(self, query: Callable[[Connection], R]) -> R:
-        assert self._reader is not None
-        with self._reader.connect() as connection:
-            return query(connection)
 
     def _prepare(self, connection: Connection) -> None:
         """Run by the writer on its first connection."""
