@@ -24,6 +24,7 @@ from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
 from agentlightning.gateway import log
 from agentlightning.gateway.access import KEY_VARIABLE, is_loopback, key_path, load_or_create_key
 from agentlightning.gateway.app import App
+from agentlightning.gateway.connection_limit import raise_file_limit
 from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
@@ -52,6 +53,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     log.configure(level, [given] if given else [])
     if options.fd is not None:
         end_with_parent()
+    raise_file_limit()
     keep = Keep(days=options.keep_days, bytes=options.keep_bytes, record_days=options.keep_record_days)
     serve(options.store, _listener(options), given, keep)
 

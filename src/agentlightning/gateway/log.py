@@ -19,6 +19,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.attempts import caller
+from agentlightning.gateway.log_limit import LogLimit
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -57,6 +58,7 @@ def configure(level: str = "info", secrets: Sequence[str] = (), stream: TextIO |
     )
     handler = logging.StreamHandler(out)
     handler.setFormatter(formatter)
+    handler.addFilter(LogLimit(caller))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)  # of other packages only what is wrong

@@ -1,9 +1,10 @@
 """Connections: uvicorn as the gateway needs it, with limits on what a client may hold and an end that loses nothing.
 
 Driven by the server process and by AgentLightningServer. uvicorn bounds neither the time nor the size of a request's head,
-closes no connection whose client sends a refused body for ever, and ends what it serves at its own pace: here a client has a
-deadline for the head of its request, and a server that is told to end first lets the calls in flight finish while it refuses
-new ones. Knows nothing of routes.
+closes no connection whose client sends a refused body for ever or never reads its response, refuses requests where there are
+too many connections (health checks, too), and ends what it serves at its own pace: here a client has a deadline for the head
+of its request and for reading, a connection too many replaces one without a request, and a server that is told to end first
+lets the calls in flight finish while it refuses new ones. Knows nothing of routes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentlightning.children import SERVER_GRACE_S
 from agentlightning.gateway.app import App
+from agentlightning.gateway.connection_limit import ConnectionLimit, allowed_connections
 
 HEAD_TIMEOUT_S = 30.0
 """Time from a connection, or from the first byte of a further request, to the end of the request's head."""
@@ -26,8 +28,14 @@ MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's first line and headers."""
 IDLE_S = 75
 """Idle timeout of a connection: longer than that of clients, so that they close first."""
+WRITE_TIMEOUT_S = 300.0
+"""Time in which a client that reads nothing of its response loses its connection, once its buffers are full."""
 FLUSH_TIMEOUT_S = 2
 """Time for responses to be flushed once no request is being worked on."""
+FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\ncontent-length: 43\r\nretry-after: 1\r\n"
+    b"connection: close\r\n\r\nthe server has all the connections it takes"
+)
 
 
 class UvicornServer(uvicorn.Server):
@@ -39,9 +47,15 @@ class UvicornServer(uvicorn.Server):
         *,
         grace_s: float = SERVER_GRACE_S,
         head_timeout_s: float = HEAD_TIMEOUT_S,
+        write_timeout_s: float = WRITE_TIMEOUT_S,
         started: Callable[[], None] = lambda: None,
+        max_connections: int | None = None,
     ) -> None:
-        protocol: Any = functools.partial(BoundedHttpProtocol, head_timeout_s=head_timeout_s)
+        """`max_connections`: None for as many as the process can hold. Raises ConfigError where it cannot hold them."""
+        limit = ConnectionLimit(allowed_connections(max_connections))
+        protocol: Any = functools.partial(
+            BoundedHttpProtocol, limit=limit, head_timeout_s=head_timeout_s, write_timeout_s=write_timeout_s
+        )
         super().__init__(
             uvicorn.Config(
                 app,
@@ -79,9 +93,14 @@ class UvicornServer(uvicorn.Server):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection, which is closed where its client does not send what it began."""
 
-    def __init__(self, *arguments: Any, head_timeout_s: float, **settings: Any) -> None:
+    def __init__(
+        self, *arguments: Any, limit: ConnectionLimit, head_timeout_s: float, write_timeout_s: float, **settings: Any
+    ) -> None:
         super().__init__(*arguments, **settings)
+        self._limit = limit
         self._head_s = head_timeout_s
+        self._write_s = write_timeout_s
+        self._unread: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._head = 0
         """Bytes of the head of the present request so far; -1 behind it."""
@@ -89,6 +108,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected."""
         super().connection_made(transport)
+        if not self._limit.admit(self):
+            transport.write(FULL)
+            transport.close()
+            return
         peer = cast(socket.socket | None, transport.get_extra_info("socket"))
         if peer is not None:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # one that lost its power is noticed
@@ -96,7 +119,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is closed."""
+        self._limit.remove(self)
         self._keep()
+        self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -120,6 +145,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The head of a request is complete."""
         self._keep()
         self._head = -1
+        self._limit.begin(self)
         super().on_headers_complete()
         self.cycle.transport = cast(asyncio.Transport, _ResponseWriter(self.transport, self.loop))
 
@@ -134,6 +160,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head < 0:
             self._close_after(self._head_s)
         super().on_response_complete()
+        if self.cycle.response_complete:  # else a request that was sent ahead is under way
+            self._limit.end(self)
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is answered; for how long, is bounded."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(self._write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        super().resume_writing()
+
+    def abort(self) -> None:
+        """Close the connection at once, whatever the client does."""
+        self._keep()
+        self.transport.abort()
 
     def _close_after(self, seconds: float) -> None:
         self._keep()

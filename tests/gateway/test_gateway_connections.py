@@ -1,0 +1,191 @@
+"""Connections that one client holds keep nobody else out: real sockets, a lowered limit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+from gateway_house import House
+
+from agentlightning.children import listen
+from agentlightning.errors import ConfigError
+from agentlightning.gateway.connection_limit import allowed_connections
+from agentlightning.gateway.log_limit import MAX_LINES, MAX_PLACE_LINES, LogLimit
+from agentlightning.gateway.uvicorn_server import UvicornServer
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+WAIT_S = 20.0
+
+
+@asynccontextmanager
+async def listening(app: Any, **settings: Any) -> AsyncIterator[tuple[str, int]]:
+    listener, started = listen("127.0.0.1", 0), asyncio.Event()
+    server = UvicornServer(app, started=started.set, **settings)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await started.wait()
+    try:
+        yield "127.0.0.1", listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def healthy(place: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which a request was answered."""
+    reader, writer = await asyncio.open_connection(*place)
+    await again(reader, writer)
+    return reader, writer
+
+
+async def again(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEALTH)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)
+    assert head.startswith(b"HTTP/1.1 200"), head
+    await reader.readexactly(15)
+
+
+async def open_many(place: tuple[str, int], count: int, begun: bytes) -> list[socket.socket]:
+    held = []
+    for _ in range(count):
+        one = socket.create_connection(place)
+        one.sendall(begun)
+        held.append(one)
+        await asyncio.sleep(0)
+    return held
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nx-slow: ", HEALTH])
+async def test_hundreds_of_idle_connections_keep_nobody_out(house: House, begun: bytes) -> None:
+    async with listening(house.gateway(), max_connections=50) as place:
+        held = await open_many(place, 400, begun)
+        for _ in range(20):
+            _, writer = await healthy(place)
+            writer.close()
+        for one in held:
+            one.close()
+
+
+async def test_a_connection_in_use_outlives_a_flood_of_idle_ones(house: House) -> None:
+    async with listening(house.gateway(), max_connections=50) as place:
+        reader, writer = await healthy(place)
+        held: list[socket.socket] = []
+        for _ in range(10):
+            held += await open_many(place, 30, b"")
+            _, one = await healthy(place)  # the server has taken in all of them
+            one.close()
+            await again(reader, writer)
+        writer.close()
+        for one_held in held:
+            one_held.close()
+
+
+class Blocked:
+    """An application whose requests are answered, with many bytes, once they are released."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+        self.asked = asyncio.Semaphore(0)
+        self.ended = asyncio.Semaphore(0)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        self.asked.release()
+        await self.released.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000):
+            await send({"type": "http.response.body", "body": b"x" * 100_000, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        self.ended.release()
+
+    def stop(self) -> None:
+        """Nothing is to be refused."""
+
+    async def finished(self) -> None:
+        """Nothing is waited for."""
+
+
+async def test_where_all_connections_are_in_use_a_further_one_is_told_when_to_come_back() -> None:
+    app = Blocked()
+    async with listening(app, max_connections=3) as place:
+        busy = [await asyncio.open_connection(*place) for _ in range(3)]
+        for _, writer in busy:
+            writer.write(HEALTH)
+            await asyncio.wait_for(app.asked.acquire(), WAIT_S)
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection(*place)
+            said = await asyncio.wait_for(reader.read(), WAIT_S)
+            assert said.startswith(b"HTTP/1.1 503")
+            assert b"retry-after: 1\r\n" in said
+            writer.close()
+        app.released.set()
+        for reader, writer in busy:
+            assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)).startswith(b"HTTP/1.1 200")
+            writer.close()
+
+
+async def test_a_client_that_never_reads_its_response_loses_its_connection() -> None:
+    app = Blocked()
+    app.released.set()
+    async with listening(app, max_connections=3, write_timeout_s=0.2) as place:
+        deaf = socket.create_connection(place)
+        deaf.sendall(HEALTH)
+        await asyncio.wait_for(
+            app.ended.acquire(), WAIT_S
+        )  # what is sent to a connection that was lost, is sent nowhere
+        deaf.close()
+
+
+@pytest.mark.parametrize("wanted", [0, 10**9])
+def test_more_connections_than_the_process_can_hold_are_refused(wanted: int) -> None:
+    with pytest.raises(ConfigError, match="--max-connections: expected 1 to"):
+        allowed_connections(wanted)
+
+
+def test_by_default_a_server_holds_as_many_as_it_has_files_for() -> None:
+    assert 16 <= allowed_connections(None) <= 16_384
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_that_repeats_is_left_out_until_the_minute_is_over() -> None:
+    caller: ContextVar[Any] = ContextVar("caller", default=None)
+    now = [0.0]
+    limit = LogLimit(caller, lambda: now[0])
+
+    def record(line: int = 1) -> logging.LogRecord:
+        return logging.LogRecord("agentlightning", logging.INFO, "proxy.py", line, "refused: %d", (404,), None)
+
+    def written(line: int = 1, times: int = 10 * MAX_LINES) -> int:
+        return sum(limit.filter(record(line)) for _ in range(times))
+
+    assert written() == MAX_LINES
+    assert written(line=2) == MAX_LINES
+    caller.set(("another", 1))
+    assert written(times=MAX_LINES - 1) == MAX_LINES - 1
+    last = record()
+    assert limit.filter(last)
+    assert "more lines like this are left out" in last.getMessage()
+    now[0] = 61.0
+    assert written() == MAX_LINES
+
+
+def test_whoever_takes_many_names_does_not_fill_the_log_either() -> None:
+    caller: ContextVar[Any] = ContextVar("caller", default=None)
+    limit = LogLimit(caller, lambda: 0.0)
+    written = 0
+    for number in range(3 * MAX_PLACE_LINES):
+        caller.set((str(number), 1))
+        written += limit.filter(logging.LogRecord("x", logging.INFO, "proxy.py", 1, "refused", (), None))
+    assert written <= 2 * MAX_PLACE_LINES
