@@ -32,6 +32,9 @@ class ScriptedEngine:
     """Where set: sent instead of an answer."""
     die_after: int | None = None
     """Where set: streams break off after so many chunks."""
+    hangs: bool = False
+    """Where set: health probes are not answered."""
+    probes: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
     chunk: int = 1
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -39,6 +42,7 @@ class ScriptedEngine:
     async def start(self, host: str = "127.0.0.1") -> ScriptedEngine:
         app = web.Application()
         app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, 0)
@@ -49,6 +53,12 @@ class ScriptedEngine:
     async def close(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+
+    async def _health(self, http: web.Request) -> web.Response:
+        self.probes.put_nowait(None)
+        if self.hangs:
+            await asyncio.Event().wait()
+        return web.Response()
 
     async def _generate(self, http: web.CompletionRequest) -> web.StreamResponse:
         request = await http.json()

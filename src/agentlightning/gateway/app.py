@@ -22,6 +22,7 @@ from agentlightning.gateway.external.directory import ExternalDirectory
 from agentlightning.gateway.metrics import GatewayMetrics, StoreMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import DEADLINE_S, GRACE_S, PolicyCalls
+from agentlightning.gateway.policy.engine_health import ProbeSettings
 from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
@@ -51,9 +52,11 @@ class App:
         patience_s: float = 30.0,
         grace_s: float = GRACE_S,
         deadline_s: float = DEADLINE_S,
+        probe: ProbeSettings = ProbeSettings(),
     ) -> None:
         """`server_key` guards ``/api``; `patience_s` is how long engines may be away, `grace_s` how long a call goes on
-        after its agent has gone, `deadline_s` how long one may take."""
+        after its agent has gone, `deadline_s` how long one may take, `probe` when an engine that is late is asked whether
+        it lives."""
         self.boot = str(uuid7())
         """Id of this start of the server; every response carries it, so that clients notice a restart."""
         self._boot = self.boot.encode()
@@ -68,7 +71,7 @@ class App:
         numbers = StatisticsCache(store)
         self._store_metrics = StoreMetrics(store, numbers, self._metrics.registry)
         self._watcher = ResourceWatcher(store, self._changed)
-        self._engine_router = EngineRouter(self._watcher, self._metrics, load_renderer, patience_s)
+        self._engine_router = EngineRouter(self._watcher, self._metrics, load_renderer, patience_s, probe)
         self._external = ExternalCalls(
             store, self._attempts, ExternalDirectory(self._watcher), self._metrics, grace_s=grace_s
         )
@@ -162,7 +165,8 @@ class App:
         except StoreError as cause:
             await reply.whole(503, orjson.dumps({"status": "unavailable", "reason": str(cause)}))
         else:
-            await reply.whole(200, b'{"status":"ready"}')
+            hung = self._engine_router.hung_engines
+            await reply.whole(200, orjson.dumps({"status": "ready", "hung_engines": hung}))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

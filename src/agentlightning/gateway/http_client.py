@@ -1,4 +1,4 @@
-"""HttpClient: POST over HTTP/1.1 connections that are kept open, without a cap on their number.
+"""HttpClient: POST and GET over HTTP/1.1 connections that are kept open, without a cap on their number.
 
 Driven by policy/engine_router.py and external/client.py for every call, of which a general client takes a fifth. It follows
 no redirects, keeps no cookies, reads no proxy settings, and sends again only what met a connection that its server had just
@@ -127,7 +127,14 @@ class HttpClient:
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
         """Send a request; returns when the head of the response has arrived. Raises OSError."""
-        origin, first = _request_head(url)
+        return await self._request("POST", url, headers, body)
+
+    async def get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
+        """Ask for a page, as `post` does."""
+        return await self._request("GET", url, headers, b"")
+
+    async def _request(self, method: str, url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
+        origin, first = _request_head(method, url)
         request = [_head(first, headers, len(body)), body]
         if (kept := self._kept(origin)) is not None:
             sent = time.monotonic()
@@ -325,7 +332,7 @@ def _head(first: str, headers: Mapping[str, str], size: int) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def _request_head(url: str) -> tuple[_Origin, str]:
+def _request_head(method: str, url: str) -> tuple[_Origin, str]:
     """Returns where a request goes, and the first lines of it. Raises OSError for a URL that leads nowhere."""
     try:
         parts = urlsplit(url)
@@ -341,4 +348,4 @@ def _request_head(url: str) -> tuple[_Origin, str]:
     tls = parts.scheme == "https"
     origin = _Origin(parts.hostname, port or (443 if tls else 80), tls)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return origin, f"POST {path} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n"
+    return origin, f"{method} {path} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n"

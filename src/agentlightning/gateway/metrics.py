@@ -74,6 +74,7 @@ class GatewayMetrics:
         )
         self.in_flight = Gauge("agl_calls_in_flight", "Model calls being answered", registry=registry)
         self.paused = Gauge("agl_calls_paused", "Model calls waiting for an engine", registry=registry)
+        self.hangs = Counter("agl_engine_hangs", "Times that an engine answered nothing any more", registry=registry)
         self._spans = Counter("agl_spans", "Spans that were recorded", registry=registry)
         self._broken_spans = Counter(
             "agl_broken_spans",

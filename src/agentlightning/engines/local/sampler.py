@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -105,7 +106,7 @@ class Sampler:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        took_s = 0.0
+        took_s = math.inf  # of the first turn nothing is known: where it takes minutes, health probes are answered beside it
         with ThreadPoolExecutor(1, "turn") as beside:
             while True:
                 while self._loads:

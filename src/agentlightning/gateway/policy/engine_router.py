@@ -3,18 +3,18 @@
 Driven by policy/calls.py. An attempt stays with the engine that has its prefix in its cache, until that engine is away or
 has clearly more to do than the least busy one. An engine that refuses or drops the connection may be restarting: the
 request is repeated, elsewhere where there is an elsewhere, with a growing pause, until a deadline, as long as none of its
-tokens has been handed on; the engine is left alone for a while that doubles. Knows nothing of protocols or messages.
+tokens has been handed on; the engine is left alone for a while that doubles. One that hangs (engine_health.py) is left for
+another where there is one. Knows nothing of protocols or messages.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
-import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
@@ -23,6 +23,7 @@ from agentlightning.backoff import Backoff
 from agentlightning.errors import EngineError
 from agentlightning.gateway.http_client import HttpClient, HttpResponse
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.policy.balancer import Balancer
 from agentlightning.gateway.policy.engine_client import (
     PATHS,
     EngineApi,
@@ -31,6 +32,7 @@ from agentlightning.gateway.policy.engine_client import (
     body,
     read_answer,
 )
+from agentlightning.gateway.policy.engine_health import EngineHealth, HungEngineError, ProbeSettings, SilenceWatch
 from agentlightning.gateway.policy.pause import paused_s, resumed
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols.base import ApiError
@@ -42,17 +44,6 @@ MIN_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
 
 CONNECT_TIMEOUT_S = 5.0
-
-
-REMEMBERED = 65_536
-"""Attempts whose engine is remembered, the ones used last."""
-
-SLACK = 8
-"""An attempt leaves its engine where that has more calls in flight than twice the least busy one's, plus this many: reading
-a prefix again costs less than waiting behind so many."""
-
-FIRST_REST_S = 0.5
-MAX_REST_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +69,9 @@ class Policy:
     """Treatment of a call with sampling parameters that no trainer could account for."""
     key_env: str | None = None
     """Variable of this server's environment with the endpoints' key."""
+    stall_timeout_s: float | None = None
+    """Seconds without a byte from an engine after which a call leaves it, although it answers health probes; None: no bound
+    but the call's own. Of a completion that is not streamed, all is silence but its end."""
 
     def check_sampling(self, temperature: float, top_p: float) -> str | None:
         """The reason why tokens sampled so cannot be trained on; None where they can.
@@ -94,65 +88,6 @@ class Policy:
         return None
 
 
-@dataclass(slots=True)
-class EngineLoad:
-    """One endpoint as this server sees it."""
-
-    url: str
-    in_flight: int = 0
-    away_until: float = 0.0
-    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_REST_S, MAX_REST_S, jitter=0.0))
-
-
-class Balancer:
-    """The load of all engines, by their URLs."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._engines: dict[str, EngineLoad] = {}
-        self._places: OrderedDict[str, str] = OrderedDict()
-
-    def choose(self, endpoints: Sequence[str], affinity: str) -> EngineLoad:
-        """The engine for a call of the attempt that `affinity` names; one that is away only where all are."""
-        engines = [self._engines.setdefault(url, EngineLoad(url)) for url in endpoints]
-        if len(engines) == 1:
-            return engines[0]
-        now = self._now()
-        awake = [engine for engine in engines if engine.away_until <= now]
-        best = min(awake, key=lambda one: one.in_flight) if awake else min(engines, key=lambda one: one.away_until)
-        known = self._places.get(affinity)
-        home = next((engine for engine in awake if engine.url == known), None)
-        if home is not None and home.in_flight <= 2 * best.in_flight + SLACK:
-            best = home
-        self._places[affinity] = best.url
-        self._places.move_to_end(affinity)
-        if len(self._places) > REMEMBERED:
-            self._places.popitem(last=False)
-        return best
-
-    def failed(self, engine: EngineLoad) -> None:
-        """Note that the engine could not be reached, or refused to serve."""
-        engine.away_until = self._now() + (engine.backoff.next_s() or MAX_REST_S)
-
-    def answered(self, engine: EngineLoad) -> None:
-        """Note that the engine serves."""
-        engine.backoff.reset()
-        engine.away_until = 0.0
-
-    def keep(self, endpoints: set[str]) -> None:
-        """Forget engines that no policy names and that have nothing in flight."""
-        for url in [url for url, engine in self._engines.items() if url not in endpoints and not engine.in_flight]:
-            del self._engines[url]
-
-    def states(self) -> list[tuple[str, str, int]]:
-        """(url, up or down, calls in flight) of every engine, for the metrics."""
-        now = self._now()
-        return [
-            (engine.url, "down" if engine.away_until > now else "up", engine.in_flight)
-            for engine in self._engines.values()
-        ]
-
-
 class EngineRouter:
     """The engines behind the policies of all runs."""
 
@@ -162,6 +97,7 @@ class EngineRouter:
         metrics: GatewayMetrics,
         load_renderer: Callable[[str], Renderer] = Renderer,
         patience_s: float = 30.0,
+        probe: ProbeSettings = ProbeSettings(),
     ) -> None:
         self._watcher = watcher
         self._metrics = metrics
@@ -169,6 +105,7 @@ class EngineRouter:
         self._patience_s = patience_s
         self._client = HttpClient(CONNECT_TIMEOUT_S)
         self._balancer = Balancer()
+        self._health = EngineHealth(self._client, self._balancer, probe, metrics.hangs.inc)
         self._apis: dict[str, EngineApi] = {}
         self._policies: dict[str, tuple[list[Resource], dict[str, Policy]]] = {}
         """By run, with the resources that they come from."""
@@ -177,7 +114,13 @@ class EngineRouter:
 
     async def close(self) -> None:
         """Close the connections; a second call does nothing."""
+        await self._health.close()
         await self._client.close()
+
+    @property
+    def hung_engines(self) -> int:
+        """Number of engines that answer nothing at present."""
+        return sum(state == "hung" for _, state, _ in self._balancer.states())
 
     def forget(self, run_id: str) -> None:
         """The resources of this run changed, or it is not in use any more."""
@@ -217,9 +160,9 @@ class EngineRouter:
         backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S, self._patience_s)
         while True:
             try:
-                async with self._respond(policy, request, affinity) as (api, response):
+                sampled = SampledTokens()
+                async with self._respond(policy, request, affinity, sampled) as (api, response, _):
                     answer = _read(await response.read())
-                    sampled = SampledTokens()
                     sampled.add(answer, api, policy.version)
                     return sampled
             except OSError as cause:
@@ -233,8 +176,8 @@ class EngineRouter:
         backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S, self._patience_s)
         while True:
             try:
-                async with self._respond(policy, request, affinity) as (api, response):
-                    async for data in _events(response):
+                async with self._respond(policy, request, affinity, sampled) as (api, response, watch):
+                    async for data in _events(response, watch):
                         if ids := sampled.add(_read(data), api, policy.version):
                             yield ids
                     if sampled.finish_reason is None:
@@ -243,7 +186,7 @@ class EngineRouter:
             except OSError as cause:
                 if sampled.ids:
                     raise ApiError(
-                        "the engine closed the connection in the middle of a completion",
+                        f"the engine was lost in the middle of a completion: {cause}",
                         status=502,
                         type="server_error",
                         code="engine_lost",
@@ -285,6 +228,7 @@ class EngineRouter:
             logprobs=value.get("logprobs") or "processed",
             unsupported_params=value.get("unsupported_params") or "error",
             key_env=value.get("key_env"),
+            stall_timeout_s=_seconds(resource, "stall_timeout_s"),
         )
 
     async def _current(self, policy: Policy) -> Policy:
@@ -292,40 +236,58 @@ class EngineRouter:
 
     @asynccontextmanager
     async def _respond(
-        self, policy: Policy, request: JSON, affinity: str
-    ) -> AsyncIterator[tuple[EngineApi, HttpResponse]]:
-        """The answer of an engine, begun, with the api it was asked in. Raises what `_refused` makes of a refusal."""
+        self, policy: Policy, request: JSON, affinity: str, sampled: SampledTokens
+    ) -> AsyncIterator[tuple[EngineApi, HttpResponse, SilenceWatch]]:
+        """The answer of an engine, begun, with the api it was asked in and its watch. Raises what `_refused` makes of a
+        refusal, and HungEngineError where another engine may answer or `sampled` was handed on already."""
         if paused_s(await self._watcher.resources(policy.run_id), policy.alias) > 0:
             with self._metrics.paused.track_inprogress():
                 await resumed(self._watcher, policy.run_id, policy.alias)
             policy = await self._current(policy)
         engine = self._balancer.choose(policy.endpoints, affinity)
         engine.in_flight += 1
+        headers = _headers(policy)
+
+        def may_leave() -> bool:
+            return bool(sampled.ids) or self._balancer.others(policy.endpoints, engine)
+
         try:
-            api = policy.api or self._apis.get(engine.url)
-            if api is None:
-                api = self._apis[engine.url] = await self._detect_api(policy, engine.url)
-            data = orjson.dumps(body(request, api, policy.served_model or policy.alias))
-            url = f"{engine.url}{PATHS[api]}"
-            async with await self._client.post(url, _headers(policy), data) as response:
-                if response.status != 200:
-                    raise _refused(response.status, await response.read(), response.headers)
-                if engine.backoff.failures:
-                    self._balancer.answered(engine)
-                yield api, response
+            with SilenceWatch(self._health, engine, headers, policy.stall_timeout_s, may_leave) as watch:
+                api = policy.api or self._apis.get(engine.url)
+                if api is None:
+                    api = self._apis[engine.url] = await self._detect_api(headers, engine.url)
+                data = orjson.dumps(body(request, api, policy.served_model or policy.alias))
+                async with await self._client.post(f"{engine.url}{PATHS[api]}", headers, data) as response:
+                    if response.status != 200:
+                        raise _refused(response.status, await response.read(), response.headers)
+                    if engine.backoff.failures or engine.hung:
+                        self._balancer.answered(engine)
+                    watch.heard()
+                    yield api, response, watch
+        except HungEngineError:
+            self._balancer.leave(engine)
+            self._balancer.failed(engine)
+            raise
         except OSError:
             self._balancer.failed(engine)
             raise
         finally:
             engine.in_flight -= 1
 
-    async def _detect_api(self, policy: Policy, url: str) -> EngineApi:
+    async def _detect_api(self, headers: dict[str, str], url: str) -> EngineApi:
         """Ask for generate with nothing in it: whoever has the route complains about the request."""
         path = PATHS["generate"]
-        async with await self._client.post(f"{url}{path}", _headers(policy), b"{}") as reply:
+        async with await self._client.post(f"{url}{path}", headers, b"{}") as reply:
             if reply.status in (429, 502, 503, 504):
                 raise _refused(reply.status, await reply.read(), reply.headers)
             return "completions" if reply.status in (403, 404, 405, 501) else "generate"
+
+
+def _seconds(resource: Resource, name: str) -> float | None:
+    value = resource.value.get(name)
+    if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
+        raise EngineError(f"the policy resource {resource.name!r}: {name}: expected seconds above 0, got {value!r}")
+    return None if value is None else float(value)
 
 
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -401,9 +363,11 @@ def _read(data: bytes) -> EngineResponse:
     return answer
 
 
-async def _events(response: HttpResponse) -> AsyncIterator[bytes]:
+async def _events(response: HttpResponse, watch: SilenceWatch) -> AsyncIterator[bytes]:
     reader = EventReader()
     async for chunk in response.chunks():
+        watch.waiting = False
         for data in reader.feed(chunk):
             if data != b"[DONE]":
                 yield data
+        watch.heard()

@@ -1,0 +1,179 @@
+"""Engines that accept requests and never answer: calls leave them, busy ones are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import orjson
+from gateway_house import House, path
+from scripted_engine import ScriptedEngine
+
+from agentlightning.gateway.app import App
+from agentlightning.gateway.policy.engine_health import ProbeSettings
+from agentlightning.types import Claim
+
+HI: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+SOON = ProbeSettings(after_s=0.2, timeout_s=0.5)
+
+
+class StoppedEngine:
+    """An engine in front of which requests wait, probes too, until it goes on: as one that was sent SIGSTOP."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        self.goes_on = asyncio.Event()
+        self._engine = engine
+        self.url = ""
+        self.waiting = 0
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.waiting += 1
+        await self.goes_on.wait()
+        host, port = self._engine.url.removeprefix("http://").split(":")
+        theirs, to_them = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(_copy(reader, to_them), _copy(theirs, writer))
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+
+
+@asynccontextmanager
+async def stopped(engine: ScriptedEngine) -> AsyncIterator[StoppedEngine]:
+    hung = StoppedEngine(engine)
+    server = await asyncio.start_server(hung._pass_on, "127.0.0.1", 0)
+    hung.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield hung
+    finally:
+        server.close()
+
+
+async def call(house: House, app: App, claim: Claim, **more: Any) -> httpx.Response:
+    return await house.http(app).post(f"{path(claim)}/v1/chat/completions", json={**HI, **more})
+
+
+async def metric(house: House, app: App, name: str) -> str:
+    lines = (await house.http(app).get("/metrics")).text.splitlines()
+    return next(line.rpartition(" ")[2] for line in lines if line.startswith(name))
+
+
+async def until_state(house: House, app: App, url: str, state: str) -> None:
+    async with asyncio.timeout(30):
+        while (
+            f'agl_engine_state{{state="{state}",url="{url}"}} 1.0' not in (await house.http(app).get("/metrics")).text
+        ):
+            pass
+
+
+async def test_calls_leave_an_engine_that_hangs_and_it_takes_none_until_it_answers_a_probe(house: House) -> None:
+    app = house.gateway(probe=SOON)
+    async with stopped(house.engine) as hung:
+        await house.serve_policy(endpoints=[hung.url, house.engine.url])
+        claims = [await house.claim(replica=replica) for replica in range(4)]
+        replies = await asyncio.gather(*(call(house, app, claim) for claim in claims))
+        assert [reply.status_code for reply in replies] == [200] * 4
+        assert hung.waiting > 0
+        assert (await house.http(app).get("/readyz")).json() == {"status": "ready", "hung_engines": 1}
+        assert await metric(house, app, "agl_engine_hangs_total") == "1.0"
+        await until_state(house, app, hung.url, "hung")
+        # Nobody is sent there any more, not even an attempt that began there.
+        again = await asyncio.wait_for(asyncio.gather(*(call(house, app, claim) for claim in claims)), 30)
+        assert [reply.status_code for reply in again] == [200] * 4
+        hung.goes_on.set()
+        await until_state(house, app, hung.url, "up")
+        assert (await house.http(app).get("/readyz")).json() == {"status": "ready", "hung_engines": 0}
+
+
+async def test_an_engine_that_is_late_and_answers_probes_is_waited_for(house: House) -> None:
+    app = house.gateway(probe=SOON)
+    other = await ScriptedEngine(house.engine.answers).start()
+    house.engine.gate, house.engine.hold_whole = asyncio.Event(), True
+    await house.serve_policy(endpoints=[house.engine.url, other.url])
+    claim = await house.claim()
+    waiting = asyncio.create_task(call(house, app, claim))
+    async with asyncio.timeout(30):
+        for _ in range(3):
+            await house.engine.probes.get()
+    assert not waiting.done()
+    house.engine.gate.set()
+    assert (await waiting).status_code == 200
+    assert other.requests == []
+    await other.close()
+
+
+async def test_the_only_engine_is_waited_for_even_where_it_hangs(house: House) -> None:
+    app = house.gateway(probe=SOON)
+    async with stopped(house.engine) as hung:
+        await house.serve_policy(endpoints=[hung.url])
+        waiting = asyncio.create_task(call(house, app, await house.claim()))
+        await until_state(house, app, hung.url, "hung")
+        hung.goes_on.set()
+        assert (await waiting).status_code == 200
+        await until_state(house, app, hung.url, "up")
+
+
+async def test_a_stream_that_stops_in_an_engine_that_hangs_ends_as_one_whose_engine_died(house: House) -> None:
+    app = house.gateway(probe=SOON)
+    house.say("It is sunny today.")
+    house.engine.gate = asyncio.Event()
+    house.engine.hangs = True
+    claim = await house.claim()
+    reply = await call(house, app, claim, stream=True)
+    assert "was lost in the middle of a completion" in reply.text
+    house.engine.hangs = False
+    house.engine.gate.set()
+    assert (await call(house, app, claim, stream=True)).text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_policy_may_say_how_long_an_engine_may_be_silent_although_it_answers_probes(house: House) -> None:
+    app = house.gateway()
+    other = await ScriptedEngine(house.engine.answers).start()
+    house.engine.gate, house.engine.hold_whole = asyncio.Event(), True
+    await house.serve_policy(endpoints=[house.engine.url, other.url], stall_timeout_s=0.2)
+    replies = await asyncio.gather(*[call(house, app, await house.claim(replica=replica)) for replica in range(4)])
+    assert [reply.status_code for reply in replies] == [200] * 4
+    assert len(other.requests) == 4
+    house.engine.gate.set()
+    await other.close()
+
+
+async def test_a_stall_timeout_that_is_no_time_is_refused(house: House) -> None:
+    await house.serve_policy(stall_timeout_s=-1)
+    reply = await call(house, house.app, await house.claim())
+    assert reply.status_code == 502
+    assert "stall_timeout_s: expected seconds above 0, got -1" in reply.json()["error"]["message"]
+
+
+async def test_a_slow_reader_is_no_silent_engine(house: House) -> None:
+    """The agent takes the first token late: meanwhile nothing is asked of the engine."""
+    app = house.gateway(probe=ProbeSettings(after_s=0.05, timeout_s=0.05))
+    house.say("It is sunny today.")
+    house.engine.hangs = True
+    claim = await house.claim()
+    taken = asyncio.Event()
+    sent: list[Any] = []
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+        if event["type"] == "http.response.body" and not taken.is_set():
+            await asyncio.wait([asyncio.create_task(taken.wait())], timeout=0.5)
+            taken.set()
+
+    body = orjson.dumps({**HI, "stream": True})
+    scope = {
+        "type": "http", "method": "POST", "path": f"{path(claim)}/v1/chat/completions", "scheme": "http",
+        "headers": [(b"content-length", str(len(body)).encode())], "client": ("127.0.0.1", 1),
+    }  # fmt: skip
+    received = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        return received.pop() if received else await asyncio.Event().wait()
+
+    await app(scope, receive, send)
+    assert b"[DONE]" in b"".join(event.get("body", b"") for event in sent)
