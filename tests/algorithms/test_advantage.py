@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,18 +10,18 @@ from hypothesis import strategies as st
 
 from agentlightning.algorithms.advantage import (
     ADVANTAGES,
-    BATCH,
+    WHITENED,
     dr_grpo,
     grpo,
     maxrl,
     reinforce,
+    rewards_to_go,
     rloo,
-    scale_batch,
     whiten_batch,
 )
 from agentlightning.errors import RewardError
 
-CENTRED = ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "maxrl"]
+CENTRED = ["grpo", "dr_grpo", "rloo", "maxrl"]
 """Rules whose advantages say how much better than the group a rollout was."""
 
 
@@ -31,7 +32,12 @@ def flat(advantages: list[list[float]]) -> list[float]:
 def of(rule: str, rewards: list[float]) -> list[float]:
     """Advantages of one group of one-call rollouts under uniform credit, the batch's part included."""
     values = ADVANTAGES[rule]([[reward] for reward in rewards], rewards, True)
-    return flat(BATCH[rule](values) if rule in BATCH else values)
+    return flat(whole(rule, values))
+
+
+def whole(rule: str, values: list[list[float]]) -> list[list[Any]]:
+    """With the step's part; every call has one token."""
+    return whiten_batch(values, [[1] * len(rollout) for rollout in values]) if rule in WHITENED else values
 
 
 def test_grpo_of_one_success_in_four() -> None:
@@ -59,16 +65,24 @@ def test_one_success_in_four_by_hand(rule: str, expected: list[float]) -> None:
     assert of(rule, [1.0, 0.0, 0.0, 0.0]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_batch_is_normalised_over_all_its_groups() -> None:
+def test_a_step_is_normalised_over_the_tokens_of_all_its_groups() -> None:
     # one-call rollouts of two groups: [1, 0] and [5, 5]; batch mean 2.75, sample variance (3.0625 + 7.5625 + 2 × 5.0625) / 3
     deviation = 6.916666666666667**0.5
-    assert flat(whiten_batch([[1.0], [0.0], [5.0], [5.0]])) == pytest.approx(
-        [-1.75 / deviation, -2.75 / deviation, 2.25 / deviation, 2.25 / deviation]
-    )
-    # less their groups' means: [0.5, -0.5] and [0, 0]; variance 0.5 / 3, and nothing is learned from the second
-    scaled = flat(scale_batch([[0.5], [-0.5], [0.0], [0.0]]))
-    assert scaled == pytest.approx([0.5 / (0.5 / 3) ** 0.5, -0.5 / (0.5 / 3) ** 0.5, 0, 0])
-    assert scaled[2:] == [0.0, 0.0]
+    assert whiten_batch([[1.0], [0.0], [5.0, 5.0]], [[1], [1], [1, 1]]) == [
+        [pytest.approx(-1.75 / deviation)],
+        [pytest.approx(-2.75 / deviation)],
+        [pytest.approx(2.25 / deviation)] * 2,
+    ]
+    # tokens [1, 0, 0, 0]: mean 0.25, deviation 0.5; a number for a call and one for each of its tokens are the same
+    assert whiten_batch([[1.0], [0.0]], [[1], [3]]) == [[pytest.approx(1.5)], [pytest.approx(-0.5)]]
+    assert whiten_batch([[[1.0]], [[0.0, 0.0, 0.0]]], [[1], [3]]) == [
+        [pytest.approx([1.5])],
+        [pytest.approx([-0.5] * 3)],
+    ]
+
+
+def test_a_token_answers_for_the_penalties_from_it_to_the_end_of_the_rollout() -> None:
+    assert rewards_to_go([[1.0, 1.0]], [[[0.1, 0.2], [0.3]]]) == [[pytest.approx([0.4, 0.5]), pytest.approx([0.7])]]
 
 
 def test_maxrl_weighs_a_task_by_how_rarely_it_is_solved() -> None:
@@ -86,19 +100,17 @@ def test_maxrl_refuses_negative_rewards() -> None:
 @pytest.mark.parametrize("reward", [0.0, 0.1, 0.7, 1.0, 3.3])
 @pytest.mark.parametrize("size", [1, 3, 7, 8])
 def test_a_group_of_equal_rewards_has_advantages_of_exactly_zero(rule: str, reward: float, size: int) -> None:
-    values = ADVANTAGES[rule]([[reward, reward]] * size, [reward] * size, True)
-    assert (BATCH[rule](values) if rule in BATCH else values) == [[0.0, 0.0]] * size
+    assert ADVANTAGES[rule]([[reward, reward]] * size, [reward] * size, True) == [[0.0, 0.0]] * size
 
 
 def test_a_batch_of_equal_rewards_has_advantages_of_exactly_zero() -> None:
-    assert whiten_batch([[0.1, 0.1], [0.1]]) == [[0.0, 0.0], [0.0]]
+    assert whiten_batch([[0.1, 0.1], [0.1]], [[3, 1], [2]]) == [[0.0, 0.0], [0.0]]
 
 
-@pytest.mark.parametrize("rule", sorted(ADVANTAGES))
+@pytest.mark.parametrize("rule", sorted(set(ADVANTAGES) - set(WHITENED)))
 def test_a_rollout_with_more_calls_weighs_no_more(rule: str) -> None:
     def advantages(calls: int) -> list[list[float]]:
-        values = ADVANTAGES[rule]([[1.0] * calls, [0.0], [0.25]], [1.0, 0.0, 0.25], True)
-        return BATCH[rule](values) if rule in BATCH else values
+        return ADVANTAGES[rule]([[1.0] * calls, [0.0], [0.25]], [1.0, 0.0, 0.25], True)
 
     few, many = advantages(1), advantages(9)
     assert many[0] == pytest.approx(few[0] * 9)

@@ -1,6 +1,7 @@
 """Agreement with verl's core_algos: frozen numbers always, the package itself where it can be imported.
 
-The frozen numbers are those of verl 0.9.1 (torch 2.13.0, float64), computed for these very rewards, one token a response.
+The frozen numbers are those of verl's core_algos at commit b178a3cd (torch 2.13.0, float64), computed for these very rewards
+of responses of several tokens; where nothing is said of tokens, all of a response have the same.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithms.advantage import ADVANTAGES, BATCH
+from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED, rewards_to_go, whiten_batch
 from agentlightning.algorithms.critic import bilevel_gae, gae
 
 GROUPS = [[1.0, 0.0, 0.25, 0.5], [0.3, 0.3, 0.9], [0.0, 0.0]]
+LENGTHS = [3, 1, 2, 4, 1, 2, 5, 2, 3]
+"""Tokens of each response."""
+GAPS = [[((i * 7 + t * 3) % 5 - 1) / 10 for t in range(length)] for i, length in enumerate(LENGTHS)]
+"""log(policy / reference) of each token."""
 VERL = {
     # compute_grpo_outcome_advantage with epsilon = 1e-4, which is TRL's and ours
     "grpo": [
@@ -34,26 +39,54 @@ VERL = {
     "rloo": [0.75, -0.5833333333, -0.25, 0.0833333333, -0.3, -0.3, 0.6, 0.0, 0.0],
     # compute_reinforce_plus_plus_outcome_advantage with gamma = 1
     "reinforce_pp": [
-        *(1.7007665848, -0.9613028506, -0.2957854918, 0.3697318671),
-        *(-0.1626820200, -0.1626820200, 1.4345596413, -0.9613028506, -0.9613028506),
+        *(1.3626211293, -1.2274851485, -0.5799585791, 0.0675679904),
+        *(-0.4504532652, -0.4504532652, 1.1036105015, -1.2274851485, -1.2274851485),
     ],
     # compute_reinforce_plus_plus_baseline_outcome_advantage
     "reinforce_pp_baseline": [
-        *(1.7935546932, -1.3949869836, -0.5978515644, 0.1992838548),
-        *(-0.6377083354, -0.6377083354, 1.2754166707, 0.0, 0.0),
+        *(1.553072953, -1.8774843498, -1.0198450241, -0.1622056984),
+        *(-1.0627269904, -1.0627269904, 0.9956073913, -0.3766155298, -0.3766155298),
     ],
 }
+VERL_KL = [
+    # compute_reinforce_plus_plus_outcome_advantage of rewards less 0.1 × kl_penalty "kl", by token
+    [1.399902521, 1.3739365872, 1.4258684549],
+    [-1.1966908638],
+    [-0.6254403191, -0.5475425176],
+    [0.0496739609, 0.0496739609, 0.1275717625, 0.1535376963],
+    [-0.4436787822],
+    [-0.4177128484, -0.4436787822],
+    [1.0363794471, 1.062345381, 1.0363794471, 1.0883113148, 1.0883113148],
+    [-1.2745886653, -1.1966908638],
+    [-1.2745886653, -1.2745886653, -1.1966908638],
+]
 TOKEN_REWARDS, VALUES = [0.0, 0.0, 0.5, 0.0, 1.0], [0.1, 0.2, 0.3, 0.4, 0.5]
 
 
-def ours(rule: str, groups: list[list[float]]) -> list[float]:
+def ours(rule: str, groups: list[list[float]], lengths: list[int]) -> list[Any]:
     values = [row for rewards in groups for row in ADVANTAGES[rule]([[reward] for reward in rewards], rewards, True)]
-    return [value for row in (BATCH[rule](values) if rule in BATCH else values) for value in row]
+    if rule in WHITENED:
+        return [value for row in whiten_batch(values, [[length] for length in lengths]) for value in row]
+    return [value for row in values for value in row]
 
 
 @pytest.mark.parametrize("rule", sorted(VERL))
 def test_advantages_are_those_of_verl(rule: str) -> None:
-    assert ours(rule, GROUPS) == pytest.approx(VERL[rule], abs=1e-6)
+    assert ours(rule, GROUPS, LENGTHS) == pytest.approx(VERL[rule], abs=1e-6)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_kl_in_the_reward_gives_each_token_the_advantage_of_verl(calls: int) -> None:
+    """A response of two calls is one of the same tokens."""
+    rewards = [reward for group in GROUPS for reward in group]
+    cut = [[gaps] if calls == 1 else [gaps[:1], gaps[1:]] for gaps in GAPS]
+    penalties = [[[0.1 * gap for gap in call] for call in response] for response in cut]
+    values = rewards_to_go([[reward] * calls for reward in rewards], penalties)
+    white = whiten_batch(values, [[len(call) for call in response] for response in cut])
+    found = [[number for call in response for number in call] for response in white]  # type: ignore[union-attr]
+    assert [number for row in found for number in row] == pytest.approx(
+        [number for row in VERL_KL for number in row], abs=1e-6
+    )
 
 
 def test_returns_are_those_of_verl() -> None:
@@ -74,8 +107,12 @@ def test_bilevel_advantages_are_those_of_ragen() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_any_rewards_agree_with_verl_itself(rule: str, seed: int) -> None:
     core, torch, numpy = _verl()
-    rewards = torch.rand(12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)[:, None]
-    mask, index = torch.ones_like(rewards), numpy.array(list("aaaaabbbbccc"))
+    generator = torch.Generator().manual_seed(seed)
+    earned = torch.rand(12, generator=generator, dtype=torch.float64)
+    lengths = torch.randint(1, 7, (12,), generator=generator)
+    mask = (torch.arange(7)[None] < lengths[:, None]).double()
+    rewards = torch.zeros_like(mask).scatter(1, lengths[:, None] - 1, earned[:, None])
+    index = numpy.array(list("aaaaabbbbccc"))
     theirs: Any = {
         "grpo": lambda: core.compute_grpo_outcome_advantage(rewards.clone(), mask, index, epsilon=1e-4),
         "dr_grpo": lambda: core.compute_grpo_outcome_advantage(
@@ -89,8 +126,10 @@ def test_any_rewards_agree_with_verl_itself(rule: str, seed: int) -> None:
             rewards.clone(), mask, index
         ),
     }[rule]()
-    values = rewards[:, 0].tolist()
-    assert ours(rule, [values[:5], values[5:9], values[9:]]) == pytest.approx(theirs[0][:, 0].tolist(), abs=1e-6)
+    values = earned.tolist()
+    assert ours(rule, [values[:5], values[5:9], values[9:]], lengths.tolist()) == pytest.approx(
+        theirs[0][:, 0].tolist(), abs=1e-6
+    )
 
 
 @pytest.mark.slow

@@ -46,12 +46,12 @@ def test_a_call_earns_its_step_rewards_and_the_last_one_the_final_reward_too() -
     assert one.returns == [[0.5 + 0.95 * 1.25], [1.25]]
 
 
-def test_normalised_advantages_have_mean_0_and_deviation_1_over_rollouts_whatever_their_lengths() -> None:
+def test_normalised_advantages_have_mean_0_and_deviation_1_over_tokens() -> None:
     long = [trajectory("a0", 1.0, (6,)), trajectory("a1", 0.0, (1,))]
     found = estimates(long, {"a0/0": [0.5] * 6, "a1/0": [0.5]}, Critic(lam=1.0))
-    # less the mean of both rollouts, 0, over their sample deviation, sqrt(0.5)
-    assert found[0].advantages == [[pytest.approx(0.5 / math.sqrt(0.5))] * 6]
-    assert found[1].advantages == [[pytest.approx(-0.5 / math.sqrt(0.5))]]
+    # six tokens of 0.5 and one of -0.5: mean 2.5 / 7, sample variance 1 / 7
+    assert found[0].advantages == [[pytest.approx((0.5 - 2.5 / 7) * math.sqrt(7))] * 6]
+    assert found[1].advantages == [[pytest.approx((-0.5 - 2.5 / 7) * math.sqrt(7))]]
     assert found[0].returns == [[1.0] * 6]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any
 
 import pytest
@@ -277,7 +278,7 @@ def test_dynamic_sampling_names_the_groups_from_which_nothing_is_learned() -> No
     assert LightningRL().plan(groups, 0).resample == []
 
 
-@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "maxrl"])
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo", "maxrl"])
 def test_groups_without_variance_are_dropped_by_every_rule_that_compares(advantage: str) -> None:
     algorithm = LightningRL(advantage=advantage, aggregation="token_mean")
     plan = algorithm.plan([group("a", 1.0, 0.0), group("b", 0.7, 0.7)], seed=0)
@@ -303,6 +304,38 @@ def test_a_loss_or_an_advantage_comes_with_the_aggregation_of_its_paper(
     found = {row.rollout_id: [one for one in row.weights if one] for row in minibatch}
     assert found["a0"] == pytest.approx(expected[0] * 4)
     assert found["a1"] == pytest.approx([one for one in expected[1] for _ in range(2)])
+
+
+def test_reinforce_pp_has_the_kl_in_the_reward_of_each_token_and_none_in_the_loss() -> None:
+    groups = [group("a", 1.0, 0.0)]
+    algorithm = LightningRL(advantage="reinforce_pp", kl=0.1, minibatches=1)
+    reference = {
+        call.call_id: [-1.0, -1.5] for one in groups[0] for call in one.transitions
+    }  # sampled with -1: gaps 0, 0.5
+    plan = algorithm.plan(groups, seed=0, reference=reference)
+    togo = [1 - 0.1, 1 - 0.1, 1 - 0.05, 1 - 0.05]
+    tokens = [*togo, *(one - 1 for one in togo)]
+    deviation = statistics.stdev(tokens)
+    expected = [(one - statistics.fmean(tokens)) / deviation for one in tokens]
+    rows = {row.rollout_id: row for row in plan.minibatches[0]}
+    found = [
+        value
+        for key in ("a0", "a1")
+        for value, sampled in zip(rows[key].advantages, rows[key].mask, strict=True)
+        if sampled
+    ]
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert plan.loss.kl == 0
+    assert algorithm.needs_reference
+    assert plan.stats["ref_kl"] == pytest.approx(0.25)
+    with pytest.raises(ConfigError, match=r"algorithm\.kl: with advantage = 'reinforce_pp' it is a reward per token"):
+        LightningRL(advantage="reinforce_pp", kl=0.1, kl_estimator="k3")
+
+
+@pytest.mark.parametrize("advantage", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_dynamic_sampling_has_no_effect_where_all_tokens_of_a_step_are_compared(advantage: str) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.dynamic_sampling: has no effect"):
+        LightningRL(advantage=advantage, dynamic_sampling=True)
 
 
 def test_reinforce_pp_compares_rollouts_of_different_groups() -> None:

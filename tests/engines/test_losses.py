@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -104,3 +105,22 @@ def test_reinforce_has_the_gradient_of_an_unclipped_ratio_on_fresh_samples() -> 
     losses.ppo_clip(ratio, ratio.detach(), t(0.7, -0.3), 0.2, 0.28).sum().backward()
     assert plain.grad is not None
     assert torch.equal(plain.grad, ratio.grad if ratio.grad is not None else torch.zeros(2))
+
+
+@pytest.mark.parametrize(("estimator", "exact"), [("k1", "policy"), ("k2", "policy"), ("k3", "reference")])
+def test_in_the_mean_k1_and_k2_have_the_gradient_of_the_kl_and_k3_that_of_the_other_direction(
+    estimator: Literal["k1", "k2", "k3"], exact: str
+) -> None:
+    """All four actions of a policy, each weighed by its probability: the mean over fresh samples, exactly."""
+    logits = torch.tensor([0.3, -1.0, 1.2, 0.1], dtype=torch.float64, requires_grad=True)
+    reference = torch.log_softmax(torch.tensor([1.0, 0.2, -0.5, 0.4], dtype=torch.float64), 0)
+    now = torch.log_softmax(logits, 0)
+    mean = (now.detach().exp() * losses.kl_to_reference(estimator, now, reference)).sum()
+    (found,) = torch.autograd.grad(mean, logits, retain_graph=True)
+    first, second = (now, reference) if exact == "policy" else (reference, now)
+    (expected,) = torch.autograd.grad((first.exp() * (first - second)).sum(), logits, retain_graph=True)
+    torch.testing.assert_close(found, expected)
+    in_reward = -(now.detach().exp() * -(now.detach() - reference) * now).sum()  # REINFORCE with the reward -log ratio
+    (of_reward,) = torch.autograd.grad(in_reward, logits, retain_graph=True)
+    (kl,) = torch.autograd.grad((now.exp() * (now - reference)).sum(), logits)
+    torch.testing.assert_close(of_reward, kl)

@@ -1,7 +1,8 @@
 """Advantage estimators: the credits of a group to advantages, how much better than its group each call did.
 
-Statistics are taken over rollouts, never over rows: a rollout with more calls must not weigh more. LightningRL drives
-it; the rules that need a critic are in `critic.py`. Knows nothing of tokens or losses.
+Statistics of a group are taken over rollouts, never over rows: a rollout with more calls must not weigh more. Those of
+REINFORCE++ are over the tokens of a step, as its paper has them. LightningRL drives it; the rules that need a critic are in
+`critic.py`. Knows nothing of losses.
 
 A rule gets one credit per rollout and transition, one reward per rollout to take statistics of, and by `shares` how
 much of the baseline each credit is compared with (None: all of it). A call that a credit rule leaves out has credit 0
@@ -17,6 +18,8 @@ from types import MappingProxyType
 
 from agentlightning.errors import RewardError
 
+PerToken = float | list[float]
+"""Of one call: a number for all its sampled tokens, or one for each."""
 Credits = Sequence[Sequence[float]]
 """One number per rollout and transition."""
 AdvantageRule = Callable[..., list[list[float]]]
@@ -25,7 +28,7 @@ AdvantageRule = Callable[..., list[list[float]]]
 EPSILON = 1e-4
 """Added to the deviation, as in TRL; without it a group of nearly equal rewards would have advantages without bound."""
 WHITEN_EPSILON = 1e-8
-"""Added to the variance of a batch, as in verl."""
+"""Added to the variance of a step's tokens, as in verl."""
 
 
 def grpo(
@@ -90,10 +93,11 @@ def reinforce(
 def reinforce_pp_baseline(
     credits: Credits, rewards: Sequence[float], normalize_std: bool = True, shares: Credits | None = None
 ) -> list[list[float]]:
-    """credit - mean of the group; LightningRL then divides by the deviation of the whole batch (`scale_batch`).
+    """credit - mean of the group; LightningRL then normalises over all tokens of the step (`whiten_batch`).
 
     Hu et al. 2025, "REINFORCE++" (arXiv 2501.03262), "REINFORCE++ w/ baseline": the group's mean as a baseline, and one
-    deviation for all groups, so that no task weighs more because its rewards hardly differ.
+    deviation for all groups, so that no task weighs more because its rewards hardly differ. The mean over tokens that is
+    subtracted then is not 0 where completions differ in length.
     """
     return grpo(credits, rewards, False, shares)
 
@@ -115,25 +119,51 @@ def maxrl(
     return _compare(credits, [mean] * len(rewards), mean, shares)
 
 
-def whiten_batch(batch: Credits) -> list[list[float]]:
-    """(value - mean) / sqrt(variance + 1e-8) over the rollouts of a whole batch, whatever their groups.
+def whiten_batch(batch: Sequence[Sequence[PerToken]], lengths: Sequence[Sequence[int]]) -> list[list[PerToken]]:
+    """(value - mean) / sqrt(variance + 1e-8) over all sampled tokens of a step, whatever their groups.
 
-    Hu et al. 2025, "REINFORCE++" (arXiv 2501.03262), equation 9, global advantage normalisation; there over tokens,
-    here each rollout counts once, however many calls it made. One call each with values [1, 0, 0, 0]: [1.5, -0.5,
-    -0.5, -0.5].
+    Hu et al. 2025, "REINFORCE++" (arXiv 2501.03262), global advantage normalisation: statistics over the tokens of the
+    global batch, with the sample variance (n - 1), as verl's masked_whiten. `lengths` holds the sampled tokens of each
+    call, whose value counts for each of them. Values [1, 0] in calls of 1 and 3 tokens: mean 0.25, deviation 0.5, [1.5,
+    -0.5]. Where all values are equal, all are exactly 0.
     """
-    mean = _mean(batch)
-    scale = _deviation(batch, mean)
-    return [[(value - mean) / scale for value in rollout] for rollout in batch]
+    weighed = [
+        (number, 1 if isinstance(value, Sequence) else length)
+        for values, counts in zip(batch, lengths, strict=True)
+        for value, length in zip(values, counts, strict=True)
+        for number in (value if isinstance(value, Sequence) else [value])
+    ]
+    count = sum(length for _, length in weighed)
+    if not count or len({number for number, _ in weighed}) == 1:
+        return [[_each(value, lambda _: 0.0) for value in values] for values in batch]
+    mean = math.fsum(number * length for number, length in weighed) / count
+    squares = math.fsum((number - mean) ** 2 * length for number, length in weighed)
+    scale = math.sqrt(squares / max(1, count - 1) + WHITEN_EPSILON)
+    return [[_each(value, lambda number: (number - mean) / scale) for value in values] for values in batch]
 
 
-def scale_batch(batch: Credits) -> list[list[float]]:
-    """value / sqrt(variance + 1e-8): as `whiten_batch` for values whose mean is 0 by construction.
+def rewards_to_go(batch: Credits, penalties: Sequence[Sequence[Sequence[float]]]) -> list[list[PerToken]]:
+    """Each token's credit less the penalties from it on, those of later calls of its rollout included.
 
-    Nothing is subtracted, so that a group in which nothing differs keeps its advantages of exactly 0.
+    Hu et al. 2025, "REINFORCE++" (arXiv 2501.03262): a token is rewarded with -β log(policy / reference), the last one also
+    with R, and A_t = R - β Σ_{i >= t} KL_i. Credits [1, 1] of two calls with penalties [0.1, 0.2] and [0.3]: [0.4, 0.5]
+    and [0.7].
     """
-    scale = _deviation(batch, _mean(batch))
-    return [[value / scale for value in rollout] for rollout in batch]
+    found: list[list[PerToken]] = []
+    for values, of_calls in zip(batch, penalties, strict=True):
+        left, calls = 0.0, []
+        for value, of_tokens in zip(reversed(values), reversed(of_calls), strict=True):
+            numbers = []
+            for penalty in reversed(of_tokens):
+                left += penalty
+                numbers.append(value - left)
+            calls.append(numbers[::-1])
+        found.append([*reversed(calls)])
+    return found
+
+
+def _each(value: PerToken, change: Callable[[float], float]) -> PerToken:
+    return [change(number) for number in value] if isinstance(value, Sequence) else change(value)
 
 
 def _compare(credits: Credits, baselines: Sequence[float], scale: float, shares: Credits | None) -> list[list[float]]:
@@ -148,17 +178,6 @@ def _compare(credits: Credits, baselines: Sequence[float], scale: float, shares:
     ]
 
 
-def _mean(batch: Credits) -> float:
-    return statistics.mean([statistics.mean(rollout) for rollout in batch]) if batch else 0.0
-
-
-def _deviation(batch: Credits, mean: float) -> float:
-    """Sample deviation over rollouts; a rollout's part is the mean over its calls."""
-    parts = [statistics.fmean([(value - mean) ** 2 for value in rollout]) for rollout in batch]
-    variance = math.fsum(parts) / (len(parts) - 1) if len(parts) > 1 else 0.0
-    return math.sqrt(variance + WHITEN_EPSILON)
-
-
 ADVANTAGES: Mapping[str, AdvantageRule] = MappingProxyType(
     {
         "grpo": grpo,
@@ -170,7 +189,5 @@ ADVANTAGES: Mapping[str, AdvantageRule] = MappingProxyType(
         "maxrl": maxrl,
     }
 )
-BATCH: Mapping[str, Callable[[Credits], list[list[float]]]] = MappingProxyType(
-    {"reinforce_pp": whiten_batch, "reinforce_pp_baseline": scale_batch}
-)
-"""The normalisation that follows once all groups of a step have their advantages."""
+WHITENED = ("reinforce_pp", "reinforce_pp_baseline")
+"""Advantages that `whiten_batch` normalises once all groups of a step have theirs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat
 
@@ -58,8 +58,8 @@ def estimates(
     """Bi-level GAE of each rollout; with `normalize`, less the mean and over the deviation of all of them.
 
     Schulman et al. 2016 and 2017 (PPO), as `bilevel_gae` says. A call earns the step rewards recorded on it, the last
-    one the final reward, too. Statistics are over rollouts: each counts once, however many tokens it has. Two rollouts of
-    one token with rewards 1 and 0 and values of 0.5: advantages [0.5, -0.5], normalised [0.707, -0.707].
+    one the final reward, too. Statistics are over the sampled tokens of the step, as in verl's PPO. Two rollouts of one
+    token with rewards 1 and 0 and values of 0.5: advantages [0.5, -0.5], normalised [0.707, -0.707].
     """
     found = []
     for trajectory in trajectories:
@@ -141,10 +141,8 @@ def explained(found: Sequence[Estimate]) -> dict[str, float]:
 
 
 def _normalized(found: Sequence[Estimate]) -> list[Estimate]:
-    white = whiten_batch([[number for call in one.advantages for number in call] for one in found])
-    normalized = []
-    for one, flat in zip(found, white, strict=True):
-        rest = iter(flat)
-        advantages = [[next(rest) for _ in call] for call in one.advantages]
-        normalized.append(Estimate(advantages=advantages, returns=one.returns, values=one.values))
-    return normalized
+    white = whiten_batch([one.advantages for one in found], [[len(call) for call in one.advantages] for one in found])
+    return [
+        replace(one, advantages=[list(call) for call in calls if not isinstance(call, float)])
+        for one, calls in zip(found, white, strict=True)
+    ]

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from agentlightning.adapters.sequences import Aggregation
-from agentlightning.algorithms.advantage import ADVANTAGES, BATCH
+from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED, PerToken, rewards_to_go, whiten_batch
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
 from agentlightning.algorithms.credit.rule import Credit
 from agentlightning.algorithms.critic import Critic, Values, estimates, explained
@@ -108,7 +108,9 @@ class LightningRL:
     dynamic_sampling: bool = False
     """Make up for groups from which nothing is learned (Yu et al. 2025, "DAPO", section 3.2)."""
     solved_bonus: NonNegativeFloat = 0.0
-    """Adds solved_bonus × R to each advantage of a rollout: groups that are solved throughout are trained on, too."""
+    """Adds solved_bonus × R to each advantage of a rollout: for rewards 0 and 1, that share of positive sample reinforcement
+    (Zhu et al. 2025, arXiv 2506.01347, section 2), so that groups that are solved throughout are trained on, too; equally a
+    baseline below the mean (Arnal et al. 2025, "Asymmetric REINFORCE", arXiv 2506.20520)."""
     loss: Literal["ppo_clip", "gspo", "cispo", "reinforce"] = "ppo_clip"
     """The loss of a token; see docs/losses.md. reinforce has no ratio: it takes one update per step, or `importance`."""
     ratio: Literal["rollout", "old_policy"] = "rollout"
@@ -126,7 +128,9 @@ class LightningRL:
     off_policy_kl: NonNegativeFloat | None = None
     """These seven, and the next two: as in `types.Loss`."""
     kl: NonNegativeFloat = 0.0
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Coefficient of the KL to the reference: a term of the loss; with reinforce_pp, as in its paper, a reward per token."""
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    """None: k3, as in GRPO; k1 in the reward, which takes no other."""
     kl_aggregation: Aggregation | None = None
     """Loss aggregation of the KL term. None: that of the loss."""
     entropy: NonNegativeFloat = 0.0
@@ -175,8 +179,8 @@ class LightningRL:
             ratio_mask_low=self.ratio_mask_low,
             ratio_mask_high=self.ratio_mask_high,
             off_policy_kl=self.off_policy_kl,
-            kl=self.kl,
-            kl_estimator=self.kl_estimator,
+            kl=0.0 if self.kl_in_reward else self.kl,
+            kl_estimator=plain.kl_estimator if self.kl_in_reward else self.kl_estimator or plain.kl_estimator,
             entropy=self.entropy,
             value=None if self.critic is None else self.critic.backbone_grad_scale,
             value_clip=None if self.critic is None else self.critic.clip,
@@ -192,6 +196,11 @@ class LightningRL:
     def needs_reference(self) -> bool:
         """True where an engine must keep a frozen reference."""
         return self.kl > 0
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """True where tokens are rewarded with -kl × log(policy / reference), which `plan` then needs."""
+        return self.kl > 0 and self.advantage == "reinforce_pp"
 
     @property
     def critic_learning_rate(self) -> float | None:
@@ -214,18 +223,20 @@ class LightningRL:
         seed: int,
         evidence: Evidence | None = None,
         values: Values | None = None,
+        reference: Values | None = None,
     ) -> UpdatePlan:
         """The updates for these groups. `seed` decides which rollouts share a minibatch, and nothing else.
 
         A rollout whose advantages are all 0 is zero_variance: it counts in the weights as `normalise_over` says, and only a
         KL or entropy term has a gradient in it. `evidence` is what the credit rule asks for (`rule.needs`): a judge's
-        scores, earlier groups. `values` are the critic's, for gae.
+        scores, earlier groups. `values` are the critic's, for gae; `reference` are the reference's logprobs of sampled
+        tokens, for a KL in the reward.
         """
         evidence = evidence or Evidence()
         if evidence.history:
             evidence = replace(evidence, history=self._rewards().settle(evidence.history).groups)
         usable, outcomes, counts = self._usable(groups, evidence)
-        signals, critic_stats = self._signals(usable, evidence, values)
+        signals, critic_stats = self._signals(usable, evidence, values, reference)
         outcomes |= {one.rollout_id: "zero_variance" for group in usable for one in group}
         usable = own_groups(usable)
         trajectories = [trajectory for group in usable for trajectory in group]
@@ -247,14 +258,15 @@ class LightningRL:
     def advantages(self, group: Sequence[Trajectory]) -> list[list[float]]:
         """One number per trajectory of a group on its own and transition; for every advantage but gae."""
         found = self._advantages([group], Evidence())
-        return [found.get(trajectory.rollout_id, []) for trajectory in group]
+        return [[one for one in found.get(each.rollout_id, []) if isinstance(one, float)] for each in group]
 
     def call_advantages(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, list[float]] | None:
         """Advantages of usable rollouts, one per own call; None where that takes a critic or other evidence."""
-        if self.advantage == GAE or find_rule(str(self.credit)).needs:
+        if self.advantage == GAE or self.kl_in_reward or find_rule(str(self.credit)).needs:
             return None
         usable, _, _ = self._usable(groups, Evidence())
-        return self._advantages(usable, Evidence())
+        found = self._advantages(usable, Evidence())
+        return {key: [one for one in row if isinstance(one, float)] for key, row in found.items()}
 
     def _usable(
         self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence
@@ -293,36 +305,67 @@ class LightningRL:
         return kept, outcomes, {name: float(count) for name, count in counts.items() if count}
 
     def _signals(
-        self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence, values: Values | None
+        self,
+        groups: Sequence[Sequence[Trajectory]],
+        evidence: Evidence,
+        values: Values | None,
+        reference: Values | None,
     ) -> tuple[dict[str, Signal], dict[str, float]]:
-        """Returns the training signal of each rollout, and metrics of the critic."""
+        """Returns the training signal of each rollout, and metrics of what another model said of it."""
         if self.critic is None:
-            return {
-                rollout_id: Signal(advantages=ofrollout)
-                for rollout_id, ofrollout in self._advantages(groups, evidence).items()
-            }, {}
+            penalties = self._penalties(groups, reference)
+            found = self._advantages(groups, evidence, penalties)
+            flat = [number for calls in penalties.values() for call in calls for number in call]
+            stats = {"ref_kl": statistics.fmean(flat) / self.kl} if flat else {}
+            return {rollout_id: Signal(advantages=row) for rollout_id, row in found.items()}, stats
         if values is None:
             raise ValueError("values: gae needs the critic's value of every sampled token")
         groups = own_groups(groups)
         trajectories = [trajectory for group in groups for trajectory in group]
-        found = estimates(trajectories, values, self.critic, self.normalize_std)
+        estimated = estimates(trajectories, values, self.critic, self.normalize_std)
         signals = {}
-        for trajectory, one in zip(trajectories, found, strict=True):
+        for trajectory, one in zip(trajectories, estimated, strict=True):
             solved = self.solved_bonus * trajectory.reward
             advantages = [[number + solved for number in call] for call in one.advantages]
             others = {"returns": one.returns} | ({} if self.critic.clip is None else {"values": one.values})
             signals[trajectory.rollout_id] = Signal(advantages=advantages, others=others)
-        return signals, explained(found)
+        return signals, explained(estimated)
 
-    def _advantages(self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence) -> dict[str, list[float]]:
-        """Returns for each rollout one number per transition."""
+    def _penalties(
+        self, groups: Sequence[Sequence[Trajectory]], reference: Values | None
+    ) -> dict[str, list[list[float]]]:
+        """kl × log(policy / reference) of each sampled token of the policy's own calls, the policy being the one that
+        sampled it; empty where the KL is not in the reward."""
+        if not self.kl_in_reward:
+            return {}
+        if reference is None:
+            raise ValueError("reference: a KL in the reward needs the reference's logprob of every sampled token")
+        return {
+            trajectory.rollout_id: [
+                [self.kl * (now - ref) for now, ref in zip(call.logprobs, reference[call.call_id], strict=True)]
+                for call in trajectory.transitions
+            ]
+            for group in own_groups(groups)
+            for trajectory in group
+        }
+
+    def _advantages(
+        self,
+        groups: Sequence[Sequence[Trajectory]],
+        evidence: Evidence,
+        penalties: Mapping[str, Sequence[Sequence[float]]] = MappingProxyType({}),
+    ) -> dict[str, list[PerToken]]:
+        """Returns for each rollout one number per transition, or with penalties one per sampled token."""
         rule = find_rule(str(self.credit))
         credits = rule.credits(groups, evidence, rule.settings(self.credit_settings or {}))
         groups, credits = own_groups(groups), own_credits(groups, credits)
-        values = [row for group, ofgroup in zip(groups, credits, strict=True) for row in self._within(group, ofgroup)]
-        if self.advantage in BATCH:
-            values = BATCH[self.advantage](values)
         trajectories = [trajectory for group in groups for trajectory in group]
+        numbers = [row for group, ofgroup in zip(groups, credits, strict=True) for row in self._within(group, ofgroup)]
+        values: list[list[PerToken]] = [[*row] for row in numbers]
+        if penalties:
+            values = rewards_to_go(numbers, [penalties[trajectory.rollout_id] for trajectory in trajectories])
+        if self.advantage in WHITENED:
+            values = whiten_batch(values, [[len(call.sampled_ids) for call in one.transitions] for one in trajectories])
         flat = [credit for ofgroup in credits for credit in ofgroup]
         return {
             trajectory.rollout_id: self._with_bonus(trajectory, credit, row)
@@ -341,10 +384,11 @@ class LightningRL:
             shares = [[1.0] * len(credit.values) if credit.shares is None else credit.shares for credit in credits]
         return ADVANTAGES[self.advantage]([credit.values for credit in credits], scores, self.normalize_std, shares)
 
-    def _with_bonus(self, trajectory: Trajectory, credit: Credit, values: Sequence[float]) -> list[float]:
+    def _with_bonus(self, trajectory: Trajectory, credit: Credit, values: Sequence[PerToken]) -> list[PerToken]:
         solved = self.solved_bonus * trajectory.reward
         return [
-            value + extra + solved for value, extra in zip(values, credit.bonus or [0.0] * len(values), strict=True)
+            [number + extra + solved for number in value] if isinstance(value, list) else value + extra + solved
+            for value, extra in zip(values, credit.bonus or [0.0] * len(values), strict=True)
         ]
 
     def _rewards(self) -> RewardPolicy:
@@ -368,12 +412,22 @@ class LightningRL:
             object.__setattr__(self, "critic", Critic())
 
     def _check_rewards(self) -> None:
+        if self.dynamic_sampling and self.advantage in WHITENED:
+            raise ConfigError(
+                f"algorithm.dynamic_sampling: has no effect with advantage = {self.advantage!r}, which compares the "
+                "tokens of the whole step, so that every group has a signal"
+            )
         if self.missing_reward == "fill" and self.fill_reward is None:
             raise ConfigError("algorithm.fill_reward: expected a number with missing_reward = 'fill'")
         if self.missing_reward != "fill" and self.fill_reward is not None:
             raise ConfigError(f"algorithm.fill_reward: has no effect with missing_reward = {self.missing_reward!r}")
 
     def _check_aggregations(self) -> None:
+        if self.kl_in_reward and (self.kl_aggregation is not None or self.kl_estimator not in (None, "k1")):
+            raise ConfigError(
+                "algorithm.kl: with advantage = 'reinforce_pp' it is a reward per token, which takes no kl_aggregation and "
+                "kl_estimator = 'k1' alone"
+            )
         for name, coefficient in (("kl_aggregation", self.kl), ("entropy_aggregation", self.entropy)):
             if getattr(self, name) is not None and not coefficient:
                 raise ConfigError(f"algorithm.{name}: has no effect with {name.partition('_')[0]} = 0")

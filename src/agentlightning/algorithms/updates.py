@@ -47,7 +47,7 @@ def minibatches(
         informative = [one for one in counted if one.rollout_id in trained]
         parts = -(-len(informative) * parts // len(counted)) if counted else 0
         counted = informative
-    everywhere = bool(settings.kl or settings.entropy or settings.critic)
+    everywhere = bool(settings.loss_terms.kl or settings.entropy or settings.critic)
     dice = random.Random(seed)
     found = []
     for _ in range(settings.epochs):

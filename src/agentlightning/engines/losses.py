@@ -95,10 +95,12 @@ def kl_k3(logprobs_N: Tensor, sampler_logprobs_N: Tensor) -> Tensor:
 def kl_to_reference(estimator: Literal["k1", "k2", "k3"], logprobs_N: Tensor, ref_logprobs_N: Tensor) -> Tensor:
     """An estimate of KL(policy || reference) from the policy's own tokens, with d = log(policy / reference).
 
-    k1 = d; k2 = d²/2; k3 = exp(-d) - 1 + d. Schulman (2020), Approximating KL Divergence; k3 is the one of GRPO (Shao et
-    al., 2024, DeepSeekMath, equation 4). The gradient of k1 as it stands is 0 on average, so that it would be a setting
-    without effect: k1 has the gradient of k2, d times that of log p, which is what k1 subtracted from the reward gives
-    (Tang and Munos, 2025, On a Few Pitfalls in KL Divergence Gradient Estimation for RL; "k1+" in verl).
+    k1 = d; k2 = d²/2; k3 = exp(-d) - 1 + d. Schulman (2020), Approximating KL Divergence; k3 in the loss is GRPO's
+    convention (Shao et al., 2024, DeepSeekMath, equation 4). It estimates the KL, and in the mean its gradient is that of
+    the other direction, KL(reference || policy); k2's is that of the KL itself. The gradient of k1 as it stands is 0 in the
+    mean, so that it would be a setting without effect: k1 has the gradient of k2, d times that of log p, which is what k1
+    subtracted from the reward gives (Tang and Munos, 2025, On a Few Pitfalls in KL Divergence Gradient Estimation for RL;
+    "k1+" in verl).
     d = log 2: 0.693, 0.240, 0.193.
     """
     if estimator == "k3":

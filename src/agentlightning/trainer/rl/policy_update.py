@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,15 +40,29 @@ async def critic_values(
     engine: Engine, policy: str, algorithm: LightningRL, groups: Sequence[Sequence[Trajectory]]
 ) -> Values | None:
     """The critic's values of every sampled token, before the step's first update; None where there is no critic."""
-    if algorithm.critic is None:
-        return None
+    return None if algorithm.critic is None else await _by_call(engine.values, policy, algorithm, groups)
+
+
+async def reference_values(
+    engine: Engine, policy: str, algorithm: LightningRL, groups: Sequence[Sequence[Trajectory]]
+) -> Values | None:
+    """The reference's logprobs of every sampled token; None where no KL is in the reward."""
+    return await _by_call(engine.reference_logprobs, policy, algorithm, groups) if algorithm.kl_in_reward else None
+
+
+async def _by_call(
+    forward: Callable[[Sequence[TrainingSequence], str], Awaitable[list[list[float]]]],
+    policy: str,
+    algorithm: LightningRL,
+    groups: Sequence[Sequence[Trajectory]],
+) -> Values:
     found: dict[str, list[float]] = {}
     for group in groups:
         rows = []
         for trajectory in group:
             calls, count = trajectory.transitions, len(trajectory.transitions)
             rows.append(merge(trajectory.rollout_id, calls, range(count), [0.0] * count, apart=not algorithm.merge))
-        values = iter(await engine.values([row for of_rollout in rows for row in of_rollout], policy))
+        values = iter(await forward([row for of_rollout in rows for row in of_rollout], policy))
         for trajectory, of_rollout in zip(group, rows, strict=True):
             by_transition = by_call(of_rollout, [next(values) for _ in of_rollout])
             found |= zip((call.call_id for call in trajectory.transitions), by_transition, strict=True)
@@ -63,7 +77,7 @@ async def _with_logprobs(
     passes = {}
     if algorithm.ratio == "old_policy":
         passes["old_logprobs"] = engine.logprobs
-    if algorithm.needs_reference:
+    if algorithm.loss_terms.kl:
         passes["ref_logprobs"] = engine.reference_logprobs
     if not passes:
         return minibatches
@@ -87,6 +101,8 @@ def check_fit(algorithm: LightningRL, config: Config) -> None:
         check_loss(support, algorithm.loss_terms, old_logprobs=algorithm.ratio == "old_policy")
     except ConfigError as error:
         raise ConfigError(f"algorithm: {error}") from error
+    if algorithm.kl_in_reward and not support.reference:
+        raise ConfigError(f"algorithm.kl: the engine {support.engine!r} keeps no reference; expected kl = 0")
     if config.trainer.max_staleness and algorithm.loss == "reinforce" and algorithm.importance is None:
         raise ConfigError(
             "algorithm.importance: expected 'token' or 'call' with loss = 'reinforce' and trainer.max_staleness above 0, "

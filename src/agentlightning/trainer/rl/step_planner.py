@@ -27,7 +27,7 @@ from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.rl.air_metrics import air_effect
 from agentlightning.trainer.rl.credit_inputs import CreditInputReader
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories, seen_by
-from agentlightning.trainer.rl.policy_update import critic_values, update_policy
+from agentlightning.trainer.rl.policy_update import critic_values, reference_values, update_policy
 from agentlightning.trainer.rl.staleness import Staleness
 from agentlightning.types import Outcome, Reward, Rollout, Trajectory
 
@@ -117,8 +117,10 @@ class StepPlanner:
         if not config.air.counted:
             inputs = replace(inputs, history=without_air(inputs.history))
         values = await critic_values(self.engine, alias, algorithm, own_groups(groups))
+        reference = await reference_values(self.engine, alias, algorithm, own_groups(groups))
         seed = config.trainer.seed * 1_000_003 + step
-        return algorithm.plan(groups, seed=seed, evidence=inputs, values=values), cost | air
+        plan = algorithm.plan(groups, seed=seed, evidence=inputs, values=values, reference=reference)
+        return plan, cost | air
 
     async def update(self, plan: StepPlan, learning_rate: float) -> Metrics:
         """Executes the plans, those of several policies side by side; returns means over each one's updates.
