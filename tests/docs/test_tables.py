@@ -12,7 +12,7 @@ import pytest
 from test_docs import ROOT, SOURCE, rows, tree_map
 
 from agentlightning.algorithms.credit import CREDIT
-from agentlightning.gateway.metrics import GatewayMetrics, StoreMetrics
+from agentlightning.gateway.metrics import BackgroundMetrics, GatewayMetrics, StoreMetrics
 from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.store.sql.store import InMemoryLightningStore
 
@@ -77,6 +77,7 @@ def test_the_pages_have_every_metric_of_a_server() -> None:
     metrics.watch_engines(lambda: ())
     store = InMemoryLightningStore()
     StoreMetrics(store, StatisticsCache(store), metrics.registry)
+    BackgroundMetrics([], metrics.registry)
     offered = set(re.findall(r"^# TYPE (agl_\w+)", metrics.text().decode(), re.MULTILINE))
 
     tables = page("docs/rollouts.md", "## Over HTTP") + page("docs/store.md", "## Inspect")

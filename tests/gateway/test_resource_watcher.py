@@ -12,6 +12,7 @@ from gateway_house import House
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.errors import StoreError
 from agentlightning.gateway.external.directory import ExternalDirectory
 from agentlightning.gateway.metrics import StoreMetrics
@@ -71,7 +72,7 @@ async def until(condition: Any) -> None:
 async def test_resources_of_a_run_are_read_once_and_again_when_there_are_new_ones(store: CountingStore) -> None:
     await store.put_resources([an_external_model("a")])
     heard: list[str] = []
-    watcher = ResourceWatcher(store, heard.append)
+    watcher = ResourceWatcher(store, heard.append, BackgroundTasks())
     directory = ExternalDirectory(watcher)
     assert await directory.names("run") == ["a"]
     await until(lambda: watcher.reports_changes("run"))
@@ -88,7 +89,7 @@ async def test_resources_of_a_run_are_read_once_and_again_when_there_are_new_one
 
 
 async def test_resources_that_change_while_they_are_read_are_read_again(store: CountingStore) -> None:
-    watcher = ResourceWatcher(store, lambda _: None)
+    watcher = ResourceWatcher(store, lambda _: None, BackgroundTasks())
     store.gate = asyncio.Event()
     reading = asyncio.create_task(watcher.resources("run"))
     await until(lambda: store.held)
@@ -102,7 +103,7 @@ async def test_resources_that_change_while_they_are_read_are_read_again(store: C
 async def test_where_the_store_reports_nothing_nothing_is_relied_upon(store: CountingStore) -> None:
     store.away = True
     heard: list[str] = []
-    watcher = ResourceWatcher(store, heard.append)
+    watcher = ResourceWatcher(store, heard.append, BackgroundTasks())
     await watcher.resources("run")
     await until(lambda: watcher.reports_changes("run") is False)
     assert not watcher.reports_changes("another")
@@ -111,7 +112,7 @@ async def test_where_the_store_reports_nothing_nothing_is_relied_upon(store: Cou
 
 async def test_a_run_that_is_deleted_is_followed_no_more(store: CountingStore) -> None:
     heard: list[str] = []
-    watcher = ResourceWatcher(store, heard.append)
+    watcher = ResourceWatcher(store, heard.append, BackgroundTasks())
     await watcher.resources("run")
     await store.put_resources([an_external_model("a")])
     await until(lambda: heard)

@@ -186,3 +186,20 @@ async def test_callers_that_give_up_take_no_connection_with_them(redis: RedisSer
             for task in asked[:-1]:
                 task.cancel()
             assert [run.id for run in await asked[-1]] == [run_id]
+
+
+async def test_what_others_publish_does_not_end_the_listening(own_redis: RedisServer) -> None:
+    url = own_redis.url()
+    async with RedisLightningStore(url) as store, RedisLightningStore(url) as other, asyncio.timeout(DEADLINE_S):
+        run_id = await a_run(store)
+        stranger = RedisConnection(Address.at(url), {}, Notifier())
+        await stranger.open()
+        await stranger.ask([("PUBLISH", stranger.address.tag, "good morning")])
+        await stranger.close()
+        while not store.background.failures["redis listener"]:
+            await store.runs(limit=1)
+        waiting = asyncio.create_task(store.wait_resources(run_id, {}, 600))
+        while not waiting.done():
+            await other.put_resources([Resource(run_id=run_id, name="default", kind="policy", value={})])
+        assert (await waiting)[0].name == "default"
+        assert store.background.down == []

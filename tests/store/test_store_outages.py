@@ -17,7 +17,7 @@ from agentlightning.errors import StoreError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.store.sql.database import database_at
-from agentlightning.types import Metric
+from agentlightning.types import Metric, Resource
 
 
 @pytest.fixture
@@ -238,3 +238,20 @@ async def test_a_gateway_that_hangs_in_a_transaction_holds_the_lock_no_longer_th
             hanging.exec_driver_sql("SELECT 1")
         hanging.invalidate()
     engine.dispose()
+
+
+async def test_what_others_say_on_the_channel_does_not_end_the_listening(
+    store: LightningStore, other: LightningStore, postgres: PostgresServer, postgres_url: str
+) -> None:
+    assert store.background is not None
+    run_id = await a_run(store)
+    with postgres.connect(postgres_url.rpartition("/")[2]) as stranger:
+        stranger.execute("NOTIFY agl, 'good morning'")
+    async with asyncio.timeout(20):
+        while not store.background.failures["postgresql listener"]:
+            await store.runs(limit=1)
+        waiting = asyncio.create_task(store.wait_resources(run_id, {}, 600))
+        while not waiting.done():
+            await other.put_resources([Resource(run_id=run_id, name="default", kind="policy", value={})])
+    assert (await waiting)[0].name == "default"
+    assert store.background.down == []

@@ -96,12 +96,9 @@ async def _serve(
         app = App(store, server_key)
         _spare_collections()
         logging.getLogger("agentlightning.gateway").info("serving on %s port %s", *listener.getsockname()[:2])
-        pruning = None if keep == KEEP_ALL else asyncio.create_task(keep_pruned(store, keep))
-        try:
-            await UvicornServer(app).serve(sockets=[listener])
-        finally:
-            if pruning is not None:
-                pruning.cancel()
+        if keep != KEEP_ALL:
+            app.background.start("pruning", lambda: keep_pruned(store, keep))
+        await UvicornServer(app).serve(sockets=[listener])
 
 
 def _spare_collections() -> None:

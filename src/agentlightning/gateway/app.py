@@ -7,19 +7,19 @@ what agents call goes to the proxy, ``/api`` to the store's REST API. The store 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 
 import orjson
 from uuid_utils import uuid7
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.errors import StoreError
 from agentlightning.gateway.asgi_response import AWAY, STOPPING, AgentRequest, AgentResponse, Receive, Scope, Send
 from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.gateway.external.calls import ExternalCalls
 from agentlightning.gateway.external.directory import ExternalDirectory
-from agentlightning.gateway.metrics import GatewayMetrics, StoreMetrics
+from agentlightning.gateway.metrics import BackgroundMetrics, GatewayMetrics, StoreMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import DEADLINE_S, GRACE_S, PolicyCalls
 from agentlightning.gateway.policy.engine_health import ProbeSettings
@@ -68,9 +68,13 @@ class App:
         """Else the store is another process's, and so is this."""
         self._attempts = AttemptCache(store, shared=store.shared)
         self._metrics = GatewayMetrics()
+        self.background = BackgroundTasks()
+        """The loops of this server; they end with `close`."""
+        self._loops = [self.background, *([store.background] if store.background is not None else [])]
+        BackgroundMetrics(self._loops, self._metrics.registry)
         numbers = StatisticsCache(store)
         self._store_metrics = StoreMetrics(store, numbers, self._metrics.registry)
-        self._watcher = ResourceWatcher(store, self._changed)
+        self._watcher = ResourceWatcher(store, self._changed, self.background)
         self._engine_router = EngineRouter(self._watcher, self._metrics, load_renderer, patience_s, probe)
         self._external = ExternalCalls(
             store, self._attempts, ExternalDirectory(self._watcher), self._metrics, grace_s=grace_s
@@ -114,6 +118,7 @@ class App:
 
     async def close(self) -> None:
         """Close the connections to engines and external models."""
+        await self.background.stop()
         await self._watcher.close()
         await self._engine_router.close()
         await self._external.close()
@@ -160,6 +165,10 @@ class App:
         if self._stopping.is_set():
             await reply.whole(503, orjson.dumps({"status": "unavailable", "reason": STOPPING}))
             return
+        if down := [name for loops in self._loops for name in loops.down]:
+            reason = f"{', '.join(down)}: failed, and is started again; the server's log says why"
+            await reply.whole(503, orjson.dumps({"status": "unavailable", "reason": reason}))
+            return
         try:
             await self._store.runs(limit=1)
         except StoreError as cause:
@@ -170,17 +179,15 @@ class App:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        expiry = asyncio.create_task(self._expire_leases())
+        if self._keeps_leases:
+            self.background.start("lease expiry", self._expire_leases)
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        expiry.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await expiry
         await self.close()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _expire_leases(self) -> None:
-        while self._keeps_leases:
+        while True:
             try:
                 if await self._store.expire_leases():
                     self._attempts.forget_all()

@@ -10,15 +10,17 @@ the thread that makes it.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter as Counts
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.errors import StoreError
 from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.store.base import LightningStore
@@ -201,3 +203,20 @@ class StoreMetrics(Collector):  # type: ignore[misc]  # the package has no types
     def _commit(self, seconds: float, writes: int) -> None:
         self._seconds.observe(seconds)
         self._group.observe(writes)
+
+
+class BackgroundMetrics(Collector):  # type: ignore[misc]  # the package has no types
+    """The loops of a server that failed, in a registry."""
+
+    def __init__(self, loops: Sequence[BackgroundTasks], registry: CollectorRegistry) -> None:
+        self._loops = loops
+        registry.register(self)
+
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        """Yields the families for the registry."""
+        failures = CounterMetricFamily("agl_background_failures", "Failures of a loop of the server", labels=["task"])
+        for name, count in sorted(sum((loops.failures for loops in self._loops), Counts[str]()).items()):
+            failures.add_metric([name], count)
+        yield failures
+        down = sum(len(loops.down) for loops in self._loops)
+        yield GaugeMetricFamily("agl_background_down", "Loops that failed and are not started again yet", value=down)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Resource
@@ -45,8 +46,9 @@ class _Watched:
 class ResourceWatcher:
     """The resources of all runs in use. `on_change` is told of a run whose resources are, or may be, others now."""
 
-    def __init__(self, store: LightningStore, on_change: Callable[[str], None]) -> None:
+    def __init__(self, store: LightningStore, on_change: Callable[[str], None], background: BackgroundTasks) -> None:
         self._store = store
+        self._background = background
         self._on_change = on_change
         self._watched: dict[str, _Watched] = {}
 
@@ -55,8 +57,8 @@ class ResourceWatcher:
         now = time.monotonic()
         watched = self._watched.get(run_id)
         if watched is None:
-            watched = self._watched[run_id] = _Watched(now)
-            watched.poll = asyncio.create_task(self._poll(run_id, watched))
+            watched = self._watched[run_id] = one = _Watched(now)
+            watched.poll = self._background.start("resource watcher", lambda: self._poll(run_id, one))
         watched.used_s = now
         reading = watched.reading
         if reading is not None and reading.done():
@@ -103,21 +105,22 @@ class ResourceWatcher:
         await asyncio.gather(*polls, return_exceptions=True)
 
     async def _poll(self, run_id: str, watched: _Watched) -> None:
-        try:
-            while time.monotonic() - watched.used_s < IDLE_TIMEOUT_S:
-                try:
-                    found = await self._store.wait_resources(run_id, watched.versions, POLL_S)
-                except NotFoundError:
-                    return
-                except StoreError as cause:
-                    watched.reports_changes = False
-                    log.warning("changes of run %s are not reported: %s", run_id, cause)
-                    await asyncio.sleep(PAUSE_S)
-                    continue
-                watched.versions |= {one.name: one.version for one in found}
-                watched.reports_changes = True
-                if found:
-                    self.forget(run_id)
-        finally:
-            self._watched.pop(run_id, None)
-            self._on_change(run_id)
+        while time.monotonic() - watched.used_s < IDLE_TIMEOUT_S:
+            try:
+                found = await self._store.wait_resources(run_id, watched.versions, POLL_S)
+            except NotFoundError:
+                break
+            except StoreError as cause:
+                watched.reports_changes = False
+                log.warning("changes of run %s are not reported: %s", run_id, cause)
+                await asyncio.sleep(PAUSE_S)
+                continue
+            except Exception:
+                watched.reports_changes = False
+                raise
+            watched.versions |= {one.name: one.version for one in found}
+            watched.reports_changes = True
+            if found:
+                self.forget(run_id)
+        self._watched.pop(run_id, None)
+        self._on_change(run_id)

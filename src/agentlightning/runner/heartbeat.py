@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.errors import AgentLightningError
 from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.execution import ended
@@ -74,7 +75,7 @@ class Heartbeat:
 
     def _main(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(self._beat_until_stopped())
+            asyncio.run(BackgroundTasks().run("heartbeat", self._beat_until_stopped))
 
     async def _beat_until_stopped(self) -> None:
         self._own = asyncio.get_running_loop()

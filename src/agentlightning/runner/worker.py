@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.backoff import Backoff
 from agentlightning.errors import AgentLightningError, ConflictError, InputError, NotFoundError, StoreError
 from agentlightning.runner.attempt import AttemptContext, attributed_task, status_here
@@ -85,6 +86,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._claiming: asyncio.Task[None] | None = None
         self._hung = False
+        self._background = BackgroundTasks()
         self._away = float("-inf")
         """time.monotonic() of the last time the server could not be reached."""
         self._heartbeat = Heartbeat(self, open_store, before_exit)
@@ -109,7 +111,7 @@ class Worker:
         self._heartbeat.start()
         self._claiming = claiming = asyncio.create_task(self._claim_for_ever())
         reporting = asyncio.create_task(self._report_for_ever())
-        delivering = asyncio.create_task(self._deliver_for_ever())
+        delivering = asyncio.create_task(self._background.run("span delivery", self._deliver_for_ever))
         working: tuple[asyncio.Task[None], ...] = (claiming, reporting, delivering)
         stopping = asyncio.create_task(self._stopping.wait())
         try:

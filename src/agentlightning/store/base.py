@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.errors import RewardError
 from agentlightning.store.sentences import reason
 from agentlightning.types import (
@@ -81,6 +82,9 @@ class RolloutQuery:
 
 class LightningStore(abc.ABC):
     """The abstract store. Every method may raise StoreError when the store cannot serve."""
+
+    background: BackgroundTasks | None = None
+    """The loops that this store keeps in this process; None where it has none."""
 
     @property
     def shared(self) -> bool:

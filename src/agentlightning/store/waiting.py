@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.errors import InputError
 from agentlightning.store import keys
 from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
@@ -23,7 +24,10 @@ R = TypeVar("R")
 class WaitingStore(LightningStore):
     """A store with a notifier."""
 
+    background: BackgroundTasks
+
     def __init__(self) -> None:
+        self.background = BackgroundTasks()
         self._notifier = Notifier()
         self._secret = b""
 

@@ -20,6 +20,7 @@ from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConn
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff, DecorrelatedJitterBackoff, NoBackoff
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.errors import StoreError
 from agentlightning.store.notifier import Notifier
 from agentlightning.store.redis.address import Address
@@ -59,8 +60,8 @@ class RedisConnection:
         self._notifier = notifier
         self._home: asyncio.AbstractEventLoop | None = None
         self._pool = self._new_pool()
-        self._places = asyncio.Semaphore(MAX_CONNECTIONS)
         self._listener: asyncio.Task[None] | None = None
+        self._places = asyncio.Semaphore(MAX_CONNECTIONS)
         self._closing = False
 
     async def open(self) -> None:
@@ -68,13 +69,13 @@ class RedisConnection:
         self._home = asyncio.get_running_loop()
         await self.ask([("PING",)], patience_s=min(self.address.patience_s, OPEN_TIMEOUT_S))
 
-    def listen(self) -> None:
+    def listen(self, background: BackgroundTasks) -> None:
         forever = Retry(ConstantBackoff(LISTEN_PAUSE_S), -1, _ANY)
 
         async def again(_: Exception) -> None:
             """Whoever asks is told what is wrong; this only comes back."""
 
-        self._listener = asyncio.create_task(forever.call_with_retry(self._listen, again), name="redis-listener")
+        self._listener = background.start("redis listener", lambda: forever.call_with_retry(self._listen, again))
 
     def hasten(self) -> None:
         """Wait for no server any longer: who owns the store wants to close it."""
@@ -84,8 +85,7 @@ class RedisConnection:
         self.hasten()
         if self._listener is not None:
             self._listener.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._listener
+            await asyncio.gather(self._listener, return_exceptions=True)
         await _disconnect(self._pool)
 
     async def at_home(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:

@@ -98,7 +98,7 @@ class RedisLightningStore(WaitingStore):
         except BaseException:
             await self.close()
             raise
-        self._connection.listen()
+        self._connection.listen(self.background)
 
     async def close(self) -> None:
         connection, writer = self._connection, self._writer

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.config import without_password
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.store.notifier import Notifier, Topic
@@ -96,8 +97,9 @@ class Database(abc.ABC):
         """True where the same transaction may succeed later, because the database was away or chose a victim."""
         return False
 
-    def listen(self, notifier: Notifier, writer: str) -> Callable[[], None] | None:
-        """Notify for what other processes tell; returns what ends that. Blocks until it listens."""
+    def listen(self, notifier: Notifier, writer: str, background: BackgroundTasks) -> Callable[[], None] | None:
+        """Notify for what other processes tell; returns what ends that. Blocks until it listens. `background` is told
+        where that fails."""
         return None
 
 

@@ -15,9 +15,11 @@ from typing import Any
 import orjson
 import psycopg
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.store.notifier import Notifier
 
 CHANNEL = "agl"
+NAME = "postgresql listener"
 PAUSE_S = 0.2
 """Between attempts to connect again."""
 
@@ -25,8 +27,15 @@ PAUSE_S = 0.2
 class Listener:
     """Hears from the constructor on, until `stop`. psycopg.Error where the first connection fails."""
 
-    def __init__(self, connect: Callable[[], psycopg.Connection[Any]], notifier: Notifier, writer: str) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], psycopg.Connection[Any]],
+        notifier: Notifier,
+        writer: str,
+        background: BackgroundTasks,
+    ) -> None:
         self._connect = connect
+        self._background = background
         self._notifier = notifier
         self._writer = writer
         self._stopped, self._stop = socket.socketpair()
@@ -58,8 +67,12 @@ class Listener:
                     connection = self._listening()
                     self._notifier.notify_all()  # what was told meanwhile was not heard
                 going = self._hear(connection)
-            except (psycopg.Error, OSError):
+            except (psycopg.Error, OSError):  # the server is away, which whoever asks it something is told
                 going = not self._ready(None, PAUSE_S)
+            except Exception as error:  # as what somebody else says on the channel
+                self._background.failed(NAME, error)
+                going = not self._ready(None, PAUSE_S)
+                self._background.running(NAME)
             if connection is not None:
                 connection.close()
                 connection = None

@@ -20,6 +20,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.pool import NullPool
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.errors import (
     AgentLightningError,
     ConfigError,
@@ -129,11 +130,11 @@ class PostgresDatabase(Database):
         said = str(error.orig).lower()
         return isinstance(error, OperationalError) and not any(symptom in said for symptom in _REFUSED)
 
-    def listen(self, notifier: Notifier, writer: str) -> Callable[[], None]:
+    def listen(self, notifier: Notifier, writer: str, background: BackgroundTasks) -> Callable[[], None]:
         from agentlightning.store.sql.listener import Listener
 
         try:
-            return Listener(self._connect, notifier, writer).stop
+            return Listener(self._connect, notifier, writer, background).stop
         except self._driver.Error as error:
             raise OperationalError("LISTEN", None, error) from error
 

@@ -140,7 +140,7 @@ class SqlLightningStore(WaitingStore):
             if database.readers:
                 self._lookups, self._scans = _ReadPool(database, "lookup"), _ReadPool(database, "scan")
             with self._explaining():
-                self._end_listening = await asyncio.to_thread(database.listen, self._notifier, name)
+                self._end_listening = await asyncio.to_thread(database.listen, self._notifier, name, self.background)
         except BaseException:
             await self.close()
             raise

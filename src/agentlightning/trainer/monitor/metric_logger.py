@@ -12,7 +12,9 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck, alarms, new_alarms
@@ -86,6 +88,7 @@ class TrackerProcesses:
         self._tell = tell
         self._end_s = end_s
         self._children: dict[str, Process] = {}
+        self._background = BackgroundTasks()
         self._readers: set[asyncio.Task[None]] = set()
         self._ending = False
         self.state = "interrupted"
@@ -94,7 +97,9 @@ class TrackerProcesses:
     async def __aenter__(self) -> TrackerProcesses:
         for name in self._names:
             self._children[name] = await self._start(name)
-            self._readers.add(asyncio.create_task(self._read(name, self._children[name])))
+            self._readers.add(
+                self._background.start(f"tracker {name}", partial(self._read, name, self._children[name]))
+            )
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
