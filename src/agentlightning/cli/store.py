@@ -30,12 +30,14 @@ def upgrade_store(
     End what uses them before. The store is upgraded in one transaction; what was interrupted is completed by doing it again.
     """
     from agentlightning.store.open import require_file, store_url
+    from agentlightning.store.server_lock import ServerLock
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import screen
 
     url = store_url(store)
     require_file(url)
-    done = _upgrade(url)
+    with ServerLock(url):
+        done = _upgrade(url)
     if done.before == done.after:
         text = f"{done.name}: its schema has version {done.after}, the newest there is; nothing to do"
     else:

@@ -30,6 +30,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
 from agentlightning.store.pruning import KEEP_ALL, Keep, keep_pruned
+from agentlightning.store.server_lock import ServerLock
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,14 +92,15 @@ def _end(number: int, frame: object) -> None:
 async def _serve(
     store_url: str, listener: socket.socket, server_key: str | None, store_key: str | None, keep: Keep
 ) -> None:
-    async with open_store(store_url, store_key) as store:
-        await _check(store)
-        app = App(store, server_key)
-        _spare_collections()
-        logging.getLogger("agentlightning.gateway").info("serving on %s port %s", *listener.getsockname()[:2])
-        if keep != KEEP_ALL:
-            app.background.start("pruning", lambda: keep_pruned(store, keep))
-        await UvicornServer(app).serve(sockets=[listener])
+    with ServerLock(store_url) as lock:
+        async with open_store(store_url, store_key) as store:
+            await _check(store)
+            app = App(store, server_key, on_stop=lock.ending)
+            _spare_collections()
+            logging.getLogger("agentlightning.gateway").info("serving on %s port %s", *listener.getsockname()[:2])
+            if keep != KEEP_ALL:
+                app.background.start("pruning", lambda: keep_pruned(store, keep))
+            await UvicornServer(app).serve(sockets=[listener])
 
 
 def _spare_collections() -> None:

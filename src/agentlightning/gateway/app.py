@@ -53,14 +53,16 @@ class App:
         grace_s: float = GRACE_S,
         deadline_s: float = DEADLINE_S,
         probe: ProbeSettings = ProbeSettings(),
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         """`server_key` guards ``/api``; `patience_s` is how long engines may be away, `grace_s` how long a call goes on
         after its agent has gone, `deadline_s` how long one may take, `probe` when an engine that is late is asked whether
-        it lives."""
+        it lives; `on_stop` is called when the server is about to end."""
         self.boot = str(uuid7())
         """Id of this start of the server; every response carries it, so that clients notice a restart."""
         self._boot = self.boot.encode()
         self._stopping = asyncio.Event()
+        self._on_stop = on_stop
         self._finished = asyncio.Event()
         self._calls = 0
         self._store = store
@@ -108,6 +110,7 @@ class App:
     def stop(self) -> None:
         """The server is about to end: long polls return, new calls are refused, and those in flight go on."""
         self._stopping.set()
+        self._on_stop()
         self._policy_calls.stop()
         if self._calls == 0:
             self._finished.set()

@@ -16,6 +16,7 @@ from agentlightning.gateway.access import is_loopback
 from agentlightning.gateway.app import App
 from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.store.open import open_store
+from agentlightning.store.server_lock import ServerLock
 
 START_TIMEOUT_S = 30.0
 
@@ -83,6 +84,8 @@ class AgentLightningServer:
         self.stop()
 
     async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
-        async with open_store(self._store_url, self._server_key) as store:
-            self._server = UvicornServer(App(store, self._server_key), started=started.set)
-            await self._server.serve(sockets=[listener])
+        with ServerLock(self._store_url) as lock:
+            async with open_store(self._store_url, self._server_key) as store:
+                app = App(store, self._server_key, on_stop=lock.ending)
+                self._server = UvicornServer(app, started=started.set)
+                await self._server.serve(sockets=[listener])
