@@ -23,6 +23,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -36,7 +37,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentlightning.children import listen, start_child, stop_child
+from agentlightning.children import listen, secrets_line, start_child, stop_child
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.types import JSON, Finish, NewRollout, Resource, WorkerStatus
 from peers import install_peer
@@ -194,6 +195,8 @@ class Bench:
             stderr=subprocess.STDOUT,
         )
         listener.close()
+        assert process.stdin is not None
+        os.write(process.stdin.fileno(), secrets_line({}))  # our server waits for it
         self.stack.callback(stop_child, process)
         url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + START_S

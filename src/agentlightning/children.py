@@ -1,23 +1,37 @@
 """Child processes that never outlive their parent.
 
-A parent starts every child as ``python -m …`` with a pipe on its standard input that it never writes to, and hands down the
-listening sockets it bound itself, so that a restarted child keeps its port. The child calls `end_with_parent` first: it ends
-when the pipe closes, and on Linux when the kernel says that the parent died. Knows nothing of what the children do.
+A parent starts every child as ``python -m …`` with a pipe on its standard input, and hands down the listening sockets it
+bound itself, so that a restarted child keeps its port. One line goes down the pipe, the child's secrets: arguments and the
+environment of a process can be read by others. The child calls `end_with_parent` first: it gets the secrets, and ends when
+the pipe closes, and on Linux when the kernel says that the parent died. Knows nothing of what the children do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from agentlightning.errors import AgentLightningError
+
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+
+OWN_SECRETS = ("AGL_SERVER_KEY", "AGL_STORE")
+"""Variables of ours that no process inherits: the server's key, and a store's URL, which may hold a password."""
+SECRETS_TIMEOUT_S = 30.0
+"""Seconds that a child waits for the line with its secrets, which its parent writes as soon as it is started."""
+MAX_SECRETS_BYTES = 1 << 20
 
 SERVER_GRACE_S = 20.0
 """Seconds that a server goes on with the calls in flight after it was told to end."""
@@ -28,36 +42,93 @@ SERVER_END_S = SERVER_GRACE_S + 10
 def start_child(
     arguments: Sequence[str],
     *,
+    secrets: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
     log: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m arguments…``; its output is appended to `log` (inherited where None).
 
-    Children get a process group of their own, so that Ctrl-C in a terminal reaches the parent alone, which then decides
-    in what order they end.
+    `secrets` reach it by its standard input and nothing else; it inherits the environment without them and without
+    `OWN_SECRETS`. Children get a process group of their own, so that Ctrl-C in a terminal reaches the parent alone, which
+    then decides in what order they end.
     """
     output = open(log, "ab") if log is not None else None  # noqa: SIM115 - the child owns it after Popen
     try:
-        return subprocess.Popen(
+        child = subprocess.Popen(
             [sys.executable, "-m", *arguments],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
             pass_fds=tuple(pass_fds),
-            env={**os.environ, **(env or {})},
+            env={**inheritable(os.environ, secrets or {}), **(env or {})},
             start_new_session=True,
         )
     finally:
         if output is not None:
             output.close()
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it ended at once; whoever watches it sees its exit code
+        os.write(child.stdin.fileno(), secrets_line(secrets or {}))
+    return child
 
 
-def end_with_parent() -> None:
-    """Called first by a child: SIGTERM to itself when its standard input ends, and SIGKILL-proof on Linux."""
+def inheritable(environment: Mapping[str, str], secrets: Iterable[str] = ()) -> dict[str, str]:
+    """The environment without the variables that hold secrets: `OWN_SECRETS` and those named."""
+    withheld = {*OWN_SECRETS, *secrets}
+    return {name: value for name, value in environment.items() if name not in withheld}
+
+
+def secrets_line(secrets: Mapping[str, str]) -> bytes:
+    """Returns the first line of a child's standard input. Whoever writes it holds secrets, and hides its memory too."""
+    if secrets:
+        hide_memory()
+    return json.dumps(dict(secrets)).encode() + b"\n"
+
+
+def end_with_parent() -> dict[str, str]:
+    """Called first by a child: SIGTERM to itself when its standard input ends, and SIGKILL-proof on Linux.
+
+    Returns the secrets that its parent handed down. AgentLightningError where none come within `SECRETS_TIMEOUT_S`.
+    """
+    hide_memory()
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    secrets = _read_secrets(sys.stdin.fileno())
     threading.Thread(target=_watch_stdin, name="parent-watch", daemon=True).start()
+    return secrets
+
+
+def hide_memory() -> None:
+    """Keep this process's memory and environment from other processes of the same user, on Linux.
+
+    The kernel then refuses them ptrace, /proc/PID/mem and /proc/PID/environ, and writes no core dump. A program that this
+    process executes is not hidden. A user who may trace everything (CAP_SYS_PTRACE, CAP_PERFMON or CAP_SYS_ADMIN: root
+    outside a container) is not kept out.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _read_secrets(descriptor: int, timeout_s: float = SECRETS_TIMEOUT_S) -> dict[str, str]:
+    """The mapping in the first line; nothing follows it, so that what is read at once is that line."""
+    deadline = time.monotonic() + timeout_s
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise AgentLightningError(f"standard input: expected a line with secrets within {timeout_s:g} s, got none")
+        chunk = os.read(descriptor, 65536)
+        line += chunk
+        if not chunk or len(line) > MAX_SECRETS_BYTES:
+            break
+    try:
+        secrets = json.loads(line)
+    except ValueError:
+        secrets = None
+    if not (isinstance(secrets, dict) and all(isinstance(value, str) for value in secrets.values())):
+        raise AgentLightningError("standard input: expected a line with secrets, as a parent writes it, got none")
+    return secrets
 
 
 def _watch_stdin() -> None:

@@ -33,8 +33,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def run(listener: socket.socket) -> subprocess.Popen[bytes]:
         arguments = ["agentlightning.gateway", "--store", f"sqlite:///{tmp_path}/a.db", "--fd", str(listener.fileno())]
-        env = {"AGL_SERVER_KEY": SERVER_KEY}
-        child = start_child(arguments, pass_fds=[listener.fileno()], env=env, log=tmp_path / "log")
+        secrets = {"AGL_SERVER_KEY": SERVER_KEY}
+        child = start_child(arguments, secrets=secrets, pass_fds=[listener.fileno()], log=tmp_path / "log")
         children.append(child)
         return child
 

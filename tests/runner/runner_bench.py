@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import uuid_utils
 
-from agentlightning.children import listen, stop_child
+from agentlightning.children import listen, secrets_line, stop_child
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.air import AttemptAir, RecordReader
 from agentlightning.runner.execution import Execution
@@ -51,9 +51,10 @@ class Server:
             [SERVER_PYTHON, "-m", "agentlightning.gateway", "--store", self._store, "--fd", str(descriptor)],
             stdin=subprocess.PIPE,
             pass_fds=[descriptor],
-            env={**os.environ, "AGL_SERVER_KEY": KEY},
             start_new_session=True,
         )
+        assert self.process.stdin is not None
+        os.write(self.process.stdin.fileno(), secrets_line({"AGL_SERVER_KEY": KEY}))
 
     def kill(self) -> None:
         self.process.kill()

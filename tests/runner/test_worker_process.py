@@ -1,6 +1,7 @@
 """Worker processes with real signals, real hangs and a real server."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from runner_bench import DEADLINE_S, KEY, Bench, Server, gone, written
 
+from agentlightning.children import secrets_line
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.types import Rollout
 
@@ -176,8 +178,9 @@ async def test_a_stopped_worker_ends_in_time_and_reports_what_it_lost(bench: Ben
 async def test_a_child_worker_ends_with_its_parent(bench: Bench, tmp_path: Path) -> None:
     spec = bench.file(tmp_path, AGENT)
     process = bench.worker_process("--agent", spec, "--child", *QUICK, stdin=subprocess.PIPE)
-    await bench.settled(await bench.enqueue({}))
     assert process.stdin is not None
+    os.write(process.stdin.fileno(), secrets_line({"AGL_SERVER_KEY": KEY}))
+    await bench.settled(await bench.enqueue({}))
     process.stdin.close()
     assert await ended(process) == 0
 

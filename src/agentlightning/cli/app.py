@@ -10,6 +10,7 @@ import sys
 
 import typer
 
+from agentlightning.children import hide_memory
 from agentlightning.cli import (
     check,
     demo,
@@ -54,6 +55,7 @@ app.add_typer(store.app, name="store")
 
 def main() -> None:
     """Entry point: errors raised on purpose become one sentence and their exit code."""
+    hide_memory()
     try:
         app()
     except AgentLightningError as error:

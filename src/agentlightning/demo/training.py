@@ -7,6 +7,7 @@ HTTP through the gateway, the store, the sampler and the learner.
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from agentlightning.children import inheritable, secrets_line
 from agentlightning.config import Config, parse_config
 from agentlightning.demo.tasks import load, rows
 from agentlightning.errors import EngineError
@@ -41,12 +43,15 @@ async def warm_start(name: str, seed: int, to: Path, progress: Progress) -> JSON
         sys.executable,
         *("-m", "agentlightning.demo.warm_start", "--child"),
         *("--task", name, "--seed", str(seed), "--to", str(to)),
+        env=inheritable(os.environ),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+    assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
+    process.stdin.write(secrets_line({}))
     errors = asyncio.ensure_future(process.stderr.read())
     facts: JSON = {}
     try:

@@ -1,9 +1,9 @@
 """The server process: ``python -m agentlightning.gateway [--store URL] (--fd N | --host H --port P)``.
 
-Started by a supervisor, which hands down a listening socket (``--fd``), or by a person. It is the sole owner of a memory or
-SQLite store; over a store at ``http://…``, which another server owns, it is one gateway of several. The environment's
-AGL_SERVER_KEY guards ``/api`` and opens such a store; access.py says what there is without one. SIGTERM and SIGINT end it
-once the calls in flight are answered.
+Started by a supervisor, which hands down a listening socket (``--fd``) and secrets, or by a person, whose environment has
+them. It is the sole owner of a memory or SQLite store; over a store at ``http://…``, which another server owns, it is one
+gateway of several. AGL_SERVER_KEY guards ``/api`` and opens such a store; access.py says what there is without one. SIGTERM
+and SIGINT end it once the calls in flight are answered.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from agentlightning.children import end_with_parent, listen
+from agentlightning.children import end_with_parent, hide_memory, listen
 from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
 from agentlightning.gateway import log
 from agentlightning.gateway.access import KEY_VARIABLE, is_loopback, key_path, load_or_create_key
@@ -46,17 +46,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(arguments: Sequence[str] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError, GatewayError or StoreError where it cannot."""
     options = _parser().parse_args(arguments)
-    if not options.store:
+    hide_memory()
+    if options.fd is not None:
+        os.environ.update(end_with_parent())  # of this process, which starts no other
+    store_url = options.store or os.environ.get("AGL_STORE")
+    if not store_url:
         raise ConfigError("--store: is required, as an argument or as AGL_STORE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # prompts are encoded one at a time
     level = log.log_level()
     given = os.environ.get(KEY_VARIABLE) or None
     log.configure(level, [given] if given else [])
-    if options.fd is not None:
-        end_with_parent()
     raise_file_limit()
     keep = Keep(days=options.keep_days, bytes=options.keep_bytes, record_days=options.keep_record_days)
-    serve(options.store, _listener(options), given, keep)
+    serve(store_url, _listener(options), given, keep)
 
 
 def serve(store_url: str, listener: socket.socket, given_key: str | None, keep: Keep = KEEP_ALL) -> None:
@@ -132,7 +134,7 @@ def _listener(options: argparse.Namespace) -> socket.socket:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m agentlightning.gateway", description="Serve agents and workers.")
     # A URL with a password comes by the environment: everybody on the machine sees arguments.
-    parser.add_argument("--store", default=os.environ.get("AGL_STORE"), help="URL of the store; default: AGL_STORE")
+    parser.add_argument("--store", help="URL of the store; default: AGL_STORE")
     parser.add_argument("--fd", type=int, help="a listening socket handed down by the parent, instead of host and port")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8765)

@@ -1,7 +1,8 @@
 """The worker process: ``python -m agentlightning.runner --server URL --run RUN (--agent SPEC | --command CMD) …``.
 
-Started by the supervisor (with --child: it then ends with its parent) or by ``agl worker``. Reads the server's key from
-AGL_SERVER_KEY. Exit codes: 0 stopped; 2 what the user gave is wrong; 75 an agent hung the process: start another; 1 else.
+Started by the supervisor (with --child: it then ends with its parent, which hands it the server's key) or by ``agl
+worker``, which has the key in AGL_SERVER_KEY. Exit codes: 0 stopped; 2 what the user gave is wrong; 75 an agent hung the
+process: start another; 1 else.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import NoReturn
 
-from agentlightning.children import end_with_parent
+from agentlightning.children import OWN_SECRETS, end_with_parent, hide_memory
 from agentlightning.config import AgentConfig, parse_settings
 from agentlightning.errors import AgentLightningError, StoreError
 from agentlightning.runner.agent_tracing import trace_agents
@@ -42,10 +43,10 @@ from agentlightning.store.client import LightningStoreClient
 def main(arguments: list[str] | None = None) -> int:
     """Run a worker until it is stopped; returns its exit code."""
     options = _parser().parse_args(arguments)
-    if options.child:
-        end_with_parent()
-    server_key = os.environ.pop("AGL_SERVER_KEY", "")  # nothing that an agent starts shall have it
-    os.environ.pop("AGL_STORE", None)  # its URL may hold a password, and workers reach the store by their server
+    hide_memory()
+    server_key = (end_with_parent() if options.child else os.environ).get("AGL_SERVER_KEY", "")
+    for name in OWN_SECRETS:  # nothing that an agent starts shall have them
+        os.environ.pop(name, None)
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = without_proxy(os.environ, options.server)
     mark = os.environ[MARK] = secrets.token_hex(8)
     connections = ConnectionPool()

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
+from agentlightning.children import inheritable
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.function import AgentOutput
@@ -176,8 +177,8 @@ class CommandFailed(AgentError):
 
 
 def command_environment(inherited: Mapping[str, str], claim: Claim, llm: LLM, task: Path) -> dict[str, str]:
-    """The environment of a program: everything inherited but the server's key, and what it needs to be traced."""
-    environment = {name: value for name, value in inherited.items() if name != "AGL_SERVER_KEY"}
+    """The environment of a program: everything inherited but our secrets, and what it needs to be traced."""
+    environment = inheritable(inherited)
     environment |= {
         "OPENAI_BASE_URL": llm.base_url,
         "OPENAI_API_KEY": llm.api_key,

@@ -17,6 +17,7 @@ from typing import IO, Any, Protocol
 
 import orjson
 
+from agentlightning.children import inheritable
 from agentlightning.config import RewardConfig, parse_settings, reward_labels
 from agentlightning.errors import ConfigError, RewardError, boundary
 from agentlightning.runner.command import split_command
@@ -163,7 +164,7 @@ class CommandScorer:
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                env={key: value for key, value in os.environ.items() if key != "AGL_SERVER_KEY"},
+                env=inheritable(os.environ),
                 start_new_session=True,
             )
         except OSError as cause:

@@ -46,7 +46,7 @@ class _Child:
     arguments: list[str]
     log: Path
     pass_fds: tuple[int, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     restartable: bool = True
     answered: bool = True
@@ -84,7 +84,7 @@ class Supervisor:
         child = _Child(
             name="server",
             arguments=["agentlightning.gateway", "--fd", str(descriptor)],
-            env={"AGL_STORE": self._store_url},  # not an argument: its password would be seen in the list of processes
+            secrets={"AGL_SERVER_KEY": self.server_key, "AGL_STORE": self._store_url},  # the URL may hold a password
             log=self._folder / "logs" / "server.log",
             pass_fds=(descriptor,),
             restartable=not self._store_url.startswith("memory:"),
@@ -104,6 +104,7 @@ class Supervisor:
                 _Child(
                     name=name,
                     arguments=["agentlightning.runner", "--child", "--worker-id", name, *arguments],
+                    secrets={"AGL_SERVER_KEY": self.server_key},
                     log=self._folder / "logs" / f"{name}.log",
                 )
             )
@@ -140,8 +141,9 @@ class Supervisor:
         child.log_start = child.log.stat().st_size if child.log.exists() else 0
         child.process = start_child(
             child.arguments,
+            secrets=child.secrets,
             pass_fds=child.pass_fds,
-            env={"AGL_SERVER_KEY": self.server_key, "PYTHONUNBUFFERED": "1", **child.env},
+            env={"PYTHONUNBUFFERED": "1"},
             log=child.log,
         )
         self._children[child.name] = child
