@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 from agentlightning.gateway.rest import create_routes
+from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.gateway.store_rpc import StoreMethod
 from agentlightning.store.client import LightningStoreClient
@@ -50,11 +51,14 @@ QUICK = settings(
 LONG = settings(QUICK, max_examples=100, derandomize=settings.default.derandomize)
 
 STORE = InMemoryLightningStore()
+ALLOWED = Permissions(STORE)
 
 OPERATIONS = {
     found.ok().label: found.ok()
     for found in schemathesis.openapi.from_dict(
-        create_routes(STORE, None, [StoreMethod(STORE, name, lambda *_: None) for name in METHODS]).openapi()
+        create_routes(
+            STORE, None, ALLOWED, [StoreMethod(STORE, name, ALLOWED, lambda *_: None) for name in METHODS]
+        ).openapi()
     ).get_all_operations()
 }
 

@@ -18,8 +18,10 @@ from server_process import ServerProcess
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.access import cross_site_reason, is_loopback, key_path, load_or_create_key, presents_key
 from agentlightning.gateway.app import App
+from agentlightning.gateway.authentication import Authentication
 from agentlightning.gateway.middleware import ApiMiddleware
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.types import Finish
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
@@ -208,7 +210,7 @@ async def small_edge(
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
-    edge = ApiMiddleware(echo, "boot", None, largest=100, body_s=body_s)
+    edge = ApiMiddleware(echo, "boot", Authentication(InMemoryLightningStore(), None), largest=100, body_s=body_s)
     transport = httpx.ASGITransport(edge)
     content = send() if send is not None else b"{}"
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:

@@ -47,13 +47,18 @@ def is_loopback(address: str) -> bool:
 
 def presents_key(headers: Headers, server_key: str) -> bool:
     """True where the request carries this server key as a bearer token. Compares in constant time."""
+    return hmac.compare_digest(presented_key(headers), server_key.encode())
+
+
+def presented_key(headers: Headers) -> bytes:
+    """The bearer token of a request; empty where it has none."""
     presented = b""
     for name, value in headers:
         if name == b"authorization":
             scheme, _, credentials = value.partition(b" ")
             if scheme.lower() == b"bearer":
                 presented = credentials.strip()
-    return hmac.compare_digest(presented, server_key.encode())
+    return presented
 
 
 def cross_site_reason(method: str, headers: Headers) -> str | None:

@@ -1,8 +1,8 @@
 """Middleware of the REST API: what every request to /api must get past before anything of it is read or parsed.
 
-An ASGI middleware around the API. It wants the server key, or, on a server without one, a caller that is no web page; bounds
-the size of a body and the time that it may take to arrive; sends the id of this start of the server with every answer; and
-answers for bugs, whose tracebacks go to the log. Knows no route.
+An ASGI middleware around the API. It wants a caller that authentication.py knows, and, on a server without a key, one that
+is no web page; bounds the size of a body and the time that it may take to arrive; sends the id of this start of the server
+with every answer; and answers for bugs, whose tracebacks go to the log. Knows no route.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentlightning import errors
-from agentlightning.errors import AgentLightningError, ConfigError, InputError
-from agentlightning.gateway.access import cross_site_reason, presents_key
+from agentlightning.errors import AgentLightningError, InputError
+from agentlightning.gateway.access import cross_site_reason
 from agentlightning.gateway.asgi_response import AWAY, read_body, too_large
+from agentlightning.gateway.authentication import Authentication
 from agentlightning.protocols.base import ApiError
 from agentlightning.store.http_transport import BOOT_HEADER
 
@@ -23,14 +24,10 @@ log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
 """Bytes of one request: batches of rollouts and of calls are larger than anything that an agent sends."""
+CALLER = "agentlightning.caller"
+"""Entry of the scope that says who asks, a `Caller`."""
 BODY_TIMEOUT_S = 120.0
 """Timeout for receiving a body."""
-
-
-class ServerKeyError(ConfigError):
-    """The caller may not."""
-
-    http_status = 401
 
 
 def error_body(kind: type[AgentLightningError], message: str) -> bytes:
@@ -46,13 +43,13 @@ class ApiMiddleware:
         self,
         app: ASGIApp,
         boot: str,
-        server_key: str | None,
+        authentication: Authentication,
         largest: int = MAX_BODY_BYTES,
         body_s: float = BODY_TIMEOUT_S,
     ) -> None:
         self._app = app
         self._header = (BOOT_HEADER.encode(), boot.encode())
-        self._server_key = server_key
+        self._authentication = authentication
         self._largest = largest
         self._body_s = body_s
 
@@ -64,6 +61,7 @@ class ApiMiddleware:
         response = _TaggedResponse(send, self._header)
         try:
             self._check(scope)
+            scope = {**scope, CALLER: await self._authentication.caller(scope["headers"])}
             body = await read_body(receive, self._largest, self._body_s)
             await self._app(scope, _replayed(body, receive), response.send)
         except AgentLightningError as refusal:
@@ -82,13 +80,8 @@ class ApiMiddleware:
 
     def _check(self, scope: Scope) -> None:
         headers = scope["headers"]
-        if self._server_key is None:
-            if why := cross_site_reason(scope["method"], headers):
-                raise _CrossSiteError(why)
-        elif not presents_key(headers, self._server_key):
-            raise ServerKeyError(
-                "server key: missing or wrong; send `Authorization: Bearer` with the server's AGL_SERVER_KEY"
-            )
+        if self._authentication.server_key is None and (why := cross_site_reason(scope["method"], headers)):
+            raise _CrossSiteError(why)
         length = next((value for name, value in headers if name == b"content-length"), b"0")
         if not length.isdigit() or int(length[:20]) > self._largest:
             raise too_large(self._largest)

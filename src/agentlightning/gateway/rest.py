@@ -30,8 +30,10 @@ from starlette.types import ASGIApp
 
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError
 from agentlightning.gateway.access import is_loopback
+from agentlightning.gateway.authentication import Authentication, ServerKeyError
 from agentlightning.gateway.idempotency import IdempotencyCache
-from agentlightning.gateway.middleware import ApiMiddleware, ServerKeyError, error_body
+from agentlightning.gateway.middleware import CALLER, ApiMiddleware, error_body
+from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.gateway.store_rpc import MAX_KEY_CHARS, StoreMethod, StoreRpc, error_sentence
 from agentlightning.store import wire
@@ -66,8 +68,12 @@ def create_api(
     """
 
     def after(method: str, given: dict[str, Any], result: Any) -> None:
-        if method == "claim" and on_claim is not None:
-            on_claim(result)
+        if method == "claim":
+            permissions.learn({claim.rollout.id: claim.rollout.run_id for claim in result})
+            if on_claim is not None:
+                on_claim(result)
+        if method in ("revoke_token", "create_run"):
+            authentication.forget()
         if method == "finish" and on_end is not None:
             on_end({one.lease.rollout_id for one, held in zip(given["finishes"], result, strict=True) if held})
         if method == "cancel" and on_end is not None:
@@ -79,17 +85,20 @@ def create_api(
                 on_resources(run_id)
 
     readers = dict.fromkeys(("statistics", "sizes"), numbers) if numbers is not None else {}
-    methods = [StoreMethod(readers.get(name, store), name, after) for name in wire.METHODS]
-    routes = create_routes(store, server_key, methods)
+    authentication, permissions = Authentication(store, server_key), Permissions(store)
+    methods = [StoreMethod(readers.get(name, store), name, permissions, after) for name in wire.METHODS]
+    routes = create_routes(store, server_key, permissions, methods)
     rpc = StoreRpc(routes, methods, IdempotencyCache(), stopping or asyncio.Event())
-    return ApiMiddleware(rpc, boot or uuid.uuid4().hex, server_key)
+    return ApiMiddleware(rpc, boot or uuid.uuid4().hex, authentication)
 
 
-def create_routes(store: LightningStore, server_key: str | None, methods: Sequence[StoreMethod]) -> FastAPI:
+def create_routes(
+    store: LightningStore, server_key: str | None, permissions: Permissions, methods: Sequence[StoreMethod]
+) -> FastAPI:
     """The description of the whole API, and the routes that are no methods."""
     api = FastAPI(
         title="Agent Lightning",
-        dependencies=[Depends(HTTPBearer(auto_error=False, description="The server key (AGL_SERVER_KEY)."))],
+        dependencies=[Depends(HTTPBearer(auto_error=False, description="The server key or a token (AGL_SERVER_KEY)."))],
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
         separate_input_output_schemas=False,
@@ -99,8 +108,8 @@ def create_routes(store: LightningStore, server_key: str | None, methods: Sequen
     api.add_exception_handler(HTTPException, _on_http_error)
     for method in methods:
         _describe(api, method)
-    _add_views(api, store)
-    _add_secret(api, store, server_key)
+    _add_views(api, store, permissions)
+    _add_secret(api, store, server_key, permissions)
     return api
 
 
@@ -129,20 +138,24 @@ def _describe(api: FastAPI, method: StoreMethod) -> None:
     )
 
 
-def _add_views(api: FastAPI, store: LightningStore) -> None:
-    async def one(rollout_id: str) -> Rollout:
-        found = await store.rollouts(RolloutQuery(ids=[rollout_id]))
+def _add_views(api: FastAPI, store: LightningStore, permissions: Permissions) -> None:
+    async def allowed(request: HttpRequest, method: str, **given: Any) -> dict[str, Any]:
+        return await permissions.check(request.scope[CALLER], method, given)
+
+    async def one(request: HttpRequest, rollout_id: str) -> Rollout:
+        found = await store.rollouts(**await allowed(request, "rollouts", query=RolloutQuery(ids=[rollout_id])))
         if not found:
             raise NotFoundError(f"no such rollout: {rollout_id}")
         return found[0]
 
     @api.get("/runs", response_model=list[Run], tags=["views"])
-    async def list_runs(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
+    async def list_runs(request: HttpRequest, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
         """Runs, newest first."""
-        return _json(await store.runs(limit=limit))
+        return _json(await store.runs(**await allowed(request, "runs", ids=None, limit=limit)))
 
     @api.get("/rollouts", response_model=list[Rollout], tags=["views"])
     async def list_rollouts(
+        request: HttpRequest,
         run_id: str,
         mode: Mode | None = None,
         state: RolloutState | None = None,
@@ -156,24 +169,26 @@ def _add_views(api: FastAPI, store: LightningStore) -> None:
         query = RolloutQuery(
             run_id=run_id, mode=mode, states=states, step=step, after=after, limit=limit, newest_first=newest_first
         )
-        return _json(await store.rollouts(query))
+        return _json(await store.rollouts(**await allowed(request, "rollouts", query=query)))
 
     @api.get("/rollouts/{rollout_id}", response_model=Rollout, tags=["views"])
-    async def show_rollout(rollout_id: str) -> Response:
+    async def show_rollout(request: HttpRequest, rollout_id: str) -> Response:
         """One rollout."""
-        return _json(await one(rollout_id))
+        return _json(await one(request, rollout_id))
 
     @api.get("/rollouts/{rollout_id}/calls", response_model=list[Call], tags=["views"])
-    async def list_calls(rollout_id: str, attempt: int | None = None) -> Response:
+    async def list_calls(request: HttpRequest, rollout_id: str, attempt: int | None = None) -> Response:
         """The model calls of its latest attempt, or of the one named."""
-        await one(rollout_id)
-        return _json(await store.calls([rollout_id], attempt))
+        await one(request, rollout_id)
+        given = await allowed(request, "calls", rollout_ids=[rollout_id], attempt=attempt)
+        return _json(await store.calls(**given))
 
 
-def _add_secret(api: FastAPI, store: LightningStore, server_key: str | None) -> None:
+def _add_secret(api: FastAPI, store: LightningStore, server_key: str | None, permissions: Permissions) -> None:
     @api.post("/signing_secret", tags=["gateways"])
     async def signing_secret(request: HttpRequest) -> dict[str, str]:
-        """The secret that signs the keys of attempts, for further gateways over this store: holders of the server key."""
+        """The secret that signs the keys of attempts, for further gateways over this store: admins."""
+        await permissions.check(request.scope[CALLER], "signing_secret", {})
         if server_key is None and not (request.client is not None and is_loopback(request.client.host)):
             raise ServerKeyError("signing secret: a server without a key gives it to its own machine only")
         return {"secret": base64.b64encode(await store.signing_secret()).decode()}

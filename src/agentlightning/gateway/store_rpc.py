@@ -2,8 +2,8 @@
 
 An ASGI middleware inside the API's own (middleware.py); other paths go on to FastAPI, whose routes describe the methods and
 serve people. Workers call methods thousands of times a second, so they are served here in bare ASGI: a body is unpacked,
-checked against the method's signature in one pass and executed once for each key (idempotency.py). Knows nothing of how a
-store works.
+checked against the method's signature in one pass, allowed (roles.py) and executed once for each key (idempotency.py). Knows
+nothing of how a store works.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from agentlightning.config_base import expected
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError, StoreError
 from agentlightning.gateway.asgi_response import STOPPING, disconnected
 from agentlightning.gateway.idempotency import IdempotencyCache, RpcResponse
-from agentlightning.gateway.middleware import MAX_BODY_BYTES, error_body
+from agentlightning.gateway.middleware import CALLER, MAX_BODY_BYTES, error_body
+from agentlightning.gateway.roles import Caller, Permissions
 from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.protocols.base import ApiError
 from agentlightning.store import wire
+from agentlightning.store.audit import acting_as
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http_transport import BATCH, KEY_HEADER, MIN_COMPRESSED_BYTES, compressed, decompressed
 from agentlightning.types import Metric
@@ -48,8 +50,11 @@ After = Callable[[str, dict[str, Any], Any], None]
 class StoreMethod:
     """One method of an open store."""
 
-    def __init__(self, store: LightningStore | StatisticsCache, name: str, after: After) -> None:
+    def __init__(
+        self, store: LightningStore | StatisticsCache, name: str, permissions: Permissions, after: After
+    ) -> None:
         self.name = name
+        self._permissions = permissions
         self.contract: Callable[..., Any] = getattr(LightningStore, name)
         hints = typing.get_type_hints(self.contract)
         self.result = hints.pop("return")
@@ -57,11 +62,13 @@ class StoreMethod:
         self._execute: Callable[..., Coroutine[Any, Any, Any]] = getattr(store, name)
         self._after = after
 
-    async def execute(self, body: bytes | msgspec.Raw, binary: bool) -> RpcResponse:
+    async def execute(self, body: bytes | msgspec.Raw, binary: bool, caller: Caller) -> RpcResponse:
         """The response to a request with this body; an error of ours is one too, and always JSON."""
         try:
             given = self._decoded(body) if binary else self._parsed(bytes(body))
-            result = await self._execute(**given)
+            given = await self._permissions.check(caller, self.name, given)
+            with acting_as(caller.actor):
+                result = await self._execute(**given)
             self._after(self.name, given, result)
             return RpcResponse(200, wire.encode_result(self.name, result) if binary else _as_json(self.name, result))
         except AgentLightningError as error:
@@ -114,9 +121,10 @@ class StoreRpc:
         binary = headers.get(b"content-type") == MSGPACK
         body = await _plain((await receive())["body"], headers.get(b"content-encoding", b"identity"))
         if method is None:
-            status, content = await self._respond_to_all(body)
+            status, content = await self._respond_to_all(body, scope[CALLER])
         else:
-            responding = self._respond(method, body, headers.get(KEY_HEADER.encode(), b"").decode("latin-1"), binary)
+            key = headers.get(KEY_HEADER.encode(), b"").decode("latin-1")
+            responding = self._respond(method, body, key, binary, scope[CALLER])
             status, content = await (self._poll(receive, responding) if name in LONG_POLLS else responding)
         sent = [(b"content-type", MSGPACK if binary and status == 200 else b"application/json")]
         if len(content) >= MIN_COMPRESSED_BYTES and b"gzip" in headers.get(b"accept-encoding", b""):
@@ -126,14 +134,18 @@ class StoreRpc:
         await send({"type": "http.response.start", "status": status, "headers": sent})
         await send({"type": "http.response.body", "body": content})
 
-    async def _respond(self, method: StoreMethod, body: bytes | msgspec.Raw, key: str, binary: bool) -> RpcResponse:
+    async def _respond(
+        self, method: StoreMethod, body: bytes | msgspec.Raw, key: str, binary: bool, caller: Caller
+    ) -> RpcResponse:
         if not key:
-            return await method.execute(body, binary)
+            return await method.execute(body, binary, caller)
         if len(key) > MAX_KEY_CHARS:
             raise InputError(f"{KEY_HEADER}: expected at most {MAX_KEY_CHARS} characters")
-        return await self._idempotency.answer(f"{method.name} {key}", lambda: method.execute(body, binary))
+        # Of the caller, too: an answer is nobody else's, whoever learns the name of the request.
+        name = f"{caller.token_id} {method.name} {key}"
+        return await self._idempotency.answer(name, lambda: method.execute(body, binary, caller))
 
-    async def _respond_to_all(self, body: bytes) -> RpcResponse:
+    async def _respond_to_all(self, body: bytes, caller: Caller) -> RpcResponse:
         """Requests that travelled together are executed side by side; each has its own response."""
         entries = wire.decode_entries(body)
         for entry in entries:
@@ -144,7 +156,7 @@ class StoreRpc:
                 if given.get("wait_s") or given.get("timeout_s"):
                     raise InputError(f"{entry.method}: waits, which a request that travels with others may not")
         responses = await asyncio.gather(
-            *[self._respond(self._methods[each.method], each.arguments, each.key, binary=True) for each in entries]
+            *[self._respond(self._methods[each.method], each.arguments, each.key, True, caller) for each in entries]
         )
         return RpcResponse(200, wire.encode([wire.EntryResult(*response) for response in responses], BATCH))
 

@@ -22,7 +22,9 @@ from typing import Any, Literal, Self
 
 from agentlightning.background import BackgroundTasks
 from agentlightning.errors import RewardError
+from agentlightning.store.audit import AuditEntry
 from agentlightning.store.sentences import reason
+from agentlightning.store.tokens import NewToken, Token, TokenRole
 from agentlightning.types import (
     JSON,
     Attempt,
@@ -122,7 +124,10 @@ class LightningStore(abc.ABC):
 
     @abc.abstractmethod
     async def create_run(self, name: str, config: JSON, run_id: str | None = None) -> Run:
-        """A new run in state running; without `run_id` its id is made from the time. ConflictError if the id exists."""
+        """A new run in state running; without `run_id` its id is made from the time. ConflictError if the id exists.
+
+        Created with a trainer's token that has no run yet, it becomes that token's run in the same transaction.
+        """
 
     @abc.abstractmethod
     async def update_run(self, run_id: str, state: RunState | None = None, summary: JSON | None = None) -> Run:
@@ -292,6 +297,37 @@ class LightningStore(abc.ABC):
         In portions, so that nobody else waits long; the run itself goes last, so that an interrupted deletion can be
         repeated. A run that is deleted while others write to it, or wait for it, is deleted all the same: they get
         NotFoundError. Ids that do not exist are ignored.
+        """
+
+    # --- access ---------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def create_token(
+        self, name: str, role: TokenRole, run_id: str | None = None, lifetime_s: float | None = None
+    ) -> NewToken:
+        """Make a token, with its secret, of which only a hash is kept. InputError where role and run do not fit together.
+
+        It ends after `lifetime_s` seconds, when it is revoked, or with its run. NotFoundError if that does not exist.
+        """
+
+    @abc.abstractmethod
+    async def tokens(self, run_id: str | None = None) -> list[Token]:
+        """Tokens, those that ended included, oldest first; of one run, or all."""
+
+    @abc.abstractmethod
+    async def find_token(self, secret_hash: str) -> Token | None:
+        """The token whose secret has this SHA-256 (hex), ended or not. For servers."""
+
+    @abc.abstractmethod
+    async def revoke_token(self, token_id: str) -> Token:
+        """End a token; one that is revoked already stays as it is. NotFoundError if there is no such token."""
+
+    @abc.abstractmethod
+    async def audit(self, run_id: str | None = None, after: int = 0, limit: int = 1000) -> list[AuditEntry]:
+        """Entries of the audit log whose `seq` is greater than `after`, oldest first, at most `limit`.
+
+        Written in the transaction of the act: deleted runs, dropped records, cancelled rollouts, changed states of runs,
+        new versions of policies and external models, tokens that were made or revoked. Kept when their run is deleted.
         """
 
     # --- steps and checkpoints ------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ import uuid_utils
 
 from agentlightning.errors import ConfigError, ConflictError, StoreError
 from agentlightning.store import codec, wire
+from agentlightning.store.audit import AUDITED, declared_actor
 from agentlightning.store.base import LightningStore, reward_number
 from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.http_transport import RETRY_TIMEOUT_S, HttpTransport, StoreResponse
@@ -37,8 +38,9 @@ from agentlightning.types import JSON, Call, Finish, Metric, Reward, Run, Span
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 READING = frozenset(
-    {"attempts", "calls", "checkpoints", "count", "follow_metrics", "metrics", "resources", "rewards", "rollouts"}
-    | {"runs", "signing_secret", "sizes", "spans", "statistics", "steps", "wait", "wait_resources", "workers"}
+    {"attempts", "audit", "calls", "checkpoints", "count", "find_token", "follow_metrics", "metrics", "resources"}
+    | {"rewards", "rollouts", "runs", "signing_secret", "sizes", "spans", "statistics", "steps", "tokens", "wait"}
+    | {"wait_resources", "workers"}
 )
 """Methods that change nothing: sent again without further ado."""
 LONG_WORK_S = 3600.0
@@ -109,7 +111,11 @@ class LightningStoreClient(LightningStore):
 
     async def create_run(self, name: str, config: JSON, run_id: str | None = None) -> Run:
         body = wire.encode({"name": name, "config": config, "run_id": run_id}, "create_run")
-        response = await self._writes.submit(_Write("create_run", body))
+        if (actor := declared_actor()) is not None:
+            key = str(uuid_utils.uuid7())
+            response = await self._transport.request("create_run", body, key=key, actor=actor)
+        else:
+            response = await self._writes.submit(_Write("create_run", body))
         if response.retried and run_id is not None and isinstance(response.error, ConflictError):
             for run in await self.runs([run_id]):
                 if run.name == name and orjson.dumps(run.config) == orjson.dumps(config):
@@ -173,6 +179,14 @@ class LightningStoreClient(LightningStore):
     drop_records = _request(LightningStore.drop_records, wait_s=LONG_WORK_S)
     delete_runs = _request(LightningStore.delete_runs, wait_s=LONG_WORK_S)
 
+    # --- access -----------------------------------------------------------------------------------------------------
+
+    create_token = _request(LightningStore.create_token)
+    tokens = _request(LightningStore.tokens)
+    find_token = _request(LightningStore.find_token)
+    revoke_token = _request(LightningStore.revoke_token)
+    audit = _request(LightningStore.audit)
+
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 
     open_step = _request(LightningStore.open_step)
@@ -187,7 +201,11 @@ class LightningStoreClient(LightningStore):
     async def _call(self, method: str, arguments: dict[str, Any], wait_s: float) -> Any:
         """Sends the request and returns its result."""
         body = wire.encode(arguments, method)
-        if method in READING:
+        actor = declared_actor() if method in AUDITED else None
+        if actor is not None:  # on its own: what travels together is of one actor
+            key = str(uuid_utils.uuid7())
+            response = await self._transport.request(method, body, key=key, wait_s=wait_s, actor=actor)
+        elif method in READING:
             response = await self._transport.request(method, body, wait_s=wait_s)
         elif wait_s or len(body) > MAX_COALESCED_BYTES:
             response = await self._transport.request(method, body, key=str(uuid_utils.uuid7()), wait_s=wait_s)

@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import ipaddress
+import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -26,9 +28,12 @@ from agentlightning import errors
 from agentlightning.backoff import Backoff
 from agentlightning.errors import AgentLightningError, ConfigError, StoreError
 from agentlightning.store import wire
+from agentlightning.store.audit import Actor
 
 BOOT_HEADER = "x-agl-boot"
 KEY_HEADER = "idempotency-key"
+ACTOR_HEADER = "x-agl-actor"
+"""Names, to the server that has the store, whom a further server acts for, as an `Actor` in JSON."""
 
 RETRY_TIMEOUT_S = 90.0
 """Seconds that a server may be away: longer than the outage of a minute that everybody should survive."""
@@ -105,12 +110,17 @@ class HttpTransport:
             for entry, each in zip(entries, wire.decode_entry_results(whole.content), strict=True)
         ]
 
-    async def request(self, method: str, body: bytes, *, key: str = "", wait_s: float = 0.0) -> StoreResponse:
+    async def request(
+        self, method: str, body: bytes, *, key: str = "", wait_s: float = 0.0, actor: Actor | None = None
+    ) -> StoreResponse:
         """The response to one request, sent until there is one. StoreError where the server cannot be reached.
 
-        `key` names a request that must not be executed twice. `wait_s`: how long the server was asked to wait.
+        `key` names a request that must not be executed twice. `wait_s`: how long the server was asked to wait. `actor`:
+        for whom it is sent.
         """
         headers = {KEY_HEADER: key} if key else {}
+        if actor is not None:
+            headers[ACTOR_HEADER] = json.dumps(asdict(actor))  # ASCII, unlike orjson's
         if self._compress and len(body) >= MIN_COMPRESSED_BYTES:
             headers["content-encoding"] = "gzip"
             body = await compressed(body)

@@ -13,6 +13,8 @@ _STEP = "step {0} of run {1}"
 _REFUSALS: dict[str, tuple[type[StoreError], str]] = {
     "no_run": (NotFoundError, "no such run: {0}"),
     "run_exists": (ConflictError, "run {0} exists already"),
+    "no_token": (NotFoundError, "no such token: {0}"),
+    "token_has_run": (ConflictError, "token {0} has its run already, or was revoked; it creates no other"),
     "no_attempt": (NotFoundError, "{0}: rollout {1} has no attempt {2}"),
     "no_call": (NotFoundError, "{0}: they name a call that is not recorded (a parent comes before its children)"),
     "negative_step": (ConflictError, f"{_STEP}: a checkpoint's step is 0 or more"),

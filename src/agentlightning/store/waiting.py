@@ -16,6 +16,7 @@ from agentlightning.errors import InputError
 from agentlightning.store import keys
 from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
 from agentlightning.store.notifier import FINISHED, METRICS, QUEUED, RESOURCES, Notifier
+from agentlightning.store.tokens import NewToken, Token, TokenRole, check_token, hash_of, new_secret, new_token_id
 from agentlightning.types import Claim, Lease, Metric, Resource, Rollout, RunSize, WorkerStatus
 
 R = TypeVar("R")
@@ -63,6 +64,14 @@ class WaitingStore(LightningStore):
         _check_limit(limit)
         return await self._until(METRICS, run_id, lambda: self._later_metrics(run_id, after, limit), timeout_s)
 
+    async def create_token(
+        self, name: str, role: TokenRole, run_id: str | None = None, lifetime_s: float | None = None
+    ) -> NewToken:
+        check_token(name, role, run_id, lifetime_s)
+        secret = new_secret()
+        token = Token(id=new_token_id(), name=name, role=role, run_id=run_id)
+        return NewToken(token=await self._add_token(token, hash_of(secret), lifetime_s), secret=secret)
+
     async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
         return [await self._size(run.id) for run in await self.runs(run_ids)]
 
@@ -82,6 +91,10 @@ class WaitingStore(LightningStore):
 
     @abstractmethod
     async def _later_metrics(self, run_id: str, after: int, limit: int) -> list[Metric]: ...
+
+    @abstractmethod
+    async def _add_token(self, token: Token, secret_hash: str, lifetime_s: float | None) -> Token:
+        """Stores a token, with its times. NotFoundError if its run does not exist."""
 
     @abstractmethod
     async def _size(self, run_id: str) -> RunSize: ...

@@ -16,6 +16,7 @@ import orjson
 
 from agentlightning.errors import InputError, RewardError
 from agentlightning.store import codec
+from agentlightning.store.audit import AuditEntry
 from agentlightning.store.base import (
     BROKEN_SPANS,
     IGNORED_BASE_URL,
@@ -25,6 +26,7 @@ from agentlightning.store.base import (
     reward_number,
 )
 from agentlightning.store.sentences import reason
+from agentlightning.store.tokens import Token
 from agentlightning.types import (
     JSON,
     Attempt,
@@ -61,6 +63,7 @@ class _Fixed(msgspec.Struct):
 
 _FIXED = msgspec.json.Decoder(_Fixed)
 _ATTEMPTS, _WORKERS = codec.RecordCodec(Attempt), codec.RecordCodec(WorkerStatus)
+_TOKENS, _ENTRIES = codec.RecordCodec(Token), codec.RecordCodec(AuditEntry)
 
 
 def dump(request: Request) -> bytes:
@@ -106,6 +109,19 @@ def read_run(run_id: str, flat: Sequence[Any], summary: Sequence[Any]) -> Run:
     known = pairs(flat)
     merged = {name: orjson.loads(value) for name, value in pairs(summary).items()}
     return codec.RUNS.of_texts(known, id=run_id, config=orjson.loads(known["config"]), summary=merged)
+
+
+# --- access -----------------------------------------------------------------------------------------------------------
+
+
+def read_token(token_id: str, flat: Sequence[Any]) -> Token:
+    return _TOKENS.of_texts(pairs(flat), id=token_id)
+
+
+def read_entry(seq: int, row: bytes) -> AuditEntry:
+    created_ns, actor, action, subject, run_id, detail = orjson.loads(row)
+    texts = {"created_ns": created_ns, "actor": actor, "action": action, "subject": subject}
+    return _ENTRIES.of_texts(texts, seq=seq, run_id=run_id or None, detail=orjson.loads(detail))
 
 
 # --- rollouts and attempts --------------------------------------------------------------------------------------------

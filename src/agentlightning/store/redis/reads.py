@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
+from agentlightning.store.audit import AUDITED_KINDS, AuditEntry, current_actor
 from agentlightning.store.base import EXPIRING_S, SEEN_S, RolloutQuery
-from agentlightning.store.codec import chunks
+from agentlightning.store.codec import chunks, text
 from agentlightning.store.redis import codec
 from agentlightning.store.redis.connection import RedisConnection
+from agentlightning.store.tokens import Token
 from agentlightning.types import (
     Attempt,
     Call,
@@ -36,6 +38,7 @@ MAX_ROLLOUTS_PER_READ = 500
 MAX_RECORD_ROLLOUTS_PER_READ = 50
 """Rollouts whose calls, spans or rewards are one reply."""
 MAX_METRICS_PER_READ = 5000
+MAX_ENTRIES_PER_READ = 1000
 
 _MODES: tuple[Mode, ...] = get_args(Mode)
 _STATES: tuple[RolloutState, ...] = get_args(RolloutState)
@@ -221,7 +224,10 @@ async def put_resources(write: Write, resources: Sequence[Resource]) -> list[Res
     if not resources:
         return []
     new = [codec.resource_row(resource) for resource in resources]
-    stored = await write("put_resources", [row for row, _ in new], [blob for _, blob in new])
+    kinds = [resource.kind if resource.kind in AUDITED_KINDS else "" for resource in resources]
+    rows = [[*row, kind] for (row, _), kind in zip(new, kinds, strict=True)]
+    request = {"actor": text(current_actor().name), "rows": rows}
+    stored = await write("put_resources", request, [blob for _, blob in new])
     return [
         replace(resource, version=version, created_ns=int(created_ns))
         for resource, (version, created_ns) in zip(resources, stored, strict=True)
@@ -296,6 +302,39 @@ async def checkpoints(connection: RedisConnection, run_id: str) -> list[Checkpoi
     [flat] = await connection.query([("HGETALL", f"checkpoints:{run_id}")])
     found = [codec.read_checkpoint(run_id, int(step), row) for step, row in zip(flat[::2], flat[1::2], strict=True)]
     return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+# --- access ------------------------------------------------------------------------------------------------------------
+
+
+async def tokens(connection: RedisConnection, run_id: str | None = None) -> list[Token]:
+    found = await _tokens(connection, {} if run_id is None else {"run": run_id})
+    return sorted(found, key=lambda token: (token.created_ns, token.id))
+
+
+async def find_token(connection: RedisConnection, secret_hash: str) -> Token | None:
+    return next(iter(await _tokens(connection, {"hash": secret_hash})), None)
+
+
+async def _tokens(connection: RedisConnection, question: dict[str, Any]) -> list[Token]:
+    return [
+        codec.read_token(token_id.decode(), flat) for token_id, flat in await connection.read("read_tokens", question)
+    ]
+
+
+async def audit(
+    connection: RedisConnection, run_id: str | None = None, after: int = 0, limit: int = 1000
+) -> list[AuditEntry]:
+    """The log is a list; an entry's place in it, counted from 1, is its `seq`."""
+    found: list[AuditEntry] = []
+    while len(found) < limit:
+        [rows] = await connection.query([("LRANGE", "audit", after, after + MAX_ENTRIES_PER_READ - 1)])
+        entries = [codec.read_entry(after + place, row) for place, row in enumerate(rows, start=1)]
+        found += [entry for entry in entries if run_id is None or entry.run_id == run_id]
+        if len(rows) < MAX_ENTRIES_PER_READ:
+            break
+        after += len(rows)
+    return found[:limit]
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

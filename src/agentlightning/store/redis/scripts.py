@@ -39,6 +39,8 @@ _WRITING = {
     "put_checkpoint": ("prelude",),
     "drop_records": ("prelude",),
     "delete_run": ("prelude",),
+    "add_token": ("prelude",),
+    "revoke_token": ("prelude",),
 }
 _READING = (
     "read_runs",
@@ -52,6 +54,7 @@ _READING = (
     "read_steps",
     "read_statistics",
     "read_sizes",
+    "read_tokens",
 )
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import functools
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import uuid_utils
 
 from agentlightning.errors import StoreError
+from agentlightning.store.audit import current_actor
 from agentlightning.store.base import LEASE_S
-from agentlightning.store.codec import dump
+from agentlightning.store.codec import dump, text
 from agentlightning.store.redis import codec, reads, scripts
 from agentlightning.store.redis.address import Address
 from agentlightning.store.redis.checks import check_server, prepare_data
@@ -26,6 +27,7 @@ from agentlightning.store.redis.codec import Request, whole
 from agentlightning.store.redis.connection import RedisConnection
 from agentlightning.store.redis.writer import RedisWriter
 from agentlightning.store.run_ids import check_run_id, run_ids
+from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore
 from agentlightning.types import (
     JSON,
@@ -118,6 +120,8 @@ class RedisLightningStore(WaitingStore):
             check_run_id(run_id)
         now_ns = await reads.now_ns(self._opened(), self._now_ns)
         request: dict[str, Any] = {"name": name, "config": dump(config, "config"), "created_ns": whole(now_ns)}
+        if (binds := current_actor().binds) is not None:
+            request["binds"] = binds
         if run_id is not None:
             [made] = await self._write("create_run", {**request, "ids": [run_id], "given": 1})
         else:
@@ -131,7 +135,7 @@ class RedisLightningStore(WaitingStore):
 
     async def update_run(self, run_id: str, state: RunState | None = None, summary: JSON | None = None) -> Run:
         merged = [part for name, value in (summary or {}).items() for part in (name, dump(value, "summary"))]
-        request: dict[str, Any] = {"run_id": run_id, "summary": merged}
+        request: dict[str, Any] = _by_actor(run_id=run_id, summary=merged)
         flat, known = await self._write("update_run", request | ({"state": state} if state is not None else {}))
         return codec.read_run(run_id, flat, known)
 
@@ -173,7 +177,7 @@ class RedisLightningStore(WaitingStore):
         return [bool(held) for part in parts for held in await self._write("finish", part)]
 
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        return int(await self._write("cancel", sorted(set(rollout_ids))))
+        return int(await self._write("cancel", _by_actor(ids=sorted(set(rollout_ids)))))
 
     async def expire_leases(self) -> int:
         return int(await self._write("expire", []))
@@ -225,17 +229,38 @@ class RedisLightningStore(WaitingStore):
     # --- the end of data ------------------------------------------------------------------------------------------
 
     async def drop_records(self, rollout_ids: Sequence[str]) -> int:
-        return int(await self._write("drop_records", sorted(set(rollout_ids))))
+        return int(await self._write("drop_records", _by_actor(ids=sorted(set(rollout_ids)))))
 
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
         deleted = 0
         for run_id in dict.fromkeys(run_ids):
-            request = {"run_id": run_id, "portion": MAX_DELETED_PER_SCRIPT}
+            request = _by_actor(run_id=run_id, portion=MAX_DELETED_PER_SCRIPT)
             known, more = await self._write("delete_run", request)
             while more:
                 _, more = await self._write("delete_run", request)
             deleted += known
         return deleted
+
+    # --- access ---------------------------------------------------------------------------------------------------
+
+    async def _add_token(self, token: Token, secret_hash: str, lifetime_s: float | None) -> Token:
+        request = _by_actor(
+            id=token.id, name=token.name, role=token.role, run_id=token.run_id or "", lifetime_s=lifetime_s
+        )
+        request |= {
+            "secret_hash": secret_hash,
+            "lifetime_ns": "" if lifetime_s is None else codec.nanoseconds(lifetime_s),
+        }
+        created_ns, expires_ns = await self._write("add_token", request)
+        return replace(token, created_ns=int(created_ns), expires_ns=int(expires_ns) if expires_ns else None)
+
+    tokens = _reads(reads.tokens)
+    find_token = _reads(reads.find_token)
+
+    async def revoke_token(self, token_id: str) -> Token:
+        return codec.read_token(token_id, await self._write("revoke_token", _by_actor(id=token_id)))
+
+    audit = _reads(reads.audit)
 
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 
@@ -276,3 +301,8 @@ class RedisLightningStore(WaitingStore):
         for start in range(0, len(new), MAX_ROWS_PER_SCRIPT):
             part = new[start : start + MAX_ROWS_PER_SCRIPT]
             await self._write(method, [row for row, *_ in part], [blob for _, *blobs in part for blob in blobs])
+
+
+def _by_actor(**request: Any) -> dict[str, Any]:
+    """A request of whoever calls now, which the audit log is to name."""
+    return {"actor": text(current_actor().name), **request}

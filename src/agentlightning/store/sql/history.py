@@ -12,8 +12,10 @@ from dataclasses import asdict, replace
 from sqlalchemy import Connection, insert, select, update
 
 from agentlightning.store import codec
+from agentlightning.store.audit import Actor
 from agentlightning.store.run_ids import check_run_id, run_ids
 from agentlightning.store.sentences import refusal
+from agentlightning.store.sql.access import bind_token, note
 from agentlightning.store.sql.lifecycle import require_runs
 from agentlightning.store.sql.tables import checkpoints, consumption, metrics, rollouts, runs, steps
 from agentlightning.store.sql.upsert import upsert
@@ -21,7 +23,7 @@ from agentlightning.store.sql.writer import Transaction
 from agentlightning.types import FINAL_STATES, JSON, Checkpoint, Consumed, Run, RunState, Step
 
 
-def create_run(transaction: Transaction, name: str, config: JSON, run_id: str | None = None) -> Run:
+def create_run(transaction: Transaction, actor: Actor, name: str, config: JSON, run_id: str | None = None) -> Run:
     if run_id is not None:
         check_run_id(run_id)
     connection, now_ns = transaction.connection, transaction.now_ns
@@ -36,13 +38,16 @@ def create_run(transaction: Transaction, name: str, config: JSON, run_id: str | 
     statement = upsert(connection, runs).on_conflict_do_nothing(index_elements=["id"])
     if connection.execute(statement.returning(runs.c.id), codec.RUNS.columns(new)).first() is None:
         raise refusal("run_exists", new.id)
+    bind_token(transaction, actor, new.id)
     return _run(connection, new.id)
 
 
 def update_run(
-    transaction: Transaction, run_id: str, state: RunState | None = None, summary: JSON | None = None
+    transaction: Transaction, actor: Actor, run_id: str, state: RunState | None = None, summary: JSON | None = None
 ) -> Run:
     run = _run(transaction.connection, run_id)
+    if state is not None and state != run.state:
+        note(transaction, actor, "update_run", run_id, run_id, {"from": run.state, "to": state})
     values = {
         "state": state or run.state,
         "summary": codec.dump({**run.summary, **(summary or {})}, "summary"),

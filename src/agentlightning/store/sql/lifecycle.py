@@ -139,13 +139,14 @@ def finish(transaction: Transaction, batches: Sequence[Sequence[Finish]]) -> lis
     return [[next(in_order) for _ in batch] for batch in batches]
 
 
-def cancel(transaction: Transaction, batches: Sequence[Sequence[str]]) -> list[int]:
-    counts = []
-    for batch in batches:
-        found = execute(transaction.connection, statements.LIVE, {"ids": sorted(batch)})
-        _end(transaction, [_End(row, "lost", reason("cancelled"), None) for row in found], cancelled=True)
-        counts.append(len(found))
-    return counts
+def cancel(transaction: Transaction, rollout_ids: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the rollouts that were cancelled, by run."""
+    found = execute(transaction.connection, statements.LIVE, {"ids": sorted(rollout_ids)})
+    _end(transaction, [_End(row, "lost", reason("cancelled"), None) for row in found], cancelled=True)
+    by_run: dict[str, list[str]] = defaultdict(list)
+    for row in found:
+        by_run[row.run_id].append(row.id)
+    return by_run
 
 
 def expire(transaction: Transaction, requests: Sequence[None]) -> list[int]:

@@ -14,8 +14,10 @@ from sqlalchemy import Connection, Table, and_, select, tuple_
 
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store import codec
+from agentlightning.store.audit import Actor
 from agentlightning.store.notifier import METRICS, RESOURCES
 from agentlightning.store.sentences import refusal
+from agentlightning.store.sql.access import note_resources
 from agentlightning.store.sql.lifecycle import require_runs
 from agentlightning.store.sql.tables import (
     attempts,
@@ -54,12 +56,14 @@ def log_metrics(transaction: Transaction, batches: Sequence[Rows]) -> list[None]
     return [None] * len(batches)
 
 
-def put_resources(transaction: Transaction, resources: Sequence[Resource]) -> list[Resource]:
+def put_resources(transaction: Transaction, actor: Actor, resources: Sequence[Resource]) -> list[Resource]:
     run_ids = {resource.run_id for resource in resources}
     require_runs(transaction.connection, run_ids)
     for run_id in run_ids:
         transaction.tell(RESOURCES, run_id)
-    return [_put(transaction, resource) for resource in resources]
+    stored = [_put(transaction, resource) for resource in resources]
+    note_resources(transaction, actor, stored)
+    return stored
 
 
 def missing(connection: Connection, table: Table, new: Rows) -> StoreError:

@@ -5,13 +5,16 @@ Methods of the writer: which data have become old is decided elsewhere. base.py 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from sqlalchemy import Connection, delete, select, update
 
 from agentlightning.store import codec
+from agentlightning.store.audit import Actor, named_ids
 from agentlightning.store.notifier import FINISHED, METRICS, QUEUED, RESOURCES
 from agentlightning.store.sentences import refusal
+from agentlightning.store.sql.access import note
 from agentlightning.store.sql.tables import (
     attempts,
     calls,
@@ -25,6 +28,7 @@ from agentlightning.store.sql.tables import (
     runs,
     spans,
     steps,
+    tokens,
     workers,
 )
 from agentlightning.store.sql.writer import Transaction
@@ -38,14 +42,19 @@ FOR_EVER = 2**62
 """Wakes everybody, whatever number its listener waits for."""
 
 
-def drop_records(transaction: Transaction, rollout_ids: Sequence[str]) -> int:
+def drop_records(transaction: Transaction, actor: Actor, rollout_ids: Sequence[str]) -> int:
     connection, parts = transaction.connection, list(codec.chunks(rollout_ids))
+    by_run: dict[str, list[str]] = defaultdict(list)
     for part in parts:
+        for known in connection.execute(select(rollouts.c.id, rollouts.c.run_id).where(rollouts.c.id.in_(part))):
+            by_run[known.run_id].append(known.id)
         live = select(rollouts.c.id, rollouts.c.state).where(
             rollouts.c.id.in_(part), rollouts.c.state.not_in(FINAL_STATES)
         )
         if (row := connection.execute(live.order_by(rollouts.c.id)).first()) is not None:
             raise refusal("has_records_to_come", row.id, row.state)
+    for run_id, ids in sorted(by_run.items()):
+        note(transaction, actor, "drop_records", run_id, run_id, named_ids(ids))
     return sum(_drop(connection, part) for part in parts)
 
 
@@ -58,9 +67,11 @@ def _drop(connection: Connection, rollout_ids: Sequence[str]) -> int:
     return connection.execute(delete(calls).where(calls.c.rollout_id.in_(rollout_ids))).rowcount
 
 
-def delete_portion(transaction: Transaction, run_id: str) -> bool:
-    """Delete some of a run; True while there is more of it."""
+def delete_portion(transaction: Transaction, actor: Actor, run_id: str, first: bool) -> bool:
+    """Delete some of a run; True while there is more of it. The first portion is noted in the audit log."""
     connection = transaction.connection
+    if first:
+        note(transaction, actor, "delete_runs", run_id, run_id, {})
     query = select(rollouts.c.id).where(rollouts.c.run_id == run_id).order_by(rollouts.c.id).limit(PORTION)
     some = connection.execute(query.with_for_update()).scalars().all()
     if some:
@@ -76,7 +87,7 @@ def delete_portion(transaction: Transaction, run_id: str) -> bool:
         return False
     if connection.execute(query).first() is not None:  # enqueued before the run was locked
         return True
-    for table in (metrics, workers, steps, checkpoints, resources, resource_versions):
+    for table in (metrics, workers, steps, checkpoints, resources, resource_versions, tokens):
         connection.execute(delete(table).where(table.c.run_id == run_id))
     connection.execute(delete(runs).where(runs.c.id == run_id))
     for about in (QUEUED, FINISHED, RESOURCES, METRICS):

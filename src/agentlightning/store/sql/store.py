@@ -4,7 +4,7 @@ Driven by whoever owns the database: a server, or a test. Methods that write are
 commits them in groups; methods that read use threads of their own: two for what is looked up by key, as for every call of
 an agent, and two for lists, so that a long one delays neither calls nor leases. The writer notifies those who wait
 (waiting.py) after a commit, and a listener does for commits of other processes. What the methods do in SQL is in
-lifecycle.py, record.py, history.py, retention.py and stats.py; database.py has what differs between databases.
+lifecycle.py, record.py, history.py, retention.py, access.py and stats.py; what differs between databases, in database.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from sqlalchemy.exc import DBAPIError
 
 from agentlightning.errors import ConflictError, InputError, StoreError
 from agentlightning.store import codec
+from agentlightning.store.audit import Actor, current_actor
 from agentlightning.store.base import LEASE_S, reward_number
-from agentlightning.store.sql import history, lifecycle, record, retention, stats, tables
+from agentlightning.store.sql import access, history, lifecycle, record, retention, stats, tables
 from agentlightning.store.sql.database import Database, database_at
 from agentlightning.store.sql.schema import prepare_schema
 from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlWriter, Transaction
@@ -58,6 +59,17 @@ def _writes(write: Callable[Concatenate[Transaction, P], R]) -> Method[P, R]:
     @functools.wraps(write)
     async def method(store: SqlLightningStore, /, *args: P.args, **named: P.kwargs) -> R:
         return await store._write(_one_by_one, lambda transaction: write(transaction, *args, **named))
+
+    return method
+
+
+def _audited(write: Callable[Concatenate[Transaction, Actor, P], R]) -> Method[P, R]:
+    """The method that has the writer do this for whoever calls it."""
+
+    @functools.wraps(write)
+    async def method(store: SqlLightningStore, /, *args: P.args, **named: P.kwargs) -> R:
+        actor = current_actor()  # here: the writer's thread knows no caller
+        return await store._write(_one_by_one, lambda transaction: write(transaction, actor, *args, **named))
 
     return method
 
@@ -166,8 +178,8 @@ class SqlLightningStore(WaitingStore):
 
     # --- runs -----------------------------------------------------------------------------------------------------
 
-    create_run = _writes(history.create_run)
-    update_run = _writes(history.update_run)
+    create_run = _audited(history.create_run)
+    update_run = _audited(history.update_run)
     runs = _reads(history.read_runs, lambda ids=None, limit=None: limit == 1 or (ids is not None and len(ids) == 1))
 
     # --- rollouts and attempts ------------------------------------------------------------------------------------
@@ -186,8 +198,7 @@ class SqlLightningStore(WaitingStore):
     async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
         return await self._write(lifecycle.finish, finishes)
 
-    async def cancel(self, rollout_ids: Sequence[str]) -> int:
-        return await self._write(lifecycle.cancel, rollout_ids)
+    cancel = _audited(access.cancel)
 
     async def expire_leases(self) -> int:
         return await self._write(lifecycle.expire, None)
@@ -218,7 +229,7 @@ class SqlLightningStore(WaitingStore):
 
     rewards = _reads(record.read_rewards)
 
-    put_resources = _writes(record.put_resources)
+    put_resources = _audited(record.put_resources)
     resources = _reads(record.read_resources, lambda run_id, name=None, latest=True: latest)
 
     async def log_metrics(self, metrics: Sequence[Metric]) -> None:
@@ -241,15 +252,24 @@ class SqlLightningStore(WaitingStore):
 
     # --- the end of data ----------------------------------------------------------------------------------------------
 
-    drop_records = _writes(retention.drop_records)
-    _delete_portion = _writes(retention.delete_portion)
+    drop_records = _audited(retention.drop_records)
+    _delete_portion = _audited(retention.delete_portion)
 
     async def delete_runs(self, run_ids: Sequence[str]) -> int:
         found = await self.runs(run_ids)
         for run in found:
-            while await self._delete_portion(run.id):
-                pass
+            first = True
+            while await self._delete_portion(run.id, first):
+                first = False
         return len(found)
+
+    # --- access -------------------------------------------------------------------------------------------------------
+
+    _add_token = _audited(access.add_token)
+    tokens = _reads(access.read_tokens)
+    find_token = _reads(access.find_token, lambda secret_hash: True)
+    revoke_token = _audited(access.revoke_token)
+    audit = _reads(access.read_audit)
 
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 

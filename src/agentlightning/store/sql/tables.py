@@ -7,7 +7,8 @@ int32 and float32 arrays, everything nested is JSON text. What the constraints p
   rollouts if and only if it is in a final state;
 - calls, spans and rewards belong to attempts that exist; a call's parent is recorded before it;
 - a rollout is consumed at most once, by a step of its own run, and never if it is an evaluation rollout;
-- a step is the only one of its number.
+- a step is the only one of its number;
+- an entry of the audit log stays as it was written.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import (
+    DDL,
     BigInteger,
     Boolean,
     CheckConstraint,
@@ -33,10 +35,13 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    event,
     literal_column,
 )
 
+from agentlightning.store.audit import AuditEntry
 from agentlightning.store.codec import ARRAYS, scalar
+from agentlightning.store.tokens import Token, TokenRole
 from agentlightning.types import (
     Attempt,
     AttemptState,
@@ -57,7 +62,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -280,3 +285,39 @@ consumption = Table(
 checkpoints = Table(
     "checkpoints", metadata, *_columns(Checkpoint, keys=["run_id"]), PrimaryKeyConstraint("run_id", "step")
 )
+
+tokens = Table(
+    "tokens",
+    metadata,
+    *_columns(Token),  # its run is no foreign key: a trainer's token is made before its run
+    Column("secret_hash", _Text, nullable=False),
+    UniqueConstraint("secret_hash"),
+    _one_of("role", TokenRole),
+)
+Index("tokens_by_run", tokens.c.run_id)
+
+audit = Table(
+    "audit",
+    metadata,
+    *_columns(AuditEntry, without=["seq"]),
+    Column("seq", _Serial, primary_key=True, autoincrement=True),
+    sqlite_autoincrement=True,
+)
+Index("audit_by_run", audit.c.run_id, audit.c.seq)
+
+_KEPT = "the audit log is only ever added to"
+AUDIT_IS_KEPT = {
+    "sqlite": [
+        f"CREATE TRIGGER audit_keeps_{act.lower()} BEFORE {act} ON audit BEGIN SELECT RAISE(ABORT, '{_KEPT}'); END"
+        for act in ("UPDATE", "DELETE")
+    ],
+    "postgresql": [
+        f"CREATE FUNCTION audit_is_kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '{_KEPT}'; END $$",
+        "CREATE TRIGGER audit_is_kept BEFORE UPDATE OR DELETE OR TRUNCATE ON audit"
+        " FOR EACH STATEMENT EXECUTE FUNCTION audit_is_kept()",
+    ],
+}
+"""Statements that make a database refuse every change of the audit log, by dialect."""
+for _dialect, _statements in AUDIT_IS_KEPT.items():
+    for _statement in _statements:
+        event.listen(audit, "after_create", DDL(_statement).execute_if(dialect=_dialect))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
--- delete_run: request {run_id, portion}: deletes some of a run; answers {was there, there is more}. The run goes last.
+-- delete_run: request {actor, run_id, portion}: deletes some of a run; answers {was there, there is more}. The run goes last.
 
 local FOR_EVER = '4611686018427387904' -- rings every notifier, whatever number its listener waits for
 
@@ -39,11 +39,16 @@ local function delete_rest(run)
   for _, worker in ipairs(call('HKEYS', store .. 'workers:' .. run)) do
     call('UNLINK', store .. 'held:' .. run .. ':' .. worker)
   end
+  for _, token in ipairs(call('SMEMBERS', store .. 'run_tokens:' .. run)) do
+    call('HDEL', store .. 'token_hashes', call('HGET', store .. 'token:' .. token, 'secret_hash'))
+    call('SREM', store .. 'tokens', token)
+    call('UNLINK', store .. 'token:' .. token)
+  end
   local created_ns = call('HGET', store .. 'run:' .. run, 'created_ns')
   call('ZREM', store .. 'runs', string.rep('0', 20 - #created_ns) .. created_ns .. ':' .. run)
   for _, what in ipairs({
     'workers', 'queue', 'finished', 'versions', 'resources', 'metrics', 'undone', 'steps', 'consumed',
-    'checkpoints', 'summary', 'run',
+    'checkpoints', 'summary', 'run_tokens', 'run',
   }) do
     call('UNLINK', store .. what .. ':' .. run)
   end
@@ -56,7 +61,9 @@ return answer_each(function(request)
   local run = request.run_id
   if call('EXISTS', store .. 'run:' .. run) == 0 then return { 0, 0 } end
   call('SREM', store .. 'active', run) -- a server without memory lets scripts write that remove something first
-  call('HSET', store .. 'run:' .. run, 'deleting', 1) -- from now on nobody writes to it
+  if call('HSET', store .. 'run:' .. run, 'deleting', 1) == 1 then -- from now on nobody writes to it
+    note(request.actor, 'delete_runs', run, run, {})
+  end
   if delete_portion(run, request.portion) then return { 1, 1 } end
   delete_rest(run)
   return { 1, 0 }

@@ -1,4 +1,4 @@
--- drop_records: request {rollout ids}, distinct and sorted; answers how many calls are gone.
+-- drop_records: request {actor, ids}, rollouts distinct and sorted; answers how many calls are gone.
 
 local function drop(id, attempt)
   local calls, rewards = store .. 'c:' .. id .. ':' .. attempt, store .. 'rw:' .. id .. ':' .. attempt
@@ -16,17 +16,24 @@ local function drop(id, attempt)
 end
 
 return answer_each(function(request)
-  for _, id in ipairs(request) do
-    local state = call('HGET', store .. 'r:' .. id, 'state')
+  local by_run = {}
+  for _, id in ipairs(request.ids) do
+    local found = call('HMGET', store .. 'r:' .. id, 'state', 'run')
+    local state, run = found[1], found[2]
     if state == 'queued' or state == 'running' then
       return refuse('has_records_to_come', id, state)
     end
+    if run then
+      by_run[run] = by_run[run] or {}
+      table.insert(by_run[run], id)
+    end
   end
   local count = 0
-  for _, id in ipairs(request) do
+  for _, id in ipairs(request.ids) do
     for attempt = 1, tonumber(call('HGET', store .. 'r:' .. id, 'attempt') or 0) do
       count = count + drop(id, attempt)
     end
   end
+  note_rollouts(request.actor, 'drop_records', by_run)
   return count
 end)

@@ -101,6 +101,25 @@ local function rollout_of(id)
   return row
 end
 
+-- An entry of the audit log, in the script of the act. The detail is a table; the log is only ever added to.
+local function note(actor, action, subject, run, detail)
+  call('RPUSH', store .. 'audit', cjson.encode({ now, actor, action, subject, run or '', cjson.encode(detail) }))
+end
+
+-- The same for rollouts, by run: {run = {ids}}.
+local MAX_IDS_NAMED = 20
+local function note_rollouts(actor, action, by_run)
+  local runs = {}
+  for run in pairs(by_run) do
+    runs[#runs + 1] = run
+  end
+  table.sort(runs)
+  for _, run in ipairs(runs) do
+    local ids = by_run[run]
+    note(actor, action, run, run, { rollouts = #ids, ids = { unpack(ids, 1, math.min(#ids, MAX_IDS_NAMED)) } })
+  end
+end
+
 local function state_key(run, mode, state)
   return store .. 's:' .. run .. ':' .. mode .. ':' .. state
 end

@@ -1,20 +1,21 @@
--- put_resources: request {{run_id, name, created_ns}, ...}, one blob each; answers {{version, created_ns}, ...}.
+-- put_resources: request {actor, rows = {{run_id, name, created_ns, kind if it is audited else ''}, ...}}, one blob each; answers {{version, created_ns}, ...}.
 
 return answer_each(function(request)
   local runs, blobs, stored = {}, {}, {}
-  for position, row in ipairs(request) do
+  for position, row in ipairs(request.rows) do
     runs[position] = row[1]
     blobs[position] = blob()
   end
   local refusal = refuse_missing_runs(runs)
   if refusal then return refusal end
-  for position, row in ipairs(request) do
+  for position, row in ipairs(request.rows) do
     local run, name = row[1], row[2]
     local created_ns = row[3] ~= '' and row[3] or now
     local version = call('HINCRBY', store .. 'versions:' .. run, name, 1)
     call('HSET', store .. 'resources:' .. run, version .. ' ' .. name, created_ns .. ' ' .. blobs[position])
     stored[position] = { version, created_ns }
     tell('resources', run)
+    if row[4] ~= '' then note(request.actor, 'put_resources', name, run, { kind = row[4], version = version }) end
   end
   return stored
 end)

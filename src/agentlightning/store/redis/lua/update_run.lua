@@ -1,4 +1,4 @@
--- update_run: request {run_id, state, summary = {name, JSON, ...}}; answers the run's fields and its summary's.
+-- update_run: request {actor, run_id, state, summary = {name, JSON, ...}}; answers the run's fields and its summary's.
 
 return answer_each(function(request)
   local run = request.run_id
@@ -7,6 +7,10 @@ return answer_each(function(request)
   local key, summary = store .. 'run:' .. run, store .. 'summary:' .. run
   call('HSET', key, 'updated_ns', now)
   if request.state then
+    local before = call('HGET', key, 'state')
+    if before ~= request.state then
+      note(request.actor, 'update_run', run, run, { from = before, to = request.state })
+    end
     call('HSET', key, 'state', request.state)
     call(request.state == 'running' and 'SADD' or 'SREM', store .. 'active', run)
   end
