@@ -52,7 +52,7 @@ class Touched:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class MethodRule:
     """The roles beside admin that may call a method, and what a request to it names."""
 
     roles: frozenset[TokenRole]
@@ -63,8 +63,8 @@ class Rule:
     """The reason why nobody but an admin may send this request."""
 
 
-def _rule(roles: str, touched: Callable[[Arguments], Touched], default: str = "") -> Rule:
-    return Rule(frozenset(roles.split()), touched, default)  # type: ignore[arg-type]
+def _rule(roles: str, touched: Callable[[Arguments], Touched], default: str = "") -> MethodRule:
+    return MethodRule(frozenset(roles.split()), touched, default)  # type: ignore[arg-type]
 
 
 def _run(given: Arguments) -> Touched:
@@ -103,7 +103,7 @@ def _created_token(given: Arguments) -> str | None:
 _ALL_READ = "trainer worker reader"
 _READ = "trainer reader"
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, MethodRule] = {
     "create_run": _rule("trainer", _run, "run_id"),
     "update_run": _rule("trainer", _run),
     "runs": _rule(_ALL_READ, lambda given: Touched(runs=given["ids"]), "ids"),
@@ -179,7 +179,7 @@ class Permissions:
         await self._check_run(caller, caller.run_id, method, rule, given)
         return given
 
-    async def _check_run(self, caller: Caller, run_id: str, method: str, rule: Rule, given: Arguments) -> None:
+    async def _check_run(self, caller: Caller, run_id: str, method: str, rule: MethodRule, given: Arguments) -> None:
         touched = rule.touched(given)
         others = {"all runs" if each is None else f"run {each}" for each in touched.runs if each != run_id}
         ids = set(touched.rollouts)
