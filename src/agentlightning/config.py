@@ -189,8 +189,8 @@ class DataConfig(Table):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if (self.train is None) == (not self.from_run):
-            raise ValueError("give either train (tasks) or from_run (recorded runs), not both")
+        if self.train is None and not self.from_run:
+            raise ValueError("give either train (tasks) or from_run (recorded runs)")
         return self
 
 
@@ -342,7 +342,8 @@ class Config(Table):
     agent: AgentConfig = AgentConfig()
     data: DataConfig
     algorithm: dict[str, Any] = Field({})
-    """The algorithm's own settings; `name` picks it (default lightning_rl). The algorithm checks them."""
+    """The algorithm's own settings; `name` picks it (default lightning_rl), `schedule` holds what differs from a step on.
+    The algorithm checks them."""
     trainer: TrainerConfig = TrainerConfig()
     eval: EvalConfig = EvalConfig()
     engine: EngineConfig = EngineConfig()
@@ -353,6 +354,11 @@ class Config(Table):
     """Models that are not trained, by a name of your choice: a judge, a user simulator, an embedding."""
     policies: dict[str, PolicyConfig] = Field({})
     """Several policies, by the model name that agents ask for. Empty: one, which answers whatever name they ask for."""
+
+    @property
+    def offline(self) -> bool:
+        """True where the run samples nothing to learn from."""
+        return self.data.train is None
 
     def with_steps(self, examples: int) -> Self:
         """With `trainer.epochs` as steps, once the number of training examples is known."""
@@ -394,9 +400,14 @@ class Config(Table):
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
         agent = self.agent
-        if (agent.run is not None and agent.command is not None) or not (agent.given or self.data.from_run):
+        if self.data.train is not None and self.data.from_run and not self.algorithm.get("schedule"):
+            raise ValueError(
+                "data: give either train (tasks) or from_run (recorded runs), not both, unless algorithm.schedule switches "
+                "between them"
+            )
+        if (agent.run is not None and agent.command is not None) or not (agent.given or self.offline):
             raise ValueError("agent: give either run (a function, 'file.py:name') or command (a program), not both")
-        if self.data.from_run:  # trainer/offline/settings.py checks the others
+        if self.offline:  # trainer/offline/settings.py checks the others
             return self
         if self.data.val is None and self.eval != EvalConfig():  # the file of a run names every setting
             raise ValueError("eval: has no effect without data.val")

@@ -481,6 +481,10 @@ class TrainingSequence:
     """On masked tokens, what the value head said before the step's first update, for `value_clip`."""
 
 
+LOSSES = ("ppo_clip", "gspo", "cispo", "reinforce", "sft")
+"""Losses of a token that come with engines."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
     """The per-token loss that an engine applies; see engines/losses.py for the formulas and their sources.
@@ -489,7 +493,10 @@ class Loss:
     (importance, ratio_mask, off_policy_kl) act on the policy term alone, never on KL or entropy.
     """
 
-    name: Literal["ppo_clip", "gspo", "cispo", "reinforce", "sft"] = "ppo_clip"
+    name: str = "ppo_clip"
+    """One of `LOSSES`, or a plug-in: ``file.py:name``, ``package.module:name``, or the name of an entry point."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of a plug-in: its keyword-only arguments."""
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float | None = None
@@ -514,6 +521,11 @@ class Loss:
     layers times this number; 0 leaves them alone."""
     value_clip: float | None = None
     """An estimate that moved further than this from `values` has no gradient."""
+
+    @property
+    def is_plugin(self) -> bool:
+        """True where the loss is not one of `LOSSES`."""
+        return self.name not in LOSSES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,17 +201,18 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
         ({"minibatches": 0}, "algorithm.minibatches: expected a number greater than 0, got 0"),
         (
             {"credit": "luck"},
-            "algorithm.credit: expected one of counterfactual, discounted, gigpo, judge, last, learned, step_rewards, "
-            "uniform, or file.py:name of a custom rule, got 'luck'",
+            "algorithm.credit: expected one of counterfactual, decisive, discounted, gigpo, judge, last, learned, "
+            "step_rewards, uniform, or file.py:name of your own, got 'luck'",
         ),
         (
             {"advantage": "gea"},
             "algorithm.advantage: expected one of dr_grpo, gae, grpo, maxrl, reinforce, reinforce_pp, "
-            "reinforce_pp_baseline, rloo, got 'gea'",
+            "reinforce_pp_baseline, rloo, or file.py:name of your own, got 'gea'",
         ),
         (
             {"aggregation": "mean"},
-            "algorithm.aggregation: expected 'token_mean', 'sequence_mean', 'rollout_mean' or 'fixed_length', got 'mean'",
+            "algorithm.aggregation: expected one of fixed_length, rollout_mean, sequence_mean, token_mean, or "
+            "file.py:name of your own, got 'mean'",
         ),
         ({"entropy": float("nan")}, "algorithm.entropy: expected a finite number, got nan"),
         ({"solved_bonus": -1}, "algorithm.solved_bonus: expected a number greater than or equal to 0, got -1"),

@@ -48,7 +48,9 @@ GROUP = [trajectory("a0", 1.0, 4, 1), trajectory("a1", 0.0, 2), trajectory("a2",
 
 
 def test_every_field_of_the_loss_is_listed_here() -> None:
-    assert set(EFFECTS) == {field.name for field in dataclasses.fields(Loss)}
+    assert set(EFFECTS) | {"settings"} == {
+        field.name for field in dataclasses.fields(Loss)
+    }  # of plug-ins: test_plugins.py
 
 
 @pytest.mark.parametrize("field", EFFECTS)
@@ -128,7 +130,11 @@ def test_reinforce_takes_several_updates_where_importance_corrects_for_the_earli
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"loss": "sft"}, "algorithm.loss: expected 'ppo_clip', 'gspo', 'cispo' or 'reinforce', got 'sft'"),
+        (
+            {"loss": "sft"},
+            "algorithm.loss: expected one of cispo, gspo, ppo_clip, reinforce, or file.py:name of your own, got 'sft'",
+        ),
+        ({"loss_settings": {"c": 1}}, "algorithm.loss_settings: has no effect with loss = 'ppo_clip', which has none"),
         ({"epochs": 0}, "algorithm.epochs: expected a number greater than 0, got 0"),
         (
             {"loss": "reinforce", "minibatches": 1, "epochs": 2},

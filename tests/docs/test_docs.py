@@ -54,7 +54,7 @@ def settings_tables() -> dict[str, dict[str, Any]]:
     tables: dict[str, dict[str, Any]] = {}
     for name, table in Config.model_fields.items():
         if name == "algorithm":
-            tables[name] = {"name": "lightning_rl"}
+            tables[name] = {"name": "lightning_rl", "schedule": None}
             tables[name] |= {field.name: field.default for field in dataclasses.fields(LightningRL)}
             tables["algorithm.critic"] = {field.name: field.default for field in dataclasses.fields(Critic)}
         elif name == "engine":
@@ -286,7 +286,10 @@ def test_toml_snippets_hold_settings_that_exist(page: Path) -> None:
                 assert set(settings.get(table, {})) <= set(tables[table]), f"{page.name}: [policies.{name}] {table}"
         if (name := snippet.get("algorithm", {}).get("name")) in OFFLINE_ALGORITHMS:
             own = {field.name for field in dataclasses.fields(OFFLINE_ALGORITHMS[name])}
-            assert set(snippet.pop("algorithm")) <= {"name", *own}, f"{page.name}: [algorithm] of {name}"
+            table = snippet.pop("algorithm")
+            for entry in table.get("schedule", []):
+                assert set(entry) <= {"from_step", "learning_rate", *tables["algorithm"]}, f"{page.name}: schedule"
+            assert set(table) <= {"name", "schedule", *own}, f"{page.name}: [algorithm] of {name}"
         for table, settings in snippet.items():
             assert set(settings) <= set(tables[table]), f"{page.name}: [{table}]"
 

@@ -252,3 +252,19 @@ def test_adamw_with_states_of_8_bits_learns_takes_less_memory_and_resumes_exactl
         learner.optim_step(3e-3, 1.0)
     expected = learners["adamw_8bit"].model.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in resumed.model.state_dict().items())
+
+
+@pytest.mark.parametrize("logits_at_once", [1 << 25, 200])
+def test_a_loss_of_one_s_own_trains_as_the_built_in_one_does(
+    build: Callable[..., Path], tmp_path: Path, logits_at_once: int
+) -> None:
+    file = tmp_path / "own_loss.py"
+    file.write_text("def plain(logprobs, tokens, *, c=1.0):\n    return -c * tokens.advantages * logprobs\n")
+    found = []
+    for loss in (Loss(name="reinforce"), Loss(name=f"{file}:plain", settings={"c": 1.0})):
+        learner = Learner(build("Llama"), LearnerOptions(), logits_at_once=logits_at_once)
+        metrics = learner.forward_backward(batch(), loss)
+        found.append((metrics["loss"], gradients(learner)))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    for name, gradient in found[0][1].items():
+        torch.testing.assert_close(found[1][1][name], gradient)

@@ -12,22 +12,26 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from agentlightning.adapters.sequences import Aggregation
 from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED, PerToken, rewards_to_go, whiten_batch
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
 from agentlightning.algorithms.credit.rule import Credit
 from agentlightning.algorithms.critic import Critic, Values, estimates, explained
+from agentlightning.algorithms.plugins import FunctionKind, plugin_advantages, plugin_settings
 from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
 from agentlightning.algorithms.selection import own_credits, own_groups
-from agentlightning.algorithms.settings import Names, UnitInterval, check_settings
+from agentlightning.algorithms.settings import CodeName, Names, UnitInterval, check_settings
+from agentlightning.algorithms.step_stats import any_signal, step_stats, without_signal
 from agentlightning.algorithms.updates import Signal, minibatches
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.types import Loss, Outcome, TrainingSequence, Trajectory
 
+LOSSES = ("ppo_clip", "gspo", "cispo", "reinforce")
+"""Losses of samples: sft is one of demonstrations."""
 GAE = "gae"
 """The advantage that asks an engine for a critic's values."""
 ALONE = (GAE, "reinforce", "reinforce_pp")
@@ -49,12 +53,6 @@ def _rule_name(credit: object) -> str:
     if not isinstance(credit, str):
         raise ValueError("expected the name of a rule")
     return credit
-
-
-def _advantage(name: str) -> str:
-    if name not in ADVANTAGES and name != GAE:
-        raise ValueError(f"expected one of {', '.join(sorted((*ADVANTAGES, GAE)))}")
-    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +89,11 @@ class LightningRL:
     """Credit rule: a name in `credit.CREDIT`, ``file.py:name`` of a custom rule, or the rule itself."""
     credit_settings: Mapping[str, Any] | None = None
     """The rule's own settings."""
-    advantage: Annotated[str, AfterValidator(_advantage)] = "grpo"
-    """A name in `advantage.ADVANTAGES`, or gae: a critic says what each call and token added."""
+    advantage: CodeName = "grpo"
+    """A name in `advantage.ADVANTAGES`, gae (a critic says what each call and token added), or a plug-in
+    ``(groups, credits, *, settings)``; see `plugins.plugin_advantages`."""
+    advantage_settings: Mapping[str, Any] | None = None
+    """A plug-in's own settings."""
     normalize_std: bool = True
     """Divide advantages by the group's standard deviation (grpo), or normalise them over the step (gae)."""
     critic: Critic | None = None
@@ -111,8 +112,11 @@ class LightningRL:
     """Adds solved_bonus × R to each advantage of a rollout: for rewards 0 and 1, that share of positive sample reinforcement
     (Zhu et al. 2025, arXiv 2506.01347, section 2), so that groups that are solved throughout are trained on, too; equally a
     baseline below the mean (Arnal et al. 2025, "Asymmetric REINFORCE", arXiv 2506.20520)."""
-    loss: Literal["ppo_clip", "gspo", "cispo", "reinforce"] = "ppo_clip"
-    """The loss of a token; see docs/losses.md. reinforce has no ratio: it takes one update per step, or `importance`."""
+    loss: CodeName = "ppo_clip"
+    """The loss of a token: a name in `LOSSES`, see docs/losses.md, or a plug-in ``(logprobs, tokens, *, settings)``, which
+    the learner loads. reinforce has no ratio: it takes one update per step, or `importance`."""
+    loss_settings: Mapping[str, Any] | None = None
+    """A plug-in's own settings."""
     ratio: Literal["rollout", "old_policy"] = "rollout"
     """Denominator of the loss's ratio: the recorded logprobs, or the trainer's own of before the step's first update,
     one forward pass more; importance then corrects for the sampler."""
@@ -137,8 +141,11 @@ class LightningRL:
     """Coefficient of the entropy bonus."""
     entropy_aggregation: Aggregation | None = None
     """Loss aggregation of the entropy bonus. None: that of the loss."""
-    aggregation: Aggregation | None = None
-    """Loss aggregation mode; see `adapters.sequences.token_weights`. None: as in `AGGREGATIONS`, else token_mean."""
+    aggregation: CodeName | None = None
+    """Loss aggregation mode; see `adapters.sequences.token_weights`. None: as in `AGGREGATIONS`, else token_mean. Or a
+    plug-in ``(trajectories, *, settings)``; see `plugins.plugin_weights`."""
+    aggregation_settings: Mapping[str, Any] | None = None
+    """A plug-in's own settings."""
     fixed_length: PositiveInt | None = None
     """Tokens that a rollout counts for under an aggregation of that name."""
     normalise_over: Literal["sampled", "informative"] | None = None
@@ -153,7 +160,8 @@ class LightningRL:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.group_size == 1 and self.advantage not in ALONE:
+        self._check_plugins()
+        if self.group_size == 1 and self.advantage in ADVANTAGES and self.advantage not in ALONE:
             raise ConfigError(
                 f"algorithm.group_size: expected a whole number of at least 2 with advantage = {self.advantage!r}, got 1"
             )
@@ -170,6 +178,7 @@ class LightningRL:
         low, high = CLIPS.get(self.loss, (plain.clip_low, plain.clip_high))
         return Loss(
             name=self.loss,
+            settings={} if self.loss in LOSSES else plugin_settings("loss", self.loss, self.loss_settings),
             clip_low=low if self.clip_low is None else self.clip_low,
             clip_high=high if self.clip_high is None else self.clip_high,
             dual_clip=self.dual_clip,
@@ -187,7 +196,7 @@ class LightningRL:
         )
 
     @property
-    def loss_aggregation(self) -> Aggregation:
+    def loss_aggregation(self) -> str:
         """The aggregation of the loss where none is given, too."""
         default = AGGREGATIONS.get(self.loss) or AGGREGATIONS.get(self.advantage) or "token_mean"
         return self.aggregation or default
@@ -241,7 +250,7 @@ class LightningRL:
         usable = own_groups(usable)
         trajectories = [trajectory for group in usable for trajectory in group]
         outcomes |= {
-            rollout_id: "trained" if _any(signal.advantages) else "zero_variance"
+            rollout_id: "trained" if any_signal(signal.advantages) else "zero_variance"
             for rollout_id, signal in signals.items()
         }
         trained = [trajectory for trajectory in trajectories if outcomes[trajectory.rollout_id] == "trained"]
@@ -251,8 +260,8 @@ class LightningRL:
             minibatches=updates,
             loss=self.loss_terms,
             outcomes=outcomes,
-            resample=_without_signal(groups, outcomes) if self.dynamic_sampling else [],
-            stats=_stats(usable, trajectories, trained) | counts | critic_stats | {"sequences": rows},
+            resample=without_signal(groups, outcomes) if self.dynamic_sampling else [],
+            stats=step_stats(usable, trajectories, trained) | counts | critic_stats | {"sequences": rows},
         )
 
     def advantages(self, group: Sequence[Trajectory]) -> list[list[float]]:
@@ -360,8 +369,12 @@ class LightningRL:
         credits = rule.credits(groups, evidence, rule.settings(self.credit_settings or {}))
         groups, credits = own_groups(groups), own_credits(groups, credits)
         trajectories = [trajectory for group in groups for trajectory in group]
-        numbers = [row for group, ofgroup in zip(groups, credits, strict=True) for row in self._within(group, ofgroup)]
-        values: list[list[PerToken]] = [[*row] for row in numbers]
+        if self.advantage in ADVANTAGES:
+            within = [self._within(group, ofgroup) for group, ofgroup in zip(groups, credits, strict=True)]
+            numbers = [row for rows in within for row in rows]
+            values: list[list[PerToken]] = [[*row] for row in numbers]
+        else:
+            values = plugin_advantages(self.advantage, self.advantage_settings, groups, credits)
         if penalties:
             values = rewards_to_go(numbers, [penalties[trajectory.rollout_id] for trajectory in trajectories])
         if self.advantage in WHITENED:
@@ -393,6 +406,18 @@ class LightningRL:
 
     def _rewards(self) -> RewardPolicy:
         return RewardPolicy(weights=self.reward_weights or {}, missing=self.missing_reward, fill=self.fill_reward)
+
+    def _check_plugins(self) -> None:
+        parts: tuple[tuple[FunctionKind, str, tuple[str, ...], Mapping[str, Any] | None], ...] = (
+            ("advantage", self.advantage, (*ADVANTAGES, GAE), self.advantage_settings),
+            ("loss", self.loss, LOSSES, self.loss_settings),
+            ("aggregation", self.loss_aggregation, get_args(Aggregation), self.aggregation_settings),
+        )
+        for kind, name, built_in, given in parts:
+            if name not in built_in:
+                plugin_settings(kind, name, given, built_in)
+            elif given is not None:
+                raise ConfigError(f"algorithm.{kind}_settings: has no effect with {kind} = {name!r}, which has none")
 
     def _check_credit(self) -> None:
         find_rule(str(self.credit)).settings(self.credit_settings or {})
@@ -450,7 +475,7 @@ class LightningRL:
         for name in ("clip_low", "clip_high"):
             if getattr(self, name) is not None and self.loss not in CLIPS:
                 raise ConfigError(f"algorithm.{name}: has no effect with loss = {self.loss!r}")
-        if self.loss in CLIPS or self.importance is not None:
+        if self.loss in CLIPS or self.loss not in LOSSES or self.importance is not None:
             return
         for name, one in (("minibatches", self.minibatches), ("epochs", self.epochs)):
             if one != 1:
@@ -462,45 +487,3 @@ class LightningRL:
             raise ConfigError(
                 f"algorithm.ratio: 'old_policy' has no effect with loss = {self.loss!r}, which has no ratio"
             )
-
-
-def _stats(
-    groups: Sequence[Sequence[Trajectory]], trajectories: Sequence[Trajectory], trained: Sequence[Trajectory]
-) -> dict[str, float]:
-    rewards = [trajectory.reward for trajectory in trajectories]
-    earned = [{trajectory.reward for trajectory in group} for group in groups if group]
-    least, best = min(rewards, default=0.0), max(rewards, default=0.0)
-    all_same_is_good = best > 0.0  # where every rollout of the step earns the same, there is nothing else to go by
-    alike = [next(iter(values)) for values in earned if len(values) == 1]
-    solved = sum(value == best and (best > least or all_same_is_good) for value in alike)
-    unsolved = sum(value == least and (best > least or not all_same_is_good) for value in alike)
-    count = max(1, len(trajectories))
-    names = sorted({name for trajectory in trajectories for name in trajectory.rewards} - {"reward"})
-    named = {name: [one.rewards[name] for one in trajectories if name in one.rewards] for name in names}
-    return {
-        "reward_mean": statistics.fmean(rewards) if rewards else 0.0,
-        "reward_std": statistics.stdev(rewards) if len(rewards) > 1 else 0.0,
-        "groups_with_signal": 1.0 - len(alike) / len(earned) if earned else 0.0,
-        "solved_groups": solved / max(1, len(earned)),
-        "unsolved_groups": unsolved / max(1, len(earned)),
-        "turns": sum(len(trajectory.transitions) for trajectory in trajectories) / count,
-        "tokens_sampled": float(sum(map(_sampled, trajectories))),
-        "tokens_trained": float(sum(map(_sampled, trained))),
-        "zero_variance": 1.0 - len(trained) / count if trajectories else 0.0,
-    } | {f"rewards/{name}/mean": statistics.fmean(values) for name, values in named.items()}
-
-
-def _without_signal(groups: Sequence[Sequence[Trajectory]], outcomes: Mapping[str, Outcome]) -> list[str]:
-    return [
-        group[0].group_id
-        for group in groups
-        if group and all(outcomes[trajectory.rollout_id] != "trained" for trajectory in group)
-    ]
-
-
-def _sampled(trajectory: Trajectory) -> int:
-    return sum(len(transition.sampled_ids) for transition in trajectory.transitions)
-
-
-def _any(advantages: Sequence[float | Sequence[float]]) -> bool:
-    return any(one if isinstance(one, int | float) else any(one) for one in advantages)

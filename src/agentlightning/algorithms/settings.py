@@ -6,11 +6,13 @@ Made from Python or from TOML, they are not converted on the way in: a text is n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
+from agentlightning.code_loader import path_of_code
 from agentlightning.config_base import parse_settings
 
 if TYPE_CHECKING:
@@ -35,6 +37,29 @@ def check_settings(settings: DataclassInstance, where: str = "algorithm") -> Non
         object.__setattr__(settings, name, getattr(checked, name))
 
 
+def function_settings(function: Callable[..., Any], given: Mapping[str, Any], setting: str) -> dict[str, Any]:
+    """`given` checked against the keyword-only arguments of a plug-in, which are its settings; those left out have their
+    defaults. ConfigError for an unknown or a wrong one. `setting` is the table's own name, such as loss_settings."""
+    taken = {name: one for name, one in inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY}
+    annotations = {name: one.annotation for name, one in taken.items() if one.annotation is not one.empty}
+    # Of these alone: other annotations may name what is imported for type checkers only.
+    holder = type("Annotations", (), {"__annotations__": annotations})
+    hints = get_type_hints(holder, globalns=getattr(function, "__globals__", {}), include_extras=True)
+    fields = {
+        name: (hints.get(name, Any), ... if one.default is one.empty else one.default) for name, one in taken.items()
+    }
+    model = strict_table({setting: (strict_table(fields), ...)})
+    checked = getattr(parse_settings(model, {setting: dict(given)}, "algorithm"), setting)
+    return {name: getattr(checked, name) for name in fields}
+
+
+def code_name(given: Any) -> Any:
+    """A function or class of a file as the text that names it; for settings that may name code."""
+    if isinstance(given, str) or not callable(given):
+        return given
+    return path_of_code(given, "algorithm")
+
+
 def _names(given: Any) -> tuple[str, ...]:
     if not isinstance(given, list | tuple) or not given or not all(isinstance(one, str) and one for one in given):
         raise ValueError("expected a list of names")
@@ -42,4 +67,6 @@ def _names(given: Any) -> tuple[str, ...]:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+CodeName = Annotated[str, BeforeValidator(code_name)]
+"""A built-in name, that of an entry point, ``file.py:name``, or the function itself."""
 UnitInterval = Annotated[float, Field(strict=True, ge=0, le=1)]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast, get_args
 
-from agentlightning.adapters.sequences import PerToken, merge, token_weights
+from agentlightning.adapters.sequences import Aggregation, PerToken, merge, token_weights
+from agentlightning.algorithms.plugins import plugin_weights
 from agentlightning.types import TrainingSequence, Trajectory
 
 if TYPE_CHECKING:
@@ -61,6 +62,12 @@ def minibatches(
     return found
 
 
+def _weights(settings: LightningRL, trajectories: Sequence[Trajectory]) -> Sequence[Sequence[PerToken]]:
+    if settings.loss_aggregation in get_args(Aggregation):
+        return token_weights(trajectories, cast(Aggregation, settings.loss_aggregation), settings.fixed_length)
+    return plugin_weights(settings.loss_aggregation, settings.aggregation_settings, trajectories)
+
+
 def _minibatch(
     settings: LightningRL,
     trajectories: Sequence[Trajectory],
@@ -68,7 +75,7 @@ def _minibatch(
     only: Collection[str] | None,
 ) -> list[TrainingSequence]:
     """The rows of the rollouts `only` (None: of all), with weights that count all."""
-    weights = token_weights(trajectories, settings.loss_aggregation, settings.fixed_length)
+    weights = _weights(settings, trajectories)
     terms = {
         name: token_weights(trajectories, aggregation, settings.fixed_length)
         for name, aggregation in (

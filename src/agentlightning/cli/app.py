@@ -12,6 +12,7 @@ import typer
 
 from agentlightning.children import hide_memory
 from agentlightning.cli import (
+    algorithms,
     check,
     demo,
     evaluate,
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("tiny")(tiny.tiny)
 app.command("train")(train.train)
+app.command("algorithms")(algorithms.algorithms)
 app.command("check")(check.check)
 app.command("record")(record.record)
 app.command("eval")(evaluate.evaluate)

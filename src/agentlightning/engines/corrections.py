@@ -51,7 +51,11 @@ class Tokens:
 def needs_calls(loss: Loss) -> bool:
     """True where the loss of a token depends on the other tokens of its call."""
     return (
-        loss.name == "gspo" or loss.importance == "call" or loss.ratio_mask == "call" or loss.off_policy_kl is not None
+        loss.name == "gspo"
+        or loss.is_plugin
+        or loss.importance == "call"
+        or loss.ratio_mask == "call"
+        or loss.off_policy_kl is not None
     )
 
 

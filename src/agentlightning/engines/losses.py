@@ -12,10 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from agentlightning.code_loader import load_plugin
 from agentlightning.engines.corrections import Tokens, call_ratios, corrections, needs_calls
 from agentlightning.engines.support import CLIPPED
-from agentlightning.errors import EngineError
-from agentlightning.types import Loss
+from agentlightning.errors import ConfigError, EngineError, boundary
+from agentlightning.types import LOSSES, Loss
 
 
 def ppo_clip(
@@ -76,6 +77,24 @@ def reinforce(logprobs_N: Tensor, advantages_N: Tensor) -> Tensor:
 def sft(logprobs_N: Tensor) -> Tensor:
     """-logprob: the cross-entropy of the token that the demonstrator wrote."""
     return -logprobs_N
+
+
+def plugin_loss(loss: Loss, logprobs_N: Tensor, tokens: Tokens) -> Tensor:
+    """A loss of the user's own: ``name(logprobs, tokens, *, settings) -> Tensor``, a value for each of N tokens.
+
+    Weights, masks, corrections, KL and entropy are applied to it as to the others. ConfigError where it returns anything
+    else, or what has no gradient; AgentError where it raises.
+    """
+    what = f"loss {loss.name!r}"
+    function = load_plugin("loss", loss.name, LOSSES)
+    with boundary(what):
+        found = function(logprobs_N, tokens, **loss.settings)
+    if not isinstance(found, Tensor) or found.shape != logprobs_N.shape:
+        got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(f"{what}: expected a tensor of shape {tuple(logprobs_N.shape)}, a value per token, got {got}")
+    if logprobs_N.requires_grad and not found.requires_grad:
+        raise ConfigError(f"{what}: what it returned has no gradient; expected it to be computed from logprobs")
+    return found
 
 
 def entropy(log_distributions_NV: Tensor) -> Tensor:
@@ -184,6 +203,8 @@ def _policy_term(loss: Loss, logprobs_N: Tensor, tokens: Tokens) -> tuple[Tensor
         losses_N = cispo(logprobs_N, base_N, advantages_N, loss.clip_low, loss.clip_high)
     elif loss.name == "reinforce":
         losses_N = reinforce(logprobs_N, advantages_N)
+    elif loss.is_plugin:
+        losses_N = plugin_loss(loss, logprobs_N, tokens)
     else:
         losses_N = sft(logprobs_N)
     if factors_N is not None:

@@ -28,6 +28,8 @@ class Support:
     """reference_logprobs: a frozen copy of the first weights."""
     old_logprobs: bool = False
     """Sequences with old_logprobs, to which ratios are then taken."""
+    plugin_losses: bool = False
+    """Losses of the user's own, loaded where the weights are."""
     values: bool = False
     """A value head: `values`, and losses that train it."""
 
@@ -43,7 +45,8 @@ def check_loss(support: Support, loss: Loss, *, old_logprobs: bool = False) -> N
 
     old_logprobs: whether the trainer gives sequences the trainer's logprobs of before the step.
     """
-    _expect(loss.name in support.losses, support, f"the loss {loss.name!r}", f"{_list(support.losses)}")
+    known = support.plugin_losses if loss.is_plugin else loss.name in support.losses
+    _expect(known, support, f"the loss {loss.name!r}", f"{_list(support.losses)}")
     corrected = loss.importance is not None or loss.ratio_mask is not None or loss.off_policy_kl is not None
     _expect(support.corrections or not corrected, support, "importance, ratio_mask or off_policy_kl", "none of them")
     _expect(support.entropy or not loss.entropy, support, "an entropy bonus", "entropy = 0")

@@ -7,14 +7,9 @@ becomes one sentence. Knows nothing of what the callables do.
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
-import inspect
 import pickle
 import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +17,16 @@ from typing import Any
 
 import cloudpickle
 
-from agentlightning.errors import AgentError, AgentLightningError, ConfigError
+from agentlightning.code_loader import (
+    callables_of,
+    check_signature,
+    is_code,
+    load_file,
+    load_module,
+    place_of,
+    value_of,
+)
+from agentlightning.errors import AgentError, ConfigError
 from agentlightning.runner.agent import is_marked
 
 
@@ -35,9 +39,9 @@ def load(spec: str, parameters: tuple[str, ...] | None = ("task", "llm"), what: 
     if spec.endswith(".pkl"):
         value = _unpickle(Path(spec), what)
     else:
-        source, _, name = spec.rpartition(":") if _has_name(spec) else (spec, "", "")
-        module = _load_file(Path(source), what) if source.endswith(".py") else _load_module(source, what)
-        value = _named(module, name, spec, what) if name else _marked(module, spec, what)
+        source, _, name = spec.rpartition(":") if is_code(spec) else (spec, "", "")
+        module = load_file(Path(source), what) if source.endswith(".py") else load_module(source, what)
+        value = value_of(module, name, spec, what) if name else _marked(module, spec, what)
     if parameters is not None:
         check_signature(value, parameters, f"{what} {spec!r}")
     return value  # type: ignore[no-any-return]
@@ -72,121 +76,12 @@ def agent_spec(function: Callable[..., Any], folder: Path) -> str:
     return str(path)
 
 
-def check_signature(value: Any, parameters: tuple[str, ...], label: str) -> None:
-    """ConfigError unless `value` can be called with these arguments by position."""
-    wanted = f"({', '.join(parameters)})"
-    if not callable(value):
-        raise ConfigError(f"{label}: expected a callable {wanted}, got {type(value).__name__}")
-    try:
-        signature = inspect.signature(value)
-    except (ValueError, TypeError):
-        return  # builtins without a signature
-    try:
-        signature.bind(*parameters)
-    except TypeError as cause:
-        raise ConfigError(f"{label}: expected to be callable as {wanted}, but its signature is {signature}") from cause
-
-
-def _has_name(spec: str) -> bool:
-    """Returns whether a colon separates a name: 'a.py:solve', 'C:/a.py:solve', 'pkg.mod:solve', not 'C:/a.py'."""
-    return ":" in spec and not spec.endswith(".py")
-
-
-def _load_file(path: Path, what: str) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"{what} file {str(path)!r} does not exist (looked from {Path.cwd()})")
-    path = path.resolve()
-    root, dotted = _package_of(path)
-    with _importing(root, str(path), what):
-        if "." in dotted:
-            return importlib.import_module(dotted)
-        name = f"agl_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-        if name in sys.modules:
-            return sys.modules[name]
-        module_spec = importlib.util.spec_from_file_location(name, path)
-        if module_spec is None or module_spec.loader is None:
-            raise ConfigError(f"{what} file {str(path)!r} is not a Python file")
-        module = importlib.util.module_from_spec(module_spec)
-        sys.modules[name] = module
-        try:
-            module_spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        return module
-
-
-def _load_module(name: str, what: str) -> ModuleType:
-    with _importing(Path.cwd(), name, what):
-        try:
-            return importlib.import_module(name)
-        except ModuleNotFoundError as cause:
-            if cause.name is not None and (name == cause.name or name.startswith(f"{cause.name}.")):
-                raise ConfigError(
-                    f"{what} module {name!r} does not exist; expected file.py:name or package.module:name"
-                ) from cause
-            raise
-
-
-def _package_of(path: Path) -> tuple[Path, str]:
-    """The folder that must be on sys.path, and the dotted name from there: a file of a package keeps its package."""
-    folder, parts = path.parent, [path.stem]
-    while (folder / "__init__.py").is_file():
-        parts.insert(0, folder.name)
-        folder = folder.parent
-    return folder, ".".join(parts)
-
-
-@contextmanager
-def _importing(root: Path, source: str, what: str) -> Iterator[None]:
-    """Import with `root` first on sys.path; afterwards it is last: late imports of the agent still find its neighbours,
-    and a neighbour called like a library no longer hides it."""
-    entry = str(root)
-    known = entry in sys.path
-    sys.path.insert(0, entry)
-    try:
-        yield
-    except AgentLightningError:
-        raise
-    except (Exception, SystemExit) as cause:
-        raise AgentError(f"{what} {source!r} cannot be imported: {_where(cause)}") from cause
-    finally:
-        sys.path.remove(entry)
-        if not known:
-            sys.path.append(entry)
-
-
-def _where(error: BaseException) -> str:
-    """Describes what was raised and the last line of user code that led to it."""
-    text = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error.msg} at {error.filename}:{error.lineno}"
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and not frame.filename.startswith("<frozen") and "importlib" not in frame.filename
-    ]
-    return f"{text} at {frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else text
-
-
-def _named(module: ModuleType, name: str, spec: str, what: str) -> Any:
-    try:
-        return attrgetter(name)(module)
-    except AttributeError:
-        raise ConfigError(f"{what} {spec!r}: there is no {name!r}; there are {_callables(module)}") from None
-
-
-def _callables(module: ModuleType) -> str:
-    public = [known for known, value in vars(module).items() if not known.startswith("_") and callable(value)]
-    return ", ".join(sorted(public)) or "no public callables"
-
-
 def _marked(module: ModuleType, spec: str, what: str) -> Any:
     marked = {name: value for name, value in vars(module).items() if is_marked(value)}
     if len(marked) == 1:
         return next(iter(marked.values()))
     if what != "agent":
-        raise ConfigError(f"{what} {spec!r}: add a name, as in {spec}:NAME; there are {_callables(module)}")
+        raise ConfigError(f"{what} {spec!r}: add a name, as in {spec}:NAME; there are {callables_of(module)}")
     found = f"{len(marked)} functions ({', '.join(sorted(marked))}) are" if marked else "no function is"
     raise ConfigError(f"{what} {spec!r}: add a name, as in {spec}:solve ({found} marked with @rollout)")
 
@@ -199,4 +94,4 @@ def _unpickle(path: Path, what: str) -> Any:
         sys.path.extend(entry for entry in stored["path"] if entry not in sys.path)
         return pickle.loads(stored["body"])
     except (Exception, SystemExit) as cause:  # unpickling imports the modules that the callable refers to
-        raise AgentError(f"{what} {str(path)!r} cannot be loaded: {_where(cause)}") from cause
+        raise AgentError(f"{what} {str(path)!r} cannot be loaded: {place_of(cause)}") from cause

@@ -119,7 +119,8 @@ class _Examination:
 
     async def _checkpoints(self) -> AsyncIterator[Finding]:
         for run in await self._store.runs([self._run_id]):
-            if run.config.get("data", {}).get("from_run"):
+            data = run.config.get("data", {})
+            if data.get("from_run") and data.get("train") is None:
                 return  # an offline run consumes nothing, and has no steps
         for checkpoint in await self._store.checkpoints(self._run_id):
             if checkpoint.step < 1:

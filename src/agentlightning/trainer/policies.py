@@ -8,15 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.config import Config, parse_settings
+from agentlightning.algorithms.offline import OfflineAlgorithm
+from agentlightning.config import Config, TrainerConfig, parse_settings
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import JSON, Resource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledAlgorithm:
+    """A part of `algorithm.schedule`."""
+
+    from_step: int
+    config: Config
+    """The policy's, with this part's settings."""
+    algorithm: LightningRL | OfflineAlgorithm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +39,63 @@ class TrainedPolicy:
     algorithm: LightningRL
     value: JSON
     """Of its resource: model name, endpoints, tokenizer, seed."""
+    schedule: Sequence[ScheduledAlgorithm] = ()
+    """What it learns by from which step on, the first from step 1; none: `algorithm` throughout."""
+
+    def entry(self, step: int) -> int:
+        """Number of the entry of `algorithm.schedule` that a step is trained by; 0: [algorithm] itself."""
+        return max((number for number, one in enumerate(self.schedule) if one.from_step <= step), default=0)
+
+    def at(self, step: int) -> TrainedPolicy:
+        """The policy as a step trains it. A step executed again, at any time, gets the same."""
+        if not self.schedule:
+            return self
+        one = self.schedule[self.entry(step)]
+        if not isinstance(one.algorithm, LightningRL):
+            return self
+        return replace(self, config=one.config, algorithm=one.algorithm)
+
+    def offline_at(self, step: int) -> int | None:
+        """The entry of a step that learns from recorded rollouts; None: it learns from its own."""
+        entry = self.entry(step)
+        return entry if self.schedule and isinstance(self.schedule[entry].algorithm, OfflineAlgorithm) else None
+
+
+def schedule_configs(config: Config) -> list[tuple[int, Config]]:
+    """The first step and the configuration of each part of the schedule: [algorithm], then the entries of
+    ``[[algorithm.schedule]]``, each of which replaces settings of [algorithm] one by one until the next one.
+
+    An entry of another `name` has none of [algorithm]'s settings. ConfigError where an entry could have no effect.
+    """
+    base = {name: value for name, value in config.algorithm.items() if name != "schedule"}
+    found = [(1, config.model_copy(update={"algorithm": base}))]
+    entries = config.algorithm.get("schedule", [])
+    if not isinstance(entries, Sequence) or isinstance(entries, str):
+        raise ConfigError(f"algorithm.schedule: expected a list of tables, got {entries!r:.80}")
+    for number, entry in enumerate(entries, 1):
+        where = f"algorithm.schedule[{number}]"
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"{where}: expected a table, got {entry!r:.80}")
+        own = dict(entry)
+        start = own.pop("from_step", None)
+        last = config.trainer.steps
+        if not isinstance(start, int) or isinstance(start, bool) or start <= found[-1][0]:
+            raise ConfigError(f"{where}.from_step: expected a whole number above {found[-1][0]}, got {start!r}")
+        if config.trainer.epochs is None and start > last:
+            raise ConfigError(f"{where}.from_step: {start} is never reached: the run has {last} steps")
+        if not own:
+            raise ConfigError(f"{where}: expected settings that differ from [algorithm], got none")
+        if "schedule" in own:
+            raise ConfigError(f"{where}.schedule: no such setting; a schedule has one level")
+        trainer = config.trainer.model_dump()
+        trainer["learning_rate"] = own.pop("learning_rate", trainer["learning_rate"])
+        renamed = own.get("name", base.get("name", "lightning_rl")) != base.get("name", "lightning_rl")
+        changes = {
+            "algorithm": own if renamed else base | own,
+            "trainer": parse_settings(TrainerConfig, trainer, where, "."),
+        }
+        found.append((start, config.model_copy(update=changes)))
+    return found
 
 
 def policy_configs(config: Config) -> dict[str, Config]:

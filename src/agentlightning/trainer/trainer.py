@@ -26,10 +26,10 @@ from agentlightning.trainer.checkpoint import RunFolder, export_policy, policies
 from agentlightning.trainer.data.tasks import Source, load_tasks
 from agentlightning.trainer.display import Display
 from agentlightning.trainer.interrupts import run_interruptible
-from agentlightning.trainer.offline.settings import offline_algorithm
+from agentlightning.trainer.offline.settings import algorithm_class, algorithm_settings, name_of
 from agentlightning.trainer.policies import with_models
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.trainer.training import Training, TrainResult, algorithm_of, new_run_id
+from agentlightning.trainer.training import Training, TrainResult, new_run_id
 from agentlightning.types import JSON
 
 Code = Callable[..., Any] | str
@@ -338,13 +338,14 @@ def _reward_weights(config: Config) -> dict[str, float]:
 
 def _whole_algorithm(config: Config) -> JSON:
     """Every setting of the algorithm, as JSON."""
-    algorithm = offline_algorithm(config) if config.data.from_run else algorithm_of(config)
+    kind = algorithm_class(config)
+    algorithm = kind(**algorithm_settings(config, kind))
     whole: JSON = orjson.loads(orjson.dumps(_algorithm_table(algorithm)))
-    return whole
+    return whole | {"schedule": config.algorithm.get("schedule", [])}
 
 
 def _algorithm_table(algorithm: LightningRL | OfflineAlgorithm) -> dict[str, Any]:
-    named = {"name": algorithm.name} if isinstance(algorithm, OfflineAlgorithm) else {}
+    named = {} if type(algorithm) is LightningRL else {"name": name_of(algorithm)}
     return named | dataclasses.asdict(algorithm)
 
 

@@ -7,7 +7,8 @@ the sampler, the learner and the workers are its children. It loads neither torc
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.config import Config, run_record, without_password
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, InputError, NotFoundError
@@ -24,18 +26,26 @@ from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders, las
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.monitor.curve import draw_curve
-from agentlightning.trainer.monitor.metric_logger import TrackerProcesses
+from agentlightning.trainer.monitor.metric_logger import MetricLogger, TrackerProcesses
 from agentlightning.trainer.monitor.trace_export import TraceExport
 from agentlightning.trainer.monitor.trackers import check_trackers
-from agentlightning.trainer.offline.dataset import OfflineDataset, max_row_tokens
+from agentlightning.trainer.offline.dataset import EXAMPLES, OfflineDataset, max_row_tokens
 from agentlightning.trainer.offline.loop import OfflineLoop
 from agentlightning.trainer.offline.settings import (
     OFFLINE_ALGORITHMS,
+    algorithm_class,
     algorithm_settings,
     check_offline,
     offline_algorithm,
 )
-from agentlightning.trainer.policies import TrainedPolicy, check_groups, of_policy, policy_configs
+from agentlightning.trainer.policies import (
+    ScheduledAlgorithm,
+    TrainedPolicy,
+    check_groups,
+    of_policy,
+    policy_configs,
+    schedule_configs,
+)
 from agentlightning.trainer.processes import Needs, Processes, engine_support
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.rl.air_metrics import check_air
@@ -102,7 +112,7 @@ class Training:
     async def _train(self, resume: bool, name: str) -> TrainResult:
         data, seed = self._config.data, self._config.trainer.seed
         val = load_tasks(data.val, data.fields, seed)[: self._config.eval.tasks] if data.val else []
-        needs, make_loop = self._offline(val) if data.from_run else self._online(val)
+        needs, make_loop = self._offline(val) if self._config.offline else self._online(val)
         config, folder, trackers = self._config, self._folder, self._config.trainer.trackers
         register = partial(self._enter, resume=resume, name=name)
         processes = Processes(config, folder, needs=needs, register=register, progress=self._progress)
@@ -125,19 +135,26 @@ class Training:
         train = load_tasks(self._config.data.train, self._config.data.fields, self._config.trainer.seed)
         self._config = self._config.with_steps(len(train))
         configs = policy_configs(self._config)
-        algorithms = algorithms_of(self._config)
+        schedules = schedules_of(self._config)
 
         def make_loop(processes: Processes) -> RLLoop:
             policies = {
-                alias: TrainedPolicy(config=configs[alias], algorithm=one, value=processes.policies[alias])
-                for alias, one in algorithms.items()
+                alias: TrainedPolicy(
+                    config=configs[alias], algorithm=sampling[0], value=processes.policies[alias], schedule=schedule
+                )
+                for alias, schedule in schedules.items()
+                if (sampling := online_algorithms(schedule))
             }
-            return RLLoop(policies=policies, train=train, **self._shared(processes, val))
+            loop = RLLoop(policies=policies, train=train, **self._shared(processes, val))
+            loop.offline = {
+                number: self._offline_loop(processes, part.algorithm, part.config, loop.metric_logger, number)
+                for schedule in schedules.values()
+                for number, part in enumerate(schedule)
+                if isinstance(part.algorithm, OfflineAlgorithm)
+            }
+            return loop
 
-        return {
-            alias: Needs(reference=one.needs_reference, critic_learning_rate=one.critic_learning_rate)
-            for alias, one in algorithms.items()
-        }, make_loop
+        return {alias: needs_of(schedule) for alias, schedule in schedules.items()}, make_loop
 
     def _offline(self, val: list[JSON]) -> tuple[dict[str, Needs], MakeLoop]:
         """Offline training on the rollouts of other runs."""
@@ -145,20 +162,34 @@ class Training:
         check_offline(algorithm, engine_support(self._config, reference=algorithm.needs_reference))
 
         def make_loop(processes: Processes) -> OfflineLoop:
-            model = Path(processes.policy["tokenizer"])
-            dataset = OfflineDataset(
-                algorithm=algorithm,
-                store=processes.store,
-                sources=self._config.data.from_run,
-                folder=self._folder,
-                tokenizer=model,
-                longest=max_row_tokens(model, algorithm.longest),
-                note=self._progress.note,
-            )
+            dataset = self._dataset(processes, algorithm)
             shared = self._shared(processes, val)
             return OfflineLoop(algorithm=algorithm, policy=processes.policy, dataset=dataset, **shared)
 
         return {DEFAULT_POLICY: Needs(reference=algorithm.needs_reference)}, make_loop
+
+    def _offline_loop(
+        self, processes: Processes, algorithm: OfflineAlgorithm, config: Config, logger: MetricLogger, number: int
+    ) -> OfflineLoop:
+        """A part of a schedule that learns from recorded rollouts, beside a loop that evaluates and saves."""
+        dataset = self._dataset(processes, algorithm, f"examples-{number}.jsonl")
+        shared = self._shared(processes, []) | {"config": config}
+        loop = OfflineLoop(algorithm=algorithm, policy=processes.policy, dataset=dataset, **shared)
+        loop.metric_logger = logger
+        return loop
+
+    def _dataset(self, processes: Processes, algorithm: OfflineAlgorithm, file: str = EXAMPLES) -> OfflineDataset:
+        model = Path(processes.policy["tokenizer"])
+        return OfflineDataset(
+            algorithm=algorithm,
+            store=processes.store,
+            sources=self._config.data.from_run,
+            folder=self._folder,
+            tokenizer=model,
+            longest=max_row_tokens(model, algorithm.longest),
+            note=self._progress.note,
+            file=file,
+        )
 
     def _shared(self, processes: Processes, val: list[JSON]) -> dict[str, Any]:
         """Keywords that both loops take."""
@@ -210,34 +241,100 @@ class Training:
 
 def _name(config: Config) -> str:
     """Name of a run that was given none, as lists of runs show it."""
-    if config.data.from_run:
+    if config.offline:
         return f"{config.algorithm['name']} from {', '.join(config.data.from_run)}"
     return Path(config.agent.run).name if config.agent.run is not None else str(config.agent.command)
 
 
-def algorithms_of(config: Config) -> dict[str, LightningRL]:
-    """The algorithm of each policy. ConfigError for a setting that is unknown, wrong, without effect, or too much for the
-    configured engine."""
-    algorithms = {}
+def schedules_of(config: Config) -> dict[str, list[ScheduledAlgorithm]]:
+    """What each policy learns by, from which step on. ConfigError for a setting that is unknown, wrong, without effect, or
+    too much for the configured engine, in any part of a schedule."""
+    schedules: dict[str, list[ScheduledAlgorithm]] = {}
     for alias, own in policy_configs(config).items():
         with of_policy(alias, config):
-            algorithms[alias] = algorithm_of(own)
-            check_fit(algorithms[alias], own)
-    check_groups(algorithms)
-    check_air(config, algorithms)
-    return algorithms
+            schedules[alias] = []
+            for number, (start, part) in enumerate(schedule_configs(own)):
+                with of_part(number):
+                    algorithm = _checked(part)
+                schedules[alias].append(ScheduledAlgorithm(from_step=start, config=part, algorithm=algorithm))
+            needs_of(schedules[alias])
+            _check_parts(config, schedules[alias])
+    sampling = {alias: online_algorithms(schedule) for alias, schedule in schedules.items()}
+    check_groups({alias: one[0] for alias, one in sampling.items()})
+    check_air(config, {f"{alias} {number}": one for alias, all_ in sampling.items() for number, one in enumerate(all_)})
+    return schedules
+
+
+def _checked(part: Config) -> LightningRL | OfflineAlgorithm:
+    if issubclass(algorithm_class(part), OfflineAlgorithm):
+        offline = offline_algorithm(part)
+        check_offline(offline, engine_support(part, reference=offline.needs_reference))
+        return offline
+    algorithm = algorithm_of(part)
+    check_fit(algorithm, part)
+    return algorithm
+
+
+def _check_parts(config: Config, schedule: Sequence[ScheduledAlgorithm]) -> None:
+    """ConfigError where parts of a schedule do not go together."""
+    sampling = online_algorithms(schedule)
+    if not sampling:
+        raise ConfigError("algorithm: learns from recorded rollouts alone; leave out data.train")
+    if config.data.from_run and len(sampling) == len(schedule):
+        raise ConfigError(
+            "data.from_run: has no effect beside data.train without a part of algorithm.schedule that "
+            f"learns from recorded rollouts: {', '.join(OFFLINE_ALGORITHMS)}"
+        )
+    for one in sampling:
+        if one.group_size != sampling[0].group_size:
+            raise ConfigError(
+                "algorithm.schedule: group_size: groups have one size throughout a run, expected "
+                f"{sampling[0].group_size}, got {one.group_size}"
+            )
+
+
+def online_algorithms(schedule: Sequence[ScheduledAlgorithm]) -> list[LightningRL]:
+    """The parts that learn from the run's own rollouts."""
+    return [part.algorithm for part in schedule if isinstance(part.algorithm, LightningRL)]
+
+
+def needs_of(schedule: Sequence[ScheduledAlgorithm]) -> Needs:
+    """What the engine keeps for all parts. ConfigError where they want critics of different rates."""
+    rates = {one.critic_learning_rate for one in online_algorithms(schedule)} - {None}
+    if len(rates) > 1:
+        raise ConfigError(
+            "algorithm.schedule: critic.learning_rate: the parts with a critic share it; expected one rate"
+        )
+    return Needs(
+        reference=any(part.algorithm.needs_reference for part in schedule), critic_learning_rate=next(iter(rates), None)
+    )
+
+
+@contextmanager
+def of_part(number: int) -> Iterator[None]:
+    """Names the entry of algorithm.schedule in a ConfigError of it."""
+    try:
+        yield
+    except ConfigError as cause:
+        if not number:
+            raise
+        raise ConfigError(f"algorithm.schedule[{number}]: {cause}") from cause
+
+
+def algorithms_of(config: Config) -> dict[str, LightningRL]:
+    """The first algorithm of each policy that learns from the run's own rollouts. Raises the errors of `schedules_of`."""
+    return {alias: online_algorithms(schedule)[0] for alias, schedule in schedules_of(config).items()}
 
 
 def algorithm_of(config: Config) -> LightningRL:
     """The configured algorithm. ConfigError for an unknown name or setting."""
-    name = config.algorithm.get("name", "lightning_rl")
-    if name != "lightning_rl":
-        hint = "; it learns from recorded rollouts: name their run with data.from_run"
+    kind = algorithm_class(config)
+    if not issubclass(kind, LightningRL):
         raise ConfigError(
-            f"algorithm.name: {name!r} is not for data.train, expected lightning_rl"
-            f"{hint if name in OFFLINE_ALGORITHMS else ''}"
+            f"algorithm.name: {config.algorithm['name']!r} is not for data.train, expected lightning_rl or a class "
+            "derived from LightningRL; it learns from recorded rollouts: name their run with data.from_run"
         )
-    algorithm = LightningRL(**algorithm_settings(config, LightningRL))
+    algorithm = kind(**algorithm_settings(config, kind))
     check_credit_inputs(algorithm)
     return algorithm
 

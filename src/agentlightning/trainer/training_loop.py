@@ -128,7 +128,7 @@ class TrainingLoop(ABC):
         """Trains one step, records its metrics, evaluates and saves where it is time to."""
         started = time.perf_counter()
         metrics = await self.train_step(step)
-        metrics |= {"learning_rate": self.learning_rate(step), "time/step_s": time.perf_counter() - started}
+        metrics = {"learning_rate": self.learning_rate(step)} | metrics | {"time/step_s": time.perf_counter() - started}
         metrics = await self.metric_logger.record(step, "step", metrics)
         self.reached = max(self.reached, step)
         trainer, every = self.config.trainer, self.config.eval.every

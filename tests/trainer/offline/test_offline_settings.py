@@ -37,7 +37,7 @@ def test_an_agent_is_still_needed_where_rollouts_are_sampled() -> None:
         parse_config({"model": {"path": "m"}, "data": {"train": "t"}})
 
 
-@pytest.mark.parametrize("name", ["lightning_rl", "ppo"])
+@pytest.mark.parametrize("name", ["lightning_rl"])
 def test_an_algorithm_that_samples_does_not_learn_from_the_record(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"algorithm\.name: '{name}' does not learn from recorded rollouts"):
         offline_algorithm(config(name))

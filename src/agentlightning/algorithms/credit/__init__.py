@@ -10,34 +10,34 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from agentlightning.algorithms.credit.counterfactual import counterfactual
+from agentlightning.algorithms.credit.decisive import decisive
 from agentlightning.algorithms.credit.gigpo import gigpo
 from agentlightning.algorithms.credit.judge import judge
 from agentlightning.algorithms.credit.learned import learned
 from agentlightning.algorithms.credit.outcome import discounted, last, uniform
 from agentlightning.algorithms.credit.rule import Credit, Evidence, Rule, credit_rule
 from agentlightning.algorithms.credit.step_rewards import step_rewards
-from agentlightning.errors import ConfigError
-from agentlightning.runner.user_code import load
+from agentlightning.code_loader import check_signature, load_plugin, path_of_code
 
 __all__ = ["CREDIT", "Credit", "Evidence", "Rule", "credit_rule", "find_rule", "path_of"]
 
 CREDIT: Mapping[str, Rule] = MappingProxyType(
-    {rule.name: rule for rule in (uniform, last, discounted, step_rewards, gigpo, counterfactual, learned, judge)}
+    {
+        rule.name: rule
+        for rule in (uniform, last, discounted, step_rewards, gigpo, counterfactual, learned, decisive, judge)
+    }
 )
 
 
 def find_rule(name: str) -> Rule:
-    """The rule of that name, or the one that ``file.py:name`` or ``package.module:name`` names. ConfigError where
-    there is none."""
+    """The rule of that name, of an entry point, or the one that ``file.py:name`` or ``package.module:name`` names.
+    ConfigError where there is none."""
     if name in CREDIT:
         return CREDIT[name]
-    if ":" not in name:
-        known = ", ".join(sorted(CREDIT))
-        raise ConfigError(f"algorithm.credit: expected one of {known}, or file.py:name of a custom rule, got {name!r}")
-    found = load(name, None, "credit rule")
+    found = load_plugin("credit", name, CREDIT)
     if isinstance(found, Rule):
         return found
-    load(name, ("trajectory", "group"), "credit rule")
+    check_signature(found, ("trajectory", "group"), f"credit rule {name!r}", settings=True)
     return Rule(name, found)
 
 
@@ -45,11 +45,4 @@ def path_of(rule: Rule) -> str:
     """The text that names `rule` in a configuration, so that a run can be resumed by another process."""
     if CREDIT.get(rule.name) is rule:
         return rule.name
-    code = getattr(rule.function, "__code__", None)
-    name = getattr(rule.function, "__qualname__", "<")
-    if code is None or "<" in name or not code.co_filename.endswith(".py"):
-        raise ConfigError(
-            f"algorithm.credit: the rule {rule.name!r} cannot be found again by another process; put it at the top of a "
-            "file and give file.py:name"
-        )
-    return f"{code.co_filename}:{name}"
+    return path_of_code(rule.function, "algorithm.credit")

@@ -6,17 +6,13 @@ Knows nothing of what a rule does; whatever it returns is checked before anythin
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
-from pydantic import BaseModel
-
-from agentlightning.algorithms.settings import strict_table
-from agentlightning.config_base import parse_settings
+from agentlightning.algorithms.settings import function_settings
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.types import Trajectory
 
@@ -72,8 +68,7 @@ class Rule:
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """`given` checked against the function's keyword-only arguments. ConfigError for an unknown or a wrong one."""
-        checked: Any = parse_settings(self._model(), {"credit_settings": dict(given)}, "algorithm")
-        return {name: getattr(checked.credit_settings, name) for name in type(checked.credit_settings).model_fields}
+        return function_settings(self.function, given, "credit_settings")
 
     def credits(
         self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence, settings: Mapping[str, Any]
@@ -94,15 +89,6 @@ class Rule:
             [self._checked(trajectory, credit) for trajectory, credit in zip(group, ofgroup, strict=True)]
             for group, ofgroup in zip(groups, returned, strict=True)
         ]
-
-    def _model(self) -> type[BaseModel]:
-        hints = get_type_hints(self.function, include_extras=True)
-        fields = {
-            name: (hints.get(name, Any), ... if parameter.default is parameter.empty else parameter.default)
-            for name, parameter in inspect.signature(self.function).parameters.items()
-            if parameter.kind is parameter.KEYWORD_ONLY
-        }
-        return strict_table({"credit_settings": (strict_table(fields), ...)})
 
     def _checked(self, trajectory: Trajectory, returned: Any) -> Credit:
         credit = returned if isinstance(returned, Credit) else Credit(values=returned)

@@ -76,6 +76,7 @@ def support(learner: LearnerOptions) -> Support:
         engine="local",
         losses=frozenset({"ppo_clip", "gspo", "cispo", "reinforce", "sft"}),
         preferences=frozenset() if learner.dropout else frozenset({"dpo", "kto"}),
+        plugin_losses=True,
         corrections=True,
         entropy=True,
         kl=True,

@@ -106,7 +106,9 @@ class Sampler:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        took_s = math.inf  # of the first turn nothing is known: where it takes minutes, health probes are answered beside it
+        took_s = (
+            math.inf
+        )  # of the first turn nothing is known: where it takes minutes, health probes are answered beside it
         with ThreadPoolExecutor(1, "turn") as beside:
             while True:
                 while self._loads:

@@ -14,6 +14,7 @@ from agentlightning.types import JSON
 
 METRICS: Mapping[str, str] = {
     "train/reward_mean": "mean reward of the step's training rollouts",
+    "train/schedule_entry": "entry of algorithm.schedule that the step was trained by; 0: [algorithm] itself",
     "train/reward_std": "standard deviation of the reward over these rollouts",
     "rewards/NAME/mean": "mean of the reward of that name, where rollouts have several",
     "train/groups_with_signal": "share of groups whose rewards differ: the others have nothing to compare",

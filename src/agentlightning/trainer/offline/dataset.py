@@ -54,16 +54,18 @@ class OfflineDataset:
     longest: int
     """Most tokens of a row."""
     note: Callable[[str], None]
+    file: str = EXAMPLES
+    """Name of the file of the chosen examples in the run's folder."""
     _renderer: Renderer | None = None
     _imported: dict[str, bool] = field(default_factory=dict)
 
     async def examples(self) -> list[Example]:
         """The run's examples: those that were chosen before, else chosen now. Raises the errors of `choose`."""
-        file = self.folder.path / EXAMPLES
+        file = self.folder.path / self.file
         if file.exists():
             return [Example(**orjson.loads(line)) for line in file.read_bytes().splitlines()]
         chosen = await self.choose()
-        self.folder.write_whole(EXAMPLES, b"".join(orjson.dumps(asdict(example)) + b"\n" for example in chosen))
+        self.folder.write_whole(self.file, b"".join(orjson.dumps(asdict(example)) + b"\n" for example in chosen))
         return chosen
 
     async def choose(self) -> list[Example]:

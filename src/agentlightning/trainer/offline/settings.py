@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.algorithms.preference import DPO, KTO, PreferenceAlgorithm
 from agentlightning.algorithms.selection import selection
 from agentlightning.algorithms.supervised import RFT, SFT, Distill, SupervisedAlgorithm
+from agentlightning.code_loader import load_plugin, path_of_code
 from agentlightning.config import Config, EvalConfig, ModelConfig
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.support import Support, check_loss, check_preference_loss
@@ -24,6 +26,8 @@ OFFLINE_ALGORITHMS: Mapping[str, type[OfflineAlgorithm]] = MappingProxyType(
     {kind.name: kind for kind in (SFT, RFT, Distill, DPO, KTO)}
 )
 """The algorithms by name."""
+ONLINE = "lightning_rl"
+"""Name of the algorithm that samples."""
 SAMPLING_SETTINGS = (
     ("model", "temperature"),
     *(("trainer", name) for name in ("max_staleness", "batch_order", "overprovision", "group_deadline_s")),
@@ -32,29 +36,65 @@ SAMPLING_SETTINGS = (
 
 
 def offline_algorithm(config: Config) -> OfflineAlgorithm:
-    """The configured algorithm. ConfigError for an unknown name, an unknown setting, or one that would be ignored."""
-    name = config.algorithm.get("name", "lightning_rl")
-    if name not in OFFLINE_ALGORITHMS:
+    """The configured algorithm, or that of a part of a schedule. ConfigError for an unknown name, an unknown setting, or one
+    that would be ignored."""
+    kind = algorithm_class(config)
+    if not issubclass(kind, OfflineAlgorithm):
         raise ConfigError(
-            f"algorithm.name: {name!r} does not learn from recorded rollouts (data.from_run); expected one of "
-            f"{', '.join(OFFLINE_ALGORITHMS)}"
+            f"algorithm.name: {config.algorithm.get('name', ONLINE)!r} does not learn from recorded rollouts "
+            f"(data.from_run); expected one of {', '.join(OFFLINE_ALGORITHMS)}"
         )
-    settings = algorithm_settings(config, OFFLINE_ALGORITHMS[name])
-    _check_ignored(config)
-    algorithm = OFFLINE_ALGORITHMS[name](**settings)
+    settings = algorithm_settings(config, kind)
+    if config.offline:
+        _check_ignored(config)
+    if not config.data.from_run:
+        raise ConfigError(
+            f"algorithm.name: {config.algorithm['name']!r} learns from recorded rollouts: name their run with data.from_run"
+        )
+    algorithm = kind(**settings)
     selection(DEFAULT_POLICY, algorithm.agents)  # a predicate that cannot be loaded is found here
     return algorithm
 
 
+def algorithm_class(config: Config) -> type[LightningRL | OfflineAlgorithm]:
+    """The class that `algorithm.name` names: a built-in one, or a plug-in: a dataclass derived from LightningRL, from
+    SupervisedAlgorithm or from PreferenceAlgorithm, whose fields are its settings."""
+    name = config.algorithm.get("name", ONLINE)
+    if name == ONLINE:
+        return LightningRL
+    if name in OFFLINE_ALGORITHMS:
+        return OFFLINE_ALGORITHMS[name]
+    if not isinstance(name, str):
+        raise ConfigError(f"algorithm.name: expected a name, got {name!r}")
+    found = load_plugin("algorithm", name, (ONLINE, *OFFLINE_ALGORITHMS))
+    bases = (LightningRL, SupervisedAlgorithm, PreferenceAlgorithm)
+    if not (isinstance(found, type) and issubclass(found, bases) and dataclasses.is_dataclass(found)):
+        raise ConfigError(
+            f"algorithm.name: {name!r}: expected a dataclass derived from LightningRL, SupervisedAlgorithm or "
+            f"PreferenceAlgorithm, got {getattr(found, '__name__', type(found).__name__)}"
+        )
+    return found
+
+
 def algorithm_settings(config: Config, kind: type) -> dict[str, Any]:
     """The configured settings of the algorithm, which is a `kind`. ConfigError for one that it does not have."""
-    table = {name: value for name, value in config.algorithm.items() if name != "name"}
+    table = {name: value for name, value in config.algorithm.items() if name not in ("name", "schedule")}
     known = [setting.name for setting in dataclasses.fields(kind)]
     for setting in table:
         if setting not in known:
             of = f" of {config.algorithm['name']!r}" if "name" in config.algorithm else ""
             raise ConfigError(f"algorithm.{setting}: no such setting{of}; known here: {', '.join(known) or 'none'}")
     return table
+
+
+def name_of(algorithm: LightningRL | OfflineAlgorithm) -> str:
+    """The text that names the class of `algorithm` in a configuration."""
+    kind = type(algorithm)
+    if kind is LightningRL:
+        return ONLINE
+    if isinstance(algorithm, OfflineAlgorithm) and OFFLINE_ALGORITHMS.get(algorithm.name) is kind:
+        return algorithm.name
+    return path_of_code(kind, "algorithm.name")
 
 
 def check_offline(algorithm: OfflineAlgorithm, support: Support) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from agentlightning.engines.base import Metrics
 from agentlightning.store.base import RolloutQuery
@@ -33,6 +34,18 @@ DISCARDED: frozenset[str] = frozenset({"stale", "overprovisioned"})
 """Outcomes of rollouts that a step consumes without learning from them."""
 
 
+class OfflineSteps(Protocol):
+    """Steps that learn from recorded rollouts: `offline.loop.OfflineLoop` without agents to evaluate."""
+
+    async def prepare(self) -> None: ...
+
+    async def train_step(self, step: int) -> Metrics: ...
+
+    async def evaluate(self, step: int) -> None: ...
+
+    def learning_rate(self, step: int) -> float: ...
+
+
 @dataclass(kw_only=True)
 class RLLoop(TrainingLoop):
     """The loop of a run that learns from rollouts of its own."""
@@ -45,6 +58,8 @@ class RLLoop(TrainingLoop):
     versions: PublishedVersions = field(default_factory=PublishedVersions)
     scheduler: GroupScheduler = field(init=False)
     planner: StepPlanner = field(init=False)
+    offline: Mapping[int, OfflineSteps] = field(default_factory=dict)
+    """Parts of the schedule, by number, that learn from recorded rollouts."""
     _stored: dict[int, Step] = field(default_factory=dict)
     """Steps to execute again from their lists, by number."""
 
@@ -77,6 +92,8 @@ class RLLoop(TrainingLoop):
 
     async def prepare(self) -> None:
         self.scheduler.forget()
+        for steps in self.offline.values():
+            await steps.prepare()
         if self.config.trainer.max_staleness:
             alias = next(iter(self.policies))
             self.versions.record(await self.store.resources(self.run_id, alias, latest=False))
@@ -101,13 +118,46 @@ class RLLoop(TrainingLoop):
     async def train_step(self, step: int) -> Metrics:
         self.seconds.clear()
         stored = self._stored.pop(step, None)
+        entry = next(iter(self.policies.values())).entry(step)
+        if entry and entry != next(iter(self.policies.values())).entry(step - 1):
+            self.progress.note(f"step {step}: from here on by algorithm.schedule[{entry}]")
+        if steps := self._offline_at(step):
+            metrics = await self._learn_offline(steps, step, stored)
+        else:
+            metrics = await self._learn(step, stored)
+        if any(policy.schedule[1:] for policy in self.policies.values()):
+            metrics["schedule_entry"] = float(entry)
+        return metrics | {f"time/{phase}_s": value for phase, value in self.seconds.items()}
+
+    async def evaluate(self, step: int) -> None:
+        if steps := self._offline_at(max(1, step)):
+            await steps.evaluate(step)
+        await super().evaluate(step)
+
+    def _offline_at(self, step: int) -> OfflineSteps | None:
+        entry = next(iter(self.policies.values())).offline_at(step)
+        return None if entry is None else self.offline[entry]
+
+    async def _learn_offline(self, steps: OfflineSteps, step: int, stored: Step | None) -> Metrics:
+        """A step that consumes no rollout: its batch follows from its number."""
+        if stored is None:
+            await self.store.open_step(self.run_id, step, [])
+        with self._timed("update"):
+            metrics = await steps.train_step(step)
+        with self._timed("publish"):
+            await self.publish(step, self.version)
+            await self.store.close_step(self.run_id, step, self.version)
+        return metrics | {"learning_rate": steps.learning_rate(step)}
+
+    async def _learn(self, step: int, stored: Step | None) -> Metrics:
+        self.planner = self.planner.at(step)
         plan = await (self._collect(step) if stored is None else self._again(stored))
         with self._timed("update"):
             updates = await self.planner.update(plan, self.learning_rate(step))
         with self._timed("publish"):
             await self.publish(step, self.version)
             await self.store.close_step(self.run_id, step, self.version)
-        return plan.metrics | updates | {f"time/{phase}_s": value for phase, value in self.seconds.items()}
+        return plan.metrics | updates
 
     async def _collect(self, step: int) -> StepPlan:
         """Collects until the step has what it needs, and writes its list before the first update."""

@@ -64,6 +64,10 @@ class StepPlanner:
     learning_rate: float
     """Of a policy that has no rate of its own, at its full height."""
 
+    def at(self, step: int) -> StepPlanner:
+        """The planner of a step, whose policies learn as their schedules have it."""
+        return replace(self, policies={alias: own.at(step) for alias, own in self.policies.items()})
+
     def load(self) -> LoadedTrajectories:
         """The trajectories of a step, to which its rollouts are added."""
         one = next(iter(self.policies.values())).config
@@ -138,9 +142,7 @@ class StepPlanner:
         for (alias, own), updates in zip(self.policies.items(), done, strict=True):
             if isinstance(updates, BaseException):
                 raise updates
-            if len(self.policies) > 1:
-                updates = updates | {"learning_rate": self._rate(own, learning_rate)}
-            metrics |= self._named(alias, updates)
+            metrics |= self._named(alias, updates | {"learning_rate": self._rate(own, learning_rate)})
         return metrics
 
     async def success(self, name: str, rollouts: Sequence[Rollout]) -> Metrics:

@@ -1,0 +1,150 @@
+"""Catalog: what `[algorithm]` may name, with the source and the settings of each.
+
+``agl algorithms`` prints it. Built-in parts, those of installed packages, and those of files that a configuration names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from agentlightning.algorithms.advantage import ADVANTAGES
+from agentlightning.algorithms.credit import CREDIT
+from agentlightning.algorithms.credit.rule import Rule
+from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.algorithms.preference import DPO, KTO
+from agentlightning.algorithms.supervised import RFT, SFT, Distill
+from agentlightning.code_loader import GROUPS, PluginKind, installed_plugins, is_code, load_plugin
+from agentlightning.errors import AgentLightningError
+
+CLIP = ("clip_low", "clip_high")
+SOURCES: Mapping[PluginKind, Mapping[str, str]] = MappingProxyType(
+    {
+        "algorithm": {
+            "lightning_rl": "Luo et al. 2025, Agent Lightning, arXiv 2508.03680",
+            "sft": "cross-entropy of demonstrations",
+            "rft": "Yuan et al. 2023, arXiv 2308.01825",
+            "distill": "Kim and Rush 2016, arXiv 1606.07947",
+            "dpo": "Rafailov et al. 2023, arXiv 2305.18290",
+            "kto": "Ethayarajh et al. 2024, arXiv 2402.01306",
+        },
+        "credit": {
+            "uniform": "Luo et al. 2025, arXiv 2508.03680",
+            "last": "Sutton and Barto 2018, equation 3.8, γ = 0",
+            "discounted": "Sutton and Barto 2018, equation 3.8",
+            "step_rewards": "Sutton and Barto 2018, section 13.4; Zeng et al. 2025, arXiv 2505.11821",
+            "gigpo": "Feng et al. 2025, arXiv 2505.10978",
+            "counterfactual": "Foerster et al. 2018, COMA, arXiv 1705.08926",
+            "learned": "Efroni et al. 2021, arXiv 2008.06036; RUDDER, arXiv 1806.07857",
+            "judge": "RULER (OpenPipe 2025); Zheng et al. 2023, arXiv 2306.05685",
+            "decisive": "ours; its statistic Kelley 1935, epsilon squared",
+        },
+        "advantage": {
+            "grpo": "Shao et al. 2024, DeepSeekMath, arXiv 2402.03300",
+            "dr_grpo": "Liu et al. 2025, arXiv 2503.20783",
+            "rloo": "Ahmadian et al. 2024, arXiv 2402.14740",
+            "reinforce": "Williams 1992",
+            "reinforce_pp": "Hu et al. 2025, arXiv 2501.03262",
+            "reinforce_pp_baseline": "Hu et al. 2025, arXiv 2501.03262",
+            "maxrl": "Tajwar et al. 2026, arXiv 2602.02710",
+            "gae": "Schulman et al. 2016, arXiv 1506.02438; Wang et al. 2025, arXiv 2510.16907",
+        },
+        "loss": {
+            "ppo_clip": "Schulman et al. 2017, arXiv 1707.06347; bounds of DAPO, arXiv 2503.14476",
+            "gspo": "Zheng et al. 2025, arXiv 2507.18071",
+            "cispo": "MiniMax 2025, arXiv 2506.13585",
+            "reinforce": "Williams 1992",
+        },
+        "aggregation": {
+            "token_mean": "DAPO, Yu et al. 2025, arXiv 2503.14476",
+            "sequence_mean": "Shao et al. 2024, arXiv 2402.03300; GSPO",
+            "rollout_mean": "the same over whole rollouts",
+            "fixed_length": "Dr. GRPO, Liu et al. 2025, arXiv 2503.20783",
+        },
+    }
+)
+"""Source of every built-in part."""
+SETTINGS: Mapping[tuple[PluginKind, str], tuple[str, ...]] = MappingProxyType(
+    {
+        ("advantage", "grpo"): ("normalize_std",),
+        ("advantage", "gae"): ("normalize_std", "critic"),
+        ("loss", "ppo_clip"): (*CLIP, "dual_clip"),
+        ("loss", "gspo"): CLIP,
+        ("loss", "cispo"): CLIP,
+        ("aggregation", "fixed_length"): ("fixed_length",),
+    }
+)
+"""Settings of `[algorithm]` that belong to one built-in part alone."""
+CLASSES = (LightningRL, SFT, RFT, Distill, DPO, KTO)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogEntry:
+    """One part that `[algorithm]` may name."""
+
+    kind: PluginKind
+    name: str
+    where: str
+    """built-in, the package that installed it, or file."""
+    source: str
+    settings: tuple[str, ...]
+    """With their defaults, as name = value; of an algorithm their names."""
+
+
+def catalog() -> Iterator[CatalogEntry]:
+    """The built-in parts, then those of installed packages; one that cannot be loaded has the reason as its source."""
+    for kind, sources in SOURCES.items():
+        for name, source in sources.items():
+            yield CatalogEntry(kind=kind, name=name, where="built-in", source=source, settings=_built_in(kind, name))
+    for kind in GROUPS:
+        for name, entry in installed_plugins(kind).items():
+            package = entry.dist.name if entry.dist is not None else "installed"
+            yield _described(kind, name, package)
+
+
+def named_in(table: Mapping[str, Any]) -> Iterator[CatalogEntry]:
+    """The parts of files that a table [algorithm] names, its schedule included."""
+    seen: set[tuple[str, str]] = set()
+    for part in (table, *(one for one in table.get("schedule", []) if isinstance(one, Mapping))):
+        for kind in GROUPS:
+            name = part.get("name" if kind == "algorithm" else kind)
+            if isinstance(name, str) and is_code(name) and (kind, name) not in seen:
+                seen.add((kind, name))
+                yield _described(kind, name, "file")
+
+
+def _described(kind: PluginKind, name: str, where: str) -> CatalogEntry:
+    try:
+        found = load_plugin(kind, name, ())
+    except AgentLightningError as error:
+        return CatalogEntry(kind=kind, name=name, where=where, source=f"cannot be loaded: {error}", settings=())
+    documented = found.function if isinstance(found, Rule) else found
+    source = (inspect.getdoc(documented) or "").partition("\n")[0]
+    return CatalogEntry(kind=kind, name=name, where=where, source=source, settings=settings_of(found))
+
+
+def _built_in(kind: PluginKind, name: str) -> tuple[str, ...]:
+    if kind == "credit":
+        return settings_of(CREDIT[name])
+    if kind == "algorithm":
+        return settings_of(next(one for one in CLASSES if getattr(one, "name", "lightning_rl") == name))
+    assert kind != "advantage" or name in (*ADVANTAGES, "gae")
+    return SETTINGS.get((kind, name), ())
+
+
+def settings_of(part: Any) -> tuple[str, ...]:
+    """The settings of a function, with their defaults, or the names of a class's."""
+    if isinstance(part, type) and dataclasses.is_dataclass(part):
+        return tuple(field.name for field in dataclasses.fields(part))
+    function = part.function if isinstance(part, Rule) else part
+    if not callable(function):
+        return ()
+    return tuple(
+        one.name if one.default is one.empty else f"{one.name} = {one.default!r}"
+        for one in inspect.signature(function).parameters.values()
+        if one.kind is one.KEYWORD_ONLY
+    )

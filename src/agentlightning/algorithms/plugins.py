@@ -1,0 +1,91 @@
+"""Plug-ins of LightningRL beside credit rules: advantages and aggregations that it calls, losses that the learner calls.
+
+Each is a function whose keyword-only arguments are its settings, checked before anything starts; whatever it returns is
+checked before anything is trained on it. `code_loader` finds it: ``file.py:name``, ``package.module:name``, or an entry
+point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
+
+from agentlightning.algorithms.advantage import PerToken
+from agentlightning.algorithms.credit.rule import Credit
+from agentlightning.algorithms.settings import function_settings
+from agentlightning.code_loader import check_signature, load_plugin
+from agentlightning.errors import ConfigError, boundary
+from agentlightning.types import Trajectory
+
+FunctionKind = Literal["advantage", "loss", "aggregation"]
+SIGNATURES: Mapping[FunctionKind, tuple[str, ...]] = MappingProxyType(
+    {"advantage": ("groups", "credits"), "loss": ("logprobs", "tokens"), "aggregation": ("trajectories",)}
+)
+"""Positional arguments of each kind."""
+
+
+def plugin_settings(
+    kind: FunctionKind, name: str, given: Mapping[str, Any] | None, built_in: Collection[str] = ()
+) -> dict[str, Any]:
+    """The plug-in's settings, checked as its function declares them. ConfigError, too, where there is no such function."""
+    function = load_plugin(kind, name, built_in)
+    check_signature(function, SIGNATURES[kind], f"algorithm.{kind} {name!r}", settings=True)
+    return function_settings(function, given or {}, f"{kind}_settings")
+
+
+def plugin_advantages(
+    name: str,
+    given: Mapping[str, Any] | None,
+    groups: Sequence[Sequence[Trajectory]],
+    credits: Sequence[Sequence[Credit]],
+) -> list[list[PerToken]]:
+    """``(groups, credits, *, settings)``: all groups of a step and the credit of each rollout's calls, to a list per group
+    of a list per rollout of one number per call, or one per sampled token. Returns the rollouts of all groups."""
+    what = f"advantage {name!r}"
+    settings = plugin_settings("advantage", name, given)
+    with boundary(what):
+        returned = load_plugin("advantage", name, ())(groups, credits, **settings)
+    _require(what, returned, len(groups), "groups")
+    found: list[list[PerToken]] = []
+    for group, rows in zip(groups, returned, strict=True):
+        _require(what, rows, len(group), f"rollouts of group {group[0].group_id if group else ''}")
+        found += [_of_calls(what, trajectory, row) for trajectory, row in zip(group, rows, strict=True)]
+    return found
+
+
+def plugin_weights(
+    name: str, given: Mapping[str, Any] | None, trajectories: Sequence[Trajectory]
+) -> list[list[PerToken]]:
+    """``(trajectories, *, settings)``: the rollouts that count in a minibatch, to a list per rollout of one weight per call,
+    for each of its sampled tokens, or one per token. The loss is the sum of weight × loss over tokens."""
+    what = f"aggregation {name!r}"
+    settings = plugin_settings("aggregation", name, given)
+    with boundary(what):
+        returned = load_plugin("aggregation", name, ())(trajectories, **settings)
+    _require(what, returned, len(trajectories), "rollouts")
+    return [_of_calls(what, trajectory, row) for trajectory, row in zip(trajectories, returned, strict=True)]
+
+
+def _of_calls(what: str, trajectory: Trajectory, row: Any) -> list[PerToken]:
+    _require(what, row, len(trajectory.transitions), f"calls of rollout {trajectory.rollout_id}")
+    found: list[PerToken] = []
+    for call, value in zip(trajectory.transitions, row, strict=True):
+        if _is_list(value):
+            _require(what, value, len(call.sampled_ids), f"sampled tokens of call {call.call_id}")
+        numbers = list(value) if _is_list(value) else [value]
+        if not all(isinstance(one, int | float) and math.isfinite(one) for one in numbers):
+            raise ConfigError(f"{what}: expected finite numbers for call {call.call_id}, got {value!r:.80}")
+        found.append([float(one) for one in numbers] if _is_list(value) else float(value))
+    return found
+
+
+def _require(what: str, returned: Any, count: int, each: str) -> None:
+    if not _is_list(returned) or len(returned) != count:
+        got = len(returned) if _is_list(returned) else type(returned).__name__
+        raise ConfigError(f"{what}: expected a list with one entry for each of {count} {each}, got {got}")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)

@@ -1,0 +1,30 @@
+"""``agl algorithms``: what the table [algorithm] may name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def algorithms(
+    file: Annotated[
+        Path | None, typer.Argument(help="Configuration file, whose own parts, file.py:name, are listed too.")
+    ] = None,
+) -> None:
+    """List algorithms, credit rules, advantages, losses and aggregations, each with its source and settings."""
+    from rich.table import Table
+
+    from agentlightning.algorithms.catalog import catalog, named_in
+    from agentlightning.config_file import load_config
+    from agentlightning.trainer.display import screen
+
+    entries = [*catalog(), *(named_in(load_config(file).algorithm) if file is not None else ())]
+    for kind in dict.fromkeys(entry.kind for entry in entries):
+        table = Table(kind, "from", "source", "settings", title_justify="left", box=None, pad_edge=False)
+        for entry in entries:
+            if entry.kind == kind:
+                table.add_row(entry.name, entry.where, entry.source, ", ".join(entry.settings))
+        screen().print(table)
+        screen().print()

@@ -1,0 +1,202 @@
+"""Plug-ins of the user's own, those of examples/own_algorithm among them: found, checked, and in effect."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_reference_table import trajectory
+
+from agentlightning.algorithms import LightningRL
+from agentlightning.code_loader import path_of_code
+from agentlightning.config import Config, parse_config
+from agentlightning.engines.corrections import Tokens
+from agentlightning.engines.losses import token_loss
+from agentlightning.errors import AgentError, ConfigError
+from agentlightning.trainer.training import algorithms_of
+from agentlightning.types import Loss
+
+FILE = Path(__file__).parents[2] / "examples" / "own_algorithm" / "own_algorithm.py"
+GROUPS = [[trajectory(name) for name in group] for group in (("a0", "a1", "a2"), ("b0", "b1"))]
+
+
+def own(name: str) -> str:
+    return f"{FILE}:{name}"
+
+
+def config(**algorithm: Any) -> Config:
+    table = {"model": {"path": "m"}, "agent": {"run": "a.py:f"}, "data": {"train": "t.jsonl"}, "algorithm": algorithm}
+    return parse_config(table)
+
+
+def advantages(algorithm: LightningRL) -> dict[str, list[float]]:
+    [rows] = algorithm.plan(GROUPS, seed=0).minibatches
+    return {
+        row.rollout_id: [one for one, sampled in zip(row.advantages, row.mask, strict=True) if sampled] for row in rows
+    }
+
+
+def test_an_advantage_gets_the_groups_and_their_credits_and_its_settings() -> None:
+    algorithm = LightningRL(
+        advantage=own("median"), advantage_settings={"scale": 2.0}, minibatches=1, normalise_over="sampled"
+    )
+    found = advantages(algorithm)  # medians 0.5 and 0.6
+    assert found["a0"] == [1.0] * 5
+    assert found["a1"] == [-1.0]
+    assert found["b1"] == pytest.approx([-0.8] * 5)
+    assert "a2" not in found  # an advantage of 0 has no signal
+
+
+def test_a_credit_rule_and_an_aggregation_are_combined_with_built_in_parts() -> None:
+    algorithm = LightningRL(
+        credit=own("first"),
+        credit_settings={"others": 0.0},
+        advantage="reinforce",
+        aggregation=own("root_length"),
+        minibatches=1,
+    )
+    assert advantages(algorithm)["a0"] == [1.0, 1.0, 0.0, 0.0, 0.0]
+    [rows] = algorithm.plan(GROUPS, seed=0).minibatches
+    weights = {row.rollout_id: [one for one in row.weights if one] for row in rows}
+    assert weights["a0"] == pytest.approx([1 / (5 * math.sqrt(5))] * 5)
+
+
+def sapo(r: float, advantage: float, negative: float) -> float:
+    tau = 1.0 if advantage > 0 else negative
+    return -4 / tau / (1 + math.exp(-tau * (r - 1))) * advantage
+
+
+def loss_and_gradient(loss: Loss) -> tuple[float, list[float], torch.Tensor]:
+    now = torch.log(torch.tensor([0.5, 0.3, 0.2]))
+    now.requires_grad_()
+    tokens = Tokens(
+        torch.log(torch.tensor([0.4, 0.4, 0.05])), torch.tensor([1.0, -2.0, 1.0]), torch.tensor([0.5, 0.25, 0.25]),
+        calls=torch.tensor([0, 0, 1]),
+    )  # fmt: skip
+    distributions = torch.stack([now, torch.log1p(-now.exp())], 1)
+    total, report = token_loss(loss, distributions, torch.zeros(3, dtype=torch.int64), tokens)
+    (gradient,) = torch.autograd.grad(total, now)
+    return float(total.detach()), gradient.tolist(), report
+
+
+def test_a_loss_of_one_s_own_has_weights_masks_and_a_gradient_as_the_others_have() -> None:
+    """Ratios 1.25, 0.75 and 4, which the mask leaves out."""
+    algorithm = LightningRL(loss=own("sapo"), loss_settings={"negative": 2.0}, ratio_mask="call", ratio_mask_high=3.0)
+    terms = algorithm.loss_terms
+    assert terms.settings == {"positive": 1.0, "negative": 2.0}
+    total, gradient, _ = loss_and_gradient(terms)
+    assert total == pytest.approx(0.5 * sapo(1.25, 1.0, 2.0) + 0.25 * sapo(0.75, -2.0, 2.0))
+    step = 1e-4
+    slope = 0.5 * (sapo(1.25 * math.exp(step), 1.0, 2.0) - sapo(1.25 * math.exp(-step), 1.0, 2.0)) / (2 * step)
+    assert gradient[0] == pytest.approx(slope, rel=1e-3)
+    assert gradient[2] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (
+            "return logprobs.sum()",
+            r"loss '.*wrong.py:wrong': expected a tensor of shape \(3,\), a value per token, got \(\)",
+        ),
+        ("return logprobs.detach()", "what it returned has no gradient"),
+        ("return 3", r"expected a tensor of shape \(3,\), a value per token, got int"),
+    ],
+)
+def test_what_a_loss_returns_is_checked(tmp_path: Path, body: str, sentence: str) -> None:
+    file = tmp_path / "wrong.py"
+    file.write_text(f"def wrong(logprobs, tokens):\n    {body}\n")
+    with pytest.raises(ConfigError, match=sentence):
+        loss_and_gradient(Loss(name=f"{file}:wrong"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"loss_settings": {"tau": 1.0}},
+            "algorithm: loss_settings.tau: no such setting; known here: positive, negative",
+        ),
+        (
+            {"loss_settings": {"positive": 0}},
+            "algorithm: loss_settings.positive: expected a number greater than 0, got 0",
+        ),
+        ({"clip_low": 0.1}, r"algorithm\.clip_low: has no effect with loss = '.*own_algorithm.py:sapo'"),
+    ],
+)
+def test_settings_of_a_loss_are_checked_at_start(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        algorithms_of(config(loss=own("sapo"), **settings))
+
+
+@pytest.mark.parametrize("setting", ["loss", "advantage", "aggregation", "credit", "name"])
+def test_a_plug_in_that_is_not_there_or_not_of_its_kind_is_refused_at_start(setting: str) -> None:
+    with pytest.raises(ConfigError, match=r"there is no 'nobody'; there are .*HardTasks"):
+        algorithms_of(config(**{setting: own("nobody")}))
+    with pytest.raises(ConfigError, match=f"algorithm.{setting}: expected one of .*, or file.py:name of your own, got"):
+        algorithms_of(config(**{setting: "nobody"}))
+    with pytest.raises(ConfigError, match="expected"):
+        algorithms_of(config(**{setting: own("HardTasks" if setting == "aggregation" else "root_length")}))
+
+
+def test_an_engine_that_loads_no_code_refuses_a_loss_of_one_s_own() -> None:
+    from agentlightning.engines.support import Support, check_loss
+
+    with pytest.raises(ConfigError, match=r"does not support the loss '.*sapo'"):
+        check_loss(Support(engine="e"), Loss(name=own("sapo")))
+
+
+def test_what_an_advantage_returns_is_checked(tmp_path: Path) -> None:
+    file = tmp_path / "bad_advantages.py"
+    file.write_text(
+        "def few(groups, credits):\n    return [[[1.0]]]\n"
+        "def endless(groups, credits):\n"
+        "    return [[[float('inf')] * len(c.values) for c in g] for g in credits]\n"
+        "def raises(groups, credits):\n    return 1 / 0\n"
+    )
+    for name, error, sentence in (
+        ("few", ConfigError, "expected a list with one entry for each of 2 groups, got 1"),
+        ("endless", ConfigError, "expected finite numbers for call a0/0"),
+        ("raises", AgentError, "failed: ZeroDivisionError"),
+    ):
+        with pytest.raises(error, match=sentence):
+            LightningRL(advantage=f"{file}:{name}").plan(GROUPS, seed=0)
+
+
+def test_an_algorithm_is_a_class_with_settings_and_a_plan_of_its_own() -> None:
+    algorithm = algorithms_of(config(name=own("HardTasks"), too_easy=0.55, minibatches=1))["default"]
+    plan = algorithm.plan(GROUPS, seed=0)  # the groups' means are 0.5 and 0.6
+    assert {row.rollout_id for rows in plan.minibatches for row in rows} == {"a0", "a1"}
+    assert plan.outcomes["b0"] == "zero_variance"
+    with pytest.raises(ConfigError, match=r"algorithm\.too_eazy: no such setting"):
+        algorithms_of(config(name=own("HardTasks"), too_eazy=0.5))
+
+
+def test_functions_and_classes_are_given_from_python_and_found_again_by_their_file() -> None:
+    from agentlightning.code_loader import load_file
+
+    module = load_file(FILE, "example")
+    algorithm = LightningRL(
+        advantage=module.median, loss=module.sapo, aggregation=module.root_length, credit=module.first
+    )
+    assert (algorithm.advantage, algorithm.loss) == (own("median"), own("sapo"))
+    assert path_of_code(module.HardTasks, "name") == own("HardTasks")
+    with pytest.raises(ConfigError, match="cannot be found again by another process"):
+        LightningRL(loss=lambda logprobs, tokens: -logprobs)  # type: ignore[arg-type]
+
+
+def test_an_installed_package_names_plug_ins_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_losses.py").write_text(
+        "def plain(logprobs, tokens, *, c: float = 1.0):\n    return -c * tokens.advantages * logprobs\n"
+    )
+    info = tmp_path / "their-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[agentlightning.losses]\nplain = their_losses:plain\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    terms = LightningRL(loss="plain", loss_settings={"c": 2.0}).loss_terms
+    found, _, _ = loss_and_gradient(terms)
+    assert found == pytest.approx(2 * loss_and_gradient(Loss(name="reinforce"))[0])
