@@ -46,12 +46,13 @@ node-packages: tests/sdk/node/node_modules/.installed tests/runner/node/node_mod
 %/node_modules/.installed: %/package-lock.json
 	if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix $* && touch $@; fi
 
-# PostgreSQL and Redis, which the tests start for themselves: what is installed, else Debian's packages (RUNLEVEL=1 starts no
+# PostgreSQL, Redis and bubblewrap, which the tests start for themselves: what is installed, else Debian's packages (RUNLEVEL=1 starts no
 # service). Where neither can be, the tests that need them are left out and say so.
 servers:
 	@missing=""; \
 	ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || command -v postgres >/dev/null || missing="postgresql"; \
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
+	[ "$$(uname)" != Linux ] || command -v bwrap >/dev/null || missing="$$missing bubblewrap"; \
 	if [ -n "$$missing" ]; then \
 		if [ "$$(id -u)" = 0 ]; then root="env"; else root="sudo -n env"; fi; \
 		install="$$root DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq"; \

@@ -20,6 +20,7 @@ from agentlightning.config_air import AirConfig
 from agentlightning.config_base import Table
 from agentlightning.config_base import parse_settings as parse_settings
 from agentlightning.config_external import ExternalModelConfig, check_external_models
+from agentlightning.config_sandbox import SandboxConfig
 
 DEFAULT_STORE = "sqlite:///runs/agl.db"
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
@@ -348,6 +349,8 @@ class Config(Table):
     eval: EvalConfig = EvalConfig()
     engine: EngineConfig = EngineConfig()
     air: AirConfig = AirConfig()
+    sandbox: SandboxConfig | None = None
+    """None: agents run as the worker's user, with all that it may do."""
     tracing: TracingConfig = TracingConfig()
     store: StoreConfig = StoreConfig()
     external: dict[str, ExternalModelConfig] = Field({})
@@ -407,6 +410,10 @@ class Config(Table):
             )
         if (agent.run is not None and agent.command is not None) or not (agent.given or self.offline):
             raise ValueError("agent: give either run (a function, 'file.py:name') or command (a program), not both")
+        if self.sandbox is not None and agent.command is None:
+            raise ValueError(
+                "sandbox: a function agent runs inside the worker and cannot be isolated from it; expected agent.command"
+            )
         if self.offline:  # trainer/offline/settings.py checks the others
             return self
         if self.data.val is None and self.eval != EvalConfig():  # the file of a run names every setting

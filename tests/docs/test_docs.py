@@ -24,6 +24,7 @@ from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.cli.app import app
 from agentlightning.config import AgentConfig, Config, EngineConfig, LoraConfig, PolicyConfig, RewardConfig
 from agentlightning.config_external import ExternalModelConfig
+from agentlightning.config_sandbox import SandboxConfig
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS
 from agentlightning.trainer.monitor.metrics import METRICS
 from agentlightning.trainer.monitor.trackers import TRACKERS
@@ -61,6 +62,8 @@ def settings_tables() -> dict[str, dict[str, Any]]:
             tables |= {"engine": defaults(EngineConfig), "engine.lora": defaults(LoraConfig)}
         elif name == "agent":
             tables |= {"agent": defaults(AgentConfig), "agent.reward": defaults(RewardConfig)}
+        elif name == "sandbox":
+            tables["sandbox"] = defaults(SandboxConfig)
         elif name == "external":
             tables["external.NAME"] = defaults(ExternalModelConfig)
         elif name == "policies":

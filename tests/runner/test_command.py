@@ -1,19 +1,18 @@
-"""The command runner on real programs, without a store."""
+"""The command runner on real programs, without a store: as they are, and in every kind of sandbox that can be had here."""
 
 import asyncio
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from runner_bench import gone, written
+from runner_bench import DEADLINE_S, gone
 
+from agentlightning.config_sandbox import SandboxConfig, SandboxKind
 from agentlightning.errors import ConfigError
 from agentlightning.runner.agent import LLM, llm_for
 from agentlightning.runner.command import (
@@ -27,22 +26,85 @@ from agentlightning.runner.command import (
 )
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.function import AgentOutput
+from agentlightning.runner.sandbox.sandbox import Sandbox
 from agentlightning.types import JSON, Claim, Lease, RetryPolicy, Rollout, Sampling
 
 Start = Callable[..., CommandRunner]
+KINDS: tuple[SandboxKind | None, ...] = (None, "bubblewrap", "gvisor")
+TELL = """
+import os, socket, urllib.parse
+def tell(text):
+    url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+    with socket.create_connection((url.hostname, url.port)) as connection:
+        connection.sendall(text.encode() + b"\\n")
+"""
+"""Programs call `tell` to say where they are: what they write to files is not always to be seen here."""
+
+
+class Listener:
+    """Takes the place of the server: hears what programs tell it."""
+
+    def __init__(self) -> None:
+        self._heard: asyncio.Queue[str] = asyncio.Queue()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._hear, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def told(self) -> str:
+        """The next thing that a program tells."""
+        async with asyncio.timeout(DEADLINE_S):
+            return await self._heard.get()
+
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._heard.put_nowait((await reader.readline()).decode().strip())
+        writer.close()
+
+    def close(self) -> None:
+        self._server.close()
 
 
 @pytest.fixture
-async def start() -> AsyncIterator[Start]:
+async def listener() -> AsyncIterator[Listener]:
+    listener = Listener()
+    await listener.start()
+    yield listener
+    listener.close()
+
+
+def a_sandbox(kind: SandboxKind, server_url: str, *readable: Path, **limits: int) -> Sandbox:
+    """A sandbox that was tried; the test is left out where it cannot be had."""
+    settings = SandboxConfig(kind=kind, readable=tuple(map(str, readable)), **limits)
+    try:
+        sandbox = Sandbox(settings, "sh", server_url=server_url)
+        sandbox.check()
+    except ConfigError as refused:
+        pytest.skip(str(refused))
+    return sandbox
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind or "bare")
+async def start(request: pytest.FixtureRequest, listener: Listener, tmp_path: Path) -> AsyncIterator[Start]:
     runners: list[CommandRunner] = []
+    sandbox = a_sandbox(request.param, listener.url, tmp_path) if request.param else None
 
     def make(command: str, term_s: float = 60.0) -> CommandRunner:
-        runners.append(CommandRunner(command, term_s=term_s))
+        runners.append(CommandRunner(command, term_s=term_s, sandbox=sandbox))
         return runners[-1]
 
     yield make
     for runner in runners:
         runner.close()
+
+
+def left_of(rollout_id: str) -> list[int]:
+    """Processes of a rollout that go on."""
+    of_it = [
+        process.pid
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get("AGL_ROLLOUT_ID") == rollout_id
+    ]
+    return [pid for pid in of_it if not gone(pid)]
 
 
 def a_claim(task: JSON, rollout_id: str = "r1") -> Claim:
@@ -65,13 +127,15 @@ def a_claim(task: JSON, rollout_id: str = "r1") -> Claim:
     return Claim(rollout=the_rollout, lease=Lease(rollout_id=rollout_id, attempt=1, token="t"), key="sk-agl-k")
 
 
-def an_llm(claim: Claim) -> LLM:
-    return llm_for(claim, "http://127.0.0.1:9", "policy", ConnectionPool())
+def an_llm(claim: Claim, url: str = "http://127.0.0.1:9") -> LLM:
+    return llm_for(claim, url, "policy", ConnectionPool())
 
 
-async def run(runner: CommandRunner, task: JSON | None = None, rollout_id: str = "r1") -> AgentOutput:
+async def run(
+    runner: CommandRunner, task: JSON | None = None, rollout_id: str = "r1", url: str = "http://127.0.0.1:9"
+) -> AgentOutput:
     claim = a_claim(task or {}, rollout_id)
-    return await runner.run(claim, an_llm(claim))
+    return await runner.run(claim, an_llm(claim, url))
 
 
 def python(folder: Path, source: str) -> str:
@@ -80,13 +144,13 @@ def python(folder: Path, source: str) -> str:
     return f"{sys.executable} -S {path}"
 
 
-async def test_a_shell_program_finds_its_task_and_model_in_its_environment(start: Start) -> None:
+async def test_a_shell_program_finds_its_task_and_model_in_its_environment(start: Start, listener: Listener) -> None:
     script = (
         """sh -c 'cat $AGL_TASK; echo; echo $OPENAI_BASE_URL $OPENAI_API_KEY $ANTHROPIC_BASE_URL $AGL_REWARD_URL'"""
     )
-    done = await run(start(script), {"q": "1 + 1"})
+    done = await run(start(script), {"q": "1 + 1"}, url=listener.url)
     task, urls = str(done.output).strip().splitlines()
-    root = "http://127.0.0.1:9/r/r1/1"
+    root = f"{listener.url}/r/r1/1"
     assert json.loads(task) == {"q": "1 + 1"}
     assert urls.split() == [f"{root}/v1", "sk-agl-k", root, f"{root}/v1/reward"]
     assert done.reward is None
@@ -134,51 +198,71 @@ async def test_a_program_that_floods_its_output_is_kept_to_its_end(start: Start,
 )
 async def test_children_that_a_program_leaks_end_with_it(start: Start, tmp_path: Path, leak: str) -> None:
     script = tmp_path / "agent.sh"
-    script.write_text(f"{leak}\necho $! > {tmp_path}/pid\nwhile ! pgrep sleep >/dev/null; do :; done\necho 1\n")
+    script.write_text(f"{leak}\nwhile ! pgrep sleep >/dev/null; do :; done\necho 1\n")
     rollout_id = f"leak-{tmp_path.parent.name}-{tmp_path.name}"
     done = await run(start(f"sh {script}"), rollout_id=rollout_id)
     assert done.reward == 1
-    assert gone(int((tmp_path / "pid").read_text()))
-    left = [
-        p for p in psutil.process_iter(["environ"]) if (p.info["environ"] or {}).get("AGL_ROLLOUT_ID") == rollout_id
-    ]
-    assert [p for p in left if not gone(p.pid)] == []
+    assert left_of(rollout_id) == []
 
 
-async def test_an_interrupted_program_gets_a_chance_to_end_well(start: Start, tmp_path: Path) -> None:
-    script = tmp_path / "agent.sh"
-    script.write_text(f"trap 'echo saved; exit 0' TERM\necho ready > {tmp_path}/ready\nwhile :; do sleep 0.05; done\n")
-    work = asyncio.create_task(run(start(f"sh {script}")))
-    await written(tmp_path / "ready")
+async def test_an_interrupted_program_gets_a_chance_to_end_well(
+    start: Start, listener: Listener, tmp_path: Path
+) -> None:
+    source = (
+        f"{TELL}\nimport signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+        "tell('ready')\nwhile True: signal.pause()\n"
+    )
+    work = asyncio.create_task(run(start(python(tmp_path, source)), url=listener.url))
+    assert await listener.told() == "ready"
     work.cancel()
     with pytest.raises(CommandFailed) as interrupted:
         await work
     assert "saved" in interrupted.value.output
 
 
-async def test_a_program_that_ignores_sigterm_is_killed_with_its_group(start: Start, tmp_path: Path) -> None:
-    script = tmp_path / "agent.sh"
-    script.write_text(f"trap '' TERM\nsleep 600 &\necho $$ $! > {tmp_path}/pids\nwhile :; do sleep 0.05; done\n")
-    work = asyncio.create_task(run(start(f"sh {script}", term_s=0.5)))
-    pids = [int(pid) for pid in (await written(tmp_path / "pids")).split()]
+async def test_a_program_that_ignores_sigterm_is_killed_with_its_group(
+    start: Start, listener: Listener, tmp_path: Path
+) -> None:
+    source = (
+        f"{TELL}\nimport signal, subprocess\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "subprocess.Popen(['sleep', '600'])\ntell('ready')\nwhile True: signal.pause()\n"
+    )
+    rollout_id = f"ignores-{tmp_path.parent.name}-{tmp_path.name}"
+    work = asyncio.create_task(run(start(python(tmp_path, source), term_s=0.5), None, rollout_id, listener.url))
+    assert await listener.told() == "ready"
     work.cancel()
     with pytest.raises(CommandFailed):
         await work
-    assert all(gone(pid) for pid in pids)
+    assert left_of(rollout_id) == []
 
 
-def test_programs_of_a_worker_that_is_sigkilled_end_with_it(tmp_path: Path) -> None:
-    script = tmp_path / "agent.sh"
-    script.write_text(f"setsid sleep 600 &\necho $$ $! > {tmp_path}/pids\nsleep 600\n")
-    source = (
-        "import asyncio, sys; sys.path.insert(0, sys.argv[1]); import test_command as t\n"
-        "asyncio.run(t.run(t.CommandRunner(sys.argv[2])))\n"
+@pytest.mark.parametrize("kind", ["", "bubblewrap", "gvisor"])
+async def test_programs_of_a_worker_that_is_sigkilled_end_with_it(
+    kind: SandboxKind, listener: Listener, tmp_path: Path
+) -> None:
+    if kind:
+        a_sandbox(kind, listener.url)
+    agent = (
+        f"{TELL}\nimport subprocess\nsubprocess.Popen(['setsid', 'sleep', '600'])\n"
+        "tell('ready')\nsubprocess.run(['sleep', '600'])\n"
     )
-    worker = subprocess.Popen([sys.executable, "-c", source, str(Path(__file__).parent), f"sh {script}"])
-    pids = [int(pid) for pid in asyncio.run(written(tmp_path / "pids")).split()]
-    worker.send_signal(signal.SIGKILL)
-    worker.wait()
-    assert all(gone(pid) for pid in pids)
+    rollout_id = f"killed-{tmp_path.parent.name}-{tmp_path.name}"
+    source = (
+        "import asyncio, pathlib, sys; sys.path.insert(0, sys.argv[1]); import test_command as t\n"
+        "_, _, command, kind, url, folder, rollout = sys.argv\n"
+        "sandbox = t.a_sandbox(kind, url, pathlib.Path(folder)) if kind else None\n"
+        "asyncio.run(t.run(t.CommandRunner(command, sandbox=sandbox), {}, rollout, url))\n"
+    )
+    arguments = [str(Path(__file__).parent), python(tmp_path, agent), kind, listener.url, str(tmp_path), rollout_id]
+    worker = await asyncio.create_subprocess_exec(sys.executable, "-c", source, *arguments)
+    assert await listener.told() == "ready"
+    before = set(psutil.Process(worker.pid).children(recursive=True))
+    assert before
+    worker.kill()
+    await worker.wait()
+    assert [process for process in before if not gone(process.pid)] == []
+    assert left_of(rollout_id) == []
 
 
 @pytest.mark.parametrize(

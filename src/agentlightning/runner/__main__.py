@@ -19,25 +19,28 @@ import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
 from typing import NoReturn
 
 from agentlightning.children import OWN_SECRETS, end_with_parent, hide_memory
 from agentlightning.config import AgentConfig, parse_settings
-from agentlightning.errors import AgentLightningError, StoreError
+from agentlightning.errors import AgentLightningError, ConfigError, StoreError
 from agentlightning.runner.agent_tracing import trace_agents
 from agentlightning.runner.air import air_of_run
-from agentlightning.runner.command import MARK, CommandRunner, without_proxy
+from agentlightning.runner.command import MARK, CommandRunner, split_command, without_proxy
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import AgentRunner, FunctionRunner
 from agentlightning.runner.llm_judge import gateway_judge
 from agentlightning.runner.processes import kill_marked
+from agentlightning.runner.sandbox.sandbox import Sandbox, sandbox_of_run, store_folders
 from agentlightning.runner.scoring import Scorer, load_scorers
 from agentlightning.runner.span_delivery import SpanDelivery
 from agentlightning.runner.user_code import load
 from agentlightning.runner.worker import HEARTBEAT_INTERVAL_S, Worker, WorkerOptions
 from agentlightning.store.base import LEASE_S
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.scan import find_run
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -48,30 +51,24 @@ def main(arguments: list[str] | None = None) -> int:
     for name in OWN_SECRETS:  # nothing that an agent starts shall have them
         os.environ.pop(name, None)
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = without_proxy(os.environ, options.server)
-    mark = os.environ[MARK] = secrets.token_hex(8)
+    os.environ[MARK] = secrets.token_hex(8)
     connections = ConnectionPool()
     with ThreadPoolExecutor(options.concurrency, thread_name_prefix="agent") as threads:
         try:
             judge = gateway_judge(options.server, options.model, connections)
             reward = load_scorers(options.reward, threads, judge) if options.reward else None
-            runner = _runner(options, threads, mark, scored=reward is not None)
+            agent = FunctionRunner(load(options.agent), threads, scored=reward is not None) if options.agent else None
         except AgentLightningError as error:
             sys.stderr.write(f"worker: {error}\n")
             return 2
         with asyncio.Runner(loop_factory=_loop_factory()) as loop:
-            return loop.run(_work(options, server_key, runner, reward, threads, connections))
-
-
-def _runner(options: argparse.Namespace, threads: Executor, mark: str, scored: bool) -> AgentRunner:
-    if options.command:
-        return CommandRunner(options.command, scored=scored, mark=mark)
-    return FunctionRunner(load(options.agent), threads, scored=scored)
+            return loop.run(_work(options, server_key, agent, reward, threads, connections))
 
 
 async def _work(
     options: argparse.Namespace,
     server_key: str,
-    runner: AgentRunner,
+    agent: FunctionRunner | None,
     reward: Scorer | None,
     threads: Executor,
     connections: ConnectionPool,
@@ -81,6 +78,7 @@ async def _work(
         sys.stderr.write(f"note: asking {options.server} for run {options.run}\n")
     async with store:
         try:
+            runner = await _runner(options, agent, store, scored=reward is not None)
             air = await air_of_run(options.run, store, threads)
             traced = not options.command and await _trace_agents(options, store)
         except AgentLightningError as error:
@@ -126,6 +124,29 @@ async def _work(
     _end_now(code)
 
 
+async def _runner(
+    options: argparse.Namespace, agent: FunctionRunner | None, store: LightningStoreClient, scored: bool
+) -> AgentRunner:
+    """The runner of the agent, in the sandbox that the run's configuration in the store asks for: workers anywhere do
+    alike. ConfigError where it cannot be had here."""
+    run = await find_run(store, options.run)
+    settings = sandbox_of_run(run.config)
+    if agent is not None:
+        if settings is not None:
+            raise ConfigError(
+                "sandbox: this run's agents run in a sandbox, and a function agent cannot be isolated from its worker; "
+                "expected a command"
+            )
+        return agent
+    sandbox = None
+    if settings is not None:
+        hidden = [Path(path) for path in options.hidden or ()] + store_folders(run.config)
+        program = split_command(options.command, "agent command", found=settings.image is None)[0]
+        sandbox = Sandbox(settings, program, server_url=options.server, hidden=hidden)
+        await asyncio.to_thread(sandbox.check)
+    return CommandRunner(options.command, scored=scored, mark=os.environ[MARK], sandbox=sandbox)
+
+
 async def _trace_agents(options: argparse.Namespace, store: LightningStoreClient) -> bool:
     """Returns whether the run's agents are traced, as its configuration in the store says: workers anywhere do alike."""
     found = await store.runs([options.run])
@@ -165,6 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     agent = parser.add_mutually_exclusive_group(required=True)
     agent.add_argument("--agent", help="file.py:name, package.module:name or a file.pkl")
     agent.add_argument("--command", help="any program, with its arguments")
+    parser.add_argument("--hidden", action="append", help="folder that an agent in a sandbox does not see")
     parser.add_argument("--reward", action="append", help="reward function, named like an agent, or the table as JSON")
     parser.add_argument("--model", default="policy", help="model name given to agents")
     parser.add_argument("--concurrency", type=_places, default=8, help="attempts at a time")

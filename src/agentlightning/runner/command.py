@@ -27,6 +27,7 @@ from agentlightning.errors import AgentError, ConfigError
 from agentlightning.runner.agent import LLM
 from agentlightning.runner.function import AgentOutput
 from agentlightning.runner.processes import kill_group, kill_marked
+from agentlightning.runner.sandbox.sandbox import OpenSandbox, Sandbox
 from agentlightning.types import Claim
 
 MAX_OUTPUT_BYTES = 64 * 1024
@@ -35,6 +36,8 @@ MAX_RECORDED_BYTES = 8 * 1024
 """Tail of the output kept with the attempt."""
 MARK = "AGL_WORKER_MARK"
 """Variable that every process which agents of one worker start inherits, to find those that they leave behind."""
+MAX_EXIT_CODE = 128
+"""Of a program that no signal ended, as shells tell it."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 OWN_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """Variables of a user who sends traces to a collector of his own."""
@@ -44,11 +47,20 @@ class CommandRunner:
     """Runs a command line, split as a shell would but without a shell.
 
     ConfigError where it is empty or its program is not found. `scored`: a reward function judges the output, so that only
-    ``{"reward": …}`` is taken for a reward, not a bare number.
+    ``{"reward": …}`` is taken for a reward, not a bare number. `sandbox`: every attempt runs in one of its own.
     """
 
-    def __init__(self, command: str, *, scored: bool = False, mark: str | None = None, term_s: float = 2.0) -> None:
-        self._arguments = split_command(command, "agent command")
+    def __init__(
+        self,
+        command: str,
+        *,
+        scored: bool = False,
+        mark: str | None = None,
+        term_s: float = 2.0,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        self._arguments = split_command(command, "agent command", found=sandbox is None)
+        self._sandbox = sandbox
         self._scored = scored
         self._term_s = term_s
         self._mark = mark or secrets.token_hex(8)
@@ -56,13 +68,18 @@ class CommandRunner:
 
     async def run(self, claim: Claim, llm: LLM) -> AgentOutput:
         with tempfile.TemporaryDirectory(prefix="agl-task-") as folder:
-            task = Path(folder) / "task.json"
-            task.write_text(json.dumps(claim.rollout.task), encoding="utf-8")
-            environment = command_environment(os.environ, claim, llm, task)
-            environment[MARK] = self._mark
-            return await self._run(claim, environment)
+            text = json.dumps(claim.rollout.task)
+            mark = {MARK: self._mark}
+            if self._sandbox is None:
+                task = Path(folder) / "task.json"
+                task.write_text(text, encoding="utf-8")
+                return await self._run(claim, {**command_environment(os.environ, claim, llm, task), **mark})
+            box = self._sandbox
+            environment = command_environment(box.inherited, claim, box.inside(llm), box.task_file)
+            async with box.open(Path(folder), text, self._arguments, environment, mark) as opened:
+                return await self._run(claim, opened.environment, opened)
 
-    async def _run(self, claim: Claim, environment: dict[str, str]) -> AgentOutput:
+    async def _run(self, claim: Claim, environment: dict[str, str], sandbox: OpenSandbox | None = None) -> AgentOutput:
         printed, both = Tail(), Tail()
         process: asyncio.subprocess.Process | None = None
         code: int | None
@@ -76,15 +93,15 @@ class CommandRunner:
                 readers.append(await _read(read, *tails))
             if self._guardian is None:  # before the first program: the worker may be killed at any moment
                 self._guardian = self._start_guardian()
-            process = await self._start(environment, *ends)
+            process = await self._start(environment, sandbox, *ends)
             self._tell_guardian(f"+{process.pid}")
-            code = await process.wait()
+            code = _exit_code(await process.wait(), sandbox)
         except asyncio.CancelledError:
             code = None
         finally:
             for end in ends:
                 os.close(end)
-            await self._end(process, claim)
+            await self._end(process, claim, sandbox)
             await asyncio.wait({reader.closed for reader in readers}, timeout=self._term_s)
             for reader in readers:
                 reader.close()
@@ -92,17 +109,20 @@ class CommandRunner:
         if code is None:
             raise CommandFailed("the program was interrupted", output)
         if code != 0:
-            raise CommandFailed(f"program {_ended(code)}; the end of its output:\n{output}", output)
+            why = sandbox.explain() if sandbox is not None else ""
+            raise CommandFailed(f"program {_ended(code)}{why}; the end of its output:\n{output}", output)
         reward = printed_reward(printed.text(MAX_OUTPUT_BYTES), bare_numbers=not self._scored)
         return AgentOutput(
             output=printed.text(MAX_RECORDED_BYTES), reward=reward, reward_source="output", printed=output
         )
 
-    async def _start(self, environment: dict[str, str], stdout: int, stderr: int) -> asyncio.subprocess.Process:
+    async def _start(
+        self, environment: dict[str, str], sandbox: OpenSandbox | None, stdout: int, stderr: int
+    ) -> asyncio.subprocess.Process:
         try:
             return await asyncio.create_subprocess_exec(
-                *self._arguments,
-                stdin=subprocess.DEVNULL,
+                *(self._arguments if sandbox is None else sandbox.command),
+                stdin=subprocess.DEVNULL if sandbox is None else sandbox.stdin,
                 stdout=stdout,
                 stderr=stderr,
                 env=environment,
@@ -111,10 +131,10 @@ class CommandRunner:
         except OSError as cause:
             raise AgentError(f"program {self._arguments[0]!r} cannot be started: {cause}") from cause
 
-    async def _end(self, process: asyncio.subprocess.Process | None, claim: Claim) -> None:
+    async def _end(self, process: asyncio.subprocess.Process | None, claim: Claim, sandbox: OpenSandbox | None) -> None:
         """Nothing that the program started is left when this returns: SIGTERM if it still runs, then SIGKILL to all."""
         try:
-            if process is not None and process.returncode is None and kill_group(process.pid, signal.SIGTERM):
+            if process is not None and process.returncode is None and _interrupted(process.pid, sandbox):
                 await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=self._term_s)
         finally:
             if process is not None:
@@ -155,15 +175,28 @@ class CommandRunner:
             self._guardian = None
 
 
-def split_command(command: str, what: str) -> list[str]:
-    """A program with its arguments. ConfigError where it is empty or not found."""
+def _interrupted(group: int, sandbox: OpenSandbox | None) -> bool:
+    """Tell a program to end; False where it is gone. The first process of a sandbox would take the others with it."""
+    if sandbox is None:
+        return kill_group(group, signal.SIGTERM)
+    sandbox.interrupt()
+    return True
+
+
+def _exit_code(code: int, sandbox: OpenSandbox | None) -> int:
+    """A program's exit code, below 0 for a signal, which a sandbox tells as shells do."""
+    return MAX_EXIT_CODE - code if sandbox is not None and code > MAX_EXIT_CODE else code
+
+
+def split_command(command: str, what: str, *, found: bool = True) -> list[str]:
+    """A program with its arguments. ConfigError where it is empty or, with `found`, not found here."""
     try:
         arguments = shlex.split(command)
     except ValueError as cause:
         raise ConfigError(f"{what} {command!r} cannot be split into words: {cause}") from cause
     if not arguments:
         raise ConfigError(f"{what}: expected a program with its arguments, got nothing")
-    if shutil.which(arguments[0]) is None:
+    if found and shutil.which(arguments[0]) is None:
         raise ConfigError(f"{what} {command!r}: program {arguments[0]!r} is not found on PATH")
     return arguments
 

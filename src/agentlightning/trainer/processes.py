@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from agentlightning.config import Config, LoraConfig
+from agentlightning.config import Config, LoraConfig, run_record
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.models import check_model, find_model
@@ -25,6 +25,8 @@ from agentlightning.engines.local.options import LearnerOptions, Lora, SamplerOp
 from agentlightning.engines.policies import PolicyEngines
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError
+from agentlightning.runner.command import split_command
+from agentlightning.runner.sandbox.sandbox import Sandbox, store_folders
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.instrumentations import find as find_instrumentations
@@ -155,6 +157,8 @@ class Processes:
             line = shlex.join(["agl", "worker", agent.run or str(agent.command), *arguments])
             tell(f"waiting for workers; start one with: AGL_SERVER_KEY=… {line}")
         arguments += ["--agent", agent.run] if agent.run is not None else ["--command", str(agent.command)]
+        if self._config.sandbox is not None:
+            arguments += ["--hidden", str(self._folder.path.parent.resolve())]
         arguments += ["--concurrency", str(agent.concurrency), "--model", self.policy["model"]]
         self._supervisor.start_workers(agent.workers, arguments)
 
@@ -216,6 +220,7 @@ class Processes:
                 raise MissingExtraError(package, extra)
         if self._config.agent.instrument and self._config.agent.workers:
             find_instrumentations(self._config.agent.instrument)
+        self._check_sandbox()
         if self._server is None:
             check_keys(self._config)
         if self._config.agent.workers == 0 and self._server is None and not os.environ.get("AGL_SERVER_KEY"):
@@ -223,6 +228,17 @@ class Processes:
                 "agent.workers: 0 means that workers are started elsewhere, and they need the server's key: "
                 "set AGL_SERVER_KEY, to the same secret here and there"
             )
+
+    def _check_sandbox(self) -> None:
+        """Workers that are started here make sandboxes here."""
+        agent, settings = self._config.agent, self._config.sandbox
+        if settings is None or agent.command is None or agent.workers == 0:
+            return
+        hidden = [self._folder.path.parent, *store_folders(run_record(self._config))]
+        program = split_command(agent.command, "agent.command", found=settings.image is None)[0]
+        sandbox = Sandbox(settings, program, hidden=hidden)
+        sandbox.check()
+        self._progress.note(f"sandbox: {sandbox}")
 
 
 async def _abandon(starting: asyncio.Future[list[str]]) -> None:

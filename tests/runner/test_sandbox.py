@@ -1,0 +1,317 @@
+"""What a sandbox keeps from an agent, and what is refused as it cannot be isolated here. test_command.py has the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from runner_bench import Bench, Server
+from test_command import TELL, Listener, a_sandbox, listener, python, run
+
+from agentlightning.config import parse_config
+from agentlightning.config_sandbox import SandboxConfig, SandboxKind
+from agentlightning.errors import ConfigError
+from agentlightning.runner.command import CommandFailed, CommandRunner
+from agentlightning.runner.sandbox.gateway_socket import MAX_CONNECTIONS, ServerAddress
+from agentlightning.runner.sandbox.sandbox import Sandbox, store_folders
+
+__all__ = ["listener"]  # a fixture
+KINDS: tuple[SandboxKind, ...] = ("bubblewrap", "gvisor")
+Inside = Callable[..., CommandRunner]
+
+
+@pytest.fixture(params=KINDS)
+async def inside(request: pytest.FixtureRequest, listener: Listener, tmp_path: Path) -> AsyncIterator[Inside]:
+    """Makes the runner of a command whose agent may read `tmp_path`."""
+    runners: list[CommandRunner] = []
+
+    def make(command: str, **limits: int) -> CommandRunner:
+        sandbox = a_sandbox(request.param, listener.url, tmp_path, **limits)
+        runners.append(CommandRunner(command, sandbox=sandbox))
+        return runners[-1]
+
+    yield make
+    for runner in runners:
+        runner.close()
+
+
+async def test_an_agent_sees_its_own_files_and_processes_and_nothing_else(
+    inside: Inside,
+    listener: Listener,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    kind = request.node.callspec.params["inside"]
+    monkeypatch.setenv("SOME_API_KEY", "sk-of-the-worker")
+    (tmp_path / "known.txt").write_text("mine")
+    source = """
+import json, os
+def opens(path, mode):
+    try:
+        with open(path, mode) as file:
+            return True
+    except OSError:
+        return False
+print(json.dumps({
+    "known": open(FOLDER + "/known.txt").read(),
+    "writes": [path for path in (FOLDER + "/known.txt", FOLDER + "/new", "/x", "/usr/x", "/etc/passwd",
+        "/proc/sys/kernel/core_pattern", "/proc/sys/vm/swappiness", "/proc/self/oom_score_adj", "/run/agl/x", "/dev/x")
+        if opens(path, "a")],
+    "home": opens(os.environ["HOME"] + "/new", "a"), "tmp": opens("/tmp/new", "a"), "shm": opens("/dev/shm/new", "a"),
+    "reads": [path for path in (__REAL_HOME__, "/etc/shadow", "/etc/ssl/private", "/sys/kernel", "/var", CHECKOUT)
+        if os.path.exists(path)],
+    "processes": sorted(int(name) for name in os.listdir("/proc") if name.isdigit()),
+    "environment": [name for name in os.environ if "sk-of-the-worker" in os.environ[name]],
+    "tasks": os.listdir("/run/agl"),
+}))
+"""
+    for name, value in (("FOLDER", tmp_path), ("CHECKOUT", __file__), ("__REAL_HOME__", Path.home() / ".bashrc")):
+        source = source.replace(name, repr(str(value)))
+    done = await run(inside(python(tmp_path, source)), url=listener.url)
+    found = json.loads(str(done.output))
+    assert found["known"] == "mine"
+    assert (found["home"], found["tmp"], found["shm"]) == (True, True, True)
+    assert len(found["processes"]) == 2  # the relay and itself
+    assert sorted(found["tasks"]) == ["gateway.sock", "relay.py", "task.json"]
+    # gVisor's kernel is the sandbox's own, with all that it shows there.
+    assert set(found["writes"]) <= ({"/proc/self/oom_score_adj", "/dev/x"} if kind == "gvisor" else set())
+    assert set(found["reads"]) <= ({"/sys/kernel"} if kind == "gvisor" else set())
+    assert found["environment"] == []
+
+
+async def test_the_gateway_is_all_that_an_agent_reaches(inside: Inside, listener: Listener, tmp_path: Path) -> None:
+    other = Listener()
+    await other.start()
+    source = f"""{TELL}
+tell("through")
+def refused(address):
+    try:
+        socket.create_connection(address, timeout=3).close()
+    except OSError:
+        return 1
+    return 0
+port = int({other.url.rpartition(":")[2]})
+gateway = urllib.parse.urlsplit(os.environ["AGL_REWARD_URL"]).port
+places = [("127.0.0.1", port), ("192.0.2.1", gateway), ("127.0.0.2", port)]
+print(sum(refused(address) for address in places))
+"""
+    done = await run(inside(python(tmp_path, source)), url=listener.url)
+    assert await listener.told() == "through"
+    assert done.reward == 3
+    other.close()
+
+
+async def test_an_agent_that_opens_connections_without_end_takes_a_bounded_number_of_descriptors(
+    listener: Listener, tmp_path: Path
+) -> None:
+    source = f"""{TELL}
+url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+kept = []
+for _ in range(400):
+    one = socket.socket(); one.setblocking(False); one.connect_ex((url.hostname, url.port)); kept.append(one)
+    other = socket.socket(socket.AF_UNIX); other.setblocking(False)
+    other.connect_ex("/run/agl/gateway.sock"); kept.append(other)
+import time; time.sleep(1)
+print(1)
+"""
+    sandbox = a_sandbox("bubblewrap", listener.url, tmp_path)
+    runner = CommandRunner(python(tmp_path, source), sandbox=sandbox)
+    most = 0
+    work = asyncio.create_task(run(runner, url=listener.url))
+    while not work.done():
+        most = max(most, len(os.listdir("/proc/self/fd")))
+        await asyncio.sleep(0.02)
+    assert (await work).reward == 1
+    assert most < 3 * MAX_CONNECTIONS + 100  # two ends each, and those of the listener of this very process
+    runner.close()
+
+
+async def test_memory_is_bounded_for_all_processes_together(inside: Inside, listener: Listener, tmp_path: Path) -> None:
+    source = """
+import os, sys
+for _ in range(4):
+    if os.fork() == 0:
+        held = bytearray(60_000_000)
+        for place in range(0, len(held), 4096):
+            held[place] = 1
+        os.read(os.pipe()[0], 1)
+_, status = os.wait()
+sys.exit(os.WTERMSIG(status))
+"""
+    runner = inside(python(tmp_path, source), memory_mb=160)
+    with pytest.raises(CommandFailed, match=r"it reached sandbox\.memory_mb"):
+        await run(runner, url=listener.url)
+
+
+async def test_processes_are_bounded(listener: Listener, tmp_path: Path) -> None:
+    source = """
+import os, time
+made = 0
+try:
+    while True:
+        if os.fork() == 0:
+            time.sleep(60)
+        made += 1
+except OSError:
+    print(made)
+"""
+    sandbox = a_sandbox("bubblewrap", listener.url, tmp_path, processes=20)
+    runner = CommandRunner(python(tmp_path, source), sandbox=sandbox)
+    done = await run(runner, url=listener.url)
+    assert isinstance(done.reward, int)
+    assert 5 < done.reward < 20
+    runner.close()
+
+
+async def test_what_an_agent_keeps_is_bounded(inside: Inside, listener: Listener, tmp_path: Path) -> None:
+    source = """
+import errno, os
+try:
+    with open(os.environ["HOME"] + "/much", "wb") as file:
+        for _ in range(64):
+            file.write(bytes(1_000_000))
+except OSError as full:
+    print(int(full.errno == errno.ENOSPC))
+"""
+    assert (await run(inside(python(tmp_path, source), disk_mb=4), url=listener.url)).reward == 1
+
+
+async def test_runs_and_the_store_are_left_out_of_what_is_readable(listener: Listener, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "agl.db").write_text("secret")
+    (tmp_path / "data.txt").write_text("data")
+    settings = SandboxConfig(kind="bubblewrap", readable=(str(tmp_path),))
+    a_sandbox("bubblewrap", listener.url)
+    hidden = store_folders({"store": {"url": f"sqlite:///{tmp_path}/runs/agl.db"}})
+    sandbox = Sandbox(settings, "sh", server_url=listener.url, hidden=hidden)
+    runner = CommandRunner(f"sh -c 'cat {tmp_path}/data.txt; ls -A {tmp_path}/runs; echo'", sandbox=sandbox)
+    assert (await run(runner, url=listener.url)).output == "data\n"
+    runner.close()
+    with pytest.raises(ConfigError, match="holds runs or the store, which no agent may read"):
+        Sandbox(settings, "sh", hidden=[tmp_path])
+    inner = SandboxConfig(kind="bubblewrap", readable=(str(tmp_path / "runs"),))
+    with pytest.raises(ConfigError, match="which no agent may read"):
+        Sandbox(inner, "sh", hidden=[tmp_path])
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_what_cannot_be_isolated_here_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    for readable, word in (("/no/such", "does not exist"), ("/", "got the whole machine")):
+        with pytest.raises(ConfigError, match=word):
+            Sandbox(SandboxConfig(kind="bubblewrap", readable=(readable,)), "sh")
+    with pytest.raises(ConfigError, match=r"which is not in the sandbox; add the folder"):
+        Sandbox(SandboxConfig(kind="bubblewrap", readable=()), str(program))
+    with pytest.raises(ConfigError, match="reaches an https server by its name only"):
+        Sandbox(SandboxConfig(kind="bubblewrap", readable=()), "sh", server_url="https://10.0.0.1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="needs the program 'bwrap', which is not found on PATH"):
+        Sandbox(SandboxConfig(kind="bubblewrap"), "sh")
+
+
+@pytest.mark.skipif(
+    shutil.which("bwrap") is None or shutil.which("unshare") is None, reason="needs bubblewrap and unshare"
+)
+def test_a_machine_without_user_namespaces_is_refused_by_the_name_of_the_setting(tmp_path: Path) -> None:
+    source = (
+        "import sys; from agentlightning.config_sandbox import SandboxConfig\n"
+        "from agentlightning.errors import ConfigError\n"
+        "from agentlightning.runner.sandbox.sandbox import Sandbox\n"
+        "try: Sandbox(SandboxConfig(kind='bubblewrap', readable=()), 'sh').check()\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    (tmp_path / "check.py").write_text(source)
+    forbid = "echo 0 > /proc/sys/user/max_user_namespaces || exit 77"
+    done = subprocess.run(
+        ["unshare", "-Ur", "sh", "-c", f"{forbid}; {sys.executable} {tmp_path}/check.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"user namespaces cannot be forbidden here: {done.stderr.strip()}")
+    assert "bubblewrap cannot be run here" in done.stdout
+    assert "sysctl user.max_user_namespaces is 0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("tables", "sentence"),
+    [
+        (
+            {"agent": {"run": "a.py:solve"}, "sandbox": {"kind": "bubblewrap"}},
+            "a function agent runs inside the worker",
+        ),
+        ({"agent": {"command": "x"}, "sandbox": {"kind": "docker"}}, "image: is required with kind = 'docker'"),
+        ({"agent": {"command": "x"}, "sandbox": {"kind": "gvisor", "image": "x"}}, "image: has no effect"),
+        ({"agent": {"command": "x"}, "sandbox": {"kind": "docker", "image": "--privileged"}}, "sandbox.image"),
+        ({"agent": {"command": "x"}, "sandbox": {"kind": "chroot"}}, "sandbox.kind"),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused(tables: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        parse_config({"model": {"path": "m"}, "data": {"train": "t.jsonl"}, **tables})
+
+
+@pytest.mark.parametrize(
+    ("url", "inner"),
+    [
+        ("http://127.0.0.1:4711", "http://127.0.0.1:4711"),
+        ("http://localhost:4711/", "http://localhost:4711"),
+        ("http://10.0.0.5:4711", "http://127.0.0.1:4711"),
+        ("https://agl.example.com", "https://agl.example.com:8765"),
+        ("http://agl.example.com:8080/under", "http://agl.example.com:8080/under"),
+        ("http://[fd00::1]:4711", "http://127.0.0.1:4711"),
+    ],
+)
+def test_the_url_inside_names_the_server_as_outside_where_that_can_be(url: str, inner: str) -> None:
+    assert ServerAddress(url).inner_url == inner
+
+
+# --- a worker ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_runs_agents_in_the_sandbox_that_the_run_asks_for(
+    server: Server, bench: Bench, tmp_path: Path
+) -> None:
+    a_sandbox("bubblewrap", server.url, tmp_path)
+    config = {"agent": {"allow_posted_rewards": True}}
+    config["sandbox"] = {"kind": "bubblewrap", "readable": [str(tmp_path)]}
+    bench.run_id = (await bench.store.create_run("boxed", config)).id
+    source = """
+import json, os, urllib.request
+body = json.dumps({"value": 0.25}).encode()
+headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+urllib.request.urlopen(urllib.request.Request(os.environ["AGL_REWARD_URL"], body, headers)).read()
+print(os.getuid(), os.listdir("/proc/1/task"), json.load(open(os.environ["AGL_TASK"]))["x"])
+"""
+    worker = bench.worker_process("--command", python(tmp_path, source))
+    rollouts = await bench.enqueue({"x": 1}, {"x": 2})
+    done = await bench.settled(rollouts)
+    assert [(one.state, one.reward) for one in done] == [("succeeded", 0.25)] * 2
+    assert (await bench.attempts(done[1]))[0].output == "1000 ['1'] 2\n"
+    worker.terminate()
+    assert bench.ended(worker) == 0
+
+
+async def test_a_worker_with_a_function_agent_refuses_a_run_whose_agents_are_isolated(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.run_id = (await bench.store.create_run("boxed", {"sandbox": {"kind": "bubblewrap"}})).id
+    agent = bench.file(tmp_path, "def solve(task, llm):\n    return 1.0\n")
+    with (tmp_path / "said").open("wb") as said:
+        worker = bench.worker_process("--agent", agent, stderr=said)
+        assert bench.ended(worker) == 2
+    assert "a function agent cannot be isolated from its worker" in (tmp_path / "said").read_text()
