@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from agentlightning.config_air import AirConfig, AirRuleConfig
     from agentlightning.config_external import ExternalModelConfig
+    from agentlightning.config_limits import LimitConfig, LimitsConfig
     from agentlightning.gateway.server import AgentLightningServer
     from agentlightning.runner.agent import LLM, PromptTemplate, emit_reward, rollout
     from agentlightning.runner.client import AgentLightningClient
@@ -64,6 +65,7 @@ _NAMES = {
     ),
     "config_air": ("AirConfig", "AirRuleConfig"),
     "config_external": ("ExternalModelConfig",),
+    "config_limits": ("LimitConfig", "LimitsConfig"),
     "gateway.server": ("AgentLightningServer",),
     "runner.agent": ("LLM", "PromptTemplate", "emit_reward", "rollout"),
     "runner.client": ("AgentLightningClient",),
@@ -99,6 +101,8 @@ __all__ = [
     "LightningRL",
     "LightningStore",
     "LightningStoreClient",
+    "LimitConfig",
+    "LimitsConfig",
     "LoraConfig",
     "ModelConfig",
     "PolicyConfig",

@@ -20,6 +20,7 @@ from agentlightning.config_air import AirConfig
 from agentlightning.config_base import Table
 from agentlightning.config_base import parse_settings as parse_settings
 from agentlightning.config_external import ExternalModelConfig, check_external_models
+from agentlightning.config_limits import LimitsConfig, check_limits
 from agentlightning.config_sandbox import SandboxConfig
 
 DEFAULT_STORE = "sqlite:///runs/agl.db"
@@ -355,6 +356,8 @@ class Config(Table):
     store: StoreConfig = StoreConfig()
     external: dict[str, ExternalModelConfig] = Field({})
     """Models that are not trained, by a name of your choice: a judge, a user simulator, an embedding."""
+    limits: LimitsConfig = LimitsConfig()
+    """Bounds of what each attempt, and the run as a whole, may use."""
     policies: dict[str, PolicyConfig] = Field({})
     """Several policies, by the model name that agents ask for. Empty: one, which answers whatever name they ask for."""
 
@@ -389,6 +392,7 @@ class Config(Table):
     @model_validator(mode="after")
     def _external_models_agree(self) -> Self:
         check_external_models(self.external, tuple(self.policies) or (Path(self.model.path).name, "default"))
+        check_limits(self.limits, self.external)
         return self
 
     @model_validator(mode="after")

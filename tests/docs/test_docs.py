@@ -24,6 +24,7 @@ from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.cli.app import app
 from agentlightning.config import AgentConfig, Config, EngineConfig, LoraConfig, PolicyConfig, RewardConfig
 from agentlightning.config_external import ExternalModelConfig
+from agentlightning.config_limits import LimitConfig
 from agentlightning.config_sandbox import SandboxConfig
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS
 from agentlightning.trainer.monitor.metrics import METRICS
@@ -66,6 +67,8 @@ def settings_tables() -> dict[str, dict[str, Any]]:
             tables["sandbox"] = defaults(SandboxConfig)
         elif name == "external":
             tables["external.NAME"] = defaults(ExternalModelConfig)
+        elif name == "limits":
+            tables |= dict.fromkeys(("limits.attempt", "limits.run"), defaults(LimitConfig))
         elif name == "policies":
             tables["policies.NAME"] = defaults(PolicyConfig)
         else:
@@ -283,6 +286,8 @@ def test_toml_snippets_hold_settings_that_exist(page: Path) -> None:
         snippet = tomllib.loads(body)
         for name, settings in snippet.pop("external", {}).items():
             assert set(settings) <= set(tables["external.NAME"]), f"{page.name}: [external.{name}]"
+        for name, settings in snippet.pop("limits", {}).items():
+            assert set(settings) <= set(tables[f"limits.{name}"]), f"{page.name}: [limits.{name}]"
         for name, settings in snippet.pop("policies", {}).items():
             assert set(settings) <= set(tables["policies.NAME"]), f"{page.name}: [policies.{name}]"
             for table in ("algorithm", "engine"):

@@ -7,7 +7,7 @@ import pytest
 from agentlightning.config import Config, parse_config
 from agentlightning.errors import ConfigError
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.processes import check_keys, put_external_models
+from agentlightning.trainer.processes import check_keys, put_gateway_settings
 
 
 def config(**judge: Any) -> Config:
@@ -20,7 +20,7 @@ async def test_upstreams_are_resources_of_the_run_and_are_put_again_only_where_t
     async with InMemoryLightningStore() as store:
         run_id = (await store.create_run("test", {})).id
         for each in (config(), config(), config(max_retries=5)):
-            await put_external_models(each, run_id, store)
+            await put_gateway_settings(each, run_id, store)
         first, second = await store.resources(run_id, "judge", latest=False)
     assert (first.kind, first.version, second.version) == ("external", 1, 2)
     assert first.value["models"] == ["gpt-5*"]

@@ -25,6 +25,15 @@ def serve(
         float | None,
         typer.Option("--keep-records-days", help="Delete calls of rollouts learned from so many days ago."),
     ] = None,
+    max_parallel_requests: Annotated[
+        int | None, typer.Option("--max-parallel-requests", help="Requests of one attempt at a time (256).")
+    ] = None,
+    max_request_bytes: Annotated[
+        str | None, typer.Option("--max-request-bytes", help="Bytes of these requests together: 64MB.")
+    ] = None,
+    max_connections: Annotated[
+        int | None, typer.Option("--max-connections", help="Connections at a time; default: what files allow.")
+    ] = None,
 ) -> None:
     """Serve agents, workers and trainers; with --store http://…, be one gateway more of the server there.
 
@@ -38,11 +47,14 @@ def serve(
     url = store_url(store)
     make_default_folder(url)
     arguments = ["--store", url, "--host", host, "--port", str(port)]
-    limits = {
+    given = {
         "--keep-days": keep_days,
         "--keep-bytes": bytes_of(keep_size, "--keep-size"),
         "--keep-record-days": keep_records_days,
+        "--max-parallel-requests": max_parallel_requests,
+        "--max-request-bytes": bytes_of(max_request_bytes, "--max-request-bytes"),
+        "--max-connections": max_connections,
     }
-    for name, limit in limits.items():
-        arguments += [] if limit is None else [name, str(limit)]
+    for name, value in given.items():
+        arguments += [] if value is None else [name, str(value)]
     run(arguments)

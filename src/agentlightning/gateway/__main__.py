@@ -25,6 +25,7 @@ from agentlightning.gateway import log
 from agentlightning.gateway.access import KEY_VARIABLE, is_loopback, key_path, load_or_create_key
 from agentlightning.gateway.app import App
 from agentlightning.gateway.connection_limit import raise_file_limit
+from agentlightning.gateway.server_settings import ServerSettings, add_options, read_options
 from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
@@ -58,10 +59,16 @@ def run(arguments: Sequence[str] | None = None) -> None:
     log.configure(level, [given] if given else [])
     raise_file_limit()
     keep = Keep(days=options.keep_days, bytes=options.keep_bytes, record_days=options.keep_record_days)
-    serve(store_url, _listener(options), given, keep)
+    serve(store_url, _listener(options), given, keep, read_options(options))
 
 
-def serve(store_url: str, listener: socket.socket, given_key: str | None, keep: Keep = KEEP_ALL) -> None:
+def serve(
+    store_url: str,
+    listener: socket.socket,
+    given_key: str | None,
+    keep: Keep = KEEP_ALL,
+    settings: ServerSettings | None = None,
+) -> None:
     """Serve on a bound socket until a signal. `given_key` guards /api and opens a store of another server; what is more
     than `keep` is deleted, once an hour."""
     key = given_key or _made_key(store_url, str(listener.getsockname()[0]))
@@ -69,7 +76,7 @@ def serve(store_url: str, listener: socket.socket, given_key: str | None, keep: 
         log.configure(log.log_level(), [key])
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)  # uvicorn raises it again once it has stopped; the store must still be closed then
-    serving = _serve(store_url, listener, key, given_key, keep)
+    serving = _serve(store_url, listener, key, given_key, keep, settings or ServerSettings())
     if sys.platform == "win32":
         asyncio.run(serving)
     else:
@@ -92,17 +99,22 @@ def _end(number: int, frame: object) -> None:
 
 
 async def _serve(
-    store_url: str, listener: socket.socket, server_key: str | None, store_key: str | None, keep: Keep
+    store_url: str,
+    listener: socket.socket,
+    server_key: str | None,
+    store_key: str | None,
+    keep: Keep,
+    settings: ServerSettings,
 ) -> None:
     with ServerLock(store_url) as lock:
         async with open_store(store_url, store_key) as store:
             await _check(store)
-            app = App(store, server_key, on_stop=lock.ending)
+            app = App(store, server_key, limits=settings.limits, on_stop=lock.ending)
             _spare_collections()
             logging.getLogger("agentlightning.gateway").info("serving on %s port %s", *listener.getsockname()[:2])
             if keep != KEEP_ALL:
                 app.background.start("pruning", lambda: keep_pruned(store, keep))
-            await UvicornServer(app).serve(sockets=[listener])
+            await UvicornServer(app, max_connections=settings.max_connections).serve(sockets=[listener])
 
 
 def _spare_collections() -> None:
@@ -141,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep-days", type=float, help="delete runs that did not change for so long")
     parser.add_argument("--keep-bytes", type=int, help="delete runs until the others hold so much")
     parser.add_argument("--keep-record-days", type=float, help="delete calls of rollouts learned from so long ago")
+    add_options(parser)
     return parser
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import orjson
 from uuid_utils import uuid7
@@ -19,6 +19,7 @@ from agentlightning.gateway.asgi_response import AWAY, STOPPING, AgentRequest, A
 from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.gateway.external.calls import ExternalCalls
 from agentlightning.gateway.external.directory import ExternalDirectory
+from agentlightning.gateway.limits import CallLimits, ServerLimits
 from agentlightning.gateway.metrics import BackgroundMetrics, GatewayMetrics, StoreMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import DEADLINE_S, GRACE_S, PolicyCalls
@@ -33,6 +34,7 @@ from agentlightning.protocols.base import ApiError
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.types import Call
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +54,13 @@ class App:
         patience_s: float = 30.0,
         grace_s: float = GRACE_S,
         deadline_s: float = DEADLINE_S,
+        limits: ServerLimits | None = None,
         probe: ProbeSettings = ProbeSettings(),
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         """`server_key` guards ``/api``; `patience_s` is how long engines may be away, `grace_s` how long a call goes on
-        after its agent has gone, `deadline_s` how long one may take, `probe` when an engine that is late is asked whether
-        it lives; `on_stop` is called when the server is about to end."""
+        after its agent has gone, `deadline_s` how long one may take, `limits` what every attempt may use, `probe` when an
+        engine that is late is asked whether it lives; `on_stop` is called when the server is about to end."""
         self.boot = str(uuid7())
         """Id of this start of the server; every response carries it, so that clients notice a restart."""
         self._boot = self.boot.encode()
@@ -78,15 +81,22 @@ class App:
         self._store_metrics = StoreMetrics(store, numbers, self._metrics.registry)
         self._watcher = ResourceWatcher(store, self._changed, self.background)
         self._engine_router = EngineRouter(self._watcher, self._metrics, load_renderer, patience_s, probe)
-        self._external = ExternalCalls(
-            store, self._attempts, ExternalDirectory(self._watcher), self._metrics, grace_s=grace_s
-        )
+        directory = ExternalDirectory(self._watcher)
+        self._external = ExternalCalls(store, self._attempts, directory, self._metrics, grace_s=grace_s)
+        self._limits = CallLimits(store, self._watcher, directory, limits)
         self._policy_calls = PolicyCalls(
             store, self._attempts, self._engine_router, self._metrics, grace_s=grace_s, deadline_s=deadline_s
         )
-        traces = TraceReceiver(store, self._attempts, self._metrics, server_key)
+        traces = TraceReceiver(store, self._attempts, self._limits, self._metrics, server_key)
         self._proxy = Proxy(
-            store, self._attempts, self._engine_router, self._external, self._policy_calls, self._metrics, traces
+            store,
+            self._attempts,
+            self._engine_router,
+            self._external,
+            self._policy_calls,
+            self._metrics,
+            traces,
+            self._limits,
         )
         self._api = create_api(
             store,
@@ -95,7 +105,7 @@ class App:
             stopping=self._stopping,
             on_claim=self._attempts.expect,
             on_end=self._attempts.forget,
-            on_calls=self._attempts.learn,
+            on_calls=self._learn,
             on_resources=self._watcher.forget,
             numbers=numbers,
         )
@@ -125,6 +135,11 @@ class App:
         await self._watcher.close()
         await self._engine_router.close()
         await self._external.close()
+
+    def _learn(self, calls: Sequence[Call]) -> None:
+        """Another gateway recorded these through this server."""
+        self._attempts.learn(calls)
+        self._limits.learn(calls)
 
     def _changed(self, run_id: str) -> None:
         """A run has new resources, or is not in use any more."""

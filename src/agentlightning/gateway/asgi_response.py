@@ -53,7 +53,7 @@ class AgentRequest:
     """A request to the proxy."""
 
     __slots__ = (
-        "_host", "_length", "_receive", "_scheme", "agent", "client", "headers", "idempotency_key", "is_retry", "key",
+        "_host", "_receive", "_scheme", "agent", "client", "headers", "idempotency_key", "is_retry", "key", "length",
         "method", "named", "path", "route", "traceparent",
     )  # fmt: skip
 
@@ -61,7 +61,8 @@ class AgentRequest:
         self._receive = receive
         self._scheme: str = scope.get("scheme", "http")
         self._host = ""
-        self._length = 0
+        self.length = 0
+        """Bytes of the body, as far as the request tells."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.client: str | None = scope["client"][0] if scope.get("client") else None
@@ -92,7 +93,7 @@ class AgentRequest:
             elif name == b"baggage":
                 baggage = value if not baggage else baggage + b"," + value
             elif name == b"content-length":
-                self._length = int(value) if value.isdigit() else 0
+                self.length = int(value) if value.isdigit() else 0
             elif name == b"host":
                 self._host = value.decode("latin-1")
         if baggage and self.agent is None:
@@ -100,11 +101,11 @@ class AgentRequest:
         self.named, self.route = _split(self.path)
         """The attempt that the path names, and what comes after /v1/ (None where the path is not of that form)."""
 
-    async def body(self) -> bytes:
-        """The whole body. Raises ApiError as `read_body` does."""
-        if self._length > MAX_BODY_BYTES:
+    async def body(self, take: Callable[[int], None] | None = None) -> bytes:
+        """The whole body; `take` gets the size of each part, and may raise. Raises ApiError as `read_body` does."""
+        if self.length > MAX_BODY_BYTES:
             raise too_large(MAX_BODY_BYTES)
-        return await read_body(self._receive, MAX_BODY_BYTES, BODY_TIMEOUT_S)
+        return await read_body(self._receive, MAX_BODY_BYTES, BODY_TIMEOUT_S, take)
 
     def on_disconnect(self, tell: Callable[[], None]) -> DisconnectWatch:
         """Call `tell` when the client disconnects, until the watch is stopped; only after `body`."""
@@ -120,7 +121,9 @@ class AgentRequest:
         return f"{self._scheme}://{self._host}{where}/v1"
 
 
-async def read_body(receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
+async def read_body(
+    receive: Receive, max_bytes: int, timeout_s: float, take: Callable[[int], None] | None = None
+) -> bytes:
     """The whole body of a request. Raises ApiError where it is too large, comes too slowly, or its sender goes away."""
     parts: list[bytes] = []
     size = 0
@@ -134,6 +137,8 @@ async def read_body(receive: Receive, max_bytes: int, timeout_s: float) -> bytes
                 size += len(part)
                 if size > max_bytes:
                     raise too_large(max_bytes)
+                if take is not None:
+                    take(len(part))
                 parts.append(part)
                 if not message.get("more_body"):
                     return part if len(parts) == 1 else b"".join(parts)

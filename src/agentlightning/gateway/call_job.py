@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from agentlightning.gateway.attempts import TrackedAttempt
+from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.protocols.base import CompletionRequest, WireFormat
 from agentlightning.rendering.conversation import Conversation, PromptPlan
@@ -23,6 +24,7 @@ class CallJob:
     id: str
     wire: WireFormat
     attempt: TrackedAttempt
+    admission: Admission
     request: CompletionRequest
     sampling: Sampling
     conversation: Conversation

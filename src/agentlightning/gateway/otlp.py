@@ -25,6 +25,7 @@ from agentlightning.errors import AgentLightningError, InputError
 from agentlightning.gateway.access import cross_site_reason, is_loopback, presents_key
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache
+from agentlightning.gateway.limits import CallLimits
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.protocols.base import ApiError
 from agentlightning.store import keys
@@ -100,10 +101,16 @@ class TraceReceiver:
     """Takes spans in."""
 
     def __init__(
-        self, store: LightningStore, attempts: AttemptCache, metrics: GatewayMetrics, server_key: str | None
+        self,
+        store: LightningStore,
+        attempts: AttemptCache,
+        limits: CallLimits,
+        metrics: GatewayMetrics,
+        server_key: str | None,
     ) -> None:
         self._store = store
         self._attempts = attempts
+        self._limits = limits
         self._metrics = metrics
         self._server_key = server_key
         self._held: OrderedDict[tuple[str, int], _AttemptState] = OrderedDict()
@@ -114,10 +121,7 @@ class TraceReceiver:
         try:
             encoding = _encoding(incoming)
             caller = await self._caller(incoming)
-            body = await incoming.body()
-            packing = _packing(incoming)
-            size = len(body) * (ASSUMED_RATIO if packing else 1)
-            sanitized, refused = await self._take(caller, await _aside(size, lambda: _read(encoding, packing, body)))
+            sanitized, refused = await self._admitted(caller, encoding, incoming)
         except ApiError as refusal:
             await _refuse(reply, encoding, refusal.status, str(refusal))
         except InputError as cause:
@@ -127,6 +131,22 @@ class TraceReceiver:
         else:
             self._metrics.spans(len(sanitized.spans), sanitized.broken)
             await _succeed(reply, encoding, sanitized, refused)
+
+    async def _admitted(
+        self, caller: _Sender, encoding: Encoding, incoming: AgentRequest
+    ) -> tuple[SanitizedSpans, Counter[str]]:
+        """Takes a request in within the server's limits of an attempt; those of the run are for calls."""
+        admission = None
+        if caller.own is not None:
+            admission = await self._limits.enter(caller.own, caller.number, incoming.length, of_run=False)
+        try:
+            body = await incoming.body(None if admission is None else admission.take)
+            packing = _packing(incoming)
+            size = len(body) * (ASSUMED_RATIO if packing else 1)
+            return await self._take(caller, await _aside(size, lambda: _read(encoding, packing, body)))
+        finally:
+            if admission is not None:
+                admission.leave()
 
     # --- whose spans --------------------------------------------------------------------------------------------------
 
@@ -360,7 +380,7 @@ async def _succeed(reply: AgentResponse, encoding: Encoding, sanitized: Sanitize
 
 
 async def _refuse(reply: AgentResponse, encoding: Encoding, status: int, message: str) -> None:
-    again = ((b"retry-after", b"1"),) if status == 503 else ()
+    again = ((b"retry-after", b"1"),) if status in (429, 503) else ()
     if encoding == "json":
         await reply.whole(status, orjson.dumps({"message": message}), headers=again)
         return

@@ -19,6 +19,7 @@ from agentlightning.errors import AgentLightningError, EngineError, InputError
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.external.calls import ExternalCalls
+from agentlightning.gateway.limits import Admission, CallLimits, LimitReachedError
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import PolicyCalls
@@ -45,6 +46,7 @@ class Proxy:
         calls: PolicyCalls,
         metrics: GatewayMetrics,
         traces: TraceReceiver,
+        limits: CallLimits,
     ) -> None:
         self._store = store
         self._attempts = attempts
@@ -53,6 +55,7 @@ class Proxy:
         self._calls = calls
         self._metrics = metrics
         self._traces = traces
+        self._limits = limits
         self._wires: dict[str, WireFormat] = {
             "chat/completions": chat,
             "completions": completions,
@@ -96,21 +99,39 @@ class Proxy:
         self._metrics.call(wire.NAME, "failed" if failed else "refused")
         log.log(logging.WARNING if failed else logging.INFO, "refused: %d %s", refusal.status, refusal)
         if not reply.started:
-            await reply.whole(refusal.status, wire.error(refusal))
+            await reply.whole(refusal.status, wire.error(refusal), headers=_retry_headers(refusal))
         elif reply.failed is not None:
             await reply.end(reply.failed(refusal))
 
     async def _answer(self, wire: WireFormat, incoming: AgentRequest, reply: AgentResponse) -> None:
         identity = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
-        route, method = incoming.route or "", incoming.method
         attempt = await self._attempts.running(identity)
+        try:
+            admission = await self._limits.enter(attempt.rollout, attempt.number, incoming.length)
+            try:
+                await self._admitted(wire, attempt, admission, incoming, reply)
+            finally:
+                admission.leave()
+        except LimitReachedError as reached:
+            await self._limits.leave_span(attempt.rollout, attempt.number, reached)
+            raise
+
+    async def _admitted(
+        self,
+        wire: WireFormat,
+        attempt: TrackedAttempt,
+        admission: Admission,
+        incoming: AgentRequest,
+        reply: AgentResponse,
+    ) -> None:
+        route, method = incoming.route or "", incoming.method
         if method == "POST" and route in self._wires:
-            await self._call(wire, route, attempt, incoming, reply)
+            await self._call(wire, attempt, admission, incoming, reply)
         elif method == "POST" and route == "messages/count_tokens":
-            data = {"max_tokens": 1, **read_object(await incoming.body())}
+            data = {"max_tokens": 1, **read_object(await incoming.body(admission.take))}
             await reply.whole(200, messages.count(await self._calls.count(wire, data, attempt)))
         elif method == "POST" and route == "reward":
-            await self._reward(attempt, incoming, reply)
+            await self._reward(attempt, await incoming.body(admission.take), reply)
         elif method == "GET" and (route == "models" or route.startswith("models/")):
             await self._models(wire, route, attempt, reply)
         elif method == "GET" and route.startswith("responses/") and route.count("/") == 1:
@@ -119,18 +140,24 @@ class Proxy:
             await self._unknown(attempt, incoming)
 
     async def _call(
-        self, wire: WireFormat, route: str, attempt: TrackedAttempt, incoming: AgentRequest, reply: AgentResponse
+        self,
+        wire: WireFormat,
+        attempt: TrackedAttempt,
+        admission: Admission,
+        incoming: AgentRequest,
+        reply: AgentResponse,
     ) -> None:
-        body = await incoming.body()
+        body = await incoming.body(admission.take)
         data = read_object(body)
         model = data.get("model")
         external = (
             await self._external.directory.find(attempt.rollout.run_id, model) if isinstance(model, str) else None
         )
         if external is None:
-            await self._calls.answer(wire, data, attempt, incoming, reply)
+            await self._calls.answer(wire, data, attempt, admission, incoming, reply)
         else:
-            await self._external.answer(external, wire, route, data, body, attempt, incoming, reply)
+            route = incoming.route or ""
+            await self._external.answer(external, wire, route, data, body, attempt, admission, incoming, reply)
 
     # --- everything else --------------------------------------------------------------------------------------------
 
@@ -155,7 +182,7 @@ class Proxy:
             raise ApiError(f"this attempt has no response {response_id!r}", status=404, code="response_not_found")
         await reply.whole(200, responses.body(CompletionRequest(model=answer.model, messages=[]), answer))
 
-    async def _reward(self, attempt: TrackedAttempt, incoming: AgentRequest, reply: AgentResponse) -> None:
+    async def _reward(self, attempt: TrackedAttempt, body: bytes, reply: AgentResponse) -> None:
         if not await self._attempts.may_reward(attempt):
             raise ApiError(
                 "this run takes no rewards from its agents; agent.allow_posted_rewards = true lets them",
@@ -163,7 +190,7 @@ class Proxy:
                 type="permission_error",
                 code="rewards_not_allowed",
             )
-        data = read_object(await incoming.body())
+        data = read_object(body)
         if "value" not in data:
             raise ApiError('value: expected {"value": <a finite number>}, got none', status=422, param="value")
         name = data.get("name", "reward")
@@ -214,3 +241,10 @@ class Proxy:
             status=404,
             code="unknown_route",
         )
+
+
+def _retry_headers(refusal: ApiError) -> tuple[tuple[bytes, bytes], ...]:
+    """Headers that tell clients when to try again, or, for the SDKs of OpenAI and Anthropic, not to."""
+    if refusal.final:
+        return ((b"x-should-retry", b"false"),)
+    return () if refusal.retry_after_s is None else ((b"retry-after", str(refusal.retry_after_s).encode()),)

@@ -233,13 +233,18 @@ class ApiError(Exception):
         type: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        retry_after_s: int | None = None,
+        final: bool = False,
     ) -> None:
+        """`retry_after_s`: when to try again. `final`: a client that would, as SDKs do by status, is told not to."""
         super().__init__(message)
         self.message = message
         self.status = status
         self.type = type
         self.param = param
         self.code = code
+        self.retry_after_s = retry_after_s
+        self.final = final
 
 
 def read_object(body: bytes) -> JSON:

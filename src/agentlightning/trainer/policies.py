@@ -109,7 +109,7 @@ def policy_configs(config: Config) -> dict[str, Config]:
     found = {}
     for alias, own in config.policies.items():
         table = config.model_dump(mode="json")
-        table["policies"], table["external"] = {}, {}  # whose names are the run's affair
+        table["policies"], table["external"], table["limits"] = {}, {}, {}  # the run's affair
         table["model"]["path"] = own.model or config.model.path
         table["algorithm"] |= own.algorithm
         table["engine"] |= own.engine

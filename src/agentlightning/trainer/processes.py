@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from agentlightning.config import Config, LoraConfig, run_record
+from agentlightning.config_limits import LIMITS_RESOURCE, LimitsConfig
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.models import check_model, find_model
@@ -120,7 +121,7 @@ class Processes:
             if self._register is not None:
                 await self._register(self.store)
             await stack.enter_async_context(record_run_status(self.store, self._folder.run_id))
-            await put_external_models(self._config, self._folder.run_id, self.store)
+            await put_gateway_settings(self._config, self._folder.run_id, self.store)
             self._progress.phase("starting: sampler and learner", 2, 3)
             urls = await starting
             chosen = {one.device for alias, one in engines.items() if self._configs[alias].engine.device == "auto"}
@@ -275,15 +276,19 @@ def check_keys(config: Config) -> None:
             )
 
 
-async def put_external_models(config: Config, run_id: str, store: LightningStore) -> None:
-    """Tell the gateway; a resumed run says again only what has changed."""
-    known = {one.name: one.value for one in await store.resources(run_id) if one.kind == "external"}
+async def put_gateway_settings(config: Config, run_id: str, store: LightningStore) -> None:
+    """Tell the gateway of external models and limits; a resumed run says again only what has changed."""
+    resources = await store.resources(run_id)
+    known = {one.name: one.value for one in resources if one.kind in ("external", "limits")}
     tables = {name: model.model_dump(mode="json") for name, model in config.external.items()}
     changed = [
         Resource(run_id=run_id, name=name, kind="external", value=table)
         for name, table in tables.items()
         if known.get(name) != table
     ]
+    limits = config.limits.model_dump(mode="json")
+    if known.get(LIMITS_RESOURCE, LimitsConfig().model_dump(mode="json")) != limits:
+        changed.append(Resource(run_id=run_id, name=LIMITS_RESOURCE, kind="limits", value=limits))
     if changed:
         await store.put_resources(changed)
 

@@ -22,11 +22,14 @@ from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.call_job import CallJob
 from agentlightning.gateway.external.client import Exchange, ExternalClient, ExternalResponse, request_headers
 from agentlightning.gateway.external.directory import ExternalDirectory, ExternalModel
+from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.protocols.base import ApiError, CompletionRequest, WireFormat
 from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
 from agentlightning.store.base import LightningStore
 from agentlightning.types import ABANDONED, JSON, Sampling, Span
+
+BYTES_PER_TOKEN = 4
 
 FAILED = "gateway.external_failed"
 """Name of the span that a failed call leaves."""
@@ -72,18 +75,21 @@ class ExternalCalls:
         data: JSON,
         body: bytes,
         attempt: TrackedAttempt,
+        admission: Admission,
         incoming: AgentRequest,
         reply: AgentResponse,
     ) -> None:
         """Answer one request; `data` is what `body` says. Raises ApiError and the errors of the store."""
         started_ns = time.time_ns()
         request = wire.parse(data, trained=False)
+        admission.begin()
         conversation, plan = await self._planned(request, attempt)
         job = _ExternalJob(
             id=str(uuid7()),
             external=external,
             wire=wire,
             attempt=attempt,
+            admission=admission,
             reply=reply,
             request=request,
             sampling=_sampling(data),
@@ -188,9 +194,12 @@ class ExternalCalls:
     async def _record(self, job: _ExternalJob, exchange: Exchange, finish_reason: str) -> None:
         """Make the call durable, then let later requests continue it."""
         reader = exchange.reader
-        used = {"prompt_tokens": reader.prompt_tokens, "sampled_tokens": reader.sampled_tokens}
-        call = job.record(reader.message, finish_reason, usage=used if any(used.values()) else None)
+        used: JSON = {"prompt_tokens": reader.prompt_tokens, "sampled_tokens": reader.sampled_tokens}
+        if not any(used.values()):
+            used = _estimated_usage(exchange) if job.admission.counts_tokens else {}
+        call = job.record(reader.message, finish_reason, usage=used)
         await self._store.append_calls([call])
+        job.admission.record([call], job.external.settings)
         self._metrics.record(call)
         if finish_reason == ABANDONED:
             self._metrics.external(job.external.name, "abandoned")
@@ -238,6 +247,17 @@ def _failed(job: _ExternalJob, refusal: ApiError) -> bytes:
     """The event that ends a started stream with an error."""
     events = job.wire.stream(job.request, job.id, job.request.model, job.started_ns // 10**9, 0)
     return events.failed(refusal)
+
+
+def _estimated_usage(exchange: Exchange) -> JSON:
+    """Tokens of a call without a report of them (streams have one only where it is asked for), which limits need: four
+    bytes each, as in English text."""
+    sampled = len(orjson.dumps(exchange.reader.message))
+    return {
+        "prompt_tokens": -(-len(exchange.body) // BYTES_PER_TOKEN),
+        "sampled_tokens": -(-sampled // BYTES_PER_TOKEN),
+        "estimated": True,
+    }
 
 
 def _sampling(data: JSON) -> Sampling:

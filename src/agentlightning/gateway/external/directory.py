@@ -31,7 +31,7 @@ class ExternalDirectory:
 
     def __init__(self, watcher: ResourceWatcher) -> None:
         self._watcher = watcher
-        self._known: dict[str, tuple[list[Resource], _RunModels]] = {}
+        self._known: dict[str, tuple[list[Resource], RunModels]] = {}
         """By run, with the resources that they come from."""
 
     def forget(self, run_id: str) -> None:
@@ -41,17 +41,14 @@ class ExternalDirectory:
     async def find(self, run_id: str, model: str) -> ExternalModel | None:
         """The external model that `model` belongs to, None where the policy answers. Raises ApiError where one is
         misconfigured."""
-        known = await self._models(run_id)
-        found = known.exact.get(model)
-        if found is None:
-            found = next((external for pattern, external in known.patterns if pattern.match(model)), None)
-        return found
+        return (await self.models(run_id)).find(model)
 
     async def names(self, run_id: str) -> list[str]:
         """The models that a run's external models have by name; what a pattern stands for is not known here."""
-        return list((await self._models(run_id)).exact)
+        return list((await self.models(run_id)).exact)
 
-    async def _models(self, run_id: str) -> _RunModels:
+    async def models(self, run_id: str) -> RunModels:
+        """The external models of a run as they are now. Raises ApiError where one is misconfigured."""
         resources = await self._watcher.resources(run_id)
         known = self._known.get(run_id)
         if known is None or known[0] is not resources:
@@ -60,15 +57,22 @@ class ExternalDirectory:
 
 
 @dataclass(slots=True)
-class _RunModels:
+class RunModels:
     """The external models of one run."""
 
     exact: dict[str, ExternalModel] = field(default_factory=dict)
     patterns: list[tuple[re.Pattern[str], ExternalModel]] = field(default_factory=list)
     """Longest first."""
 
+    def find(self, model: str) -> ExternalModel | None:
+        """The external model that `model` belongs to."""
+        found = self.exact.get(model)
+        if found is None:
+            found = next((external for pattern, external in self.patterns if pattern.match(model)), None)
+        return found
 
-def _run_models(resources: list[Resource]) -> _RunModels:
+
+def _run_models(resources: list[Resource]) -> RunModels:
     """The external models among a run's resources. Raises ApiError where one is misconfigured: the calls meant for it would
     go to the policy."""
     policies = [str(name) for one in resources if one.kind == "policy" for name in (one.value.get("model"), one.name)]
@@ -81,7 +85,7 @@ def _run_models(resources: list[Resource]) -> _RunModels:
         check_external_models(settings, policies)
     except (ConfigError, ValueError) as cause:
         raise ApiError(str(cause), status=502, type="server_error", code="external_misconfigured") from cause
-    known = _RunModels()
+    known = RunModels()
     for name, own in settings.items():
         external = ExternalModel(name, own)
         known.exact |= {model: external for model in own.models if is_exact(model)}

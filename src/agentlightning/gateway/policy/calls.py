@@ -20,6 +20,7 @@ from uuid_utils import uuid7
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, Deadline
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.call_job import CallJob
+from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
@@ -92,7 +93,13 @@ class PolicyCalls:
             deadline.shorten(0.0)
 
     async def answer(
-        self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, incoming: AgentRequest, reply: AgentResponse
+        self,
+        wire: WireFormat,
+        data: JSON,
+        attempt: TrackedAttempt,
+        admission: Admission,
+        incoming: AgentRequest,
+        reply: AgentResponse,
     ) -> None:
         """Answer one request. Raises ApiError, RenderError and the errors of the store and of engines."""
         started_ns = time.time_ns()
@@ -106,12 +113,14 @@ class PolicyCalls:
                 self._metrics.call(wire.NAME, "replayed")
                 await _replay(wire, request, found, reply)
                 return
+        admission.begin()
         plan = _planned(conversation, request, view)
         seeds = [_seed(policy, attempt, plan, request, index) for index in range(request.n)]
         job = PolicyJob(
             id=str(uuid7()),
             wire=wire,
             attempt=attempt,
+            admission=admission,
             request=request,
             policy=policy,
             conversation=conversation,
@@ -228,6 +237,7 @@ class PolicyCalls:
         messages = [assistant_message(choice) for choice in answer.choices]
         calls = _records(job, messages, [choice.finish_reason for choice in answer.choices])
         await self._store.append_calls(calls)
+        job.admission.record(calls)
         for call in calls:
             job.conversation.record(job.plan, call.id, call.sampled_ids, call.completion)
             self._metrics.record(call)
@@ -246,6 +256,7 @@ class PolicyCalls:
         messages = [assistant_message(decoder.choice()) for decoder in job.decoders]
         calls = _records(job, messages, [ABANDONED] * len(messages))
         await self._store.append_calls(calls)
+        job.admission.record(calls)
         for call in calls:
             self._metrics.record(call)
 

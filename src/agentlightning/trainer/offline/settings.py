@@ -126,6 +126,7 @@ def inherited(recorded: JSON) -> dict[str, Any]:
         tables["agent"] = {name: value for name, value in agent.items() if name != "on_failure"}
         tables["eval"] = recorded.get("eval", {})
         tables["external"] = recorded.get("external", {})
+        tables["limits"] = recorded.get("limits", {})
     return tables
 
 
@@ -149,6 +150,7 @@ def _check_no_agent(config: Config, plain: Config) -> None:
     ignored = {
         "agent": config.agent != plain.agent,
         "external": config.external != plain.external,
+        "limits": config.limits != plain.limits,
         "model.max_tokens": config.model.max_tokens is not None,
         "data.fields": config.data.fields is not None,
     }

@@ -1,0 +1,275 @@
+"""Limits of an attempt and of a run: what is refused, in which words, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from exchange import Exchange
+from external_house import HI, post, serve
+from external_server import ExternalServer
+from gateway_house import SERVER_KEY, House, path
+
+from agentlightning.config_limits import LIMITS_RESOURCE
+from agentlightning.gateway.app import App
+from agentlightning.gateway.limits import LIMIT_REACHED, ServerLimits
+from agentlightning.types import Claim, Finish, Resource, Span
+
+PRICES = {"input_cost_per_token": 0.001, "output_cost_per_token": 0.01}
+BODIES: dict[str, dict[str, Any]] = {
+    "chat/completions": {"model": "policy", "messages": HI},
+    "completions": {"model": "policy", "prompt": "hi"},
+    "responses": {"model": "policy", "input": "hi"},
+    "messages": {"model": "policy", "messages": HI, "max_tokens": 50},
+}
+CHAT = BODIES["chat/completions"]
+
+
+async def limit(house: House, **tables: Any) -> None:
+    value = {"attempt": {}, "run": {}, **tables}
+    resource = Resource(run_id=house.run_id, name=LIMITS_RESOURCE, kind="limits", value=value)
+    await house.store.put_resources([resource])
+
+
+async def ask(
+    house: House, claim: Claim, app: App | None = None, route: str = "chat/completions", **headers: str
+) -> httpx.Response:
+    return await house.http(app).post(f"{path(claim)}/v1/{route}", json=BODIES[route], headers=headers)
+
+
+async def statuses(house: House, claim: Claim, count: int, app: App | None = None) -> list[int]:
+    return [(await ask(house, claim, app)).status_code for _ in range(count)]
+
+
+async def told(house: House, claim: Claim) -> list[Span]:
+    return [span for span in await house.store.spans([claim.rollout.id]) if span.name == LIMIT_REACHED]
+
+
+# --- totals -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", BODIES)
+async def test_a_call_too_many_is_refused_for_good_in_the_shape_of_the_protocol(house: House, route: str) -> None:
+    await limit(house, attempt={"max_calls": 1})
+    claim = await house.claim()
+    assert (await ask(house, claim, route=route)).status_code == 200
+    refused = await ask(house, claim, route=route)
+    assert refused.status_code == 429
+    assert refused.headers["x-should-retry"] == "false"
+    assert "retry-after" not in refused.headers
+    error = refused.json()["error"]
+    assert "this attempt has made the 1 model calls that it may make (limits.attempt.max_calls)" in error["message"]
+    if route == "messages":
+        assert (refused.json()["type"], error["type"]) == ("error", "rate_limit_error")
+    else:
+        assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+
+
+async def test_an_sdk_does_not_try_again_and_the_rollout_says_why(house: House) -> None:
+    await limit(house, attempt={"max_calls": 1})
+    claim = await house.claim()
+    client = house.openai(claim, max_retries=5)
+    await client.chat.completions.create(**CHAT)
+    for _ in range(2):
+        with pytest.raises(openai.RateLimitError, match=r"limits\.attempt\.max_calls"):
+            await client.chat.completions.create(**CHAT)
+    assert 'agl_calls_total{protocol="chat",result="refused"} 2.0' in (await house.http().get("/metrics")).text
+    (span,) = await told(house, claim)  # one, however often
+    assert span.attributes["setting"] == "limits.attempt.max_calls"
+    assert span.status == "error"
+
+
+async def test_a_retry_of_the_last_call_gets_its_completion(house: House) -> None:
+    await limit(house, attempt={"max_calls": 1})
+    claim = await house.claim()
+    key = {"idempotency-key": "k"}
+    first, again = [(await ask(house, claim, **key)).json() for _ in range(2)]
+    assert first["id"] == again["id"]
+
+
+async def test_attempts_have_limits_of_their_own_and_runs_one_for_all(house: House) -> None:
+    await limit(house, attempt={"max_calls": 2}, run={"max_calls": 3})
+    one, other = await house.claim("a"), await house.claim("b")
+    assert await statuses(house, one, 3) == [200, 200, 429]
+    assert await statuses(house, other, 2) == [200, 429]
+    (span,) = await told(house, other)
+    assert span.attributes["setting"] == "limits.run.max_calls"
+
+
+async def test_totals_survive_the_gateway(house: House) -> None:
+    await limit(house, attempt={"max_calls": 2}, run={"max_calls": 5})
+    one, other = await house.claim("a"), await house.claim("b")
+    assert await statuses(house, one, 2) == [200, 200]
+    assert await statuses(house, other, 1) == [200]
+    await house.store.finish([Finish(lease=one.lease, state="failed", error="no")])
+    second = house.gateway()
+    assert await statuses(house, other, 2, second) == [200, 429]
+    third = await house.claim("c")
+    assert await statuses(house, third, 2, house.gateway()) == [200, 429]
+
+
+async def test_what_other_gateways_record_through_this_server_counts(house: House) -> None:
+    await limit(house, attempt={"max_calls": 2})
+    claim, http = await house.claim(), house.http()
+    assert await statuses(house, claim, 1) == [200]
+    assert await statuses(house, claim, 1, house.gateway()) == [200]
+    (_, theirs) = await house.store.calls([claim.rollout.id])
+    reply = await http.get(f"/api/rollouts/{claim.rollout.id}/calls", headers={"authorization": f"Bearer {SERVER_KEY}"})
+    sent = next(call for call in reply.json() if call["id"] == theirs.id)
+    again = await http.post(
+        "/api/append_calls", json={"calls": [sent]}, headers={"authorization": f"Bearer {SERVER_KEY}"}
+    )
+    assert again.status_code == 200, again.text
+    assert await statuses(house, claim, 1) == [429]
+
+
+async def test_concurrent_calls_do_not_pass_the_limit_together(house: House) -> None:
+    await limit(house, attempt={"max_calls": 3})
+    claim = await house.claim()
+    answers = await asyncio.gather(*(ask(house, claim) for _ in range(10)))
+    assert sorted(one.status_code for one in answers) == [200] * 3 + [429] * 7
+
+
+async def test_a_call_that_failed_does_not_count(house: House) -> None:
+    await limit(house, attempt={"max_calls": 1})
+    claim = await house.claim()
+    house.engine.raw = "nonsense"
+    assert await statuses(house, claim, 2) == [502, 502]
+    house.engine.raw = None
+    assert await statuses(house, claim, 2) == [200, 429]
+
+
+async def test_tokens_of_prompts_and_completions_count(house: House) -> None:
+    claim = await house.claim()
+    assert await statuses(house, claim, 1) == [200]
+    (call,) = await house.store.calls([claim.rollout.id])
+    used = call.prompt_tokens + len(call.sampled_ids)
+    await limit(house, attempt={"max_tokens": used + 1})
+    assert await statuses(house, claim, 2) == [200, 429]
+    (span,) = await told(house, claim)
+    assert f"has used {2 * used} of {used + 1} tokens (limits.attempt.max_tokens)" in span.attributes["error"]
+
+
+async def test_a_limit_that_is_raised_lets_the_attempt_go_on(house: House) -> None:
+    await limit(house, run={"max_calls": 1})
+    claim = await house.claim()
+    assert await statuses(house, claim, 2) == [200, 429]
+    await limit(house, run={"max_calls": 2})
+    assert await statuses(house, claim, 2, house.gateway()) == [200, 429]
+
+
+# --- spend ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def spender(house: House, external: ExternalServer) -> Claim:
+    """An attempt of a run with a priced model: a call of 11 and 7 tokens costs 0.081 dollars."""
+    await serve(house, "judge", url=external.url, models=["gpt-4o-mini"], key_env="JUDGE_KEY", **PRICES)
+    return await house.claim()
+
+
+@pytest.mark.parametrize("table", ["attempt", "run"])
+async def test_a_budget_counts_reported_tokens_by_their_prices(house: House, spender: Claim, table: str) -> None:
+    await limit(house, **{table: {"max_budget": 0.1}})
+    assert [(await post(house, spender)).status_code for _ in range(3)] == [200, 200, 429]
+    assert await statuses(house, spender, 1) == [429]  # what is over is over, for the policy too
+    (span,) = await told(house, spender)
+    assert f"has spent 0.162 of 0.1 US dollars on external models (limits.{table}.max_budget)" in str(span.attributes)
+    assert (await statuses(house, spender, 1, house.gateway())) == [429]
+
+
+async def test_a_stream_without_a_report_is_estimated(house: House, external: ExternalServer, spender: Claim) -> None:
+    await limit(house, attempt={"max_budget": 0.1})
+    external.text = "word " * 100
+    assert (await post(house, spender, stream=True)).status_code == 200
+    (call,) = await house.store.calls([spender.rollout.id])
+    assert call.usage["estimated"] is True
+    assert 100 < call.usage["sampled_tokens"] < 200
+    assert (await post(house, spender)).status_code == 429
+
+
+async def test_without_a_limit_nothing_is_estimated(house: House, spender: Claim) -> None:
+    assert (await post(house, spender, stream=True)).status_code == 200
+    (call,) = await house.store.calls([spender.rollout.id])
+    assert call.usage == {}
+
+
+# --- what is under way ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tables", "server", "setting"),
+    [
+        ({"attempt": {"max_parallel_requests": 1}}, None, "limits.attempt.max_parallel_requests"),
+        ({"run": {"max_parallel_requests": 1}}, None, "limits.run.max_parallel_requests"),
+        ({}, ServerLimits(max_parallel_requests=1), "--max-parallel-requests of the server"),
+    ],
+)
+async def test_a_request_too_many_may_come_again(
+    house: House, tables: dict[str, Any], server: ServerLimits | None, setting: str
+) -> None:
+    await limit(house, **tables)
+    claim, app = await house.claim(), house.gateway(limits=server)
+    house.engine.gate = asyncio.Event()
+    first = Exchange(app, f"{path(claim)}/v1/chat/completions", {**CHAT, "stream": True})
+    await first.started.wait()
+    refused = await ask(house, claim, app)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert "x-should-retry" not in refused.headers
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert f"({setting})" in refused.json()["error"]["message"]
+    house.engine.gate.set()
+    await first.done()
+    assert await statuses(house, claim, 1, app) == [200]
+
+
+async def test_bytes_under_way_are_counted_and_given_back(house: House) -> None:
+    await limit(house, attempt={"max_request_bytes": 4000})
+    claim = await house.claim()
+    house.engine.gate = asyncio.Event()
+    url = f"{path(claim)}/v1/chat/completions"
+    long = {**CHAT, "messages": [{"role": "user", "content": "x " * 1500}]}
+    first = Exchange(house.app, url, {**long, "stream": True})
+    await first.started.wait()
+    reply = await house.http().post(url, json=long)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert "limits.attempt.max_request_bytes" in reply.json()["error"]["message"]
+    assert (await house.http().post(url, json=CHAT)).status_code == 200
+    house.engine.gate.set()
+    await first.done()
+    assert (await house.http().post(url, json=long)).status_code == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_that_no_limit_lets_pass_is_too_large(house: House, chunked: bool) -> None:
+    await limit(house, attempt={"max_request_bytes": 4000})
+    claim = await house.claim()
+    body = json.dumps({**CHAT, "messages": [{"role": "user", "content": "x " * 5000}]}).encode()
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 1000):
+            yield body[start : start + 1000]
+
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", content=parts() if chunked else body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "body_too_large")
+    assert await statuses(house, claim, 1) == [200]
+
+
+async def test_spans_that_an_agent_sends_have_the_servers_limits(house: House) -> None:
+    claim = await house.claim()
+    app = house.gateway(limits=ServerLimits(max_request_bytes=100))
+    reply = await house.http(app).post(f"{path(claim)}/v1/traces", json={"resourceSpans": [{}] * 100})
+    assert reply.status_code == 413
+
+
+async def test_limits_that_cannot_be_read_let_nothing_pass(house: House) -> None:
+    claim = await house.claim()
+    await limit(house, attempt={"max_call": 1})
+    reply = await ask(house, claim)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "limits_misconfigured")
+    assert "did you mean 'max_calls'?" in reply.json()["error"]["message"]
