@@ -227,6 +227,8 @@ class TrainerConfig(Table):
     health_checks: bool = True
     """Warn by name when the numbers say that the run goes wrong."""
     start_timeout_s: float = Field(600.0, gt=0)
+    hang_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
+    stall_timeout_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
     """Seconds that the server, the sampler and the learner each have to start; a busy machine takes minutes."""
 
     @model_validator(mode="after")

@@ -17,7 +17,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from agentlightning.children import end_with_parent, hide_memory, listen
 from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
@@ -32,6 +33,7 @@ from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
 from agentlightning.store.pruning import KEEP_ALL, Keep, keep_pruned
 from agentlightning.store.server_lock import ServerLock
+from agentlightning.watchdog import Heartbeat, beat_to_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +61,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     log.configure(level, [given] if given else [])
     raise_file_limit()
     keep = Keep(days=options.keep_days, bytes=options.keep_bytes, record_days=options.keep_record_days)
-    serve(store_url, _listener(options), given, keep, read_options(options))
+    serve(store_url, _listener(options), given, keep, read_options(options), beat_to_parent())
 
 
 def serve(
@@ -68,6 +70,7 @@ def serve(
     given_key: str | None,
     keep: Keep = KEEP_ALL,
     settings: ServerSettings | None = None,
+    heartbeat: Heartbeat | None = None,
 ) -> None:
     """Serve on a bound socket until a signal. `given_key` guards /api and opens a store of another server; what is more
     than `keep` is deleted, once an hour."""
@@ -76,7 +79,9 @@ def serve(
         log.configure(log.log_level(), [key])
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)  # uvicorn raises it again once it has stopped; the store must still be closed then
-    serving = _serve(store_url, listener, key, given_key, keep, settings or ServerSettings())
+    serving = _watched(
+        _serve(store_url, listener, key, given_key, keep, settings or ServerSettings()), heartbeat
+    )
     if sys.platform == "win32":
         asyncio.run(serving)
     else:
@@ -96,6 +101,16 @@ def _made_key(store_url: str, address: str) -> str | None:
 
 def _end(number: int, frame: object) -> None:
     raise SystemExit(0)
+
+
+async def _watched(serving: Coroutine[Any, Any, None], heartbeat: Heartbeat | None) -> None:
+    """Serve, and tell the parent that the event loop turns."""
+    beating = None if heartbeat is None else asyncio.create_task(heartbeat.follow_loop())
+    try:
+        await serving
+    finally:
+        if beating is not None:
+            beating.cancel()
 
 
 async def _serve(

@@ -41,6 +41,7 @@ from agentlightning.runner.worker import HEARTBEAT_INTERVAL_S, Worker, WorkerOpt
 from agentlightning.store.base import LEASE_S
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.scan import find_run
+from agentlightning.watchdog import beat_to_parent
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     server_key = (end_with_parent() if options.child else os.environ).get("AGL_SERVER_KEY", "")
     for name in OWN_SECRETS:  # nothing that an agent starts shall have them
         os.environ.pop(name, None)
+    beat_to_parent().working = False  # what agents do to the event loop is judged here (heartbeat.py)
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = without_proxy(os.environ, options.server)
     os.environ[MARK] = secrets.token_hex(8)
     connections = ConnectionPool()

@@ -36,6 +36,7 @@ from agentlightning.trainer.policies import policy_configs
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.supervisor import Supervisor
 from agentlightning.types import JSON, Resource, RunState
+from agentlightning.watchdog import HangLimits, Watchdog
 
 T = TypeVar("T")
 UPDATE_TIMEOUT_S = 5.0
@@ -87,7 +88,15 @@ class Processes:
             alias: _learner_options(own, (needs or {}).get(alias, Needs())) for alias, own in self._configs.items()
         }
         self._server = url if url.startswith(("http://", "https://")) else None
-        self._supervisor = Supervisor(folder.path, url, start_timeout_s=config.trainer.start_timeout_s)
+        trainer = config.trainer
+        self._watchdog = Watchdog(
+            HangLimits(
+                hang_timeout_s=trainer.hang_timeout_s,
+                stall_timeout_s=trainer.stall_timeout_s,
+                start_timeout_s=trainer.start_timeout_s,
+            )
+        )
+        self._supervisor = Supervisor(folder.path, url, watchdog=self._watchdog)
         self._stack = AsyncExitStack()
         self._check()
 
@@ -163,6 +172,10 @@ class Processes:
         arguments += ["--concurrency", str(agent.concurrency), "--model", self.policy["model"]]
         self._supervisor.start_workers(agent.workers, arguments)
 
+    def hung(self) -> int:
+        """Number of processes that hung and were killed."""
+        return self._watchdog.kills.total()
+
     def pids(self) -> dict[str, int]:
         """Process ids of the server and the workers, by name."""
         return self._supervisor.pids()
@@ -196,7 +209,7 @@ class Processes:
                 device=engine.device,
             ),
             learner=self._learners[alias],
-            start_timeout_s=self._config.trainer.start_timeout_s,
+            watchdog=self._watchdog,
         )
 
     def _check(self) -> None:

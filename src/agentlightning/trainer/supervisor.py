@@ -22,12 +22,12 @@ from pathlib import Path
 
 import aiohttp
 
-from agentlightning.children import SERVER_END_S, listen, start_child, stop_child
+from agentlightning.children import SERVER_END_S, listen, stop_child
 from agentlightning.errors import AgentError, AgentLightningError, GatewayError, InputError
+from agentlightning.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-START_TIMEOUT_S = 600.0
 WORKER_STOP_TIMEOUT_S = 10.0
 """Seconds that a worker has to end its agents, before it is killed."""
 MAX_RESTARTS = 5
@@ -60,12 +60,13 @@ class Supervisor:
     """Owns the server and worker processes of one run folder."""
 
     def __init__(
-        self, folder: Path, store_url: str, server_key: str | None = None, start_timeout_s: float = START_TIMEOUT_S
+        self, folder: Path, store_url: str, server_key: str | None = None, watchdog: Watchdog | None = None
     ) -> None:
         self.server_key = server_key or os.environ.get("AGL_SERVER_KEY") or f"sk-agl-server-{secrets.token_urlsafe(24)}"
         self._folder = folder
         self._store_url = store_url
-        self._start_timeout_s = start_timeout_s
+        self._watchdog = watchdog or Watchdog()
+        self._start_timeout_s = self._watchdog.limits.start_timeout_s
         self._children: dict[str, _Child] = {}
         self._stopping = False
         self._failure: asyncio.Future[None] | None = None
@@ -139,8 +140,10 @@ class Supervisor:
     def _launch(self, child: _Child) -> None:
         child.log.parent.mkdir(parents=True, exist_ok=True)
         child.log_start = child.log.stat().st_size if child.log.exists() else 0
-        child.process = start_child(
+        child.process = self._watchdog.start(
+            child.name,
             child.arguments,
+            stall_timeout_s=self._watchdog.limits.hang_timeout_s,
             secrets=child.secrets,
             pass_fds=child.pass_fds,
             env={"PYTHONUNBUFFERED": "1"},

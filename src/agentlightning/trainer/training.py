@@ -121,6 +121,7 @@ class Training:
             loop = self._loop = make_loop(processes)
             loop.stopping = self._stopping
             loop.metric_logger.on_row = sending.poke
+            loop.hung_processes = processes.hung
             if config.agent.given:
                 processes.start_workers(self._progress.note)
             async with TraceExport(config.tracing.export, folder, processes.store, self._progress.note):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
@@ -50,6 +50,8 @@ class TrainingLoop(ABC):
     version: int = 0
     reached: int = 0
     """The latest step that was ever completed here."""
+    hung_processes: Callable[[], int] = lambda: 0
+    """Counts those that were killed because they hung."""
     metric_logger: MetricLogger = field(init=False)
 
     def __post_init__(self) -> None:
@@ -129,6 +131,8 @@ class TrainingLoop(ABC):
         started = time.perf_counter()
         metrics = await self.train_step(step)
         metrics = {"learning_rate": self.learning_rate(step)} | metrics | {"time/step_s": time.perf_counter() - started}
+        if hung := self.hung_processes():
+            metrics["processes/hung"] = hung
         metrics = await self.metric_logger.record(step, "step", metrics)
         self.reached = max(self.reached, step)
         trainer, every = self.config.trainer, self.config.eval.every

@@ -24,16 +24,14 @@ from typing import Any
 import aiohttp
 
 from agentlightning import errors
-from agentlightning.children import listen, start_child, stop_child
+from agentlightning.children import listen, stop_child
 from agentlightning.engines.base import DEFAULT_POLICY, ForwardingEngine, together
 from agentlightning.engines.local.models import find_model
 from agentlightning.engines.local.options import LearnerOptions, SamplerOptions, support
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, EngineError, LearnerLostError, ModelError
+from agentlightning.watchdog import Watchdog
 
-START_TIMEOUT_S = 600.0
-"""Torch, transformers and a few GB of weights load in less on any disk worth using."""
-PUBLISH_TIMEOUT_S = 120.0
 WATCH_S = 0.1
 MAX_QUICK_RESTARTS = 5
 """A sampler that dies this often within a minute is not restarted again: the fault is not a passing one."""
@@ -57,10 +55,11 @@ class LocalEngine(ForwardingEngine):
         work_dir: str | Path,
         sampler: SamplerOptions | None = None,
         learner: LearnerOptions | None = None,
-        start_timeout_s: float = START_TIMEOUT_S,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self._model = model
-        self._start_timeout_s = start_timeout_s
+        self._watchdog = watchdog or Watchdog()
+        self._start_timeout_s = self._watchdog.limits.start_timeout_s
         self._work_dir = Path(work_dir).resolve()
         self._sampler_options = sampler or SamplerOptions()
         self._learner_options = learner or LearnerOptions()
@@ -161,8 +160,11 @@ class LocalEngine(ForwardingEngine):
         self, name: str, descriptor: int, options: SamplerOptions | LearnerOptions, *more: str
     ) -> subprocess.Popen[bytes]:
         arguments = ["--model", str(self._folder), "--fd", str(descriptor), "--options", json.dumps(asdict(options))]
-        return start_child(
+        limits = self._watchdog.limits
+        return self._watchdog.start(
+            name,
             [f"agentlightning.engines.local.{name}", *arguments, *more],
+            stall_timeout_s=max(limits.stall_timeout_s, limits.start_timeout_s),  # loading the model makes no progress
             pass_fds=[descriptor],
             env=_thread_bound(options.threads),
             log=self._log_file(name),
@@ -251,11 +253,16 @@ class LocalEngine(ForwardingEngine):
             ) from ended
 
     async def _reload(self, folder: Path, version: str) -> None:
-        """Tell the sampler; where it dies meanwhile, its successor starts with the weights and agrees."""
+        """Tell the sampler; where it dies meanwhile, its successor starts with the weights and agrees.
+
+        One that hangs is killed by the watchdog; what it may take in all is that and the start of its successor.
+        """
         assert self._http is not None
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder), "weight_version": version}}
-        deadline = time.monotonic() + PUBLISH_TIMEOUT_S
-        timeout = aiohttp.ClientTimeout(PUBLISH_TIMEOUT_S)
+        limits = self._watchdog.limits
+        timeout_s = max(limits.stall_timeout_s, limits.start_timeout_s) + limits.hang_timeout_s + limits.start_timeout_s
+        deadline = time.monotonic() + timeout_s
+        timeout = aiohttp.ClientTimeout(timeout_s)
         while True:
             try:
                 async with self._http.post(f"{self._url}/collective_rpc", json=body, timeout=timeout) as answer:

@@ -43,6 +43,7 @@ from agentlightning.engines.losses import summary, token_loss
 from agentlightning.engines.preferences import check_preferences, coefficients
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
 from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
+from agentlightning.watchdog import Heartbeat, beat_to_parent
 
 STATE = "learner.pt"
 NOT_WRITTEN = (OSError, SafetensorError, RuntimeError)
@@ -68,7 +69,7 @@ class Learner:
     Weights and optimizer are float32; dtype "bfloat16" computes under autocast. Sequences are bucketed by length into
     micro-batches, padded on the right: with causal attention no mask is needed. dropout is residual dropout (embeddings,
     attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist at a time (128 MB as float32):
-    a vocabulary is large.
+    a vocabulary is large. on_progress: called before each micro-batch.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Learner:
         options: LearnerOptions | None = None,
         *,
         logits_at_once: int = 1 << 25,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         options = self._options = options or LearnerOptions()
         self.threads = threads_here() if options.threads is None else None
@@ -94,6 +96,7 @@ class Learner:
         self._noise = torch.Generator(device=self._device).manual_seed(options.seed)
         self._training = False
         self._pending = False
+        self._on_progress = on_progress
         self.updates = 0
         """Optimizer steps taken, over resumes."""
         # Models of this shape give logits = lm_head(hidden) and nothing more, so that only sampled tokens need any.
@@ -353,6 +356,7 @@ class Learner:
         for batch in batches(sequences, self._options, self._device):
             if self.threads is not None and self.threads.adjust() != torch.get_num_threads():
                 torch.set_num_threads(self.threads.count)
+            self._on_progress()
             yield batch
 
     def _targets(self, batch: Batch, where: Sequence[tuple[int, int]]) -> Tensor:
@@ -382,13 +386,16 @@ class Learner:
                 )
 
 
-def serve(learner: Learner, pipe: Connection) -> None:
+def serve(learner: Learner, pipe: Connection, heartbeat: Heartbeat) -> None:
     """Answer (method, arguments) with ("ok", result) or ("error", class name, message) until the pipe closes."""
     while True:
+        heartbeat.working = False
         try:
             method, arguments = pipe.recv()
         except EOFError:
             return
+        heartbeat.progress()
+        heartbeat.working = True
         try:
             if method not in METHODS:
                 raise EngineError(f"the learner has no method {method!r}")
@@ -408,20 +415,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--options", default="{}", help="LearnerOptions as JSON")
     given = parser.parse_args(arguments)
     end_with_parent()
+    heartbeat = beat_to_parent()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s learner %(message)s")
     pipe: Connection = Connection(given.fd)
     try:
         options = json.loads(given.options)
         lora = options.pop("lora", None)
         settings = LearnerOptions(lora=Lora(**lora) if lora else None, **options)
-        learner = Learner(given.model, settings)
+        learner = Learner(given.model, settings, on_progress=heartbeat.progress)
     except AgentLightningError as error:
         sys.stderr.write(f"{error}\n")
         pipe.send(("error", type(error).__name__, str(error)))
         return error.exit_code
     pipe.send(("ok", settle(settings.device, settings.dtype).device))
     with contextlib.suppress(ConnectionError):
-        serve(learner, pipe)
+        serve(learner, pipe, heartbeat)
     return 0
 
 

@@ -36,6 +36,7 @@ from agentlightning.engines.local.device import settle
 from agentlightning.engines.local.options import SamplerOptions
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError
+from agentlightning.watchdog import Heartbeat, beat_to_parent
 
 NICE = 5
 GATHER_S = 0.004
@@ -83,6 +84,7 @@ class Sampler:
         self._loads: list[tuple[Path, str, asyncio.Future[None]]] = []
         self._arrived = 0.0
         """time.monotonic() of the last request."""
+        self._loading = False
 
     def submit(self, request: SamplingRequest) -> asyncio.Event:
         """Queue a request; the event is set whenever it has new tokens."""
@@ -104,15 +106,20 @@ class Sampler:
         self._wake.set()
         await loaded
 
-    async def run(self) -> None:
+    @property
+    def idle(self) -> bool:
+        """True where there is nothing to do."""
+        return not (self._loading or self._loads or self.scheduler.busy)
+
+    async def run(self, on_progress: Callable[[], None] = lambda: None) -> None:
+        """Do the work, for ever; `on_progress` is called after every part of it."""
         loop = asyncio.get_running_loop()
-        took_s = (
-            math.inf
-        )  # of the first turn nothing is known: where it takes minutes, health probes are answered beside it
+        took_s = math.inf  # the first turn may take minutes, and health probes are answered meanwhile
         with ThreadPoolExecutor(1, "turn") as beside:
             while True:
                 while self._loads:
                     folder, version, loaded = self._loads.pop(0)
+                    self._loading = True
                     try:
                         await loop.run_in_executor(beside, self.scheduler.load, folder, version)
                     except ModelError as error:
@@ -120,12 +127,15 @@ class Sampler:
                     else:
                         log.info("sampling with weights version %s", version)
                         loaded.set_result(None)
+                    self._loading = False
+                    on_progress()
                 if not self.scheduler.busy:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
                 long_turns = took_s > self._long_turn_s
                 updated, took_s = await loop.run_in_executor(beside, self._turn) if long_turns else self._turn()
+                on_progress()
                 for request in updated:
                     if request in self._events:
                         self._events[request].set()
@@ -207,7 +217,7 @@ class Sampler:
         return ids
 
 
-def create_app(sampler: Sampler) -> web.Application:
+def create_app(sampler: Sampler, heartbeat: Heartbeat | None = None) -> web.Application:
     """The HTTP routes."""
 
     async def generate(http: web.Request) -> web.StreamResponse:
@@ -246,10 +256,18 @@ def create_app(sampler: Sampler) -> web.Application:
         return web.json_response({"version": sampler.scheduler.version, "active": active, "waiting": waiting})
 
     async def run(_: web.Application) -> Any:
-        work = asyncio.create_task(sampler.run())
-        work.add_done_callback(_end_on_failure)
+        if heartbeat is None:
+            tasks = [asyncio.create_task(sampler.run())]
+        else:
+            tasks = [
+                asyncio.create_task(sampler.run(heartbeat.progress)),
+                asyncio.create_task(heartbeat.follow_loop(lambda: sampler.idle)),
+            ]
+        for task in tasks:
+            task.add_done_callback(_end_on_failure)
         yield
-        work.cancel()
+        for task in tasks:
+            task.cancel()
 
     app = web.Application(client_max_size=64 << 20)
     app.router.add_post("/inference/v1/generate", generate)
@@ -398,6 +416,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     options = SamplerOptions(**json.loads(given.options))
     end_with_parent()
+    heartbeat = beat_to_parent()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s sampler %(message)s")
     try:
         sampler = open_sampler(Path(given.model), options, weights=given.weights, version=given.weight_version)
@@ -410,7 +429,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listener = socket.socket(fileno=given.fd)
     log.info("serving %s", given.model)
     web.run_app(
-        create_app(sampler),
+        create_app(sampler, heartbeat),
         sock=listener,
         access_log=None,
         print=None,

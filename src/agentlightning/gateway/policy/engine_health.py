@@ -30,7 +30,7 @@ NEVER_S = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSettings:
-    """When an engine is asked whether it lives."""
+    """Times of the question whether an engine lives."""
 
     after_s: float = 30.0
     """Seconds without a byte from it, while a call waits."""

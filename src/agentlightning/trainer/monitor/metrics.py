@@ -89,6 +89,7 @@ METRICS: Mapping[str, str] = {
     "air/agreement": "correlation of AIR's rewards with the final reward, within groups",
     "air/turned": "share of calls whose advantage has another sign with AIR's rewards than without",
     "air/moved": "how far AIR's rewards move advantages, over the advantages' size",
+    "processes/hung": "processes that hung and were killed, since the trainer started; left out where none was",
     "time/tokens_per_s": "train/tokens_sampled / time/step_s",
     "time/step_s": "wall time of the step, without evaluations and checkpoints",
     "time/collect_s": "waiting for rollouts",
