@@ -1,4 +1,4 @@
-"""Chaos: a training run whose processes are killed with SIGKILL at random moments, and what is left of it.
+"""Chaos: a training run whose processes are killed (SIGKILL) or hang (SIGSTOP) at random moments, and what is left of it.
 
 A small run of ``agl train`` (the lookup demo's agents, a tiny model) as real processes: trainer, sampler, learner, server,
 workers and, where the store has a server of its own, that one: PostgreSQL, Redis, or an ``agl serve`` over SQLite that the
@@ -7,13 +7,18 @@ store's server after a second. At the end it reads the store and the last checkp
 
     {"kills", "finished", "lost", "trained_twice", "resampled", "completed"}
 
+With --hang processes are stopped instead: the trainer has to notice that its children hang, and replaces them. What nobody
+watches goes on after a while: the trainer, the store's server, and now and then all of the run at once, as a machine that
+slept. `hung` counts the children that the trainer killed; it must be the number of those that were stopped alone.
+
 finished: rollouts in a final state. lost: rollouts in no final state, finished training rollouts without an outcome, and
 those without the calls that they were counted with. trained_twice: rollouts that several surviving steps consumed, updates
 beyond those of the steps' lists, and 1 if the weights are not those that a fresh learner gets from the lists, each executed
 once. resampled: attempts at a step's rollouts that began after its list was written, and rollouts beside the list.
 completed: every step is closed and the run is finished.
 
-    python benchmarks/chaos.py --store sqlite|postgres|redis|http --kills 20 [--seed N] [--quick] [--keep FOLDER]
+    python benchmarks/chaos.py --store sqlite|postgres|redis|http --kills 20 [--hang] [--seed N] [--quick]
+        [--keep FOLDER]
 """
 
 from __future__ import annotations
@@ -59,7 +64,12 @@ STEPS_A_KILL, STEPS_A_QUICK_KILL = 5, 3
 """Steps of the run for each kill; it comes within the time that all but one of them take."""
 MAX_UNASKED = 10
 """Ends of the trainer that nobody asked for, after which it is hopeless."""
-
+HANG_S = 15.0
+"""The run's trainer.hang_timeout_s with --hang: on a busy machine a process may well be late by a few seconds."""
+STOPPED_S = 1.5 * HANG_S
+"""Seconds for which a process that nobody watches is stopped: longer than others may be."""
+START_S = 90.0
+LIMITS = f"hang_timeout_s = {HANG_S}\nstart_timeout_s = {START_S}"
 CONFIG = f"""
 [model]
 path = "{{model}}"
@@ -79,6 +89,7 @@ steps = {{steps}}
 tasks_per_step = {TASKS}
 learning_rate = 1e-3
 checkpoint_every = {CHECKPOINT_EVERY}
+{{limits}}
 [eval]
 every = {EVAL_EVERY}
 sampled = false
@@ -91,6 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--store", choices=("sqlite", "http", "postgres", "redis"), default="sqlite")
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--hang", action="store_true", help="SIGSTOP in place of SIGKILL")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="fewer steps between kills")
     parser.add_argument("--model", type=Path, help="the demo's warm-started policy, where it is built already")
@@ -103,7 +115,7 @@ def main() -> None:
         apart = STEPS_A_QUICK_KILL if given.quick else STEPS_A_KILL
         steps = apart * given.kills + 2
         place = stack.enter_context(PLACES[given.store](folder))
-        run = ChaosRun(folder, place, given.model or build_model(folder / "model"), steps)
+        run = ChaosRun(folder, place, given.model or build_model(folder / "model"), steps, given.hang)
         stack.callback(run.end)
         started = time.monotonic()
         run.start()
@@ -113,7 +125,8 @@ def main() -> None:
         record = Record(run.run_folder, place.record, steps, steps * TASKS * GROUP)
         figures = asyncio.run(record.figures())
         counts = {f"killed_{role}": number for role, number in sorted(run.killed.items())}
-        print(json.dumps({"kills": run.killed.total(), **figures, "ended_unasked": unasked, **counts}))
+        hung = {"hung": run.hung, "stopped": run.stopped} if given.hang else {}
+        print(json.dumps({"kills": run.killed.total(), **figures, **hung, "ended_unasked": unasked, **counts}))
 
 
 def build_model(folder: Path) -> Path:
@@ -138,6 +151,9 @@ class Place(Protocol):
     def kill(self) -> None:
         """SIGKILL for the store's server, which is back when this returns."""
 
+    def processes(self) -> list[psutil.Process]:
+        """The store's server, parents first; none where it has none."""
+
 
 class _File:
     """A SQLite file that the trainer's own server owns."""
@@ -149,6 +165,9 @@ class _File:
 
     def kill(self) -> None:
         raise NotImplementedError("a file has no server of its own")
+
+    def processes(self) -> list[psutil.Process]:
+        return []
 
 
 class _Served(_File):
@@ -175,6 +194,9 @@ class _Served(_File):
         time.sleep(STORE_AWAY_S)
         self.start()
 
+    def processes(self) -> list[psutil.Process]:
+        return [psutil.Process(self.process.pid)]
+
 
 class _Database:
     """A database server; the trainer's own server is a client of it."""
@@ -189,6 +211,10 @@ class _Database:
         self._server.kill()
         time.sleep(STORE_AWAY_S)
         self._server.start()
+
+    def processes(self) -> list[psutil.Process]:
+        server = psutil.Process(self._server.pid)
+        return [server, *server.children(recursive=True)]
 
 
 @contextlib.contextmanager
@@ -250,12 +276,18 @@ def _agl(folder: Path, output: Any, *arguments: str) -> subprocess.Popen[bytes]:
 class ChaosRun:
     """One run of ``agl train`` in a folder, seen and killed from outside."""
 
-    def __init__(self, folder: Path, place: Place, model: Path, steps: int) -> None:
+    def __init__(self, folder: Path, place: Place, model: Path, steps: int, hang: bool = False) -> None:
         self.place = place
+        self.hangs = hang
         self.killed: Counter[str] = Counter()
+        """By role; with `hang`, stopped."""
+        self.stopped = 0
+        """Children of the trainer that were stopped alone."""
         self._folder = folder
         self._trainer: subprocess.Popen[bytes] | None = None
-        (folder / "run.toml").write_text(CONFIG.format(model=model.resolve(), steps=steps))
+        (folder / "run.toml").write_text(
+            CONFIG.format(model=model.resolve(), steps=steps, limits=LIMITS if hang else "")
+        )
         for name, split, count in (("train.jsonl", "train", TASKS * steps), ("val.jsonl", "test", 6)):
             tasks = rows(lookup, split, count, 0)  # type: ignore[arg-type]  # a module is a DemoTask
             (folder / name).write_bytes(b"".join(orjson.dumps(task) + b"\n" for task in tasks))
@@ -324,6 +356,53 @@ class ChaosRun:
         self.killed[role] += 1
         return True
 
+    def stop(self, role: str, rng: random.Random) -> bool:
+        """SIGSTOP for a process of this role until it is replaced, or for a while where nobody replaces it; False where none
+        runs now."""
+        assert self._trainer is not None
+        if self._trainer.poll() is not None:
+            return False
+        if role in MODULES:
+            running = self.processes(role)
+            if not running:
+                return False
+            chosen = rng.choice(running)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                chosen.suspend()
+            self.killed[role] += 1
+            self.stopped += 1
+            return self._until_replaced(chosen)
+        trainer = psutil.Process(self._trainer.pid)
+        tree = [trainer, *trainer.children(recursive=True)]
+        chosen_ones = {
+            "trainer": [trainer],
+            "store": self.place.processes(),
+            "machine": [*tree, *self.place.processes()],
+        }
+        for process in chosen_ones[role]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+        time.sleep(STOPPED_S)
+        for process in rng.sample(chosen_ones[role], k=len(chosen_ones[role])):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        self.killed[role] += 1
+        return True
+
+    def _until_replaced(self, process: psutil.Process) -> bool:
+        """Wait until the stopped process is gone; a SIGSTOP that came in its first seconds is noticed later."""
+        end = time.monotonic() + START_S + 2 * HANG_S
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > end:
+                sys.exit(f"{process} hangs, and nobody noticed within {START_S + 2 * HANG_S:g} s")
+            time.sleep(0.1)
+        return True
+
+    @property
+    def hung(self) -> int:
+        """Children that the trainer killed because they hung."""
+        return self.output.read_text(errors="replace").count("; killing it")
+
     def processes(self, role: str) -> list[psutil.Process]:
         """The trainer's children of this role, in the order of their ids."""
         assert self._trainer is not None
@@ -351,7 +430,8 @@ class Killer:
         self._run = run
         self._rng = rng
         self._apart = apart
-        known = run.place.roles
+        known = (*run.place.roles, *(("machine",) if run.hangs else ()))
+        self._harm = run.stop if run.hangs else run.kill
         rounds = -(-kills // len(known))
         self._roles = [role for _ in range(rounds) for role in rng.sample(known, k=len(known))][:kills]
         self._unasked = 0
@@ -362,8 +442,9 @@ class Killer:
         for number, role in enumerate(self._roles):
             self._until(partial(self._is_due, number))
             self._pause(self._rng.uniform(0, self._apart - 1) * self._run.step_s)
-            self._until(partial(self._run.kill, role, self._rng))
-            print(f"killed {role} ({number + 1} of {len(self._roles)}) after step {self._run.step}", flush=True)
+            self._until(partial(self._harm, role, self._rng))
+            done = "stopped" if self._run.hangs else "killed"
+            print(f"{done} {role} ({number + 1} of {len(self._roles)}) after step {self._run.step}", flush=True)
         self._until(lambda: self._run.ended == 0)
         return self._unasked
 

@@ -46,7 +46,7 @@ class HangLimits:
     stall_timeout_s: float = 1800.0
     """Seconds for which it lives and its work makes no progress."""
     start_timeout_s: float = 600.0
-    """Seconds until its first sign of life: imports take a while."""
+    """Seconds for its start. Imports come before the first sign of life: half of this time is theirs."""
 
 
 class RunningTime:
@@ -165,7 +165,7 @@ class Watchdog:
 
     def _watch(self, name: str, child: subprocess.Popen[bytes], beats: int, stall_timeout_s: float) -> None:
         silent = RunningTime(2 * self._beat_s)
-        limit_s = self.limits.start_timeout_s
+        limit_s = max(self.limits.hang_timeout_s, self.limits.start_timeout_s / 2)  # so that another start is possible
         poll = select.poll()  # select.select takes no descriptor above 1023
         poll.register(beats, select.POLLIN)
         try:

@@ -201,6 +201,7 @@ class LocalEngine(ForwardingEngine):
                     raise self._ended_early("sampler", code)
                 stop_child(self._sampler)
                 self._sampler = self._start_sampler()
+                deadline = time.monotonic() + self._start_timeout_s
             if time.monotonic() > deadline:
                 raise self._late("sampler")
 
