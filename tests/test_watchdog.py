@@ -42,7 +42,7 @@ def test_a_child_whose_work_stands_still_is_killed_though_it_lives(tmp_path: Pat
 
 
 def test_a_child_that_never_begins_to_beat_is_killed(tmp_path: Path) -> None:
-    child = start(Watchdog(limits(start=2.0)), "silent", tmp_path / "log")
+    child = start(Watchdog(limits(hang=1.0, start=4.0)), "silent", tmp_path / "log")
     assert child.wait(60) == -signal.SIGKILL
     stop_child(child)
 
