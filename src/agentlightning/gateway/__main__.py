@@ -79,9 +79,7 @@ def serve(
         log.configure(log.log_level(), [key])
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)  # uvicorn raises it again once it has stopped; the store must still be closed then
-    serving = _watched(
-        _serve(store_url, listener, key, given_key, keep, settings or ServerSettings()), heartbeat
-    )
+    serving = _watched(_serve(store_url, listener, key, given_key, keep, settings or ServerSettings()), heartbeat)
     if sys.platform == "win32":
         asyncio.run(serving)
     else:
