@@ -16,6 +16,7 @@ from agentlightning.errors import AgentLightningError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.trainer.checkpoint import LEARNER_STATE, RunFolder, last_checkpoint
+from agentlightning.trainer.rl.step_inputs import fixed_inputs, read_inputs
 from agentlightning.trainer.training import algorithm_of
 from agentlightning.types import FINAL_STATES, Metric, Rollout, Step
 
@@ -84,8 +85,8 @@ class Record:
         rates = {metric.step: metric.value for metric in await self._rates(store)}
         for step in steps:
             rollouts = [by_id[each.rollout_id] for each in step.consumed]
-            ids = [rollout.id for rollout in rollouts]
-            kept, _ = trajectories(rollouts, await store.calls(ids), await store.rewards(ids))
+            inputs = await read_inputs(store, rollouts, fixed_inputs(step))
+            kept, _ = trajectories(rollouts, inputs.calls, inputs.rewards)
             groups = [list(group) for _, group in itertools.groupby(kept, key=lambda each: each.group_id)]
             plan = algorithm_of(config).plan(groups, seed=config.trainer.seed * 1_000_003 + step.step)
             for minibatch in plan.minibatches:

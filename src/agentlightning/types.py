@@ -275,6 +275,13 @@ class Call:
     finished_ns: int = 0
     span_id: str | None = None
     """Id of the span within which the agent made the call (its `traceparent`), which may be recorded later, or never."""
+    delivered: bool = True
+    """False where the agent was gone before the end of the completion was sent to it: nothing is learned from the call."""
+
+    @property
+    def learnable(self) -> bool:
+        """True where the agent was sent the whole completion: of others it cannot be said that it acted on them."""
+        return self.delivered and self.finish_reason != ABANDONED
 
     @property
     def continuation(self) -> str:
@@ -340,11 +347,27 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumedInputs:
+    """The records of one rollout that a training step learns from: executing the step again reads these and no others,
+    whatever was recorded since."""
+
+    attempt: int
+    calls: list[str]
+    """Ids of the attempt's delivered calls, in the order they finished. The calls that these continue belong to them."""
+    rewards: list[str] = field(default_factory=list)
+    """Ids of the attempt's rewards that count, in the order they were made."""
+    agents: list[tuple[str, str]] = field(default_factory=list)
+    """Id of a call and name of its agent, where the name came from spans: others of them may arrive later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Consumed:
     """One rollout of a training step and what became of it."""
 
     rollout_id: str
     outcome: Outcome
+    inputs: ConsumedInputs | None = None
+    """None where the step learns nothing from it, or was opened by a version that did not record them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

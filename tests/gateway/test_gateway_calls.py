@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import httpx
 import pytest
 from exchange import Exchange
 from gateway_house import END, House, path
 
+from agentlightning.store.base import LightningStore
 from agentlightning.types import Call
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
@@ -156,6 +159,16 @@ async def test_one_tool_call_only_stops_after_the_first(house: House) -> None:
 # --- retries and disconnects --------------------------------------------------------------------------------------------
 
 
+class Passing:
+    """Passes every verb on to another store."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self._store = store
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._store, verb)
+
+
 def held_engine(house: House) -> asyncio.Event:
     """Streams wait after their first token; the event says that one has begun."""
     house.engine.gate = asyncio.Event()
@@ -187,6 +200,7 @@ async def test_a_call_whose_agent_has_gone_goes_on_and_its_retry_gets_the_answer
         == "It is sunny."
     )
     assert len(house.engine.requests) == len(await calls_of(house, claim)) == 1
+    assert [call.delivered for call in await calls_of(house, claim)] == [True]
 
 
 async def test_an_answer_that_came_too_late_is_given_to_the_retry(house: House) -> None:
@@ -199,9 +213,68 @@ async def test_an_answer_that_came_too_late_is_given_to_the_retry(house: House) 
     assert house.engine.gate is not None
     house.engine.gate.set()
     await first.task
+    [call] = await calls_of(house, claim)
+    assert (call.delivered, call.finish_reason) == (False, "stop")
     reply = await answered(house, claim, asking(), **{"x-stainless-retry-count": "1"})
     assert reply["choices"][0]["message"]["content"] == "It is sunny."
     assert len(house.engine.requests) == 1
+    assert await calls_of(house, claim) == [replace(call, delivered=True)]
+
+
+async def test_a_stored_response_that_is_fetched_was_delivered(house: House) -> None:
+    claim = await house.claim()
+    held_engine(house)
+    first = Exchange(house.app, f"{path(claim)}/v1/responses", {"model": "policy", "input": "Hi", "stream": True})
+    await first.started.wait()
+    first.hang_up()
+    assert house.engine.gate is not None
+    house.engine.gate.set()
+    await first.task
+    [call] = await calls_of(house, claim)
+    assert not call.delivered
+    found = await house.http().get(f"{path(claim)}/v1/responses/resp_{call.id}")
+    assert found.status_code == 200
+    assert [call.delivered for call in await calls_of(house, claim)] == [True]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_an_agent_that_goes_while_its_call_is_recorded_was_not_delivered(house: House, n: int) -> None:
+    claim = await house.claim()
+    gone: list[Exchange] = []
+
+    class Hanging(Passing):
+        async def append_calls(self, calls: Sequence[Call]) -> None:
+            assert all(call.delivered for call in calls)
+            await house.store.append_calls(calls)
+            gone[0].hang_up()
+
+    app = house.gateway(cast(Any, Hanging(house.store)))
+    house.say("It is sunny.")
+    gone.append(Exchange(app, f"{path(claim)}/v1/chat/completions", asking(n=n)))
+    await gone[0].task
+    assert [call.delivered for call in await calls_of(house, claim)] == [False] * n
+
+
+async def test_a_call_that_was_delivered_is_written_once(house: House) -> None:
+    claim = await house.claim()
+    written: list[str] = []
+
+    class Counting(Passing):
+        async def append_calls(self, calls: Sequence[Call]) -> None:
+            written.append("append_calls")
+            await house.store.append_calls(calls)
+
+        async def mark_delivered(self, *_: Any) -> None:
+            written.append("mark_delivered")
+
+    house.say("It is sunny.")
+    async with house.http(house.gateway(cast(Any, Counting(house.store)))) as http:
+        for stream in (False, True):
+            assert (
+                await http.post(f"{path(claim)}/v1/chat/completions", json=asking(stream=stream))
+            ).status_code == 200
+    assert written == ["append_calls", "append_calls"]
+    assert all(call.delivered for call in await calls_of(house, claim))
 
 
 @pytest.mark.parametrize("stream", [True, False])

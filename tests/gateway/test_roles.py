@@ -37,7 +37,7 @@ from agentlightning.types import (
 )
 
 KEY = "sk-agl-server-of-this-test"
-ADMINS_ONLY = {"drop_records", "delete_runs", "expire_leases", "find_token"}
+ADMINS_ONLY = {"drop_records", "delete_runs", "expire_leases", "find_token", "mark_delivered"}
 
 
 @pytest.fixture
@@ -126,6 +126,7 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "wait": {"run_id": run_id, "timeout_s": 0.0},
         "workers": {"run_id": run_id},
         "append_calls": {"calls": [a_call(run_id, rollout_id)]},
+        "mark_delivered": {"rollout_id": rollout_id, "attempt": 1, "call_ids": [], "delivered": True},
         "append_spans": {"spans": [a_span(run_id, rollout_id)]},
         "calls": {"rollout_ids": [rollout_id]},
         "spans": {"rollout_ids": [rollout_id]},

@@ -28,6 +28,7 @@ async def a_full_call(store: LightningStore) -> Call:
         overridden_params={"temperature": 0.1},
         usage={"prompt_tokens": 3},
         untrained_tokens=4,
+        delivered=False,
     )
 
 
@@ -47,8 +48,8 @@ async def test_ids_and_logprobs_take_four_bytes_each(store: LightningStore) -> N
 async def test_a_row_of_before_a_field_was_added_has_its_default(store: LightningStore) -> None:
     call = await a_full_call(store)
     shorter = CALLS.row(call)[:-1]
-    assert CALLS.names[-1] == "span_id"
-    assert CALLS.of_row(shorter) == replace(call, span_id=None)
+    assert CALLS.names[-1] == "delivered"
+    assert CALLS.of_row(shorter) == replace(call, delivered=True)
 
 
 async def test_a_row_that_lacks_fields_is_bad_input(store: LightningStore) -> None:

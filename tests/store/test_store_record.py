@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 
 import pytest
 from store_samples import Clock, a_call, a_reward, a_run, a_span, a_worker, claimed, ending, new_id
@@ -47,6 +48,21 @@ async def test_appending_again_changes_nothing(store: LightningStore) -> None:
     await store.append_spans([span, span])
     assert await store.calls([claim.rollout.id]) == [call]
     assert await store.spans([claim.rollout.id]) == [span]
+
+
+async def test_calls_are_marked_as_delivered_or_not(store: LightningStore) -> None:
+    [claim] = await claimed(store)
+    first, second = a_call(claim, finished_ns=5), a_call(claim, finished_ns=6, delivered=False)
+    await store.append_calls([first, second])
+    assert [call.delivered for call in await store.calls([claim.rollout.id])] == [True, False]
+    await store.mark_delivered(claim.rollout.id, 1, [second.id, "no such call"], True)
+    await store.mark_delivered(claim.rollout.id, 1, [first.id], False)
+    await store.mark_delivered(claim.rollout.id, 2, [second.id], False)
+    await store.mark_delivered(claim.rollout.id, 1, [], True)
+    marked = [replace(first, delivered=False), replace(second, delivered=True)]
+    assert await store.calls([claim.rollout.id]) == marked
+    await store.append_calls([first])  # ids that exist are ignored
+    assert await store.calls([claim.rollout.id]) == marked
 
 
 async def test_concurrent_appends_are_all_there(store: LightningStore) -> None:

@@ -89,11 +89,11 @@ async def test_a_store_of_an_older_schema_is_refused_until_it_is_upgraded_and_ke
     await connection.open()
     await connection.query([("HSET", "meta", "schema_version", 1)])
     await connection.close()
-    with pytest.raises(StoreError, match=r"version 1, this program needs 2.*agl store upgrade"):
+    with pytest.raises(StoreError, match=r"version 1, this program needs 3.*agl store upgrade"):
         await RedisLightningStore(url).open()
     done = await upgrade(url)
-    assert (done.before, done.after) == (1, 2)
-    assert (await upgrade(url)).before == 2
+    assert (done.before, done.after) == (1, 3)
+    assert (await upgrade(url)).before == 3
     async with RedisLightningStore(url) as store:
         [run] = await store.runs([run_id])
         assert (run.config, run.summary) == ({"trainer": {"overprovision": 0.5}}, {"step": 1, "train/reward_mean": 0.5})

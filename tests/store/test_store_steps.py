@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from store_samples import a_run, a_worker, claimed, ending, finished, some
 
 from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import Claim, Consumed, Metric, Outcome
+from agentlightning.types import Claim, Consumed, ConsumedInputs, Metric, Outcome
 
 
 def eaten(claims: Sequence[Claim], outcome: Outcome = "trained") -> list[Consumed]:
@@ -159,3 +160,17 @@ async def test_a_step_may_consume_nothing(store: LightningStore) -> None:
     await store.enqueue(some(run_id, 1))
     assert await store.claim(a_worker(run_id))
     assert (await store.open_step(run_id, 1, [])).consumed == []
+
+
+async def test_a_step_keeps_the_records_that_it_learns_from(store: LightningStore) -> None:
+    claims = await finished(store, 2)
+    run_id = claims[0].rollout.run_id
+    inputs = ConsumedInputs(attempt=1, calls=["a", "b.1"], rewards=["r"], agents=[("b.1", "writer ü")])
+    listed = [replace(eaten(claims[:1])[0], inputs=inputs), *eaten(claims[1:], "stale")]
+    step = await store.open_step(run_id, 1, listed)
+    assert step.consumed == listed
+    assert await store.open_step(run_id, 1, listed) == step
+    with pytest.raises(ConflictError, match="another list"):
+        await store.open_step(run_id, 1, [replace(listed[0], inputs=replace(inputs, calls=["a"])), listed[1]])
+    await store.close_step(run_id, 1, 7)
+    assert await store.reopen_steps(run_id, after=0) == await store.steps(run_id) == [step]

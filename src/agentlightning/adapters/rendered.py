@@ -16,7 +16,7 @@ from agentlightning.rendering.call_chain import call_chain, chain_messages, chai
 from agentlightning.rendering.conversation import COMPLETIONS, Conversation, RequestView
 from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
-from agentlightning.types import ABANDONED, JSON, Call, Rollout, Trajectory, Transition
+from agentlightning.types import JSON, Call, Rollout, Trajectory, Transition
 
 CUT = "length"
 """`finish_reason` of a completion that a limit cut: its end is not taught."""
@@ -36,7 +36,7 @@ def rendered(
     made: dict[str, Transition] = {}
     transitions = []
     for call in attempt:
-        if call.finish_reason == ABANDONED or call.agent == JUDGE or not taught(call):
+        if not call.learnable or call.agent == JUDGE or not taught(call):
             continue
         chain = call_chain(call, by_id)
         if not is_whole(chain):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from agentlightning.store.base import final_reward
 from agentlightning.store.scan import by_attempt
-from agentlightning.types import ABANDONED, Call, Reward, Rollout, Trajectory, Transition
+from agentlightning.types import Call, Reward, Rollout, Trajectory, Transition
 
 JUDGE = "agl.judge"
 """`agent` of a call by which a reward function asked a model about the rollout: nothing learns from it."""
@@ -30,8 +30,8 @@ def trajectories(
     Only calls and rewards of a rollout's latest attempt count (the one that succeeded); `calls` come in the order
     they finished. Posted rewards count until the rollout finished, and what it was rescored with never does: a later
     one would make a step that is executed again another step. With `keep_unrewarded` a rollout that succeeded without
-    a final reward is kept, with NaN. A call is trained where the policy sampled it and the agent read it: one that an
-    external model answered (policy '') is context at most, and so are an abandoned one and a judge's. Costs O(calls):
+    a final reward is kept, with NaN. A call is trained where the policy sampled it and it was delivered whole: one that
+    an external model answered (policy '') is context at most, and so are an undelivered one and a judge's. Costs O(calls):
     a transition refers to its parent's, and nothing is copied.
 
     A conversation of two calls, the second stored by its suffix alone:
@@ -44,7 +44,7 @@ def trajectories(
     left_out: dict[str, str] = {}
     for rollout in rollouts:
         latest = rollout.id, rollout.attempt
-        told = [reward for reward in rewards_of[latest] if _counts(reward, rollout)]
+        told = [reward for reward in rewards_of[latest] if counts(reward, rollout)]
         reason, transitions = _transitions(calls_of[latest], step_rewards(told))
         if rollout.reward is None and not (keep_unrewarded and rollout.state == "succeeded"):
             left_out[rollout.id] = "it has no reward"
@@ -64,7 +64,8 @@ def trajectories(
     return kept, left_out
 
 
-def _counts(reward: Reward, rollout: Rollout) -> bool:
+def counts(reward: Reward, rollout: Rollout) -> bool:
+    """Returns whether the rollout is learned from with this reward of its latest attempt."""
     late = reward.source == "posted" and rollout.finished_ns is not None and reward.created_ns > rollout.finished_ns
     return reward.source != "rescored" and not late
 
@@ -107,7 +108,7 @@ def _transitions(attempt: list[Call], step_rewards: dict[str, dict[str, float]])
         missing = _add(call, by_id, step_rewards, tree, lengths)
         if missing is not None:
             return f"call {call.id} continues call {missing}, which is not recorded", []
-        if not call.policy or call.finish_reason == ABANDONED or call.agent == JUDGE:
+        if not call.policy or not call.learnable or call.agent == JUDGE:
             continue
         length = lengths[call.id]
         if not call.sampled_ids or not length:  # without a prompt, the first token has no condition

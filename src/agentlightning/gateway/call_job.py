@@ -14,7 +14,7 @@ from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.protocols.base import CompletionRequest, WireFormat
 from agentlightning.rendering.conversation import Conversation, PromptPlan
-from agentlightning.types import JSON, Call, Sampling
+from agentlightning.types import ABANDONED, JSON, Call, Sampling
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,4 +87,5 @@ class CallJob:
             started_ns=self.started_ns,
             finished_ns=time.time_ns(),
             span_id=self.span_id,
+            delivered=not self.gone and finish_reason != ABANDONED,
         )

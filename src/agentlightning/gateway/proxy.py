@@ -24,7 +24,7 @@ from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
-from agentlightning.gateway.policy.sdk_retries import recorded_answer
+from agentlightning.gateway.policy.sdk_retries import mark_delivered, recorded_answer
 from agentlightning.protocols import chat, completions, embeddings, messages, responses
 from agentlightning.protocols.base import ApiError, CompletionRequest, WireFormat, call_id, read_object
 from agentlightning.rendering.renderer import RenderError
@@ -180,6 +180,7 @@ class Proxy:
         answer = recorded_answer(calls, call_id(response_id))
         if answer is None:
             raise ApiError(f"this attempt has no response {response_id!r}", status=404, code="response_not_found")
+        await mark_delivered(self._store, calls, answer)
         await reply.whole(200, responses.body(CompletionRequest(model=answer.model, messages=[]), answer))
 
     async def _reward(self, attempt: TrackedAttempt, body: bytes, reply: AgentResponse) -> None:

@@ -145,7 +145,8 @@ RULES: Mapping[str, MethodRule] = {
     "revoke_token": _rule("trainer", lambda given: Touched(tokens=[given["token_id"]])),
     "audit": _rule(_READ, _run, "run_id"),
 }
-"""By method of the store. Left to admins: drop_records, delete_runs, expire_leases, find_token, signing_secret."""
+"""By method of the store. Left to admins: drop_records, delete_runs, expire_leases, mark_delivered, find_token,
+signing_secret."""
 
 
 class Permissions:

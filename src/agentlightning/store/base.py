@@ -214,6 +214,13 @@ class LightningStore(abc.ABC):
         """Record model calls; durable on return. A call whose id exists is ignored, so appending may be repeated."""
 
     @abc.abstractmethod
+    async def mark_delivered(self, rollout_id: str, attempt: int, call_ids: Sequence[str], delivered: bool) -> None:
+        """Sets `delivered` of recorded calls of an attempt; ids that are not recorded are ignored.
+
+        For the exceptions: a call is recorded with what is known then. Steps that were opened before stay as they are.
+        """
+
+    @abc.abstractmethod
     async def append_spans(self, spans: Sequence[Span]) -> None:
         """Record other events of attempts; ids that exist are ignored."""
 
@@ -334,7 +341,8 @@ class LightningStore(abc.ABC):
 
     @abc.abstractmethod
     async def open_step(self, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step:
-        """Write a training step's ordered list before it learns; sets each rollout's outcome.
+        """Write a training step's ordered list before it learns, with the records that it learns from; sets each rollout's
+        outcome.
 
         A rollout is consumed by one step only, and only finished training rollouts can be: ConflictError otherwise, and
         nothing is written. Opening a step that is open again with the same list returns it.

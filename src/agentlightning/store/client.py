@@ -150,6 +150,7 @@ class LightningStoreClient(LightningStore):
     async def append_spans(self, spans: Sequence[Span]) -> None:
         await self._append("append_spans", "spans", spans)
 
+    mark_delivered = _request(LightningStore.mark_delivered)
     calls = _request(LightningStore.calls)
     spans = _request(LightningStore.spans)
 

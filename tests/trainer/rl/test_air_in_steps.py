@@ -69,7 +69,8 @@ async def test_rewards_that_are_not_counted_change_nothing() -> None:
 class OneStepBefore:
     """A store with one closed step, whose one rollout has a reward of AIR on its call."""
 
-    async def steps(self, run_id: str) -> list[Step]:
+    async def steps(self, run_id: str, after: int, limit: int) -> list[Step]:
+        assert (after, limit) == (0, 1)
         return [Step(run_id=run_id, step=1, state="closed", consumed=[Consumed(rollout_id="one", outcome="trained")])]
 
     async def rollouts(self, query: Any) -> list[Rollout]:

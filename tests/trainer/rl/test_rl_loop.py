@@ -13,10 +13,11 @@ import pytest
 from loop_doubles import GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, loop
 
 from agentlightning.algorithms.lightning_rl import LightningRL
-from agentlightning.errors import AgentError, LearnerLostError, NoCallsError
+from agentlightning.errors import AgentError, ConflictError, LearnerLostError, NoCallsError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.rl.loop import RLLoop
+from agentlightning.types import Reward
 
 
 @pytest.fixture
@@ -88,6 +89,64 @@ async def test_a_run_killed_at_any_verb_resumes_to_the_state_of_one_that_was_not
         assert all(step.state == "closed" for step in steps)
         ticks += 1
     assert ticks > 50
+
+
+async def late(store: LightningStore, run: str) -> None:
+    """Everything that can still be recorded of rollouts that have finished, and would change what is learned from them."""
+    finished = await store.rollouts(RolloutQuery(run_id=run, mode="train", states=["succeeded"]))
+    calls = await store.calls([rollout.id for rollout in finished])
+    await store.append_calls([replace(call, id=f"{call.id}-late", suffix_ids=[9, 9]) for call in calls])
+    of = {(call.rollout_id): call for call in calls}
+    place = [{"run_id": run, "rollout_id": each.id, "attempt": each.attempt} for each in finished if each.id in of]
+    for source, call_id in (("posted", None), ("emitted", None), ("air", "call"), ("function", "call")):
+        await store.record_rewards(
+            [
+                Reward(
+                    **one,
+                    id=f"late-{source}-{one['rollout_id']}",
+                    value=number % 3 - 1.0,
+                    source=source,
+                    call_id=None if call_id is None else of[one["rollout_id"]].id,
+                    created_ns=1,  # the clock of whoever sends it may be slow
+                )
+                for number, one in enumerate(place)
+            ]
+        )
+
+
+@pytest.mark.parametrize("ticks", [11, 17, 25])
+@pytest.mark.parametrize("history", [0, 2])
+async def test_what_is_recorded_after_a_step_opened_is_not_learned_from_when_it_is_executed_again(
+    store: LightningStore, tmp_path: Path, ticks: int, history: int
+) -> None:
+    settings = {"history": history, "residual": 0.0}
+    algorithm = LightningRL(group_size=GROUP, minibatches=1, credit="learned", credit_settings=settings)
+    crashed = RememberingEngine()
+    async with agents(store):
+        with pytest.raises(Crash):  # in the engine, soon after an update
+            await loop(store, Crashing(crashed, Countdown(ticks)), tmp_path, algorithm=algorithm).run(resume=False)
+        before = list(crashed.updates)
+        assert before
+        opened = await store.steps("run")
+        await late(store, "run")
+        again = RememberingEngine()
+        await loop(store, again, tmp_path, algorithm=algorithm).run(resume=True)
+    assert again.updates[: len(before)] == before
+    assert [step.consumed for step in await store.steps("run")][: len(opened)] == [step.consumed for step in opened]
+    assert not any("late" in call for step in opened for one in step.consumed for call in one.inputs.calls)  # type: ignore[union-attr]
+
+
+async def test_a_step_whose_records_are_gone_is_not_executed_again(store: LightningStore, tmp_path: Path) -> None:
+    async with agents(store):
+        with pytest.raises(Crash):
+            await loop(store, Crashing(RememberingEngine(), Countdown(8)), tmp_path).run(resume=False)
+        step = (await store.steps("run"))[-1]
+        gone = step.consumed[1].rollout_id
+        await store.drop_records([gone])
+        with pytest.raises(
+            ConflictError, match=rf"rollout {gone}: a step of run run learned from call {gone}-0, no longer"
+        ):
+            await loop(store, RememberingEngine(), tmp_path).run(resume=True)
 
 
 @pytest.mark.parametrize("ticks", [20, 40, 60])

@@ -17,7 +17,7 @@ from typing import Any
 
 from uuid_utils import uuid7
 
-from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, Deadline
+from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, Deadline, DisconnectWatch
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.call_job import CallJob
 from agentlightning.gateway.limits import Admission
@@ -185,8 +185,10 @@ class PolicyCalls:
                 await self._sample(job, stream)
             rest = [decoder.finish() for decoder in job.decoders]
             answer = _answer(job)
+            watch.look()
             await self._record(job, answer)
             pending.call_id = answer.call_id
+            await self._check_delivered(job, watch)
             if stream is None:
                 await reply.whole(200, job.wire.body(job.request, answer))
             else:
@@ -205,6 +207,14 @@ class PolicyCalls:
                 job.conversation.withdraw(job.plan)
             watch.stop()
             self._abandoned.discard(deadline)
+
+    async def _check_delivered(self, job: PolicyJob, watch: DisconnectWatch) -> None:
+        """The agent may have gone while its call was being recorded; in every other case no second write is needed."""
+        recorded_as_gone = job.gone
+        watch.look()
+        if job.gone and not recorded_as_gone:
+            ids = [job.call_id(index) for index in range(len(job.seeds))]
+            await self._store.mark_delivered(job.attempt.rollout.id, job.attempt.number, ids, False)
 
     def _abandon(self, job: PolicyJob, pending: PendingCall, deadline: Deadline) -> None:
         """The agent has disconnected: the call goes on for the grace period, so that a retry finds it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from hashlib import blake2b
 
 from agentlightning.gateway.asgi_response import AgentRequest
@@ -123,7 +124,20 @@ class SdkRetries:
         self, attempt: TrackedAttempt, call_id: str, request: CompletionRequest, conversation: Conversation
     ) -> Completion | None:
         calls = await self._store.calls([attempt.rollout.id], attempt.number)
-        return recorded_answer(calls, call_id, conversation.renderer if request.logprobs else None)
+        answer = recorded_answer(calls, call_id, conversation.renderer if request.logprobs else None)
+        if answer is not None:
+            await mark_delivered(self._store, calls, answer)
+        return answer
+
+
+async def mark_delivered(store: LightningStore, calls: Sequence[Call], answer: Completion) -> None:
+    """Record that the agent is about to get, after all, a completion which it had gone from; does nothing for others.
+
+    Before it is sent: a server that is killed in between must not leave a call that was acted on as one that was not.
+    """
+    late = [call for call in calls if call.id.partition(".")[0] == answer.call_id and not call.delivered]
+    if late:
+        await store.mark_delivered(late[0].rollout_id, late[0].attempt, [call.id for call in late], True)
 
 
 def recorded_answer(calls: list[Call], call_id: str, renderer: Renderer | None = None) -> Completion | None:

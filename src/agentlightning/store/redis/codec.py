@@ -33,6 +33,7 @@ from agentlightning.types import (
     Call,
     Checkpoint,
     Consumed,
+    ConsumedInputs,
     Finish,
     Metric,
     NewRollout,
@@ -62,6 +63,17 @@ class _Fixed(msgspec.Struct):
 
 
 _FIXED = msgspec.json.Decoder(_Fixed)
+
+
+class _Listed(msgspec.Struct, array_like=True):
+    """One rollout of a step's list."""
+
+    rollout_id: str
+    outcome: Any
+    inputs: ConsumedInputs | None = None
+
+
+_LISTS = msgspec.json.Decoder(list[_Listed])
 _ATTEMPTS, _WORKERS = codec.RecordCodec(Attempt), codec.RecordCodec(WorkerStatus)
 _TOKENS, _ENTRIES = codec.RecordCodec(Token), codec.RecordCodec(AuditEntry)
 
@@ -261,8 +273,12 @@ def read_metrics(run_id: str, entries: Sequence[Any], undone: Sequence[bytes]) -
     return found
 
 
-def consumed_list(consumed: Sequence[Consumed]) -> list[tuple[str, str]]:
-    return [(each.rollout_id, each.outcome) for each in consumed]
+def consumed_list(consumed: Sequence[Consumed]) -> list[tuple[Any, ...]]:
+    """(rollout, outcome), and the inputs where there are any."""
+    return [
+        (each.rollout_id, each.outcome) if each.inputs is None else (each.rollout_id, each.outcome, each.inputs)
+        for each in consumed
+    ]
 
 
 def read_step(run_id: str, row: Sequence[Any]) -> Step:
@@ -272,7 +288,10 @@ def read_step(run_id: str, row: Sequence[Any]) -> Step:
         run_id=run_id,
         step=int(step),
         state=state,
-        consumed=[Consumed(rollout_id=each, outcome=outcome) for each, outcome in orjson.loads(consumed)],
+        consumed=[
+            Consumed(rollout_id=each.rollout_id, outcome=each.outcome, inputs=each.inputs)
+            for each in _LISTS.decode(consumed)
+        ],
         version=int(version) if version else None,
         created_ns=int(created_ns),
     )

@@ -29,6 +29,7 @@ _WRITING = {
     "cancel": ("prelude", "ending"),
     "expire": ("prelude", "ending"),
     "append_calls": _RECORDS,
+    "replace_calls": ("prelude",),
     "append_spans": _RECORDS,
     "record_rewards": _RECORDS,
     "put_resources": ("prelude",),

@@ -198,6 +198,13 @@ class RedisLightningStore(WaitingStore):
     async def append_spans(self, spans: Sequence[Span]) -> None:
         await self._append("append_spans", [codec.span_row(span) for span in spans])
 
+    async def mark_delivered(self, rollout_id: str, attempt: int, call_ids: Sequence[str], delivered: bool) -> None:
+        # Read, then written whole: nothing else of a recorded call ever changes.
+        wanted = set(call_ids)
+        found = [call for call in await self.calls([rollout_id], attempt) if call.id in wanted]
+        marked = [codec.call_row(replace(call, delivered=delivered)) for call in found]
+        await self._append("replace_calls", marked)
+
     calls = _reads(reads.calls)
     spans = _reads(reads.spans)
 
@@ -265,8 +272,9 @@ class RedisLightningStore(WaitingStore):
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 
     async def open_step(self, run_id: str, step: int, consumed: Sequence[Consumed]) -> Step:
-        listed = codec.consumed_list(consumed)
-        request = {"run_id": run_id, "step": whole(step), "consumed": listed, "list": codec.dump(listed).decode()}
+        outcomes = [(each.rollout_id, each.outcome) for each in consumed]
+        listed = codec.dump(codec.consumed_list(consumed)).decode()
+        request = {"run_id": run_id, "step": whole(step), "consumed": outcomes, "list": listed}
         return codec.read_step(run_id, await self._write("open_step", request))
 
     async def close_step(self, run_id: str, step: int, version: int) -> Step:

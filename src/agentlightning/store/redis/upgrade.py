@@ -35,10 +35,11 @@ async def upgrade(url: str) -> Upgraded:
         before = int(known)
         if before > SCHEMA_VERSION:
             raise newer_schema(name, before)
-        if before < SCHEMA_VERSION:
+        if before < 2:  # 3 has fields that may be absent, and rewrites nothing
             [members] = await connection.query([("ZRANGEBYLEX", "runs", "-", "+")])
             for member in members:
                 await _Run(connection, member.decode().partition(":")[2]).upgrade()
+        if before < SCHEMA_VERSION:
             await connection.query([("HSET", "meta", "schema_version", SCHEMA_VERSION)])
         return Upgraded(name, before, SCHEMA_VERSION)
     finally:
@@ -87,7 +88,7 @@ class _Run:
     async def _outcomes(self, lists: dict[str, bytes]) -> None:
         for step, listed in lists.items():
             consumed = orjson.loads(listed)
-            renamed = [[each, former_names.OUTCOMES.get(outcome, outcome)] for each, outcome in consumed]
+            renamed = [[each, former_names.OUTCOMES.get(outcome, outcome), *more] for each, outcome, *more in consumed]
             for rollout_id, outcome in renamed:
                 await self._change("HSET", f"r:{rollout_id}", "outcome", outcome)
             await self._change("HSET", f"consumed:{self._id}", step, orjson.dumps(renamed).decode())

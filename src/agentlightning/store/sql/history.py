@@ -70,7 +70,7 @@ def open_step(transaction: Transaction, run_id: str, step: int, consumed: Sequen
     values = {name: getattr(opened, name) for name in ("run_id", "step", "state", "created_ns")}
     step_id = connection.execute(insert(steps).values(values).returning(steps.c.id)).scalar_one()
     listed = [
-        {**asdict(one), "run_id": run_id, "mode": "train", "step_id": step_id, "position": position}
+        {**codec.CONSUMED.columns(one), "run_id": run_id, "mode": "train", "step_id": step_id, "position": position}
         for position, one in enumerate(consumed)
     ]
     if listed:
@@ -129,7 +129,8 @@ def read_steps(connection: Connection, run_id: str, after: int | None = None, li
     consumed = defaultdict(list)
     wanted = select(consumption).where(consumption.c.step_id.in_([row.id for row in found]))
     for row in connection.execute(wanted.order_by(consumption.c.step_id, consumption.c.position)):
-        consumed[row.step_id].append(Consumed(rollout_id=row.rollout_id, outcome=row.outcome))
+        values = {name: getattr(row, name) for name in codec.CONSUMED.names}
+        consumed[row.step_id].append(codec.CONSUMED.record(values))
     return [
         Step(
             run_id=row.run_id,

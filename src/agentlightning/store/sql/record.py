@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, select, tuple_
+from sqlalchemy import Connection, Table, and_, select, tuple_, update
 
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store import codec
@@ -38,6 +38,13 @@ Rows = list[tuple[Any, ...]]
 
 def append_calls(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
     return _append(transaction, calls, batches)
+
+
+def mark_delivered(
+    transaction: Transaction, rollout_id: str, attempt: int, call_ids: Sequence[str], delivered: bool
+) -> None:
+    mine = calls.c.rollout_id == rollout_id, calls.c.attempt == attempt, calls.c.id.in_(call_ids)
+    transaction.connection.execute(update(calls).where(*mine).values(delivered=delivered))
 
 
 def append_spans(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:

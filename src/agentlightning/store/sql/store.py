@@ -219,6 +219,7 @@ class SqlLightningStore(WaitingStore):
     async def append_spans(self, spans: Sequence[Span]) -> None:
         await self._append(self._appender, record.append_spans, tables.spans, [codec.SPANS.row(span) for span in spans])
 
+    mark_delivered = _writes(record.mark_delivered)
     calls = _reads(record.read_calls, lambda rollout_ids, attempt=None: len(rollout_ids) == 1)
     spans = _reads(record.read_spans)
 

@@ -37,6 +37,7 @@ from sqlalchemy import (
     UniqueConstraint,
     event,
     literal_column,
+    true,
 )
 
 from agentlightning.store.audit import AuditEntry
@@ -62,7 +63,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -77,11 +78,12 @@ _Int = Integer().with_variant(BigInteger(), "postgresql")  # SQLite's INTEGER ha
 
 _KEYS = {"run_id": "runs.id", "rollout_id": "rollouts.id", "parent_id": "calls.id", "call_id": "calls.id"}
 _COUNTERS = ("version", "parent", "finished_seq")
-_DEFAULTS = {
+_DEFAULTS: dict[tuple[type, str], Any] = {
     (Rollout, "calls"): "0",
     (Call, "untrained_tokens"): "0",
     (Call, "overridden_params"): "{}",
     (Call, "usage"): "{}",
+    (Call, "delivered"): true(),
     (Span, "kind"): "internal",
     (Span, "status"): "unset",
     (Span, "status_message"): "",
@@ -275,6 +277,7 @@ consumption = Table(
     Column("step_id", _Serial, nullable=False),
     Column("position", _Int, nullable=False),
     Column("outcome", _Text, nullable=False),
+    Column("inputs", _Text),  # JSON
     ForeignKeyConstraint(["rollout_id", "run_id", "mode"], ["rollouts.id", "rollouts.run_id", "rollouts.mode"]),
     ForeignKeyConstraint(["step_id", "run_id"], ["steps.id", "steps.run_id"]),
     UniqueConstraint("step_id", "position"),

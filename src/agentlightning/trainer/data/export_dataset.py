@@ -18,7 +18,7 @@ from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_rollouts
 from agentlightning.trainer.data.tasks import content_key
-from agentlightning.types import ABANDONED, JSON, Call, Rollout
+from agentlightning.types import JSON, Call, Rollout
 
 
 @dataclass(kw_only=True)
@@ -80,6 +80,6 @@ class DatasetExport:
     async def _calls(self, ids: Sequence[str]) -> defaultdict[str, list[Call]]:
         found: defaultdict[str, list[Call]] = defaultdict(list)
         for call in await self.store.calls(ids):
-            if call.finish_reason != ABANDONED and call.agent != JUDGE:
+            if call.learnable and call.agent != JUDGE:
                 found[call.rollout_id].append(call)
         return found

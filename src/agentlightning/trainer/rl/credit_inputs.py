@@ -21,7 +21,8 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.errors import ConfigError
 from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import Call, Reward, Rollout, Trajectory
+from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs, read_inputs
+from agentlightning.types import Step, Trajectory
 
 TIMEOUT_S = 300.0
 READ_BATCH = 512
@@ -60,23 +61,23 @@ class CreditInputReader:
         """Groups of the latest `steps` steps before this one that were learned from, oldest first."""
         if not steps:
             return []
-        known = await self.store.steps(self.run_id)
-        earlier = {one.step: one for one in known if one.state == "closed" and one.step < step}
+        earlier = await self.store.steps(self.run_id, after=step - 1 - steps, limit=steps)
         groups: list[list[Trajectory]] = []
-        for number in sorted(earlier)[-steps:]:
-            groups += await self._groups([consumed.rollout_id for consumed in earlier[number].consumed])
+        for one in earlier:
+            if one.state == "closed" and one.step < step:
+                groups += await self._groups(one)
         return groups
 
-    async def _groups(self, ids: Sequence[str]) -> list[list[Trajectory]]:
-        found: dict[str, Rollout] = {}
-        calls: list[Call] = []
-        rewards: list[Reward] = []
+    async def _groups(self, step: Step) -> list[list[Trajectory]]:
+        """The groups of an earlier step as that step read them. ConflictError where their records are gone."""
+        ids = [one.rollout_id for one in step.consumed if one.outcome not in DISCARDED]
+        fixed, kept = fixed_inputs(step), list[Trajectory]()
         for start in range(0, len(ids), READ_BATCH):
             part = ids[start : start + READ_BATCH]
-            found |= {rollout.id: rollout for rollout in await self.store.rollouts(RolloutQuery(ids=part))}
-            calls += await self.store.calls(part)
-            rewards += await self.store.rewards(part)
-        kept, _ = trajectories([found[key] for key in ids], calls, rewards, keep_unrewarded=True)
+            found = {rollout.id: rollout for rollout in await self.store.rollouts(RolloutQuery(ids=part))}
+            rollouts = [found[key] for key in part]
+            inputs = await read_inputs(self.store, rollouts, fixed)
+            kept += trajectories(rollouts, inputs.calls, inputs.rewards, keep_unrewarded=True)[0]
         by_group: defaultdict[str, list[Trajectory]] = defaultdict(list)
         for trajectory in kept:
             by_group[trajectory.group_id].append(trajectory)

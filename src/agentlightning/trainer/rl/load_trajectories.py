@@ -15,11 +15,11 @@ from agentlightning.algorithms.selection import Selection
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import AgentError
 from agentlightning.store.base import BROKEN, BROKEN_SPANS, LightningStore, broken_counts
-from agentlightning.tracing.agent_names import named_calls
 from agentlightning.trainer.collect import check_calls_recorded
 from agentlightning.trainer.data.air_report import AirTally
 from agentlightning.trainer.progress import Progress
-from agentlightning.types import Call, Rollout, Trajectory
+from agentlightning.trainer.rl.step_inputs import read_inputs
+from agentlightning.types import Call, ConsumedInputs, Rollout, Trajectory
 
 MAX_ROLLOUTS = 128
 """Rollouts whose calls are read at a time: calls hold all text, too, and those of a whole step are never held at once."""
@@ -39,6 +39,8 @@ class LoadedTrajectories:
     """By id, in the order of the rollouts."""
     selected: dict[str, set[str]] = field(init=False)
     """By policy: the ids of the calls that it is trained on."""
+    inputs: dict[str, ConsumedInputs] = field(default_factory=dict)
+    """By rollout: the records that it is learned from."""
     names: set[str] = field(default_factory=set)
     """Agents' names and the models that were asked for: by them calls can be selected."""
     _rollouts: list[Rollout] = field(default_factory=list)
@@ -50,8 +52,9 @@ class LoadedTrajectories:
         self.selected = {policy: set() for policy in self.selections}
         self._air = AirTally(self.air_rules)
 
-    async def add(self, rollouts: Sequence[Rollout]) -> None:
-        """Reads these rollouts. AgentError where all rollouts so far failed, NoCallsError where none has a call."""
+    async def add(self, rollouts: Sequence[Rollout], fixed: Mapping[str, ConsumedInputs] | None = None) -> None:
+        """Reads these rollouts, those that are `fixed` by a step that was opened as it read them. AgentError where all
+        rollouts so far failed, NoCallsError where none has a call, ConflictError where a fixed record is gone."""
         self._rollouts += rollouts
         silence = check_calls_recorded(self._rollouts)
         if silence is not None:
@@ -62,7 +65,7 @@ class LoadedTrajectories:
         if self.on_failure == "zero":
             rollouts = [one if one.state == "succeeded" else replace(one, reward=0.0) for one in rollouts]
         for start in range(0, len(rollouts), MAX_ROLLOUTS):
-            await self._read(rollouts[start : start + MAX_ROLLOUTS])
+            await self._read(rollouts[start : start + MAX_ROLLOUTS], fixed or {})
         self._broken += await broken_spans(self.store, rollouts)
 
     def metrics(self) -> Metrics:
@@ -75,12 +78,12 @@ class LoadedTrajectories:
             found |= {f"rollout/broken_spans/{cause}": float(count) for cause, count in self._broken.items()}
         return found | self._air.metrics()
 
-    async def _read(self, rollouts: Sequence[Rollout]) -> None:
-        ids = [rollout.id for rollout in rollouts]
-        calls = await named_calls(self.store, await self.store.calls(ids))
-        rewards = await self.store.rewards(ids)
-        self._air.add(rollouts, calls, rewards)
-        kept, left_out = trajectories(rollouts, calls, rewards, keep_unrewarded=True)
+    async def _read(self, rollouts: Sequence[Rollout], fixed: Mapping[str, ConsumedInputs]) -> None:
+        inputs = await read_inputs(self.store, rollouts, fixed)
+        self.inputs |= inputs.consumed
+        calls = inputs.delivered
+        self._air.add(rollouts, calls, inputs.rewards)
+        kept, left_out = trajectories(rollouts, inputs.calls, inputs.rewards, keep_unrewarded=True)
         for trajectory in kept:
             self.groups.setdefault(trajectory.group_id, []).append(trajectory)
         for policy, selection in self.selections.items():

@@ -24,14 +24,13 @@ from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories
 from agentlightning.trainer.rl.scheduler import GroupScheduler, StepBatch
 from agentlightning.trainer.rl.staleness import PublishedVersions, Staleness
+from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs
 from agentlightning.trainer.rl.step_planner import StepPlan, StepPlanner
 from agentlightning.trainer.training_loop import TrainingLoop
 from agentlightning.types import JSON, Consumed, Outcome, Resource, Rollout, Sampling, Step
 
 MAX_RESAMPLING = 10
 """Times tasks_per_step groups after which a step goes on with the groups that it has, as in DAPO's recipe."""
-DISCARDED: frozenset[str] = frozenset({"stale", "overprovisioned"})
-"""Outcomes of rollouts that a step consumes without learning from them."""
 
 
 class OfflineSteps(Protocol):
@@ -188,9 +187,9 @@ class RLLoop(TrainingLoop):
             rollout.id: plan.outcomes.get(rollout.id, "invalid") for rollout in batch.rollouts
         } | batch.discarded
         with self._timed("prepare"):
-            await self.store.open_step(
-                self.run_id, step, [Consumed(rollout_id=key, outcome=value) for key, value in outcomes.items()]
-            )
+            inputs = {key: loaded.inputs.get(key) for key, outcome in outcomes.items() if outcome not in DISCARDED}
+            consumed = [Consumed(rollout_id=key, outcome=one, inputs=inputs.get(key)) for key, one in outcomes.items()]
+            await self.store.open_step(self.run_id, step, consumed)
         return _with_counts(plan, outcomes.values())
 
     async def _add(
@@ -213,7 +212,7 @@ class RLLoop(TrainingLoop):
         staleness = self._staleness(step.step, math.inf)  # what was too stale is not among them
         loaded = self.planner.load()
         with self._timed("prepare"):
-            await loaded.add([found[rollout_id] for rollout_id in ids])
+            await loaded.add([found[rollout_id] for rollout_id in ids], fixed_inputs(step))
             plan = await self.planner.plan(step.step, loaded, staleness)
         return _with_counts(plan, [one.outcome for one in step.consumed])
 

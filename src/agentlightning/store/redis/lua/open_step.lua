@@ -1,4 +1,5 @@
--- open_step: request {run_id, step, consumed = {{rollout_id, outcome}, ...}, list = the same as JSON}; answers the step.
+-- open_step: request {run_id, step, consumed = {{rollout_id, outcome}, ...}, list = the same with inputs, as JSON}; answers
+-- the step.
 
 local function refuse_unfit(request)
   local step, run = request.step, request.run_id
