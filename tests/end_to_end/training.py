@@ -249,11 +249,15 @@ class Training:
 
     async def check_machine(self) -> None:
         """No process of the run is left a moment later, and no weights in shared memory."""
+        await self.check_processes()
+        assert not self.weights.exists(), f"left behind: {self.weights}"
+
+    async def check_processes(self) -> None:
+        """No process of the run is left a moment later."""
         end = time.monotonic() + DEADLINE_S
         while left := [words for _, words in self.folder.commands()]:
             assert time.monotonic() < end, f"left behind: {left}"
             await asyncio.sleep(0.1)
-        assert not self.weights.exists(), f"left behind: {self.weights}"
 
     # --- how --------------------------------------------------------------------------------------------------------
 

@@ -353,7 +353,7 @@ def test_urls_that_make_no_sense_are_refused_with_what_was_expected(url: str, sa
 
 def test_a_url_says_where_the_store_is_and_its_name_keeps_the_password() -> None:
     address = Address.at("rediss://me:p%40ss@[::1]:7000/2?prefix=mine&ssl_ca_certs=/ca.pem")
-    assert (address.host, address.port, address.database) == ("::1", 7000, 2)
+    assert (address.hosts, address.database) == ((("::1", 7000),), 2)
     assert (address.user, address.password, address.tag) == ("me", "p@ss", "{agl:mine}")
     assert address.certificates == {"ssl_ca_certs": "/ca.pem"}
     assert "p@ss" not in address.name

@@ -85,7 +85,7 @@ def restore_store(source: Folder, store: Store = None, runs: Runs = Path("runs")
 
 
 def _upgrade(url: str) -> Upgraded:
-    if url.startswith(("redis://", "rediss://")):
+    if url.partition("://")[0].removesuffix("+sentinel") in ("redis", "rediss"):
         from agentlightning.store.redis.upgrade import upgrade as upgrade_redis
 
         return asyncio.run(upgrade_redis(url))

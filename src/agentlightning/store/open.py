@@ -28,7 +28,8 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
     """The store at `url`, not yet open: use it with ``async with``. `server_key` is for servers only.
 
     ``memory://``, ``sqlite:///path`` (``sqlite:////absolute/path``), ``http://server``, ``https://server``,
-    ``postgresql://user:password@host/database``, ``redis://user:password@host/number?prefix=name`` (``rediss://`` for TLS).
+    ``postgresql://user:password@host/database``, ``redis://user:password@host/number?prefix=name`` (``rediss://`` for TLS,
+    ``redis+sentinel://host,host/service`` with Sentinel).
     Raises ConfigError for any other URL, MissingExtraError where a package that its scheme needs is not installed.
     """
     scheme = url.partition("://")[0]
@@ -44,7 +45,7 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
                 raise
             raise MissingExtraError("sqlalchemy", "server") from error
         return SqlLightningStore(url)
-    if scheme in ("redis", "rediss"):
+    if scheme.removesuffix("+sentinel") in ("redis", "rediss"):
         try:
             from agentlightning.store.redis.store import RedisLightningStore
         except ModuleNotFoundError as error:

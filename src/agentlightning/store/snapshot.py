@@ -16,13 +16,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, assert_never
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 from agentlightning.errors import ConfigError, ConflictError, StoreError
 from agentlightning.store.server_lock import SQLITE
 
 if TYPE_CHECKING:
     from redis import Redis
+
+    from agentlightning.store.redis.address import Address
 
 Kind = Literal["sqlite", "postgresql", "redis"]
 FILES: dict[Kind, str] = {"sqlite": "store.db", "postgresql": "store.dump", "redis": "store.rdb"}
@@ -167,7 +169,8 @@ def _redis(url: str) -> tuple[list[str], dict[str, str]]:
     from agentlightning.store.redis.address import Address
 
     address = Address.at(url)
-    arguments = ["-h", address.host, "-p", str(address.port), "--no-auth-warning"]
+    settings = _redis_settings(address)
+    arguments = ["-h", settings["host"], "-p", str(settings["port"]), "--no-auth-warning"]
     arguments += ["--user", address.user] if address.user else []
     if address.certificates is not None:
         options = {"ssl_ca_certs": "--cacert", "ssl_certfile": "--cert", "ssl_keyfile": "--key"}
@@ -192,7 +195,24 @@ def _redis_client(url: str) -> Redis:
     from agentlightning.store.redis.address import Address
 
     address = Address.at(url)
-    return Redis(**address.connection_settings(), ssl=address.certificates is not None)
+    return Redis(**_redis_settings(address), ssl=address.certificates is not None)
+
+
+def _redis_settings(address: Address) -> dict[str, Any]:
+    """Of a connection to the server: the one that sentinels name now, where there are any."""
+    from redis import RedisError
+    from redis.sentinel import Sentinel
+
+    settings = address.connection_settings()
+    if address.service is not None:
+        try:
+            secured = {} if address.certificates is None else {"ssl": True, **address.certificates}
+            sentinel = Sentinel(address.hosts, sentinel_kwargs=secured)  # type: ignore[no-untyped-call]
+            host, port = sentinel.discover_master(address.service)  # type: ignore[no-untyped-call]
+        except RedisError as cause:
+            raise address.explain(cause) from cause
+        settings |= {"host": host, "port": port}
+    return settings
 
 
 def _load_redis(file: Path, url: str, prefix: str | None) -> None:

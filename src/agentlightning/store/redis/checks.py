@@ -28,6 +28,8 @@ async def check_server(connection: RedisConnection) -> None:
     version = facts.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         raise StoreError(f"{name}: the server is Redis {version}, and a store needs 7.0 or later; upgrade it")
+    if facts.get("role") == "slave" and connection.address.service is None:
+        raise connection.address.explain(exceptions.ReadOnlyError("READONLY"))
     if facts.get("maxmemory", "0") != "0" and facts.get("maxmemory_policy") != "noeviction":
         raise StoreError(
             f"{name}: the server forgets data when its memory is full (maxmemory-policy {facts['maxmemory_policy']}); "
