@@ -7,11 +7,12 @@ whatever had reached the disk: a file may be there, named and empty. Knows nothi
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 
 import orjson
+
+from agentlightning.disk import sync
 
 MANIFEST = "manifest.json"
 REPLACED = ".replaced"
@@ -70,15 +71,6 @@ def restore_replaced(parent: Path) -> None:
         folder = old.with_name(old.name.removeprefix(".").removesuffix(REPLACED))
         if not folder.exists():
             old.rename(folder)
-
-
-def sync(path: Path) -> None:
-    """Have a file's content, or a folder's names, on the disk before returning. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _files(folder: Path) -> list[Path]:

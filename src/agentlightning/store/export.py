@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import orjson
 
+from agentlightning.disk import sync
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_calls, read_metrics, read_rollouts, read_steps
@@ -155,15 +156,6 @@ def _complete(partial: Path, folder: Path, about: bytes) -> None:
         file.write(about)
         file.flush()
         os.fsync(file.fileno())
-    _sync(partial)
+    sync(partial)
     partial.rename(folder)
-    _sync(folder.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Names of files, too, must be on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(folder.parent)

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import orjson
 
-from agentlightning.engines.saved_folders import MANIFEST, damage, seal, sync
+from agentlightning.disk import sync
+from agentlightning.engines.saved_folders import MANIFEST, damage, seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.store import snapshot
 from agentlightning.store.base import LightningStore

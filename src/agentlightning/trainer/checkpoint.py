@@ -19,8 +19,9 @@ from pathlib import Path
 import orjson
 
 from agentlightning.config import DEFAULT_STORE, Config, config_text, parse_config
+from agentlightning.disk import sync
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
-from agentlightning.engines.saved_folders import MANIFEST, damage, restore_replaced, sync
+from agentlightning.engines.saved_folders import MANIFEST, damage, restore_replaced
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.former_names import upgraded_config, upgraded_kind, upgraded_row
@@ -96,6 +97,8 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(self.path / name)
+            for named in (self.path / name).parents[: 3 + name.count("/")]:  # up to the one that holds the runs' folder
+                sync(named)
 
     def has_checkpoint(self) -> bool:
         """True where there is a checkpoint to resume from."""

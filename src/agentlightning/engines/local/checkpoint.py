@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from agentlightning.disk import sync
 from agentlightning.engines.local.models import check_model, first_line
-from agentlightning.engines.saved_folders import replace_folder, seal, sync
+from agentlightning.engines.saved_folders import replace_folder, seal
 from agentlightning.errors import InputError, ModelError
 
 WEIGHTS = "model.safetensors"

@@ -93,6 +93,9 @@ class Database(abc.ABC):
         """
         raise NotImplementedError
 
+    def sync(self) -> None:  # noqa: B027 - most commits wait for the disk themselves
+        """Have all that was committed on the disk before returning."""
+
     def passes(self, error: Exception) -> bool:
         """True where the same transaction may succeed later, because the database was away or chose a victim."""
         return False

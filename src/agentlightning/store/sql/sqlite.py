@@ -6,10 +6,12 @@ process wrote in between; readers see one snapshot and cannot write.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event
@@ -17,7 +19,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool, StaticPool
 
-from agentlightning.errors import ConflictError, StoreError
+from agentlightning.disk import sync
+from agentlightning.errors import ConfigError, ConflictError, StoreError
 from agentlightning.store.open import seconds_in_url
 from agentlightning.store.sql.database import MAX_READ_S, TOO_LONG, Database
 
@@ -39,16 +42,20 @@ class SqliteDatabase(Database):
         self.name = "the store in memory" if self._in_memory else str(url.database)
         self.readers = 0 if self._in_memory else Database.readers
         self._read_s = seconds_in_url("read_timeout", url.query.get("read_timeout", MAX_READ_S))
-        url = url.difference_update_query(["read_timeout"])
+        self._synchronous = str(url.query.get("synchronous", "normal")).lower()
+        if self._synchronous not in ("normal", "full"):
+            raise ConfigError(f"store: synchronous: expected normal or full in its URL, got {self._synchronous!r}")
+        url = url.difference_update_query(["read_timeout", "synchronous"])
         if not self._in_memory and "timeout" not in url.query:
             url = url.update_query_dict({"timeout": str(BUSY_TIMEOUT_S)})
+        self._file = Path(self.name.removeprefix("file:")).absolute()
         self._url = url
 
     def writer(self, name: str) -> Engine:
         engine = create_engine(self._url, poolclass=StaticPool if self._in_memory else NullPool)
         pragmas = ["foreign_keys = ON"]
         if not self._in_memory:
-            pragmas += ["journal_mode = WAL", "synchronous = NORMAL", f"cache_size = -{CACHE_KB}"]
+            pragmas += ["journal_mode = WAL", f"synchronous = {self._synchronous}", f"cache_size = -{CACHE_KB}"]
             pragmas += [f"wal_autocheckpoint = {CHECKPOINT_PAGES}"]
         return _prepared(engine, pragmas, "BEGIN IMMEDIATE")
 
@@ -66,6 +73,14 @@ class SqliteDatabase(Database):
 
     def now_ns(self) -> int:
         return time.time_ns()
+
+    def sync(self) -> None:
+        if self._in_memory or self._synchronous == "full":
+            return
+        # The log by a descriptor of our own: SQLite's locks are those of the other files, and would end with its closing.
+        for path in (Path(f"{self._file}-wal"), self._file.parent):
+            with contextlib.suppress(FileNotFoundError):
+                sync(path)
 
     @contextmanager
     def upgrading(self, connection: Connection) -> Iterator[None]:

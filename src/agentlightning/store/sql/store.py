@@ -34,6 +34,7 @@ from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlWriter, Tr
 from agentlightning.store.waiting import WaitingStore
 from agentlightning.types import (
     Call,
+    Checkpoint,
     Finish,
     Lease,
     Metric,
@@ -279,7 +280,11 @@ class SqlLightningStore(WaitingStore):
     steps = _reads(history.read_steps)
     reopen_steps = _writes(history.reopen_steps)
 
-    put_checkpoint = _writes(history.put_checkpoint)
+    async def put_checkpoint(self, checkpoint: Checkpoint) -> None:
+        await self._write(_one_by_one, lambda transaction: history.put_checkpoint(transaction, checkpoint))
+        # Once this returns older checkpoints are deleted: a power cut must not leave a store that knows only those.
+        await asyncio.to_thread(self._database.sync)
+
     checkpoints = _reads(history.read_checkpoints)
 
     # --- how ------------------------------------------------------------------------------------------------------
