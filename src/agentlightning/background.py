@@ -26,7 +26,7 @@ class BackgroundTasks:
 
     def __init__(self, first_pause_s: float = FIRST_PAUSE_S) -> None:
         self.failures: Counter[str] = Counter()
-        """How often loops of this name have failed."""
+        """Failures by name of loop."""
         self._first_pause_s = first_pause_s
         self._down: Counter[str] = Counter()
         self._counting = threading.Lock()

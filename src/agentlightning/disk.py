@@ -1,4 +1,4 @@
-"""What is on the disk: the one way in which files and folders get there before something relies on them."""
+"""Syncing: the one way in which files and folders are on the disk before something relies on them."""
 
 from __future__ import annotations
 

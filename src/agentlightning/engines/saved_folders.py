@@ -33,7 +33,7 @@ def seal(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str | None:
-    """What a folder that was sealed lacks, in words; None where it is as it was written, or has no manifest."""
+    """Returns what a folder that was sealed lacks, in words; None where it is as it was written, or has no manifest."""
     try:
         files = orjson.loads((folder / MANIFEST).read_bytes())["files"]
         for name, expected in sorted(files.items()):

@@ -44,7 +44,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Touched:
-    """What a request names."""
+    """Things that a request names."""
 
     runs: Iterable[str | None] = ()
     rollouts: Iterable[str] = ()

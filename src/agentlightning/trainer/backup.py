@@ -42,7 +42,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BackedUp:
-    """What a backup holds."""
+    """Numbers of what a backup holds."""
 
     runs: int
     checkpoints: int

@@ -245,7 +245,7 @@ async def last_checkpoint(store: LightningStore, run_id: str) -> Checkpoint | No
 
 
 def _damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint; None where nothing is, empty where it is not there (any more)."""
+    """Returns what is wrong with a checkpoint; None where nothing is, empty where it is not there (any more)."""
     policies = policies_in(checkpoint)
     for folder in policies.values():
         if found := damage(folder):

@@ -39,7 +39,7 @@ class StreamPassthrough:
         self._choices = choices
         self._events = EventReader()
         self._rest = bytearray()
-        """What came after the last blank line; searched for the next one only where it has not been, and never copied
+        """Bytes that came after the last blank line; searched for the next one only where it has not been, and never copied
         whole: one event in many pieces takes time linear in its bytes."""
         self._finished: set[str] = set()
         self.held = bytearray()

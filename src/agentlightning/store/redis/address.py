@@ -35,9 +35,9 @@ class Address:
     """A store's URL in parts."""
 
     hosts: tuple[tuple[str, int], ...]
-    """Where the server is; with a service where its sentinels are."""
+    """Place of the server; with a service the places of its sentinels."""
     service: str | None
-    """What sentinels call the server; None where there are none."""
+    """The sentinels' name of the server; None where there are none."""
     database: int
     user: str | None
     password: str | None
