@@ -245,12 +245,12 @@ class EngineRouter:
                 await resumed(self._watcher, policy.run_id, policy.alias)
             policy = await self._current(policy)
         engine = self._balancer.choose(policy.endpoints, affinity)
-        engine.in_flight += 1
         headers = _headers(policy)
 
         def may_leave() -> bool:
             return bool(sampled.ids) or self._balancer.others(policy.endpoints, engine)
 
+        engine.in_flight += 1
         try:
             with SilenceWatch(self._health, engine, headers, policy.stall_timeout_s, may_leave) as watch:
                 api = policy.api or self._apis.get(engine.url)
