@@ -19,6 +19,8 @@ from agentlightning.children import SERVER_END_S
 from agentlightning.errors import ConflictError, StoreError
 
 PAUSE_S = 0.1
+NOTICE_S = 5.0
+"""Time for a server whose parent was killed to notice, and to say that it ends."""
 SQLITE = "sqlite:///"
 
 
@@ -63,14 +65,14 @@ class ServerLock:
         self._say("ends")
 
     def _wait(self, held: int) -> None:
-        deadline = time.monotonic() + SERVER_END_S
+        began = time.monotonic()
         while True:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
                 pid, _, state = os.pread(held, 100, 0).decode(errors="replace").strip().partition(" ")
-                if state == "serves" or time.monotonic() > deadline:
+                if time.monotonic() - began > (NOTICE_S if state == "serves" else SERVER_END_S):
                     raise ConflictError(
                         f"{self._file}: process {pid} serves it already, and an SQLite file has one server; end that one, "
                         "or start `agl serve` once and give its URL to each run (--server http://127.0.0.1:8088), or give "
