@@ -71,6 +71,10 @@ class House:
         self._clients.append(client)
         return client
 
+    async def metrics(self, app: App | None = None) -> str:
+        key = {"authorization": f"Bearer {SERVER_KEY}"}
+        return (await self.http(app).get("/metrics", headers=key)).text
+
     def openai(self, claim: Claim, app: App | None = None, **settings: Any) -> AsyncOpenAI:
         return AsyncOpenAI(
             base_url=f"http://gateway{path(claim)}/v1",

@@ -181,7 +181,7 @@ async def test_a_fork_is_recorded_with_its_cause_and_counted(house: House) -> No
     await client.chat.completions.create(model="policy", messages=edited)
     calls = await recorded(house, claim.rollout.id)
     assert [call.fork_cause for call in calls] == [None, "assistant_message_edited"]
-    metrics = (await house.http().get("/metrics")).text
+    metrics = await house.metrics()
     assert 'agl_forks_total{cause="assistant_message_edited"} 1.0' in metrics
 
 

@@ -17,6 +17,7 @@ from agentlightning.children import listen
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.connection_limit import allowed_connections
 from agentlightning.gateway.log_limit import MAX_LINES, MAX_PLACE_LINES, LogLimit
+from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.uvicorn_server import UvicornServer
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -62,7 +63,7 @@ async def open_many(place: tuple[str, int], count: int, begun: bytes) -> list[so
 
 @pytest.mark.parametrize("begun", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nx-slow: ", HEALTH])
 async def test_hundreds_of_idle_connections_keep_nobody_out(house: House, begun: bytes) -> None:
-    async with listening(house.gateway(), max_connections=50) as place:
+    async with listening(house.gateway(), settings=ServerSettings(max_connections=50)) as place:
         held = await open_many(place, 400, begun)
         for _ in range(20):
             _, writer = await healthy(place)
@@ -72,7 +73,7 @@ async def test_hundreds_of_idle_connections_keep_nobody_out(house: House, begun:
 
 
 async def test_a_connection_in_use_outlives_a_flood_of_idle_ones(house: House) -> None:
-    async with listening(house.gateway(), max_connections=50) as place:
+    async with listening(house.gateway(), settings=ServerSettings(max_connections=50)) as place:
         reader, writer = await healthy(place)
         held: list[socket.socket] = []
         for _ in range(10):
@@ -117,7 +118,7 @@ class Blocked:
 
 async def test_where_all_connections_are_in_use_a_further_one_is_told_when_to_come_back() -> None:
     app = Blocked()
-    async with listening(app, max_connections=3) as place:
+    async with listening(app, settings=ServerSettings(max_connections=3)) as place:
         busy = [await asyncio.open_connection(*place) for _ in range(3)]
         for _, writer in busy:
             writer.write(HEALTH)
@@ -137,7 +138,7 @@ async def test_where_all_connections_are_in_use_a_further_one_is_told_when_to_co
 async def test_a_client_that_never_reads_its_response_loses_its_connection() -> None:
     app = Blocked()
     app.released.set()
-    async with listening(app, max_connections=3, write_timeout_s=0.2) as place:
+    async with listening(app, settings=ServerSettings(max_connections=3), write_timeout_s=0.2) as place:
         deaf = socket.create_connection(place)
         deaf.sendall(HEALTH)
         await asyncio.wait_for(

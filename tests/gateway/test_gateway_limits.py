@@ -18,6 +18,7 @@ from gateway_house import SERVER_KEY, House, path
 from agentlightning.config_limits import LIMITS_RESOURCE
 from agentlightning.gateway.app import App
 from agentlightning.gateway.limits import LIMIT_REACHED, ServerLimits
+from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.types import Claim, Finish, Resource, Span
 
 PRICES = {"input_cost_per_token": 0.001, "output_cost_per_token": 0.01}
@@ -27,6 +28,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "responses": {"model": "policy", "input": "hi"},
     "messages": {"model": "policy", "messages": HI, "max_tokens": 50},
 }
+ADMIN = {"authorization": f"Bearer {SERVER_KEY}"}
 CHAT = BODIES["chat/completions"]
 
 
@@ -78,7 +80,7 @@ async def test_an_sdk_does_not_try_again_and_the_rollout_says_why(house: House) 
     for _ in range(2):
         with pytest.raises(openai.RateLimitError, match=r"limits\.attempt\.max_calls"):
             await client.chat.completions.create(**CHAT)
-    assert 'agl_calls_total{protocol="chat",result="refused"} 2.0' in (await house.http().get("/metrics")).text
+    assert 'agl_calls_total{protocol="chat",result="refused"} 2.0' in await house.metrics()
     (span,) = await told(house, claim)  # one, however often
     assert span.attributes["setting"] == "limits.attempt.max_calls"
     assert span.status == "error"
@@ -119,11 +121,9 @@ async def test_what_other_gateways_record_through_this_server_counts(house: Hous
     assert await statuses(house, claim, 1) == [200]
     assert await statuses(house, claim, 1, house.gateway()) == [200]
     (_, theirs) = await house.store.calls([claim.rollout.id])
-    reply = await http.get(f"/api/rollouts/{claim.rollout.id}/calls", headers={"authorization": f"Bearer {SERVER_KEY}"})
+    reply = await http.get(f"/api/rollouts/{claim.rollout.id}/calls", headers=ADMIN)
     sent = next(call for call in reply.json() if call["id"] == theirs.id)
-    again = await http.post(
-        "/api/append_calls", json={"calls": [sent]}, headers={"authorization": f"Bearer {SERVER_KEY}"}
-    )
+    again = await http.post("/api/append_calls", json={"calls": [sent]}, headers=ADMIN)
     assert again.status_code == 200, again.text
     assert await statuses(house, claim, 1) == [429]
 
@@ -214,7 +214,7 @@ async def test_a_request_too_many_may_come_again(
     house: House, tables: dict[str, Any], server: ServerLimits | None, setting: str
 ) -> None:
     await limit(house, **tables)
-    claim, app = await house.claim(), house.gateway(limits=server)
+    claim, app = await house.claim(), house.gateway(settings=ServerSettings(limits=server or ServerLimits()))
     house.engine.gate = asyncio.Event()
     first = Exchange(app, f"{path(claim)}/v1/chat/completions", {**CHAT, "stream": True})
     await first.started.wait()
@@ -262,7 +262,7 @@ async def test_a_body_that_no_limit_lets_pass_is_too_large(house: House, chunked
 
 async def test_spans_that_an_agent_sends_have_the_servers_limits(house: House) -> None:
     claim = await house.claim()
-    app = house.gateway(limits=ServerLimits(max_request_bytes=100))
+    app = house.gateway(settings=ServerSettings(limits=ServerLimits(max_request_bytes=100)))
     reply = await house.http(app).post(f"{path(claim)}/v1/traces", json={"resourceSpans": [{}] * 100})
     assert reply.status_code == 413
 

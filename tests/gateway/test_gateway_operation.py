@@ -122,7 +122,7 @@ async def test_the_server_shows_what_it_did(house: House) -> None:
     headers = {"authorization": f"Bearer {claim.key}"}
     assert (await http.post("/v1/chat/completions", json=HI, headers=headers)).status_code == 200
     assert (await http.post("/v1/chat/completions", json={"messages": 3}, headers=headers)).status_code == 400
-    seen = values((await http.get("/metrics")).text)
+    seen = values(await house.metrics())
     assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'recorded')]"] == 1
     assert seen["agl_calls_total[('protocol', 'chat'), ('result', 'refused')]"] == 1
     assert seen["agl_calls_in_flight[]"] == 0

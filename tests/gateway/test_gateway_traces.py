@@ -297,7 +297,7 @@ async def test_only_what_is_broken_is_lost_and_the_rollout_says_what(house: Hous
         f"{BROKEN}, of which only what was broken is lost or mended: "
         "absent_id 1, cycle 1, undecodable 1, wrong_time 1, wrong_type 1"
     )
-    shown = (await house.http().get("/metrics")).text
+    shown = await house.metrics()
     assert 'agl_broken_spans_total{cause="cycle"} 1.0' in shown
 
 
@@ -333,7 +333,7 @@ async def test_a_program_that_sends_nothing_but_broken_spans_does_not_fill_the_s
     for what in ("no span", "nor this", "nor that"):
         await send(house, claim, a_request(what))
     assert await counts(house, claim) == {"cycle": MAX_REPORTS - 1, "undecodable": 1}
-    assert 'cause="undecodable"} 3.0' in (await house.http().get("/metrics")).text
+    assert 'cause="undecodable"} 3.0' in await house.metrics()
 
 
 async def test_a_program_cannot_say_what_the_gateway_says_of_it(house: House) -> None:

@@ -34,6 +34,20 @@ def serve(
     max_connections: Annotated[
         int | None, typer.Option("--max-connections", help="Connections at a time; default: what files allow.")
     ] = None,
+    tls_cert: Annotated[str | None, typer.Option("--tls-cert", help="Certificate (PEM): serve https.")] = None,
+    tls_key: Annotated[str | None, typer.Option("--tls-key", help="Key of the certificate (PEM).")] = None,
+    tls_client_ca: Annotated[
+        str | None, typer.Option("--tls-client-ca", help="Roots of client certificates (PEM): /api asks for one.")
+    ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None, typer.Option("--trusted-proxy", help="Address or network whose X-Forwarded-… are believed.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option("--metrics-port", help="Port of /metrics, which then wants no key.")
+    ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option("--cors-origin", help="https://HOST whose web pages may use the server.")
+    ] = None,
 ) -> None:
     """Serve agents, workers and trainers; with --store http://…, be one gateway more of the server there.
 
@@ -54,7 +68,13 @@ def serve(
         "--max-parallel-requests": max_parallel_requests,
         "--max-request-bytes": bytes_of(max_request_bytes, "--max-request-bytes"),
         "--max-connections": max_connections,
+        "--tls-cert": tls_cert,
+        "--tls-key": tls_key,
+        "--tls-client-ca": tls_client_ca,
+        "--metrics-port": metrics_port,
     }
     for name, value in given.items():
         arguments += [] if value is None else [name, str(value)]
+    for name, values in {"--trusted-proxy": trusted_proxy, "--cors-origin": cors_origin}.items():
+        arguments += [part for value in values or () for part in (name, value)]
     run(arguments)

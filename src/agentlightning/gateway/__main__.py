@@ -74,12 +74,15 @@ def serve(
 ) -> None:
     """Serve on a bound socket until a signal. `given_key` guards /api and opens a store of another server; what is more
     than `keep` is deleted, once an hour."""
+    settings = settings or ServerSettings()
     key = given_key or _made_key(store_url, str(listener.getsockname()[0]))
     if key is not None and given_key is None:
         log.configure(log.log_level(), [key])
+    if settings.cors_origins and key is None:
+        raise ConfigError(f"--cors-origin: web pages may use a server with a key only; set {KEY_VARIABLE}")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)  # uvicorn raises it again once it has stopped; the store must still be closed then
-    serving = _watched(_serve(store_url, listener, key, given_key, keep, settings or ServerSettings()), heartbeat)
+    serving = _watched(_serve(store_url, listener, key, given_key, keep, settings), heartbeat)
     if sys.platform == "win32":
         asyncio.run(serving)
     else:
@@ -122,12 +125,15 @@ async def _serve(
     with ServerLock(store_url) as lock:
         async with open_store(store_url, store_key) as store:
             await _check(store)
-            app = App(store, server_key, limits=settings.limits, on_stop=lock.ending)
+            sockets = [listener]
+            if settings.metrics_port is not None:
+                sockets.append(_listen(str(listener.getsockname()[0]), settings.metrics_port, "--metrics-port"))
+            app = App(store, server_key, settings=settings, on_stop=lock.ending)
             _spare_collections()
             logging.getLogger("agentlightning.gateway").info("serving on %s port %s", *listener.getsockname()[:2])
             if keep != KEEP_ALL:
                 app.background.start("pruning", lambda: keep_pruned(store, keep))
-            await UvicornServer(app, max_connections=settings.max_connections).serve(sockets=[listener])
+            await UvicornServer(app, settings=settings).serve(sockets=sockets)
 
 
 def _spare_collections() -> None:
@@ -149,11 +155,15 @@ async def _check(store: LightningStore) -> None:
 def _listener(options: argparse.Namespace) -> socket.socket:
     if options.fd is not None:
         return socket.socket(fileno=options.fd)
+    return _listen(options.host, options.port, "--port")
+
+
+def _listen(host: str, port: int, option: str) -> socket.socket:
     try:
-        return listen(options.host, options.port)
+        return listen(host, port)
     except OSError as cause:
         why = "is in use" if cause.errno == errno.EADDRINUSE else f"cannot be had: {cause.strerror or cause}"
-        raise GatewayError(f"port {options.port} of {options.host} {why}; choose another with --port") from cause
+        raise GatewayError(f"port {port} of {host} {why}; choose another with {option}") from cause
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -69,6 +69,8 @@ def cross_site_reason(method: str, headers: Headers) -> str | None:
     even where that name resolves to loopback), hide its Origin, or send JSON or msgpack without asking first.
     """
     given = dict(headers)
+    if b"x-forwarded-for" in given or b"forwarded" in given:
+        return f"X-Forwarded-For: a server without a key is for its own machine, not behind a proxy; set {KEY_VARIABLE}"
     host = given.get(b"host", b"").decode("latin-1")
     if not is_loopback(_name(host)):
         return f"Host: expected a loopback name or address, because this server has no key, got {host[:80]!r}"

@@ -11,16 +11,20 @@ import logging
 from collections.abc import Callable, Sequence
 
 import orjson
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
 from uuid_utils import uuid7
 
 from agentlightning.background import BackgroundTasks
-from agentlightning.errors import StoreError
+from agentlightning.errors import AgentLightningError, StoreError
 from agentlightning.gateway.asgi_response import AWAY, STOPPING, AgentRequest, AgentResponse, Receive, Scope, Send
 from agentlightning.gateway.attempts import AttemptCache
+from agentlightning.gateway.authentication import Authentication, ServerKeyError
 from agentlightning.gateway.external.calls import ExternalCalls
 from agentlightning.gateway.external.directory import ExternalDirectory
-from agentlightning.gateway.limits import CallLimits, ServerLimits
+from agentlightning.gateway.limits import CallLimits
 from agentlightning.gateway.metrics import BackgroundMetrics, GatewayMetrics, StoreMetrics
+from agentlightning.gateway.middleware import error_body
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import DEADLINE_S, GRACE_S, PolicyCalls
 from agentlightning.gateway.policy.engine_health import ProbeSettings
@@ -28,6 +32,7 @@ from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.rest import create_api
+from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.protocols import chat, messages
 from agentlightning.protocols.base import ApiError
@@ -54,13 +59,14 @@ class App:
         patience_s: float = 30.0,
         grace_s: float = GRACE_S,
         deadline_s: float = DEADLINE_S,
-        limits: ServerLimits | None = None,
+        settings: ServerSettings | None = None,
         probe: ProbeSettings = ProbeSettings(),
         on_stop: Callable[[], None] = lambda: None,
     ) -> None:
         """`server_key` guards ``/api``; `patience_s` is how long engines may be away, `grace_s` how long a call goes on
-        after its agent has gone, `deadline_s` how long one may take, `limits` what every attempt may use, `probe` when an
+        after its agent has gone, `deadline_s` how long one may take, `settings` are the operator's, `probe` when an
         engine that is late is asked whether it lives; `on_stop` is called when the server is about to end."""
+        self._settings = settings or ServerSettings()
         self.boot = str(uuid7())
         """Id of this start of the server; every response carries it, so that clients notice a restart."""
         self._boot = self.boot.encode()
@@ -83,7 +89,8 @@ class App:
         self._engine_router = EngineRouter(self._watcher, self._metrics, load_renderer, patience_s, probe)
         directory = ExternalDirectory(self._watcher)
         self._external = ExternalCalls(store, self._attempts, directory, self._metrics, grace_s=grace_s)
-        self._limits = CallLimits(store, self._watcher, directory, limits)
+        self._limits = CallLimits(store, self._watcher, directory, self._settings.limits)
+        self._authentication = Authentication(store, server_key)
         self._policy_calls = PolicyCalls(
             store, self._attempts, self._engine_router, self._metrics, grace_s=grace_s, deadline_s=deadline_s
         )
@@ -108,14 +115,20 @@ class App:
             on_calls=self._learn,
             on_resources=self._watcher.forget,
             numbers=numbers,
+            authentication=self._authentication,
         )
+        self._entry: ASGIApp = self._http
+        if self._settings.cors_origins:
+            self._entry = CORSMiddleware(
+                self._http, self._settings.cors_origins, allow_methods=("GET", "POST"), allow_headers=("*",)
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection's event, by ASGI."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
-            await self._http(scope, receive, send)
+            await self._entry(scope, receive, send)
 
     def stop(self) -> None:
         """The server is about to end: long polls return, new calls are refused, and those in flight go on."""
@@ -149,6 +162,17 @@ class App:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         reply = AgentResponse(send, self._boot)
+        port = self._settings.metrics_port
+        if (
+            port is not None
+            and path not in ("/healthz", "/readyz")
+            and (scope["server"][1] == port) != (path == "/metrics")
+        ):
+            await reply.whole(404, b'{"error":{"message":"not on this port"}}')
+            return
+        if path.startswith(("/api", "/metrics")) and self._lacks_certificate(scope):
+            await reply.whole(403, error_body(ServerKeyError, "client certificate: is required here (--tls-client-ca)"))
+            return
         if path.startswith("/api/") or path == "/api":
             mounted = {**scope, "root_path": scope.get("root_path", "") + "/api"}
             await self._api(mounted, receive, send)
@@ -158,8 +182,7 @@ class App:
         elif path == "/readyz":
             await self._ready(reply)
         elif path == "/metrics":
-            await self._store_metrics.look()
-            await reply.whole(200, self._metrics.text(), self._metrics.content_type.encode())
+            await self._show_metrics(scope, reply)
         elif self._stopping.is_set():
             await _refuse_stopping(path, reply)
         else:
@@ -170,6 +193,25 @@ class App:
                 self._calls -= 1
                 if self._calls == 0 and self._stopping.is_set():
                     self._finished.set()
+
+    def _lacks_certificate(self, scope: Scope) -> bool:
+        tls = self._settings.tls
+        return tls is not None and tls.client_ca is not None and scope["extensions"]["tls"]["client_cert_name"] is None
+
+    async def _show_metrics(self, scope: Scope, reply: AgentResponse) -> None:
+        """The numbers of all runs: for whoever may read all, or whoever reaches a port of their own."""
+        if self._settings.metrics_port is None:
+            try:
+                caller = await self._authentication.caller(scope["headers"])
+            except AgentLightningError as cause:
+                await reply.whole(cause.http_status, error_body(type(cause), str(cause)))
+                return
+            if caller.run_id is not None or caller.role not in ("admin", "reader"):
+                sentence = "metrics: are those of all runs; expected the server key or a reader's token for all runs"
+                await reply.whole(403, error_body(ServerKeyError, sentence))
+                return
+        await self._store_metrics.look()
+        await reply.whole(200, self._metrics.text(), self._metrics.content_type.encode())
 
     async def _proxied(self, scope: Scope, receive: Receive, reply: AgentResponse) -> None:
         try:

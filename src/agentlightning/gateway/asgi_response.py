@@ -94,6 +94,8 @@ class AgentRequest:
                 baggage = value if not baggage else baggage + b"," + value
             elif name == b"content-length":
                 self.length = int(value) if value.isdigit() else 0
+            elif name in (b"x-forwarded-for", b"forwarded"):
+                self.client = ""  # through a proxy, whoever it is: no program of this machine, which needs no key
             elif name == b"host":
                 self._host = value.decode("latin-1")
         if baggage and self.agent is None:

@@ -54,6 +54,7 @@ def create_api(
     on_calls: Callable[[Sequence[Call]], None] | None = None,
     on_resources: Callable[[str], None] | None = None,
     numbers: StatisticsCache | None = None,
+    authentication: Authentication | None = None,
 ) -> ASGIApp:
     """The API of an open store, to be mounted at /api.
 
@@ -65,6 +66,7 @@ def create_api(
     `on_calls` calls that were recorded, `on_resources` the run that got new ones: called before the answer is sent, and
     must not block.
     `numbers`: what answers `statistics` and `sizes`, instead of the store each time.
+    `authentication`: of the whole server, with this `server_key`; made here unless given.
     """
 
     def after(method: str, given: dict[str, Any], result: Any) -> None:
@@ -73,7 +75,7 @@ def create_api(
             if on_claim is not None:
                 on_claim(result)
         if method in ("revoke_token", "create_run"):
-            authentication.forget()
+            callers.forget()
         if method == "finish" and on_end is not None:
             on_end({one.lease.rollout_id for one, held in zip(given["finishes"], result, strict=True) if held})
         if method == "cancel" and on_end is not None:
@@ -85,11 +87,11 @@ def create_api(
                 on_resources(run_id)
 
     readers = dict.fromkeys(("statistics", "sizes"), numbers) if numbers is not None else {}
-    authentication, permissions = Authentication(store, server_key), Permissions(store)
+    callers, permissions = authentication or Authentication(store, server_key), Permissions(store)
     methods = [StoreMethod(readers.get(name, store), name, permissions, after) for name in wire.METHODS]
     routes = create_routes(store, server_key, permissions, methods)
     rpc = StoreRpc(routes, methods, IdempotencyCache(), stopping or asyncio.Event())
-    return ApiMiddleware(rpc, boot or uuid.uuid4().hex, authentication)
+    return ApiMiddleware(rpc, boot or uuid.uuid4().hex, callers)
 
 
 def create_routes(

@@ -1,15 +1,31 @@
 """ServerSettings: what the operator of a server decides about it, from the options of ``agl serve``.
 
-Made by the server process, which reads the options, and by AgentLightningServer, which has the defaults. Knows no route.
+Made by the server process, which reads the options, and by AgentLightningServer, which has the defaults. What would have no
+effect, or cannot be used, is refused here, before anything listens. Knows no route.
 """
 
 from __future__ import annotations
 
 import argparse
+import ipaddress
+import ssl
 from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.limits import ServerLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Files in PEM."""
+
+    cert: Path
+    """The server's certificate, then those between it and the root."""
+    key: Path
+    client_ca: Path | None = None
+    """Roots of client certificates, one of which ``/api`` and ``/metrics`` then ask for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +35,13 @@ class ServerSettings:
     limits: ServerLimits = field(default_factory=ServerLimits)
     max_connections: int | None = None
     """None: as many as the process has files for."""
+    tls: Tls | None = None
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks whose X-Forwarded-For and X-Forwarded-Proto are believed."""
+    metrics_port: int | None = None
+    """None: ``/metrics`` is beside the rest, for holders of a key where the server has one."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may use the server, with a key."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +57,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--max-request-bytes", type=int, default=limits.max_request_bytes, help="bytes of these requests together"
     )
     parser.add_argument("--max-connections", type=int, help="connections; default: as many as there are files for")
+    parser.add_argument("--tls-cert", type=Path, help="certificate (PEM)")
+    parser.add_argument("--tls-key", type=Path, help="its key (PEM)")
+    parser.add_argument("--tls-client-ca", type=Path, help="roots of the client certificates that /api asks for (PEM)")
+    parser.add_argument(
+        "--trusted-proxy", action="append", default=[], help="address or network of a proxy; repeatable"
+    )
+    parser.add_argument("--metrics-port", type=int, help="port of /metrics, which then wants no key")
+    parser.add_argument("--cors-origin", action="append", default=[], help="https://HOST of web pages; repeatable")
 
 
 def read_options(options: argparse.Namespace) -> ServerSettings:
@@ -41,9 +72,51 @@ def read_options(options: argparse.Namespace) -> ServerSettings:
     for name in ("max_parallel_requests", "max_request_bytes"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: expected a number from 1, got {getattr(options, name)}")
+    port = options.metrics_port
+    if port is not None and (not 1 <= port <= 65535 or (options.fd is None and port == options.port)):
+        raise ConfigError(f"--metrics-port: expected a port of its own, 1 to 65535, got {port}")
     return ServerSettings(
         limits=ServerLimits(
             max_parallel_requests=options.max_parallel_requests, max_request_bytes=options.max_request_bytes
         ),
         max_connections=options.max_connections,
+        tls=_tls(options.tls_cert, options.tls_key, options.tls_client_ca),
+        trusted_proxies=tuple(_network(one) for one in options.trusted_proxy),
+        metrics_port=port,
+        cors_origins=tuple(_origin(one) for one in options.cors_origin),
     )
+
+
+def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> Tls | None:
+    if cert is None or key is None:
+        given = {"--tls-cert": cert, "--tls-key": key, "--tls-client-ca": client_ca}
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise ConfigError(f"{wrong[0]}: has no effect without both --tls-cert and --tls-key")
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(cert, key, password=lambda: "")  # else a key with a password would ask the terminal
+    except OSError as cause:
+        raise ConfigError(
+            f"--tls-cert, --tls-key: expected a certificate and its key without a password, in PEM: {cause}"
+        ) from cause
+    if client_ca is not None:
+        try:
+            context.load_verify_locations(client_ca)
+        except OSError as cause:
+            raise ConfigError(f"--tls-client-ca: expected certificates in PEM: {cause}") from cause
+    return Tls(cert=cert, key=key, client_ca=client_ca)
+
+
+def _network(given: str) -> str:
+    try:
+        return str(ipaddress.ip_network(given)) if "/" in given else str(ipaddress.ip_address(given))
+    except ValueError as cause:
+        raise ConfigError(f"--trusted-proxy: expected an address or a network such as 10.0.0.0/8: {cause}") from None
+
+
+def _origin(given: str) -> str:
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname or given != f"{parts.scheme}://{parts.netloc}":
+        raise ConfigError(f"--cors-origin: expected http(s)://HOST[:PORT] as browsers send it, got {given!r}")
+    return given

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from agentlightning.children import SERVER_GRACE_S
 from agentlightning.gateway.app import App
 from agentlightning.gateway.connection_limit import ConnectionLimit, allowed_connections
+from agentlightning.gateway.server_settings import ServerSettings
 
 HEAD_TIMEOUT_S = 30.0
 """Time from a connection, or from the first byte of a further request, to the end of the request's head."""
@@ -49,10 +51,12 @@ class UvicornServer(uvicorn.Server):
         head_timeout_s: float = HEAD_TIMEOUT_S,
         write_timeout_s: float = WRITE_TIMEOUT_S,
         started: Callable[[], None] = lambda: None,
-        max_connections: int | None = None,
+        settings: ServerSettings | None = None,
     ) -> None:
-        """`max_connections`: None for as many as the process can hold. Raises ConfigError where it cannot hold them."""
-        limit = ConnectionLimit(allowed_connections(max_connections))
+        """Raises ConfigError where this process cannot hold `settings.max_connections`."""
+        settings = settings or ServerSettings()
+        limit = ConnectionLimit(allowed_connections(settings.max_connections))
+        tls, proxies = settings.tls, settings.trusted_proxies
         protocol: Any = functools.partial(
             BoundedHttpProtocol, limit=limit, head_timeout_s=head_timeout_s, write_timeout_s=write_timeout_s
         )
@@ -67,6 +71,14 @@ class UvicornServer(uvicorn.Server):
                 timeout_keep_alive=IDLE_S,
                 timeout_graceful_shutdown=FLUSH_TIMEOUT_S,
                 backlog=4096,
+                # By itself uvicorn believes any program on this machine, and the environment.
+                proxy_headers=bool(proxies),
+                forwarded_allow_ips=list(proxies),
+                ssl_certfile=None if tls is None else tls.cert,
+                ssl_keyfile=None if tls is None else tls.key,
+                ssl_ca_certs=None if tls is None or tls.client_ca is None else str(tls.client_ca),
+                # Agents have keys of their own and no certificates: the app asks where one is needed.
+                ssl_cert_reqs=ssl.CERT_NONE if tls is None or tls.client_ca is None else ssl.CERT_OPTIONAL,
                 server_header=False,
             )
         )
@@ -101,6 +113,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_s = head_timeout_s
         self._write_s = write_timeout_s
         self._unread: asyncio.TimerHandle | None = None
+        self._tls: dict[str, dict[object, object]] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._head = 0
         """Bytes of the head of the present request so far; -1 behind it."""
@@ -112,6 +125,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             transport.write(FULL)
             transport.close()
             return
+        secured = transport.get_extra_info("ssl_object")
+        if secured is not None:
+            # By ASGI's extension "tls", of which the app reads this. A certificate that is there was verified.
+            names = [pair for part in (secured.getpeercert() or {}).get("subject", ()) for pair in part]
+            subject = ",".join(f"{name}={value}" for name, value in names) if secured.getpeercert() else None
+            self._tls = {"tls": {"client_cert_name": subject}}
         peer = cast(socket.socket | None, transport.get_extra_info("socket"))
         if peer is not None:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # one that lost its power is noticed
@@ -146,6 +165,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._keep()
         self._head = -1
         self._limit.begin(self)
+        if self._tls is not None:
+            self.scope["extensions"] = self._tls
         super().on_headers_complete()
         self.cycle.transport = cast(asyncio.Transport, _ResponseWriter(self.transport, self.loop))
 

@@ -13,6 +13,8 @@ import asyncio
 import copy
 import ipaddress
 import json
+import os
+import ssl
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -32,6 +34,8 @@ from agentlightning.store.audit import Actor
 
 BOOT_HEADER = "x-agl-boot"
 KEY_HEADER = "idempotency-key"
+CLIENT_CERT_VARIABLE = "AGL_TLS_CLIENT_CERT"
+CLIENT_KEY_VARIABLE = "AGL_TLS_CLIENT_KEY"
 ACTOR_HEADER = "x-agl-actor"
 """Names, to the server that has the store, whom a further server acts for, as an `Actor` in JSON."""
 
@@ -86,7 +90,9 @@ class HttpTransport:
                 headers["authorization"] = f"Bearer {self._key}"
             headers["accept-encoding"] = "gzip" if self._compress else "identity"
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), headers=headers, auto_decompress=False
+                connector=aiohttp.TCPConnector(limit=0, ssl=_client_tls(self._url)),
+                headers=headers,
+                auto_decompress=False,
             )
 
     async def close(self) -> None:
@@ -177,6 +183,25 @@ class HttpTransport:
         if not isinstance(kind, type) or not issubclass(kind, AgentLightningError) or kind is errors.MissingExtraError:
             kind = StoreError
         return (ConfigError if status == 401 else kind)(message)
+
+
+def _client_tls(url: str) -> ssl.SSLContext | bool:
+    """How to verify an https server: by the system's roots (or SSL_CERT_FILE), with the certificate of one's own that the
+    environment names. Raises ConfigError."""
+    cert, key = (os.environ.get(name) or None for name in (CLIENT_CERT_VARIABLE, CLIENT_KEY_VARIABLE))
+    if not url.startswith("https://") or cert is key is None:
+        return True
+    if cert is None or key is None:
+        raise ConfigError(f"{CLIENT_CERT_VARIABLE}, {CLIENT_KEY_VARIABLE}: expected both, or neither")
+    context = ssl.create_default_context()
+    try:
+        context.load_cert_chain(cert, key, password=lambda: "")  # else a key with a password would ask the terminal
+    except OSError as cause:
+        raise ConfigError(
+            f"{CLIENT_CERT_VARIABLE}, {CLIENT_KEY_VARIABLE}: expected files with a certificate and its key without a "
+            f"password, in PEM: {cause}"
+        ) from cause
+    return context
 
 
 def is_local(url: str) -> bool:

@@ -95,7 +95,7 @@ async def test_a_dead_engine_is_left_for_one_that_lives(house: House) -> None:
         claim = await house.claim(replica=replica)
         assert (await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)).status_code == 200
     assert len(second.requests) == 4
-    metrics = (await house.http().get("/metrics")).text
+    metrics = await house.metrics()
     assert second.url in metrics
     await second.close()
 
@@ -282,7 +282,7 @@ async def paused_call(house: House) -> asyncio.Task[Any]:
     house.app._watcher.forget(house.run_id)
     waiting = asyncio.create_task(house.http().post(url, json=HI))
     async with asyncio.timeout(30):
-        while "agl_calls_paused 1.0" not in (await house.http().get("/metrics")).text:
+        while "agl_calls_paused 1.0" not in await house.metrics():
             pass
     await asyncio.wait([waiting], timeout=0.1)
     assert not waiting.done()

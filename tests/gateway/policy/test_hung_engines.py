@@ -59,15 +59,13 @@ async def call(house: House, app: App, claim: Claim, **more: Any) -> httpx.Respo
 
 
 async def metric(house: House, app: App, name: str) -> str:
-    lines = (await house.http(app).get("/metrics")).text.splitlines()
+    lines = (await house.metrics(app)).splitlines()
     return next(line.rpartition(" ")[2] for line in lines if line.startswith(name))
 
 
 async def until_state(house: House, app: App, url: str, state: str) -> None:
     async with asyncio.timeout(30):
-        while (
-            f'agl_engine_state{{state="{state}",url="{url}"}} 1.0' not in (await house.http(app).get("/metrics")).text
-        ):
+        while f'agl_engine_state{{state="{state}",url="{url}"}} 1.0' not in await house.metrics(app):
             pass
 
 
