@@ -22,8 +22,12 @@ was. A bad rollout is data, not a crash: workers record these errors, they do no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but for line ends and tabs, and those that turn the direction of text."""
 
 
 class AgentLightningError(Exception):
@@ -119,3 +123,12 @@ def boundary(what: str, error: type[AgentLightningError] = AgentError) -> Iterat
         raise
     except Exception as cause:
         raise error(f"{what} failed: {type(cause).__name__}: {cause}") from cause
+
+
+def printable(text: str) -> str:
+    """Escapes what a terminal would obey in text of anybody's.
+
+    >>> printable("a" + chr(27) + "[2J" + chr(13) + chr(10) + "b")
+    'a\\x1b[2J\\nb'
+    """
+    return UNPRINTABLE.sub(lambda found: ascii(found.group())[1:-1], text.replace("\r\n", "\n"))

@@ -16,13 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
-from rich.console import Console
-
 from agentlightning.analysis.rollout_view import print_rollout
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import existing_store, store_url
 from agentlightning.store.scan import find_run, read_metrics, read_rollouts
+from agentlightning.trainer.display import LiteralConsole
 from agentlightning.types import Call, Mode, Reward, Rollout, RolloutState, Run
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class StoredRun:
             attempts, calls, rewards = await asyncio.gather(
                 store.attempts([rollout]), store.calls([rollout]), store.rewards([rollout])
             )
-            console = Console(
+            console = LiteralConsole(
                 file=io.StringIO(), record=True, width=VIEW_WIDTH, markup=False, highlight=False, emoji=False
             )
             print_rollout(console, found[0], attempts, calls, rewards)

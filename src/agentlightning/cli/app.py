@@ -27,7 +27,7 @@ from agentlightning.cli import (
     train,
     worker,
 )
-from agentlightning.errors import AgentLightningError
+from agentlightning.errors import AgentLightningError, printable
 
 EXIT_INTERRUPTED = 130
 
@@ -61,7 +61,7 @@ def main() -> None:
     try:
         app()
     except AgentLightningError as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {printable(str(error))}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

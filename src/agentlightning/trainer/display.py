@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+from agentlightning.errors import printable
 
 SHOWN_STEPS = 8
 DRAWN_EVERY_S = 0.5
@@ -24,9 +27,18 @@ PIPED_WIDTH = 1000
 """Rich takes 80 columns where there is no terminal, and would cut tables to them."""
 
 
+class LiteralConsole(Console):
+    """A console that shows control characters in place of having the terminal obey them: what agents say may hold any."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Segments of what is printed; those that rich itself makes to move the cursor are control segments."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 def screen() -> Console:
     """A console that takes text literally (what agents say has brackets, too) and cuts nothing where it is piped."""
-    console = Console(markup=False, highlight=False, emoji=False)
+    console = LiteralConsole(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = PIPED_WIDTH
     return console

@@ -1,0 +1,47 @@
+"""The scene of an attack: the server, what its owner knows, and the keys of two agents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import httpx
+import psutil
+from server_process import ServerProcess
+
+from agentlightning.store.client import LightningStoreClient
+from agentlightning.types import Claim
+
+SERVER_KEY = "sk-agl-server-of-the-tests"
+END = 2
+HI = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@dataclass
+class Scene:
+    """The server, what its owner knows, and the keys of two agents."""
+
+    server: ServerProcess
+    store: LightningStoreClient
+    run_id: str
+    mine: Claim
+    other: Claim
+
+    async def other_is_answered(self) -> None:
+        """Whatever the attacker does, a call of the other agent is answered as ever."""
+        async with httpx.AsyncClient(base_url=self.server.url, timeout=30) as http:
+            reply = await http.post(f"{path(self.other)}/v1/chat/completions", json=HI, headers=bearer(self.other.key))
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["choices"][0]["message"]["content"] == "It is sunny."
+
+    def memory(self) -> int:
+        """Bytes that the server holds."""
+        assert self.server.process is not None
+        return psutil.Process(self.server.process.pid).memory_info().rss
+
+
+def path(claim: Claim) -> str:
+    return f"/r/{claim.rollout.id}/{claim.lease.attempt}"
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}

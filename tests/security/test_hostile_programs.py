@@ -1,0 +1,124 @@
+"""An agent in a sandbox that turns against its machine: it finds no secret, ends nobody, and reaches the gateway alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from attack_scene import SERVER_KEY, Scene
+
+from agentlightning.config_sandbox import SandboxConfig
+from agentlightning.errors import ConfigError
+from agentlightning.runner.sandbox.sandbox import Sandbox
+from agentlightning.store.base import RolloutQuery
+from agentlightning.types import NewRollout
+
+HOSTILE = """
+import glob, os, signal, socket, sys, urllib.request, urllib.error
+SECRETS, PLACES, PORTS = [text[::-1] for text in {secrets!r}], {places!r}, {ports!r}
+found = []
+for place in PLACES:
+    if os.path.exists(place) and not os.path.isdir(place):
+        found.append(place)
+names = [path for kind in ("environ", "cmdline", "fd/*", "root/etc/shadow") for path in glob.glob("/proc/*/" + kind)]
+for folder in ("/tmp", "/run", "/dev/shm"):
+    names += glob.glob(folder + "/**", recursive=True)
+for name in names:
+    try:
+        if os.path.isfile(name):
+            with open(name, "rb") as file:
+                text = file.read(1 << 20)
+            found += [name for secret in SECRETS if secret.encode() in text]
+    except OSError:
+        pass
+found += [name for name in os.environ if any(secret in os.environ[name] for secret in SECRETS)]
+base = os.environ["OPENAI_BASE_URL"].partition("/r/")[0]
+for route in ("/api/runs", "/api/signing_secret", "/api/claim", "/api/tokens"):
+    for verb in ("GET", "POST"):
+        headers = {{"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}}
+        body = b"{{}}" if verb == "POST" else None
+        try:
+            urllib.request.urlopen(urllib.request.Request(base + route, body, headers, method=verb))
+            found.append(route)
+        except urllib.error.HTTPError as refused:
+            if refused.code not in (401, 403):
+                found.append(route + " " + str(refused.code))
+for port in PORTS:
+    for host in ("127.0.0.1", "0.0.0.0", "localhost", "::1"):
+        try:
+            socket.create_connection((host, port), timeout=2).close()
+            found.append(port)
+        except OSError:
+            pass
+print("found", found, flush=True)
+for target in (-1, 1, {worker}, os.getppid()):
+    try:
+        os.kill(target, signal.SIGKILL)
+    except OSError:
+        pass
+for pid in range(2, 400):
+    if pid != os.getpid():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+print(1)
+"""
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "gvisor"])
+async def test_a_program_in_a_sandbox_gets_nothing_and_harms_nobody(kind: str, scene: Scene, tmp_path: Path) -> None:
+    try:
+        Sandbox(SandboxConfig.model_validate({"kind": kind, "readable": [str(tmp_path)]}), "sh").check()
+    except ConfigError as refused:
+        pytest.skip(str(refused))
+    run = await scene.store.create_run("boxed", {"sandbox": {"kind": kind, "readable": [str(tmp_path)]}})
+    arguments = ["--server", scene.server.url, "--run", run.id, "--command", f"{sys.executable} -S {tmp_path}/agent.py"]
+    worker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agentlightning.runner", *arguments),
+        env={**os.environ, "AGL_SERVER_KEY": SERVER_KEY, "SOME_API_KEY": "sk-of-somebody"},
+    )
+    database = scene.server.store.removeprefix("sqlite:///")
+    engine = (await scene.store.resources(scene.run_id))[0].value["endpoints"][0]
+    source = HOSTILE.format(
+        secrets=[key[::-1] for key in (SERVER_KEY, scene.mine.key, scene.other.key, "sk-of-somebody")],
+        places=[database, f"{database}-wal", str(scene.server.log), str(Path.home() / ".bashrc"), __file__],
+        ports=[int(engine.rpartition(":")[2])],
+        worker=worker.pid,
+    )
+    (tmp_path / "agent.py").write_text(source)
+    ids = [one.id for one in await scene.store.enqueue([NewRollout(run_id=run.id, task={}, group_id="g")])]
+    await scene.store.wait(run.id, at_least=1, timeout_s=90)
+    await scene.other_is_answered()
+    (rollout,) = await scene.store.rollouts(RolloutQuery(ids=ids))
+    (attempt,) = await scene.store.attempts(ids)
+    assert str(attempt.output).startswith("found []\n"), (attempt.error, attempt.output)
+    # In a kernel of its own it may end its own first process, and with it itself.
+    assert rollout.state == "succeeded" or kind == "gvisor"
+    assert worker.returncode is None
+    worker.terminate()
+    assert await worker.wait() == 0
+
+
+async def test_what_a_hostile_program_looks_for_is_there_to_be_found_without_a_sandbox(
+    scene: Scene, tmp_path: Path
+) -> None:
+    """The test above can fail: the same program finds the store's file where nothing isolates it."""
+    database = scene.server.store.removeprefix("sqlite:///")
+    source = HOSTILE.partition('print("found"')[0] + "print(len(found))\n"
+    text = source.format(secrets=["tnemnorivne-eht-ni-ks"], places=[database], ports=[], worker=0)
+    (tmp_path / "agent.py").write_text(text)
+    environment = {"PATH": os.environ["PATH"], "OPENAI_BASE_URL": f"{scene.server.url}/r/x", "OPENAI_API_KEY": "k"}
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-S", str(tmp_path / "agent.py")],
+        env={**environment, "SOME": "sk-in-the-environment"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) >= 2
