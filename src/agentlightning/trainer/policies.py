@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
@@ -18,6 +20,16 @@ from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import JSON, Resource
+
+PART_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "credit": ("credit_settings",),
+        "advantage": ("advantage_settings", "critic", "normalize_std"),
+        "loss": ("loss_settings", "clip_low", "clip_high", "dual_clip"),
+        "aggregation": ("aggregation_settings", "fixed_length"),
+    }
+)
+"""Settings that belong to a part of the algorithm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +77,8 @@ def schedule_configs(config: Config) -> list[tuple[int, Config]]:
     """The first step and the configuration of each part of the schedule: [algorithm], then the entries of
     ``[[algorithm.schedule]]``, each of which replaces settings of [algorithm] one by one until the next one.
 
-    An entry of another `name` has none of [algorithm]'s settings. ConfigError where an entry could have no effect.
+    An entry of another `name` has none of [algorithm]'s settings; a part that it names anew has none of the former's.
+    ConfigError where an entry could have no effect.
     """
     base = {name: value for name, value in config.algorithm.items() if name != "schedule"}
     found = [(1, config.model_copy(update={"algorithm": base}))]
@@ -91,7 +104,7 @@ def schedule_configs(config: Config) -> list[tuple[int, Config]]:
         trainer["learning_rate"] = own.pop("learning_rate", trainer["learning_rate"])
         renamed = own.get("name", base.get("name", "lightning_rl")) != base.get("name", "lightning_rl")
         changes = {
-            "algorithm": own if renamed else base | own,
+            "algorithm": own if renamed else _kept(base, own) | own,
             "trainer": parse_settings(TrainerConfig, trainer, where, "."),
         }
         found.append((start, config.model_copy(update=changes)))
@@ -117,6 +130,19 @@ def policy_configs(config: Config) -> dict[str, Config]:
             table["trainer"]["learning_rate"] = own.learning_rate
         found[alias] = parse_settings(Config, table, f"policies.{alias}")
     return found
+
+
+def _kept(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of [algorithm] that an entry leaves in effect: a part that it names anew begins without the former's."""
+    gone = {
+        setting
+        for part, settings in PART_SETTINGS.items()
+        if part in own and own[part] != base.get(part)
+        for setting in settings
+    }
+    if "advantage" in own and "aggregation" not in base:  # the fixed length was that of dr_grpo
+        gone.add("fixed_length")
+    return {name: value for name, value in base.items() if name not in gone}
 
 
 def with_models(config: Config, folders: Mapping[str, Path]) -> Config:

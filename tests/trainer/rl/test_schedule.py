@@ -14,6 +14,7 @@ import record_doubles
 from loop_doubles import GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, loop
 from record_doubles import ComparingEngine
 
+from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.supervised import SFT
 from agentlightning.config import parse_config
 from agentlightning.errors import ConfigError
@@ -181,6 +182,22 @@ def test_the_engine_keeps_what_any_part_of_the_schedule_needs() -> None:
     assert needs.reference
     assert needs.critic_learning_rate is not None
     assert not needs_of(scheduled()).reference
+
+
+def test_a_part_that_an_entry_names_anew_begins_without_the_settings_of_the_former() -> None:
+    _, second = scheduled(
+        {"from_step": 2, "credit": "uniform", "loss": "gspo", "advantage": "rloo"},
+        credit="discounted",
+        credit_settings={"gamma": 0.5},
+        clip_low=0.1,
+        advantage="dr_grpo",
+        fixed_length=10,
+        entropy=0.1,
+    )
+    algorithm = second.algorithm
+    assert isinstance(algorithm, LightningRL)
+    assert (algorithm.credit_settings, algorithm.clip_low, algorithm.fixed_length) == (None, None, None)
+    assert algorithm.entropy == 0.1
 
 
 def test_an_entry_of_another_name_has_none_of_the_algorithm_s_settings() -> None:
