@@ -186,8 +186,8 @@ class HttpTransport:
 
 
 def _client_tls(url: str) -> ssl.SSLContext | bool:
-    """How to verify an https server: by the system's roots (or SSL_CERT_FILE), with the certificate of one's own that the
-    environment names. Raises ConfigError."""
+    """The TLS settings for an https server: it is verified by the system's roots (or SSL_CERT_FILE), and shown the client
+    certificate that the environment names. Raises ConfigError."""
     cert, key = (os.environ.get(name) or None for name in (CLIENT_CERT_VARIABLE, CLIENT_KEY_VARIABLE))
     if not url.startswith("https://") or cert is key is None:
         return True
