@@ -157,6 +157,102 @@ async def test_a_worker_that_is_killed_loses_its_attempts_to_another(bench: Benc
     assert ends == [("first", "lost"), ("second", "succeeded")]
 
 
+ACTING = """
+import asyncio, os, time
+
+def act(task):
+    with open(task["file"], "a") as file:
+        file.write(f"{os.environ['NAME']} {time.time()}\\n")
+
+async def solve(task, llm):
+    while not os.path.exists(task["go"]):
+        act(task)
+        await asyncio.sleep(0.05)
+    return 1.0
+
+def solve_in_thread(task, llm):
+    while not os.path.exists(task["go"]):
+        act(task)
+        time.sleep(0.05)
+    return 1.0
+"""
+
+
+def lines_of(acts: Path) -> list[str]:
+    return acts.read_text().splitlines()
+
+
+async def acted(acts: Path, name: str) -> None:
+    """Wait until an agent of the worker of this name has done something."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not any(line.startswith(name) for line in lines_of(acts)):
+        assert time.monotonic() < deadline, f"{name} did nothing"
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("name", ["solve", "solve_in_thread", "command"])
+async def test_a_worker_that_stood_still_for_longer_than_its_lease_does_not_go_on_acting(
+    bench: Bench, tmp_path: Path, name: str
+) -> None:
+    go, acts = tmp_path / "go", tmp_path / "acts"
+    spec = bench.file(tmp_path, ACTING).rpartition(":")[0]
+    agent = ("--agent", f"{spec}:{name}")
+    if name == "command":
+        script = tmp_path / "act.py"
+        script.write_text(
+            "import json, os, sys\n"
+            f"sys.path.insert(0, {str(tmp_path)!r})\n"
+            "task = json.load(open(os.environ['AGL_TASK']))\n"
+            f"from {Path(spec).stem} import solve_in_thread\n"
+            "print(solve_in_thread(task, None))\n"
+        )
+        agent = ("--command", f"{sys.executable} {script}")
+    [queued] = await bench.enqueue({"file": str(acts), "go": str(go)})
+    lease = ("--lease-s", "3", "--heartbeat-s", "0.3")
+    first = bench.worker_process(*agent, *lease, "--worker-id", "first", env={"NAME": "first"})
+    await written(acts)
+    first.send_signal(signal.SIGSTOP)
+    second = bench.worker_process(*agent, *lease, "--worker-id", "second", env={"NAME": "second"})
+    await acted(acts, "second")
+    first.send_signal(signal.SIGCONT)
+    resumed = time.time()
+    assert await ended(first) in (
+        1,
+        75,
+    )  # 1 where twice its lease is over: then the interpreter's watchdog is the first
+    lines = [line.split() for line in lines_of(acts)]
+    assert max(float(at) for who, at in lines if who == "first") < resumed + 20
+    go.touch()
+    [done] = await bench.settled([queued])
+    ends = [(attempt.worker_id, attempt.state) for attempt in await bench.attempts(queued)]
+    assert done.state == "succeeded"
+    assert (ends[0], ends[-1]) == (("first", "lost"), ("second", "succeeded"))
+    assert {state for _, state in ends[:-1]} == {"lost"}  # a busy machine may cost the second a lease, too
+    second.terminate()
+
+
+async def test_a_worker_whose_server_is_away_stops_its_agents_before_their_leases_end(
+    durable: Bench, tmp_path: Path
+) -> None:
+    go, acts = tmp_path / "go", tmp_path / "acts"
+    spec = durable.file(tmp_path, ACTING)
+    [queued] = await durable.enqueue({"file": str(acts), "go": str(go)})
+    lease = ("--lease-s", "3", "--heartbeat-s", "0.3")
+    durable.worker_process("--agent", spec, *lease, env={"NAME": "first"})
+    await written(acts)
+    durable.server.kill()
+    killed = time.time()
+    seen: list[str] = []
+    while lines_of(acts) != seen:
+        seen = lines_of(acts)
+        await asyncio.sleep(1.0)
+    assert float(seen[-1].split()[1]) < killed + 3.0
+    durable.server.start()
+    go.touch()
+    [done] = await durable.settled([queued])
+    assert (done.state, done.attempt, done.lost) == ("succeeded", 2, 1)
+
+
 async def test_a_stopped_worker_ends_in_time_and_reports_what_it_lost(bench: Bench, tmp_path: Path) -> None:
     go, begun = tmp_path / "go", [tmp_path / "one", tmp_path / "two"]
     short, hang = await bench.enqueue(

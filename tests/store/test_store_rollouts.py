@@ -178,12 +178,21 @@ async def test_an_expired_lease_is_given_up_and_the_rollout_claimed_again(store:
     clock.advance(29)
     assert await store.claim(worker) == []
     clock.advance(2)
+    assert await store.claim(worker) == []  # whether its worker had the chance to renew it, only servers know
+    assert await store.expire_leases(within_s=60) == 1
     [again] = await store.claim(worker)
     assert (again.rollout.id, again.rollout.attempt, again.rollout.lost) == (claim.rollout.id, 2, 1)
     first, second = await store.attempts([claim.rollout.id])
     assert (first.state, second.state) == ("lost", "running")
     assert first.error is not None
     assert "w0" in first.error
+
+
+async def test_leases_are_left_alone_by_a_search_that_comes_too_late(store: LightningStore, clock: Clock) -> None:
+    [claim] = await claimed(store)
+    clock.advance(31)
+    assert await store.expire_leases(within_s=-1.0) == 0  # the store was away in between
+    assert await store.heartbeat(a_worker(claim.rollout.run_id), [claim.lease]) == [True]
 
 
 async def test_heartbeats_keep_a_lease(store: LightningStore, clock: Clock) -> None:
@@ -211,6 +220,7 @@ async def test_heartbeats_answer_for_each_lease(store: LightningStore) -> None:
 async def test_a_stale_lease_changes_nothing(store: LightningStore, clock: Clock) -> None:
     [claim] = await claimed(store)
     clock.advance(31)
+    assert await store.expire_leases() == 1
     [again] = await store.claim(a_worker(claim.rollout.run_id, "w1"))
     before = await one(store, claim.rollout.id)
     late = ending(claim, rewards=(a_reward(claim, 1.0),))

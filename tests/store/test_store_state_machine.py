@@ -95,7 +95,6 @@ class RolloutMachine(RuleBasedStateMachine):
 
     @rule(target=claims, limit=st.integers(1, 4))
     def claim(self, limit: int) -> Any:
-        self.expire()
         claims = self.do(self.store.claim(a_worker(self.run_id), limit=limit, lease_s=LEASE_S))
         queued = [rollout_id for rollout_id in sorted(self.models) if self.models[rollout_id].state == "queued"]
         assert [claim.rollout.id for claim in claims] == queued[:limit]

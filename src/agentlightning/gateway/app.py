@@ -22,6 +22,7 @@ from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.gateway.authentication import Authentication, ServerKeyError
 from agentlightning.gateway.external.calls import ExternalCalls
 from agentlightning.gateway.external.directory import ExternalDirectory
+from agentlightning.gateway.lease_expiry import LeaseExpiry
 from agentlightning.gateway.limits import CallLimits
 from agentlightning.gateway.metrics import BackgroundMetrics, GatewayMetrics, StoreMetrics
 from agentlightning.gateway.middleware import error_body
@@ -42,9 +43,6 @@ from agentlightning.store.client import LightningStoreClient
 from agentlightning.types import Call
 
 log = logging.getLogger(__name__)
-
-EXPIRY_S = 1.0
-"""Seconds between two searches for expired leases."""
 
 
 class App:
@@ -240,20 +238,12 @@ class App:
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         if self._keeps_leases:
-            self.background.start("lease expiry", self._expire_leases)
+            expiry = LeaseExpiry(self._store, self._attempts.forget_all)
+            self.background.start("lease expiry", expiry.run)
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self.close()
         await send({"type": "lifespan.shutdown.complete"})
-
-    async def _expire_leases(self) -> None:
-        while True:
-            try:
-                if await self._store.expire_leases():
-                    self._attempts.forget_all()
-            except StoreError as cause:
-                log.warning("leases were not checked: %s", cause)
-            await asyncio.sleep(EXPIRY_S)
 
 
 async def _refuse_stopping(path: str, reply: AgentResponse) -> None:

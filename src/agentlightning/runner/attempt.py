@@ -7,6 +7,7 @@ Knows nothing of stores or HTTP.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import time
@@ -27,7 +28,7 @@ CURRENT: ContextVar[AttemptContext] = ContextVar("agentlightning_attempt")
 MAX_REWARDS = 10_000
 """Rewards one attempt may hold: an agent that emits in an endless loop must not fill the worker's memory."""
 
-Interruption = Literal["timed_out", "lost", "revoked"]
+Interruption = Literal["timed_out", "lost", "expired", "revoked"]
 
 
 @dataclass(eq=False, slots=True)
@@ -37,13 +38,16 @@ class AttemptContext:
     claim: Claim
     started: float
     """time.monotonic() of the claim."""
+    lease_ends: float = math.inf
+    """clock.elapsed_s() of the moment from which the server may give the rollout to another worker."""
     boot: str | None = None
     """Boot id of the server that granted the claim, where known."""
     rewards: list[Reward] = field(default_factory=list)
     open: bool = True
     """False once the attempt's end is decided; later rewards are refused."""
     interruption: Interruption | None = None
-    """Reason why the worker interrupted it; revoked: the lease is no longer held, so nothing is reported."""
+    """Reason why the worker interrupted it; expired: the lease could not be renewed; revoked: it is no
+    longer held, so nothing is reported."""
     tasks: weakref.WeakSet[asyncio.Task[Any]] = field(default_factory=weakref.WeakSet)
     """Tasks started by the agent, to find out whose code blocks an event loop."""
     thread: int | None = None

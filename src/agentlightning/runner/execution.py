@@ -155,6 +155,8 @@ def _interrupted(attempt: AttemptContext, finish: Finish) -> Finish:
     limit = attempt.claim.rollout.retry.timeout_s
     late = attempt.interruption == "timed_out"
     text = f"the attempt took longer than its {limit:g} s" if late else "the worker was stopped"
+    if attempt.interruption == "expired":
+        text = "the worker could not renew its lease, and stopped the agent before another worker could get the rollout"
     if late and finish.error:
         text = bounded(f"{text}; {finish.error}")
     return ended(attempt, "timed_out" if late else "lost", text, finish.output)

@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from agentlightning.background import BackgroundTasks
+from agentlightning.clock import elapsed_s
 from agentlightning.errors import AgentLightningError
 from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.execution import ended
@@ -34,6 +35,8 @@ TICK_S = 0.5
 """Interval at which the worker's event loop is probed."""
 OVERDUE_S = 1.0
 """A loop that has not turned for so long is blocked, once the deadline of the attempt that blocks it is over as well."""
+MARGIN = 1 / 6
+"""Share of a lease before its end at which agents are stopped that could not renew it."""
 CLOSE_PAUSE_S = 0.1
 """Time for the server to see that the blocked loop no longer waits for work."""
 FINAL_REPORT_TIMEOUT_S = 5.0
@@ -81,6 +84,13 @@ class Heartbeat:
         self._own = asyncio.get_running_loop()
         self._beating = asyncio.current_task()
         self._started.set()
+        leases = asyncio.create_task(self._watch_leases())  # beside the beat, which may hang with the server
+        try:
+            await self._beat_for_ever()
+        finally:
+            leases.cancel()
+
+    async def _beat_for_ever(self) -> None:
         next_beat = time.monotonic() + self._options.heartbeat_s
         async with self._open_store() as store:
             while True:
@@ -93,6 +103,7 @@ class Heartbeat:
     async def _beat(self, store: LightningStore) -> None:
         self._postpone_end()
         held, lease_s = self._worker.held, self._options.lease_s
+        asked_s = elapsed_s()
         try:
             async with asyncio.timeout(lease_s / 2):
                 still = await store.heartbeat(
@@ -102,8 +113,23 @@ class Heartbeat:
             self._loop.call_soon_threadsafe(self._worker.note_absence)
             return
         for attempt, kept in zip(held, still, strict=True):
-            if not kept:
+            if kept:
+                attempt.lease_ends = asked_s + lease_s  # the server counts from when it heard, which was later
+            else:
                 self._loop.call_soon_threadsafe(attempt.interrupt, "revoked")
+
+    async def _watch_leases(self) -> None:
+        """Stops agents whose leases cannot be renewed, before another attempt of their rollouts can act; what runs when its
+        lease ends all the same (a thread, or anything where this process had been stopped) ends with this process."""
+        margin_s = self._options.lease_s * MARGIN
+        while True:
+            now = elapsed_s()
+            for attempt in self._worker.acting:
+                if now >= attempt.lease_ends:
+                    self._abandon_process("its lease ended while an agent still ran")
+                if now >= attempt.lease_ends - margin_s:
+                    self._loop.call_soon_threadsafe(attempt.interrupt, "expired")
+            await asyncio.sleep(min(TICK_S, margin_s / 4))
 
     def _postpone_end(self) -> None:
         """Code that keeps the interpreter's lock (a regular expression that backtracks for ever) stops this thread too:
@@ -154,10 +180,11 @@ class Heartbeat:
                 close_connections()
                 await asyncio.sleep(CLOSE_PAUSE_S)
                 await store.finish(finishes)
+        self._abandon_process(f"an agent blocked the event loop for {blocked:.1f} s")
+
+    def _abandon_process(self, why: str) -> NoReturn:
         if sys.__stderr__ is not None:
-            sys.__stderr__.write(
-                f"worker: an agent blocked the event loop for {blocked:.1f} s; replacing the process\n"
-            )
+            sys.__stderr__.write(f"worker: {why}; replacing the process\n")
             sys.__stderr__.flush()
         self._before_exit()
         os._exit(EXIT_REPLACE)

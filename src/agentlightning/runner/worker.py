@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from agentlightning.background import BackgroundTasks
 from agentlightning.backoff import Backoff
+from agentlightning.clock import elapsed_s
 from agentlightning.errors import AgentLightningError, ConflictError, InputError, NotFoundError, StoreError
 from agentlightning.runner.attempt import AttemptContext, attributed_task, status_here
 from agentlightning.runner.execution import Execution, ended
@@ -96,6 +97,11 @@ class Worker:
         """Attempts whose end the store does not know yet."""
         return tuple(self._held.values())
 
+    @property
+    def acting(self) -> tuple[AttemptContext, ...]:
+        """Attempts whose agents may still do something."""
+        return tuple(self._running.values())
+
     def stop(self) -> None:
         """Claim nothing more; running attempts get the grace period, the rest end as lost."""
         if self._claiming is not None:  # at once: what is given up now must not come back to this worker
@@ -139,6 +145,7 @@ class Worker:
                 self._freed.clear()
                 await self._freed.wait()
                 continue
+            asked_s = elapsed_s()
             try:
                 claims = await self._store.claim(
                     self.status(), limit=free, lease_s=self.options.lease_s, wait_s=CLAIM_WAIT_S
@@ -150,11 +157,12 @@ class Worker:
                 await backoff.sleep()
                 continue
             backoff.reset()
+            granted_s = min(elapsed_s(), asked_s + CLAIM_WAIT_S)  # or before: the first beat renews it
             for claim in claims:
-                self._start(claim)
+                self._start(claim, granted_s + self.options.lease_s)
 
-    def _start(self, claim: Claim) -> None:
-        attempt = AttemptContext(claim, time.monotonic(), self._boot())
+    def _start(self, claim: Claim, lease_ends: float) -> None:
+        attempt = AttemptContext(claim, time.monotonic(), lease_ends, self._boot())
         self._held[claim.lease] = attempt
         task = asyncio.create_task(self._attempt(attempt))
         self._running[task] = attempt

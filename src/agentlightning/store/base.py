@@ -157,8 +157,8 @@ class LightningStore(abc.ABC):
         """Take up to `limit` queued rollouts of the worker's run: each starts a new attempt under a lease.
 
         No rollout is claimed twice. Where none is queued, waits up to `wait_s` seconds for one (pushed, not polled).
-        Records the worker as seen. Leases that have expired are given up first, and so are those of a worker of the same
-        name, run and host but another pid: it ended, and this is its successor.
+        Records the worker as seen. Leases of a worker of the same name, run and host but another pid are given up first: it
+        ended, and this is its successor.
         """
 
     @abc.abstractmethod
@@ -179,8 +179,11 @@ class LightningStore(abc.ABC):
         """Cancel queued and running rollouts (their leases become stale); returns how many."""
 
     @abc.abstractmethod
-    async def expire_leases(self) -> int:
-        """End as lost every attempt whose lease has run out; returns how many. Called regularly by the server."""
+    async def expire_leases(self, within_s: float | None = None) -> int:
+        """End as lost every attempt whose lease has run out; returns how many. Called regularly by the server.
+
+        Ends none where the store gets to it later than `within_s` seconds from now: while it was away, nobody could renew.
+        """
 
     @abc.abstractmethod
     async def rollouts(self, query: RolloutQuery) -> list[Rollout]:

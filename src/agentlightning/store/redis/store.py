@@ -179,8 +179,9 @@ class RedisLightningStore(WaitingStore):
     async def cancel(self, rollout_ids: Sequence[str]) -> int:
         return int(await self._write("cancel", _by_actor(ids=sorted(set(rollout_ids)))))
 
-    async def expire_leases(self) -> int:
-        return int(await self._write("expire", []))
+    async def expire_leases(self, within_s: float | None = None) -> int:
+        until = "" if within_s is None else str(await reads.now_ns(self._opened(), self._now_ns) + int(within_s * 1e9))
+        return int(await self._write("expire", {"until_ns": until}))
 
     rollouts = _reads(reads.rollouts)
     count = _reads(reads.count)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from sqlalchemy import Connection, func, select
 
+from agentlightning.clock import elapsed_s
 from agentlightning.errors import RewardError
 from agentlightning.store import codec
 from agentlightning.store.base import (
@@ -83,7 +84,6 @@ def enqueue(transaction: Transaction, batches: Sequence[Sequence[dict[str, Any]]
 def claim(transaction: Transaction, requests: Sequence[ClaimRequest]) -> list[list[tuple[Rollout, Lease]]]:
     """Returns each caller's rollouts: earlier callers first, higher priorities first."""
     _see(transaction, [request.worker for request in requests], _CLAIM)
-    expire(transaction, [None])
     by_run: dict[str, list[ClaimRequest]] = defaultdict(list)
     for request in requests:
         by_run[request.worker.run_id].append(request)
@@ -149,11 +149,13 @@ def cancel(transaction: Transaction, rollout_ids: Sequence[str]) -> dict[str, li
     return by_run
 
 
-def expire(transaction: Transaction, requests: Sequence[None]) -> list[int]:
-    """End as lost what ran out; the first caller gets the count."""
+def expire(transaction: Transaction, deadlines: Sequence[float]) -> list[int]:
+    """End as lost what ran out; the first caller gets the count. `deadlines` are by `clock.elapsed_s`."""
+    if elapsed_s() > min(deadlines):
+        return [0] * len(deadlines)
     found = execute(transaction.connection, statements.OVERDUE, {"now": transaction.now_ns})
     _end(transaction, [_End(row, "lost", reason("silent_worker", row.worker_id), None) for row in found])
-    return [len(found)] + [0] * (len(requests) - 1)
+    return [len(found)] + [0] * (len(deadlines) - 1)
 
 
 def read_rollouts(connection: Connection, query: RolloutQuery) -> list[Rollout]:

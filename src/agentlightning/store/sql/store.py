@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ import uuid_utils
 from sqlalchemy import Connection, Table
 from sqlalchemy.exc import DBAPIError
 
+from agentlightning.clock import elapsed_s
 from agentlightning.errors import ConflictError, InputError, StoreError
 from agentlightning.store import codec
 from agentlightning.store.audit import Actor, current_actor
@@ -201,8 +203,8 @@ class SqlLightningStore(WaitingStore):
 
     cancel = _audited(access.cancel)
 
-    async def expire_leases(self) -> int:
-        return await self._write(lifecycle.expire, None)
+    async def expire_leases(self, within_s: float | None = None) -> int:
+        return await self._write(lifecycle.expire, math.inf if within_s is None else elapsed_s() + within_s)
 
     rollouts = _reads(lifecycle.read_rollouts, lambda query: query.ids is not None and len(query.ids) == 1)
     count = _reads(lifecycle.read_counts)

@@ -35,7 +35,6 @@ return answer_each(function(request)
   if refusal then return refusal end
   give_up_predecessor(worker)
   see(worker, worker.host, worker.pid)
-  give_up_overdue()
   local taken = {}
   local queued = call('ZPOPMIN', store .. 'queue:' .. worker.run_id, request.limit)
   for position = 1, #queued, 2 do
