@@ -202,6 +202,25 @@ async def test_runs_and_the_store_are_left_out_of_what_is_readable(listener: Lis
         Sandbox(inner, "sh", hidden=[tmp_path])
 
 
+@pytest.mark.skipif(
+    "AGL_TEST_IMAGE" not in os.environ, reason="AGL_TEST_IMAGE names no image of Podman with python3 and sh"
+)
+async def test_a_container_reaches_the_gateway_alone_and_ends_with_its_program(
+    listener: Listener, tmp_path: Path
+) -> None:
+    (tmp_path / "agent.py").write_text(f"{TELL}\ntell('through')\nos.kill(os.getpid(), 11)\n")
+    settings = SandboxConfig(kind="podman", image=os.environ["AGL_TEST_IMAGE"], readable=(str(tmp_path),), memory_mb=64)
+    sandbox = Sandbox(settings, "python3", server_url=listener.url)
+    await asyncio.to_thread(sandbox.check)
+    runner = CommandRunner(f"python3 -S {tmp_path}/agent.py", sandbox=sandbox)
+    with pytest.raises(CommandFailed, match="was killed by SIGSEGV"):
+        await run(runner, url=listener.url)
+    assert await listener.told() == "through"
+    runner.close()
+    left = await asyncio.create_subprocess_exec("podman", "ps", "--all", "--quiet", stdout=asyncio.subprocess.PIPE)
+    assert (await left.communicate())[0] == b""
+
+
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 

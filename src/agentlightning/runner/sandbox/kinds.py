@@ -24,6 +24,8 @@ END_TIMEOUT_S = 30.0
 USER = 1000
 """Number of the user inside, and of its group."""
 MEGABYTE = 1024 * 1024
+MAX_ULIMIT = 16_384
+"""Files and processes of a container's user, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,15 +198,19 @@ class Container:
         words += ["--pids-limit", str(settings.processes), "--hostname", "agent", "--workdir", box.cwd]
         words += ["--tmpfs", f"/tmp:rw,mode=1777,size={settings.disk_mb}m"]
         for name, kind in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC)):
-            soft, hard = resource.getrlimit(kind)  # what it sets by itself may be more than this machine permits
-            if resource.RLIM_INFINITY not in (soft, hard):
-                words += ["--ulimit", f"{name}={soft}:{hard}"]
+            # What Podman sets by itself may be more than this machine permits; processes are bounded by --pids-limit.
+            hard = resource.getrlimit(kind)[1]
+            limit = MAX_ULIMIT if hard == resource.RLIM_INFINITY else min(hard, MAX_ULIMIT)
+            words += ["--ulimit", f"{name}={limit}:{limit}"]
         shown = {str(path): path.resolve() for path in box.view.shown}
         shown |= {f"/etc/{file.name}": file for file in box.etc.iterdir() if file.name == "hosts"}
         for place, path in {**shown, INSIDE: box.shared}.items():
             words += ["--mount", f"type=bind,source={path},destination={place},readonly"]
-        for path in box.view.hidden:
-            words += ["--tmpfs", f"{path}:ro"]
+        empty = [str(path) for path in box.view.hidden]
+        if not any(Path(box.cwd).is_relative_to(path) for path in box.view.shown):
+            empty.append(box.cwd)  # Podman makes no working folder
+        for place in empty:
+            words += ["--tmpfs", f"{place}:ro"]
         for name in box.environment:  # values are handed down, but for that which the program itself reads
             words += ["--env", f"HOME={HOME}" if name == "HOME" else name]
         words += ["--entrypoint", "python3", str(settings.image), "-I", "-S"]
