@@ -8,9 +8,12 @@ from typing import Any
 
 
 class Exchange:
-    """A request under way, and what was answered so far."""
+    """A request under way, with an attempt's key, and what was answered so far."""
 
-    def __init__(self, app: Any, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, app: Any, key: str, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> None:
+        headers = {"authorization": f"Bearer {key}", **(headers or {})}
         self._body = json.dumps(body).encode()
         self._asked = False
         self._gone = asyncio.Event()
@@ -21,7 +24,7 @@ class Exchange:
             "type": "http",
             "method": "POST",
             "path": path,
-            "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
             "client": ("127.0.0.1", 1),
         }
         self.task = asyncio.create_task(app(scope, self._receive, self._send))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,25 @@ from scripted_engine import ScriptedEngine
 
 from agentlightning.gateway.app import App
 from agentlightning.rendering.renderer import Renderer
+from agentlightning.store import keys
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Claim, Mode, NewRollout, Resource, Sampling, WorkerStatus
 
 SERVER_KEY = "server-key"
 END = 2
+
+
+class AttemptKeys(httpx.Auth):
+    """Adds the key that an agent would have sent."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        named = re.match(r"/r/([0-9a-f-]{36})/(\d+)(/|$)", request.url.path)
+        if named and not {"authorization", "x-api-key"} & set(request.headers):
+            request.headers["authorization"] = f"Bearer {keys.mint(self._secret, named[1], int(named[2]))}"
+        yield request
 
 
 @dataclass
@@ -28,11 +44,14 @@ class House:
     renderer: Renderer
     folder: Path
     run_id: str = ""
+    secret: bytes = b""
+    """Signs the keys of attempts."""
     app: App = field(init=False)
     _apps: list[App] = field(default_factory=list)
     _clients: list[httpx.AsyncClient] = field(default_factory=list)
 
     async def start(self) -> House:
+        self.secret = await self.store.signing_secret()
         self.run_id = (await self.store.create_run("test", {"agent": {"allow_posted_rewards": True}})).id
         await self.serve_policy()
         self.app = self.gateway()
@@ -65,9 +84,11 @@ class House:
         worker = WorkerStatus(id="w", run_id=self.run_id, host="h", pid=1, running=0, seen_ns=0)
         return (await self.store.claim(worker))[0]
 
-    def http(self, app: App | None = None, address: str = "127.0.0.1") -> httpx.AsyncClient:
+    def http(self, app: App | None = None, address: str = "127.0.0.1", *, adds_keys: bool = True) -> httpx.AsyncClient:
+        """A client of the gateway; a request that has no key gets that of the attempt in its path, unless told otherwise."""
         transport = httpx.ASGITransport(app or self.app, client=(address, 1))
-        client = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+        auth = AttemptKeys(self.secret) if adds_keys else None
+        client = httpx.AsyncClient(transport=transport, base_url="http://gateway", auth=auth)
         self._clients.append(client)
         return client
 

@@ -36,6 +36,7 @@ class ServerProcess:
 
     def _start(self, host: str, port: int) -> ServerProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AGL_")}
+        environment["XDG_STATE_HOME"] = str(self.log.parent / "state")
         if self.key is not None:
             environment["AGL_SERVER_KEY"] = self.key
         arguments = ["agentlightning.gateway", "--store", self.store, "--host", host, "--port", str(port)]

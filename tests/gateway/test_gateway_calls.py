@@ -182,10 +182,10 @@ async def test_a_call_whose_agent_has_gone_goes_on_and_its_retry_gets_the_answer
     claim = await house.claim()
     held_engine(house)
     url = f"{path(claim)}/v1/chat/completions"
-    first = Exchange(house.app, url, asking(stream=True))
+    first = Exchange(house.app, claim.key, url, asking(stream=True))
     await first.started.wait()
     first.hang_up()
-    retry = Exchange(house.app, url, asking(stream=True), {"x-stainless-retry-count": "1"})
+    retry = Exchange(house.app, claim.key, url, asking(stream=True), {"x-stainless-retry-count": "1"})
     await asyncio.sleep(0)
     assert house.engine.gate is not None
     house.engine.gate.set()
@@ -207,7 +207,7 @@ async def test_an_answer_that_came_too_late_is_given_to_the_retry(house: House) 
     claim = await house.claim()
     held_engine(house)
     url = f"{path(claim)}/v1/chat/completions"
-    first = Exchange(house.app, url, asking(stream=True))
+    first = Exchange(house.app, claim.key, url, asking(stream=True))
     await first.started.wait()
     first.hang_up()
     assert house.engine.gate is not None
@@ -284,7 +284,7 @@ async def test_an_abandoned_call_stops_after_its_grace_and_is_recorded_as_partia
     if not stream:
         house.engine.hold_whole = True
     app = house.gateway(grace_s=0.0)
-    call = Exchange(app, f"{path(claim)}/v1/chat/completions", asking(stream=stream))
+    call = Exchange(app, claim.key, f"{path(claim)}/v1/chat/completions", asking(stream=stream))
     await (call.started if stream else arrived).wait()
     call.hang_up()
     await call.task

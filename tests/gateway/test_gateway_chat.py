@@ -244,7 +244,7 @@ async def test_the_end_of_a_stream_is_withheld_until_the_call_is_durable(house: 
     claim = await house.claim()
     held = HeldStore(house.store)
     body = {"messages": [user("hi")], "stream": True}
-    call = Exchange(house.gateway(held), f"{path(claim)}/v1/chat/completions", body)  # type: ignore[arg-type]
+    call = Exchange(house.gateway(held), claim.key, f"{path(claim)}/v1/chat/completions", body)  # type: ignore[arg-type]
     await held.asked.wait()
     early = call.sent
     deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in early.decode().split("\n") if line]

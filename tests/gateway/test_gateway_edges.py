@@ -12,6 +12,7 @@ from gateway_house import SERVER_KEY, House, path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentlightning.gateway.app import App
 from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.proxy import UNKNOWN_ROUTE
 from agentlightning.types import Claim, Finish, Resource
@@ -46,14 +47,30 @@ async def test_a_forged_key_is_refused(house: House, key: str) -> None:
     assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
-async def test_a_path_without_key_is_for_this_machine_only(house: House) -> None:
+async def test_a_path_without_key_opens_a_server_without_a_key_on_this_machine_only(house: House) -> None:
     claim = await house.claim()
     url = f"{path(claim)}/v1/chat/completions"
-    assert (await house.http().post(url, json=HI, headers=bearer("whatever"))).status_code == 200
-    stranger = house.http(address="10.0.0.7")
+    keyless = App(house.store, load_renderer=lambda _: house.renderer)
+    assert (await house.http(keyless).post(url, json=HI, headers=bearer("whatever"))).status_code == 200
+    stranger = house.http(keyless, "10.0.0.7", adds_keys=False)
     assert (await stranger.post(url, json=HI)).status_code == 401
     assert (await stranger.post(url, json=HI, headers=bearer(claim.key))).status_code == 200
-    assert (await house.http().post("/v1/chat/completions", json=HI)).status_code == 401
+    assert (await house.http(keyless).post("/v1/chat/completions", json=HI)).status_code == 401
+    await keyless.close()
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/messages", "/v1/reward", "/v1/traces", "/v1/models"])
+async def test_a_server_with_a_key_wants_the_attempts_key_of_every_caller_whatever_its_address(
+    house: House, route: str
+) -> None:
+    claim = await house.claim()
+    http = house.http(
+        address="127.0.0.1", adds_keys=False
+    )  # as everybody has who comes through a proxy on this machine
+    for headers in ({}, bearer("whatever"), bearer("sk-agl-token-" + "A" * 43)):
+        method = "GET" if route == "/v1/models" else "POST"
+        reply = await http.request(method, f"{path(claim)}{route}", json={}, headers=headers)
+        assert reply.status_code == 401
 
 
 async def test_calls_of_a_finished_attempt_are_refused_at_once(house: House) -> None:
@@ -74,9 +91,11 @@ def lease(claim: Claim) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("where", ["/r/none/1/v1", "/r/01a1fb87-102d-74c1-aedc-82b9b8a4466d/1/v1", "/r/x/0/v1"])
-async def test_an_unknown_attempt_is_named(house: House, where: str) -> None:
-    reply = await house.http().post(f"{where}/chat/completions", json=HI)
+async def test_an_unknown_attempt_is_named_where_no_key_is_needed(house: House, where: str) -> None:
+    keyless = App(house.store)
+    reply = await house.http(keyless).post(f"{where}/chat/completions", json=HI)
     assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_attempt")
+    await keyless.close()
 
 
 # --- wrong routes -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,14 @@ from gateway_house import SERVER_KEY, House, path
 from server_process import ServerProcess
 
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.access import cross_site_reason, is_loopback, key_path, load_or_create_key, presents_key
+from agentlightning.gateway.access import cross_site_reason, presents_key
 from agentlightning.gateway.app import App
 from agentlightning.gateway.authentication import Authentication
 from agentlightning.gateway.middleware import ApiMiddleware
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.server_keys import find_key, is_loopback, key_path, load_or_create_key, published
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.store.tokens import is_token
 from agentlightning.types import Finish
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
@@ -47,7 +51,7 @@ async def test_an_agent_sets_no_reward_unless_the_run_says_so(house: House, conf
 
 async def test_a_key_opens_its_own_attempt_only_and_only_while_it_runs(house: House) -> None:
     mine, other = await house.claim("a"), await house.claim("b")
-    http = house.http(address="10.0.0.5")
+    http = house.http(address="10.0.0.5", adds_keys=False)
     url = f"{path(other)}/v1/chat/completions"
     assert (await http.post(url, json=HI, headers=bearer(mine.key))).status_code == 403
     assert (await http.post(url, json=HI)).status_code == 401
@@ -301,8 +305,12 @@ async def test_no_key_is_in_the_log_or_in_an_answer(server: ServerProcess, house
         assert key not in everything
 
 
-def test_beyond_loopback_a_key_is_made_and_said_where(tmp_path: Path) -> None:
-    server = ServerProcess(f"sqlite:///{tmp_path}/agl.db", tmp_path / "log").start("0.0.0.0")
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_server_without_a_key_makes_one_and_says_where(
+    tmp_path: Path, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    server = ServerProcess(f"sqlite:///{tmp_path}/agl.db", tmp_path / "log").start(host)
     try:
         file = tmp_path / "agl.db.server-key"
         key = file.read_text().strip()
@@ -311,8 +319,57 @@ def test_beyond_loopback_a_key_is_made_and_said_where(tmp_path: Path) -> None:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert httpx.get(f"{server.url}/api/runs", timeout=60).status_code == 401
         assert httpx.get(f"{server.url}/api/runs", headers=bearer(key), timeout=60).json() == []
+        assert find_key(server.url) == find_key(server.url.replace("127.0.0.1", "localhost")) == key
+    finally:
+        server.close()  # by SIGKILL: its port may be anybody's now
+    assert list((tmp_path / "state/agentlightning/servers").iterdir())
+    assert find_key(server.url) is None
+
+
+def test_commands_of_the_user_find_the_key_of_a_server_on_this_machine(tmp_path: Path) -> None:
+    server = ServerProcess(f"sqlite:///{tmp_path}/agl.db", tmp_path / "log").start()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AGL_")}
+    environment["XDG_STATE_HOME"] = str(tmp_path / "state")
+
+    def agl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "agentlightning", *arguments, "--store", server.url]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    try:
+        made = agl("tokens", "create", "--role", "reader", "--name", "me", "--expires", "7d")
+        assert made.returncode == 0, made.stderr
+        assert is_token(made.stdout.strip())
+        listed = agl("tokens", "list")
+        [line] = [line for line in listed.stdout.splitlines() if "me" in line.split()]
+        assert line.endswith("valid")
+        assert made.stdout.strip() not in listed.stdout
+        revoked = agl("tokens", "revoke", line.split()[0])
+        assert "is revoked since 20" in revoked.stdout
+        audited = agl("audit").stdout
+        assert [word for word in ("create_token", "revoke_token", "server key") if word not in audited] == []
+        environment["AGL_SERVER_KEY"] = made.stdout.strip()
+        refused = agl("runs", "list")
+        assert (refused.returncode, "revoked at" in refused.stderr) == (2, True)
     finally:
         server.close()
+
+
+def test_a_server_that_ends_takes_its_place_away_and_another_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    keys = {name: tmp_path / name for name in ("one", "other")}
+    made = {name: load_or_create_key(path) for name, path in keys.items()}
+    url = "http://127.0.0.1:8088"
+    with published(8088, keys["one"]):
+        assert find_key(url) == made["one"]
+        with published(8088, keys["other"]):  # of another address with this port: clients are told the key
+            assert find_key(url) == made["one"]
+    assert find_key(url) is None
+    with published(8088, keys["other"]):
+        assert find_key(url) == made["other"]
+        for other in ("http://127.0.0.1:8089", "http://10.0.0.1:8088", "http://evil.example.com:8088", "sqlite:///x"):
+            assert find_key(other) is None
 
 
 async def test_an_error_says_nothing_about_the_inside(house: House) -> None:

@@ -187,11 +187,24 @@ async def test_the_attempts_key_says_whose_spans_they_are(house: House) -> None:
     assert "span 1" in await names(house, claim)
 
 
-async def test_attributes_name_another_attempt_of_the_same_run(house: House) -> None:
+async def test_a_key_opens_no_other_rollout_of_its_run(house: House) -> None:
+    mine, theirs = await house.claim("a"), await house.claim("b")
+    by_span = a_span(3, attributes=[{"key": "agl.rollout_id", "value": {"stringValue": theirs.rollout.id}}])
+    answer = await send(house, mine, a_request(a_span(1), by_span))
+    assert answer.json()["partialSuccess"]["rejectedSpans"] == "1"
+    answer = await send(house, mine, a_request(a_span(2), agl__rollout_id=theirs.rollout.id, agl__attempt="1"))
+    assert "this key does not open" in answer.json()["partialSuccess"]["errorMessage"]
+    assert await names(house, theirs) == []
+    assert "span 1" in await names(house, mine)
+
+
+async def test_under_the_server_key_attributes_name_attempts(house: House) -> None:
     one, other = await house.claim("a"), await house.claim("b")
     by_span = a_span(3, attributes=[{"key": "agl.rollout_id", "value": {"stringValue": other.rollout.id}}])
-    await send(house, one, a_request(a_span(1), by_span))
-    await send(house, one, a_request(a_span(2), agl__rollout_id=other.rollout.id, agl__attempt="1"))
+    headers = {"authorization": f"Bearer {SERVER_KEY}"}
+    by_name = a_request(a_span(1), by_span, agl__rollout_id=one.rollout.id)
+    for request in (by_name, a_request(a_span(2), agl__rollout_id=other.rollout.id, agl__attempt="1")):
+        assert (await house.http().post("/v1/traces", json=request, headers=headers)).status_code == 200
     assert "span 1" in await names(house, one)
     assert {"span 2", "span 3"} <= set(await names(house, other))
 
@@ -253,8 +266,8 @@ async def test_without_a_key_nobody_sends_spans_from_elsewhere(house: House, key
     claim = await house.claim()
     headers = {"authorization": f"Bearer {key}"} if key else {}
     for url in ("/v1/traces", f"{path(claim)}/v1/traces"):
-        answer = await house.http(address="10.0.0.9").post(url, json=a_request(a_span(1)), headers=headers)
-        assert answer.status_code == 401
+        http = house.http(address="10.0.0.9", adds_keys=False)
+        assert (await http.post(url, json=a_request(a_span(1)), headers=headers)).status_code == 401
     assert await names(house, claim) == []
 
 

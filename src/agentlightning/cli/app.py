@@ -24,6 +24,7 @@ from agentlightning.cli import (
     serve,
     store,
     tiny,
+    tokens,
     train,
     worker,
 )
@@ -53,6 +54,8 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(rollouts.app, name="rollouts")
 app.add_typer(rewards.app, name="rewards")
 app.add_typer(store.app, name="store")
+app.add_typer(tokens.app, name="tokens")
+app.command("audit")(tokens.show_audit)
 
 
 def main() -> None:

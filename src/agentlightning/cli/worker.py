@@ -9,7 +9,7 @@ import typer
 
 def worker(
     agent: Annotated[str, typer.Argument(help="file.py:name, or a command such as 'node agent.js'.")],
-    server: Annotated[str, typer.Option("--server", help="URL of the server (its key in AGL_SERVER_KEY).")],
+    server: Annotated[str, typer.Option("--server", help="URL of the server (a token for workers in AGL_SERVER_KEY).")],
     run: Annotated[str, typer.Option("--run", help="Id of the run to work for.")],
     reward: Annotated[
         list[str] | None, typer.Option("--reward", help="Reward function file.py:name. May be repeated.")
@@ -17,6 +17,7 @@ def worker(
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Rollouts at a time.")] = 32,
 ) -> None:
     """Claim rollouts of a run and run the agent on them until Ctrl-C."""
+    import asyncio
     import os
     import socket
     from urllib.parse import urlsplit
@@ -24,10 +25,24 @@ def worker(
     from agentlightning.cli.train import agent_setting
     from agentlightning.errors import ConfigError
     from agentlightning.runner.__main__ import main
+    from agentlightning.store.server_keys import KEY_VARIABLE, find_key
 
     if urlsplit(server).scheme not in ("http", "https") or not urlsplit(server).hostname:
         raise ConfigError(f"--server: expected http://HOST:PORT or https://…, got {server!r}")
+    if not os.environ.get(KEY_VARIABLE) and (key := find_key(server)) is not None:
+        os.environ[KEY_VARIABLE] = asyncio.run(_own_token(server, key, run))
     arguments = ["--server", server, "--run", run, "--concurrency", str(concurrency)]
     arguments += ["--agent" if agent_setting(agent) == "agent.run" else "--command", agent]
     arguments += [word for spec in reward or [] for word in ("--reward", spec)]
     raise SystemExit(main([*arguments, "--worker-id", f"{socket.gethostname()}-{os.getpid()}"]))
+
+
+async def _own_token(server: str, key: str, run: str) -> str:
+    """The secret of a new token for this worker, made with the key of a server of this machine: agents run beside what a
+    worker holds. It ends with the run, or when it is revoked."""
+    import socket
+
+    from agentlightning.store.client import LightningStoreClient
+
+    async with LightningStoreClient(server, key) as store:
+        return (await store.create_token(f"agl worker on {socket.gethostname()}"[:100], "worker", run)).secret

@@ -2,14 +2,15 @@
 
 Started by a supervisor, which hands down a listening socket (``--fd``) and secrets, or by a person, whose environment has
 them. It is the sole owner of a memory or SQLite store; over a store at ``http://…``, which another server owns, it is one
-gateway of several. AGL_SERVER_KEY guards ``/api`` and opens such a store; access.py says what there is without one. SIGTERM
-and SIGINT end it once the calls in flight are answered.
+gateway of several. AGL_SERVER_KEY guards ``/api`` and opens such a store; without one a key is made, and found by this
+user's commands on this machine (store/server_keys.py). SIGTERM and SIGINT end it once the calls in flight are answered.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import errno
 import gc
 import logging
@@ -23,7 +24,6 @@ from typing import Any
 from agentlightning.children import end_with_parent, hide_memory, listen
 from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
 from agentlightning.gateway import log
-from agentlightning.gateway.access import KEY_VARIABLE, is_loopback, key_path, load_or_create_key
 from agentlightning.gateway.app import App
 from agentlightning.gateway.connection_limit import raise_file_limit
 from agentlightning.gateway.server_settings import ServerSettings, add_options, read_options
@@ -32,6 +32,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
 from agentlightning.store.pruning import KEEP_ALL, Keep, keep_pruned
+from agentlightning.store.server_keys import KEY_VARIABLE, key_path, load_or_create_key, published
 from agentlightning.store.server_lock import ServerLock
 from agentlightning.watchdog import Heartbeat, beat_to_parent
 
@@ -72,32 +73,32 @@ def serve(
     settings: ServerSettings | None = None,
     heartbeat: Heartbeat | None = None,
 ) -> None:
-    """Serve on a bound socket until a signal. `given_key` guards /api and opens a store of another server; what is more
-    than `keep` is deleted, once an hour."""
-    settings = settings or ServerSettings()
-    key = given_key or _made_key(store_url, str(listener.getsockname()[0]))
-    if key is not None and given_key is None:
-        log.configure(log.log_level(), [key])
-    if settings.cors_origins and key is None:
-        raise ConfigError(f"--cors-origin: web pages may use a server with a key only; set {KEY_VARIABLE}")
+    """Serve on a bound socket until a signal. `given_key` guards /api and opens a store of another server; without it a key
+    is made, and the store's found if it is of this machine. What is more than `keep` is deleted, once an hour."""
+    with contextlib.ExitStack() as stack:
+        key = given_key
+        if key is None:
+            path, port = key_path(store_url), listener.getsockname()[1]
+            key = load_or_create_key(path)
+            log.configure(log.log_level(), [key])
+            stack.enter_context(published(port, path))
+            sys.stderr.write(
+                f"/api wants the key in {path}: your commands on this machine find it by themselves "
+                f"(--store http://127.0.0.1:{port}), others take it as {KEY_VARIABLE}\n"
+            )
+        serving = _serve(store_url, listener, key, given_key, keep, settings or ServerSettings())
+        _run_until_signal(_watched(serving, heartbeat))
+
+
+def _run_until_signal(serving: Coroutine[Any, Any, None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)  # uvicorn raises it again once it has stopped; the store must still be closed then
-    serving = _watched(_serve(store_url, listener, key, given_key, keep, settings), heartbeat)
     if sys.platform == "win32":
         asyncio.run(serving)
     else:
         import uvloop
 
         uvloop.run(serving)
-
-
-def _made_key(store_url: str, address: str) -> str | None:
-    if is_loopback(address):
-        return None
-    path = key_path(store_url)
-    key = load_or_create_key(path)
-    sys.stderr.write(f"{address} is reachable from elsewhere: /api wants the key in {path} (as {KEY_VARIABLE})\n")
-    return key
 
 
 def _end(number: int, frame: object) -> None:

@@ -75,7 +75,7 @@ class App:
         self._store = store
         self._keeps_leases = not isinstance(store, LightningStoreClient)
         """Else the store is another process's, and so is this."""
-        self._attempts = AttemptCache(store, shared=store.shared)
+        self._attempts = AttemptCache(store, shared=store.shared, keyless=server_key is None)
         self._metrics = GatewayMetrics()
         self.background = BackgroundTasks()
         """The loops of this server; they end with `close`."""

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentlightning.engines.base import DEFAULT_POLICY
-from agentlightning.gateway.access import is_loopback
 from agentlightning.protocols.base import ApiError
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store import keys
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.server_keys import is_loopback
 from agentlightning.types import Call, Claim, Rollout
 
 ATTEMPT_AGE_S = 60.0
@@ -62,13 +62,21 @@ class TrackedAttempt:
 class AttemptCache:
     """Identities and running attempts, at most `limit` of each, with conversations of at most `max_bytes`.
 
-    `shared`: other gateways record calls in the same store without telling this one.
+    `shared`: other gateways record calls in the same store without telling this one. `keyless`: the server has no key, and
+    callers of this machine need none either.
     """
 
     def __init__(
-        self, store: LightningStore, *, shared: bool = False, limit: int = 4096, max_bytes: int = MAX_CACHE_BYTES
+        self,
+        store: LightningStore,
+        *,
+        shared: bool = False,
+        keyless: bool = False,
+        limit: int = 4096,
+        max_bytes: int = MAX_CACHE_BYTES,
     ) -> None:
         self._store = store
+        self._keyless = keyless
         self._shared = shared
         self._age_s = SHARED_ATTEMPT_AGE_S if shared else ATTEMPT_AGE_S
         self._limit = limit
@@ -90,6 +98,14 @@ class AttemptCache:
             if named is None:
                 raise ApiError(
                     "no key: expected the attempt's own key (sk-agl-…) as Authorization: Bearer",
+                    status=401,
+                    type="authentication_error",
+                    code="invalid_api_key",
+                )
+            if not self._keyless:  # a proxy on this machine makes everybody a caller from this machine
+                raise ApiError(
+                    "no key: expected the attempt's own key (sk-agl-…) as Authorization: Bearer; its path alone opens only "
+                    "a server without a key",
                     status=401,
                     type="authentication_error",
                     code="invalid_api_key",

@@ -2,8 +2,8 @@
 
 Driven by the proxy for POST …/v1/traces. Whose spans they are: what the attributes ``agl.rollout_id`` and ``agl.attempt``
 (else the latest) of the span or its resource name, else the attempt of the path or of the key. The server key may name any
-attempt, an attempt's key those of its run. Answers in OTLP's own terms: a request that cannot be read is refused whole, one
-of which something was broken is a partial success that says what; only what may pass is to be sent again.
+attempt, an attempt's key those of its rollout. Answers in OTLP's own terms: a request that cannot be read is refused whole,
+one of which something was broken is a partial success that says what; only what may pass is to be sent again.
 
 Spans often come when the attempt is over, exporters send in batches: they are taken for a while after.
 """
@@ -22,7 +22,7 @@ from typing import Literal, TypeVar
 import orjson
 
 from agentlightning.errors import AgentLightningError, InputError
-from agentlightning.gateway.access import cross_site_reason, is_loopback, presents_key
+from agentlightning.gateway.access import cross_site_reason, presents_key
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache
 from agentlightning.gateway.limits import CallLimits
@@ -30,6 +30,7 @@ from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.protocols.base import ApiError
 from agentlightning.store import keys
 from agentlightning.store.base import BROKEN_SPANS, LightningStore, RolloutQuery
+from agentlightning.store.server_keys import is_loopback
 from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan, read_json
 from agentlightning.tracing.sanitize import SanitizedSpans, SpanOwner, SpanSanitizer
 from agentlightning.types import JSON, Rollout, Span
@@ -203,12 +204,8 @@ class TraceReceiver:
                 return "no attempt named (path, key, or the attributes agl.rollout_id and agl.attempt)"
             rollout, number = caller.own, caller.number
         else:
-            found = (
-                caller.own
-                if caller.own is not None and rollout_id == caller.own.id
-                else await self._rollout(rollout_id)
-            )
-            if found is None or (caller.own is not None and found.run_id != caller.own.run_id):
+            found = await self._rollout(rollout_id) if caller.own is None else caller.own
+            if found is None or found.id != rollout_id:
                 return "of a rollout that this key does not open, or that does not exist"
             rollout = found
             number = rollout.attempt if number is None else number

@@ -29,7 +29,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError
-from agentlightning.gateway.access import is_loopback
 from agentlightning.gateway.authentication import Authentication, ServerKeyError
 from agentlightning.gateway.idempotency import IdempotencyCache
 from agentlightning.gateway.middleware import CALLER, ApiMiddleware, error_body
@@ -38,6 +37,7 @@ from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.gateway.store_rpc import MAX_KEY_CHARS, StoreMethod, StoreRpc, error_sentence
 from agentlightning.store import wire
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.server_keys import is_loopback
 from agentlightning.types import Call, Claim, Mode, Rollout, RolloutState, Run
 
 _KEY = "Names this request: one that is sent again with the same name is answered as the first was, not executed again."

@@ -12,10 +12,10 @@ from typing import Self
 
 from agentlightning.children import listen
 from agentlightning.errors import GatewayError
-from agentlightning.gateway.access import is_loopback
 from agentlightning.gateway.app import App
 from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.store.open import open_store
+from agentlightning.store.server_keys import is_loopback
 from agentlightning.store.server_lock import ServerLock
 
 START_TIMEOUT_S = 30.0
@@ -32,7 +32,7 @@ class AgentLightningServer:
         self, store: str = "memory://", *, host: str = "127.0.0.1", port: int = 0, server_key: str | None = None
     ) -> None:
         """`store` is a store URL; port 0 takes a free one; `server_key` guards /api: GatewayError where
-        `host` is reachable from elsewhere and there is none."""
+        `host` is reachable from elsewhere and there is none. Without one, everybody on this machine may do everything."""
         if server_key is None and not is_loopback(host):
             raise GatewayError(f"server_key: is required, because {host} is reachable from elsewhere")
         self._store_url = store

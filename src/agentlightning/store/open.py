@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agentlightning.errors import ConfigError, MissingExtraError, NotFoundError
 from agentlightning.store.base import LightningStore
+from agentlightning.store.server_keys import KEY_VARIABLE, find_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Upgraded:
 
 
 def open_store(url: str, server_key: str | None = None) -> LightningStore:
-    """The store at `url`, not yet open: use it with ``async with``. `server_key` is for servers only.
+    """The store at `url`, not yet open: use it with ``async with``. `server_key`: the key of a server, or a token of it;
+    without one, that of a server which this user started on this machine is found.
 
     ``memory://``, ``sqlite:///path`` (``sqlite:////absolute/path``), ``http://server``, ``https://server``,
     ``postgresql://user:password@host/database``, ``redis://user:password@host/number?prefix=name`` (``rediss://`` for TLS,
@@ -36,7 +38,7 @@ def open_store(url: str, server_key: str | None = None) -> LightningStore:
     if scheme in ("http", "https"):
         from agentlightning.store.client import LightningStoreClient
 
-        return LightningStoreClient(url, server_key)
+        return LightningStoreClient(url, server_key or find_key(url))
     if scheme in ("memory", "sqlite", "postgresql", "postgres"):
         try:
             from agentlightning.store.sql.store import SqlLightningStore
@@ -83,7 +85,7 @@ def existing_store(url: str) -> LightningStore:
     """The store that exists at `url`, not yet open; a server's key is read from AGL_SERVER_KEY. Raises as `open_store` and
     `require_file` do."""
     require_file(url)
-    return open_store(url, os.environ.get("AGL_SERVER_KEY"))
+    return open_store(url, os.environ.get(KEY_VARIABLE))
 
 
 def require_file(url: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from agentlightning.errors import StoreError
+from agentlightning.store.audit import Actor, acting_as
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_steps
 from agentlightning.types import Run, RunSize, Step
@@ -119,7 +120,8 @@ async def keep_pruned(store: LightningStore, keep: Keep) -> None:
     """Prune for ever, once an hour. What a store refuses is logged, and tried again."""
     while True:
         try:
-            doomed, dropped = await prune(store, keep, time.time_ns())
+            with acting_as(Actor(name="this server, by what it is to keep")):
+                doomed, dropped = await prune(store, keep, time.time_ns())
         except StoreError as cause:
             log.warning("the store was not pruned: %s", cause)
         else:

@@ -39,6 +39,8 @@ from agentlightning.types import JSON, Resource, RunState
 from agentlightning.watchdog import HangLimits, Watchdog
 
 T = TypeVar("T")
+WORKERS = "workers of the trainer"
+"""Name of the token that a trainer's own workers hold."""
 UPDATE_TIMEOUT_S = 5.0
 """The server may be what failed: its client would try for half a minute to reach it."""
 
@@ -158,19 +160,27 @@ class Processes:
     async def __aexit__(self, *exception: Any) -> None:
         await self._stack.__aexit__(*exception)
 
-    def start_workers(self, tell: Callable[[str], None]) -> None:
-        """Start the configured workers, each for `concurrency` rollouts at a time; where none is, tell how to start one."""
+    async def start_workers(self, tell: Callable[[str], None]) -> None:
+        """Start the configured workers, each for `concurrency` rollouts at a time; where none is, tell how to start one.
+
+        They hold a token of this run, which is revoked once they have ended.
+        """
         agent = self._config.agent
         arguments = [word for spec in agent.reward_specs for word in ("--reward", spec)]
         arguments += ["--server", str(self._server), "--run", self._folder.run_id]
         if agent.workers == 0:
             line = shlex.join(["agl", "worker", agent.run or str(agent.command), *arguments])
             tell(f"waiting for workers; start one with: AGL_SERVER_KEY=… {line}")
+            token = shlex.join(["agl", "tokens", "create", "--role", "worker", "--run", self._folder.run_id])
+            tell(f"a key for workers of this run is made by: {token} --server {self._server}")
+            return
         arguments += ["--agent", agent.run] if agent.run is not None else ["--command", str(agent.command)]
         if self._config.sandbox is not None:
             arguments += ["--hidden", str(self._folder.path.parent.resolve())]
         arguments += ["--concurrency", str(agent.concurrency), "--model", self.policy["model"]]
-        self._supervisor.start_workers(agent.workers, arguments)
+        token = await self._stack.enter_async_context(worker_token(self.store, self._folder.run_id))
+        self._stack.push_async_callback(self._supervisor.stop_workers)
+        self._supervisor.start_workers(agent.workers, arguments, token)
 
     def hung(self) -> int:
         """Number of processes that hung and were killed."""
@@ -239,8 +249,8 @@ class Processes:
             check_keys(self._config)
         if self._config.agent.workers == 0 and self._server is None and not os.environ.get("AGL_SERVER_KEY"):
             raise ConfigError(
-                "agent.workers: 0 means that workers are started elsewhere, and they need the server's key: "
-                "set AGL_SERVER_KEY, to the same secret here and there"
+                "agent.workers: 0 means that workers are started elsewhere, and they need a key: set AGL_SERVER_KEY, with "
+                "which `agl tokens create` makes one for them"
             )
 
     def _check_sandbox(self) -> None:
@@ -277,6 +287,26 @@ async def record_run_status(store: LightningStore, run_id: str) -> AsyncIterator
         except (AgentLightningError, TimeoutError) as untold:
             log.warning("run %s is %s, which could not be recorded: %s", run_id, state, untold or "no answer")
         raise
+
+
+@asynccontextmanager
+async def worker_token(store: LightningStore, run_id: str) -> AsyncIterator[str]:
+    """The secret of a token for workers of this run, until they have ended.
+
+    It does not expire, since a run may last for weeks. Those of a trainer that was killed are revoked first.
+    """
+    for token in await store.tokens(run_id):
+        if token.name == WORKERS and token.role == "worker" and token.revoked_ns is None:
+            await store.revoke_token(token.id)
+    made = await store.create_token(WORKERS, "worker", run_id)
+    try:
+        yield made.secret
+    finally:
+        try:
+            async with asyncio.timeout(UPDATE_TIMEOUT_S):
+                await store.revoke_token(made.token.id)
+        except (AgentLightningError, TimeoutError) as why:
+            log.warning("token %s of the workers could not be revoked: %s", made.token.id, why or "no answer")
 
 
 def check_keys(config: Config) -> None:

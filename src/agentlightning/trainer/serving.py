@@ -60,7 +60,7 @@ async def serve_model(
     async with Processes(config, folder, register=register, progress=progress) as processes:
         store = processes.store
         await publish(store, processes.engine, folder.run_id, processes.policies, step=0, parent=None)
-        processes.start_workers(progress.note)
+        await processes.start_workers(progress.note)
         async with TraceExport(config.tracing.export, folder, store, progress.note):
             yield RolloutCollector(store, folder.run_id), processes
         await store.update_run(folder.run_id, state="finished")

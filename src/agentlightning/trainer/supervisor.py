@@ -24,6 +24,7 @@ import aiohttp
 
 from agentlightning.children import SERVER_END_S, listen, stop_child
 from agentlightning.errors import AgentError, AgentLightningError, GatewayError, InputError
+from agentlightning.store.server_keys import client_key
 from agentlightning.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Supervisor:
     def __init__(
         self, folder: Path, store_url: str, server_key: str | None = None, watchdog: Watchdog | None = None
     ) -> None:
-        self.server_key = server_key or os.environ.get("AGL_SERVER_KEY") or f"sk-agl-server-{secrets.token_urlsafe(24)}"
+        self.server_key = server_key or client_key(store_url) or f"sk-agl-server-{secrets.token_urlsafe(24)}"
         self._folder = folder
         self._store_url = store_url
         self._watchdog = watchdog or Watchdog()
@@ -97,15 +98,15 @@ class Supervisor:
         child.answered = True
         return url
 
-    def start_workers(self, count: int, arguments: Sequence[str]) -> None:
-        """Start `count` workers, each ``python -m agentlightning.runner --child … arguments``."""
+    def start_workers(self, count: int, arguments: Sequence[str], token: str) -> None:
+        """Start `count` workers, each ``python -m agentlightning.runner --child … arguments``; `token`: their key."""
         for number in range(count):
             name = f"worker-{number}"
             self._launch(
                 _Child(
                     name=name,
                     arguments=["agentlightning.runner", "--child", "--worker-id", name, *arguments],
-                    secrets={"AGL_SERVER_KEY": self.server_key},
+                    secrets={"AGL_SERVER_KEY": token},
                     log=self._folder / "logs" / f"{name}.log",
                 )
             )
@@ -118,13 +119,17 @@ class Supervisor:
         """Never returns; raises when a child cannot be kept running. Run it beside the work."""
         await asyncio.shield(self._failed())  # a watch that is no longer needed is cancelled, the next one watches on
 
-    async def stop(self) -> None:
-        """End the workers first, then the server, which finishes what it accepted."""
+    async def stop_workers(self) -> None:
+        """End the workers, before everything ends: from now on nothing is started again."""
         self._stopping = True
-        if self._failure is not None and self._failure.done():
-            self._failure.exception()  # seen, even if it came when nobody was watching
         workers = [child for child in self._children.values() if child.name != "server"]
         await asyncio.gather(*(asyncio.to_thread(_end, child) for child in workers))
+
+    async def stop(self) -> None:
+        """End the workers first, then the server, which finishes what it accepted."""
+        await self.stop_workers()
+        if self._failure is not None and self._failure.done():
+            self._failure.exception()  # seen, even if it came when nobody was watching
         if (server := self._children.get("server")) is not None:
             await asyncio.to_thread(_end, server)
             for descriptor in server.pass_fds:

@@ -123,7 +123,7 @@ class Training:
             loop.metric_logger.on_row = sending.poke
             loop.hung_processes = processes.hung
             if config.agent.given:
-                processes.start_workers(self._progress.note)
+                await processes.start_workers(self._progress.note)
             async with TraceExport(config.tracing.export, folder, processes.store, self._progress.note):
                 step = await processes.beside(loop.run(resume))
             result = await self._leave(processes.store, step)

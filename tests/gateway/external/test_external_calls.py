@@ -70,7 +70,7 @@ async def test_a_stream_comes_through_chunk_by_chunk(house: House, external: Ext
 async def test_what_is_known_of_a_stream_goes_on_at_once(house: House, external: ExternalServer, claim: Claim) -> None:
     external.gate = asyncio.Event()
     body = {"model": "gpt-5", "messages": HI, "stream": True}
-    call = Exchange(house.app, f"{path(claim)}/v1/chat/completions", body)
+    call = Exchange(house.app, claim.key, f"{path(claim)}/v1/chat/completions", body)
     await call.started.wait()
     assert b'"It"' in call.sent
     assert not call.task.done()
@@ -207,7 +207,7 @@ async def test_the_end_of_a_stream_is_held_until_the_call_is_durable(
 ) -> None:
     held = HeldStore(house.store)
     body = {"model": model, "messages": HI, "input": "hi", "max_tokens": 9, "stream": True}
-    call = Exchange(house.gateway(held), f"{path(claim)}/v1/{route}", body)  # type: ignore[arg-type]
+    call = Exchange(house.gateway(held), claim.key, f"{path(claim)}/v1/{route}", body)  # type: ignore[arg-type]
     await held.asked.wait()
     assert text in call.sent
     assert not any(mark in call.sent for mark in end)
@@ -219,7 +219,7 @@ async def test_the_end_of_a_stream_is_held_until_the_call_is_durable(
 async def test_a_whole_answer_waits_for_the_record_too(house: House, external: ExternalServer, claim: Claim) -> None:
     held = HeldStore(house.store)
     body = {"model": "gpt-5", "messages": HI}
-    call = Exchange(house.gateway(held), f"{path(claim)}/v1/chat/completions", body)  # type: ignore[arg-type]
+    call = Exchange(house.gateway(held), claim.key, f"{path(claim)}/v1/chat/completions", body)  # type: ignore[arg-type]
     await held.asked.wait()
     assert call.sent == b""
     held.allowed.set()

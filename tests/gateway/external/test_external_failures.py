@@ -158,7 +158,7 @@ async def test_a_call_whose_agent_has_gone_is_finished_within_the_grace_period(
 ) -> None:
     external.gate = asyncio.Event()
     body = {"model": "gpt-5", "messages": HI, "stream": True}
-    call = Exchange(house.app, f"{path(claim)}/v1/chat/completions", body)
+    call = Exchange(house.app, claim.key, f"{path(claim)}/v1/chat/completions", body)
     await call.started.wait()
     call.hang_up()
     external.gate.set()
@@ -172,7 +172,9 @@ async def test_after_the_grace_period_what_was_read_is_recorded_as_abandoned(
 ) -> None:
     external.gate = asyncio.Event()
     app = App(house.store, grace_s=0.01)
-    call = Exchange(app, f"{path(claim)}/v1/chat/completions", {"model": "gpt-5", "messages": HI, "stream": True})
+    call = Exchange(
+        app, claim.key, f"{path(claim)}/v1/chat/completions", {"model": "gpt-5", "messages": HI, "stream": True}
+    )
     await call.started.wait()
     assert b'"It"' in call.sent
     call.hang_up()

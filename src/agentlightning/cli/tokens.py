@@ -1,0 +1,121 @@
+"""``agl tokens`` and ``agl audit``: who may use a store over HTTP, and who did what to it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from agentlightning.cli.options import Server, Store, one_store, with_store
+from agentlightning.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentlightning.store.audit import AuditEntry
+    from agentlightning.store.base import LightningStore
+
+app = typer.Typer(help="Make, list and revoke tokens.", no_args_is_help=True, rich_markup_mode=None)
+
+Run = Annotated[str | None, typer.Option("--run", help="Id of a run.")]
+
+PAGE = 1000
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+@app.command("create")
+def create_token(
+    role: Annotated[Literal["admin", "trainer", "worker", "reader"], typer.Option("--role", help="What it may do.")],
+    run: Run = None,
+    name: Annotated[str | None, typer.Option("--name", help="Whose it is; by default its role.")] = None,
+    expires: Annotated[str | None, typer.Option("--expires", help="End it after so long: 90m, 12h, 7d.")] = None,
+    store: Store = None,
+    server: Server = None,
+) -> None:
+    """Make a token and print its secret, once; the store keeps its hash.
+
+    A worker needs a run. A trainer without one gets the first run that it creates; a reader without one reads all runs.
+    """
+    lifetime_s = None if expires is None else seconds_of(expires)
+    made = with_store(one_store(store, server), lambda opened: opened.create_token(name or role, role, run, lifetime_s))
+    typer.echo(f"token {made.token.id}, {_what(made.token.role, made.token.run_id)}; it is not shown again:", err=True)
+    typer.echo(made.secret)
+
+
+@app.command("list")
+def list_tokens(run: Run = None, store: Store = None, server: Server = None) -> None:
+    """List tokens, those that ended too, oldest first."""
+    import time
+
+    from agentlightning.cli.options import print_columns
+    from agentlightning.trainer.display import screen
+
+    found = with_store(one_store(store, server), lambda opened: opened.tokens(run))
+    rows = [("token", "name", "role", "run", "created (UTC)", "expires (UTC)", "state")]
+    now_ns = time.time_ns()
+    for token in found:
+        ended = token.ended(now_ns)
+        state = "valid" if ended is None else f"revoked {_time(token.revoked_ns)}" if token.revoked_ns else ended
+        times = _time(token.created_ns), _time(token.expires_ns)
+        rows.append((token.id, token.name, token.role, token.run_id or "-", *times, state))
+    print_columns(screen(), rows)
+
+
+@app.command("revoke")
+def revoke_token(
+    token: Annotated[str, typer.Argument(metavar="TOKEN", help="Id of the token.")],
+    store: Store = None,
+    server: Server = None,
+) -> None:
+    """End a token: its server refuses it from the next request on, others within seconds."""
+    revoked = with_store(one_store(store, server), lambda opened: opened.revoke_token(token))
+    typer.echo(f"token {revoked.id} ({revoked.name}) is revoked since {_time(revoked.revoked_ns)} UTC")
+
+
+def show_audit(
+    run: Run = None,
+    after: Annotated[int, typer.Option("--after", min=0, help="Only entries after this number.")] = 0,
+    store: Store = None,
+    server: Server = None,
+) -> None:
+    """Print who deleted, cancelled, published, and gave or took access; oldest first."""
+    import orjson
+
+    from agentlightning.cli.options import print_columns
+    from agentlightning.trainer.display import screen
+
+    async def work(opened: LightningStore) -> Sequence[AuditEntry]:
+        found: list[AuditEntry] = []
+        while page := await opened.audit(run, found[-1].seq if found else after, PAGE):
+            found += page
+        return found
+
+    rows = [("number", "time (UTC)", "who", "did", "to", "run", "detail")]
+    for entry in with_store(one_store(store, server), work):
+        detail = orjson.dumps(entry.detail).decode() if entry.detail else ""
+        place = str(entry.seq), _time(entry.created_ns)
+        rows.append((*place, entry.actor, entry.action, entry.subject, entry.run_id or "-", detail))
+    print_columns(screen(), rows)
+
+
+def seconds_of(text: str) -> float:
+    """The seconds of a duration.
+
+    >>> seconds_of("90m"), seconds_of("7d")
+    (5400.0, 604800.0)
+    """
+    found = re.fullmatch(r"(\d+)([smhd])", text)
+    if found is None or not int(found[1]):
+        raise InputError(f"--expires: expected a duration such as 90m, 12h or 7d, got {text!r}")
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
+def _what(role: str, run_id: str | None) -> str:
+    return f"{role} of run {run_id}" if run_id is not None else role
+
+
+def _time(nanoseconds: int | None) -> str:
+    from datetime import UTC, datetime
+
+    return "-" if nanoseconds is None else f"{datetime.fromtimestamp(nanoseconds / 1e9, UTC):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,180 @@
+"""Server keys on disk, and how clients of the same user on the same machine find them without being told.
+
+A server without AGL_SERVER_KEY makes a key once and keeps it in a file that only its owner can read. While it serves it
+holds a lock on a file named by its port, which says where that key is: so no key is sent to whoever has taken the port of a
+server that ended. Driven by servers and by whoever opens a store over HTTP. Knows neither attempts nor HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import ipaddress
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from agentlightning.errors import ConfigError
+
+if sys.platform != "win32":
+    import fcntl
+
+KEY_VARIABLE = "AGL_SERVER_KEY"
+MAX_KEY_BYTES = 4096
+LOCK_TRIES = 10
+LOCK_PAUSE_S = 0.02
+
+
+@functools.lru_cache(maxsize=1024)
+def is_loopback(address: str) -> bool:
+    """True for an address, or the name of one, of this machine.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("::ffff:127.0.0.1"), is_loopback("localhost")
+    (True, True, True, True)
+    >>> is_loopback("0.0.0.0"), is_loopback("::"), is_loopback("localhost.example.com"), is_loopback("127.0.0.1.nip.io")
+    (False, False, False, False)
+    """
+    if address == "localhost" or address.endswith(".localhost"):
+        return True
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
+
+
+def client_key(url: str) -> str | None:
+    """The key for the server at this URL: that of AGL_SERVER_KEY, else the one of a server of this user on this machine."""
+    return os.environ.get(KEY_VARIABLE) or find_key(url)
+
+
+def find_key(url: str) -> str | None:
+    """The key of the server that serves at this URL now, where this user started it on this machine; else None."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+    if sys.platform == "win32" or parts.hostname is None or not is_loopback(parts.hostname):
+        return None
+    try:
+        descriptor = os.open(_folder() / str(port), os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            path = file.read(MAX_KEY_BYTES).strip()
+        else:
+            return None  # its server has ended: the port may be anybody's
+    return _read(Path(path)) if path and Path(path).exists() else None
+
+
+@contextmanager
+def published(port: int, key_file: Path) -> Iterator[None]:
+    """Let clients find the key file of the server on this port, as long as this lasts. Does nothing where files cannot be
+    locked, or another server of the same port number is published."""
+    with contextlib.ExitStack() as stack:
+        if sys.platform != "win32":
+            with contextlib.suppress(OSError):  # a home that cannot be written: clients are told the key
+                stack.enter_context(_published(port, key_file))
+        yield
+
+
+@contextmanager
+def _published(port: int, key_file: Path) -> Iterator[None]:
+    _folder().mkdir(mode=0o700, parents=True, exist_ok=True)
+    place = _folder() / str(port)
+    while True:
+        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(descriptor)
+            # Whoever ended just now may have removed the file after it was opened.
+            if place.exists() and os.path.samestat(place.stat(), os.fstat(descriptor)):
+                break
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    with os.fdopen(descriptor, "r+", encoding="utf-8") as file:
+        file.truncate()
+        file.write(f"{key_file.resolve()}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            place.unlink(missing_ok=True)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock it; OSError where another server has. A client that looks has it for a moment, too."""
+    for left in reversed(range(LOCK_TRIES)):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(LOCK_PAUSE_S)
+
+
+def _folder() -> Path:
+    return _states() / "servers"
+
+
+def _states() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "agentlightning"
+
+
+def key_path(store_url: str) -> Path:
+    """The file of a store's server key: beside an SQLite file, else in the user's folder for states."""
+    if store_url.startswith("sqlite:///"):
+        database = store_url.removeprefix("sqlite:///").partition("?")[0]
+        return Path(f"{database}.server-key")
+    return _states() / "server-key"
+
+
+def load_or_create_key(path: Path) -> str:
+    """The key in the file, which is made with a new one if it does not exist. Raises ConfigError."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return _read(path)
+        key = f"sk-agl-server-{secrets.token_urlsafe(32)}"
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(key + "\n")
+    except OSError as cause:
+        raise ConfigError(
+            f"{path}: the server key cannot be kept there ({cause.strerror}); set {KEY_VARIABLE}"
+        ) from cause
+    return key
+
+
+def _read(path: Path) -> str:
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+    with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
+        status = os.fstat(descriptor)
+        if sys.platform != "win32":
+            if status.st_uid != os.geteuid():
+                raise ConfigError(
+                    f"{path}: the server key belongs to another user; remove the file or set {KEY_VARIABLE}"
+                )
+            if status.st_mode & 0o077:
+                raise ConfigError(
+                    f"{path}: the server key can be read by others; remove the file, so that a new key is made, or, if "
+                    f"nobody has read it, run: chmod 600 {path}"
+                )
+        key = file.read(MAX_KEY_BYTES).strip()
+    if not key:
+        raise ConfigError(f"{path}: expected the server key, found nothing; remove the file, so that a new key is made")
+    return key
