@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine
 
 from agentlightning.gateway.app import App
+from agentlightning.gateway.external_keys import ExternalKeys, external_keys
+from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store import keys
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Claim, Mode, NewRollout, Resource, Sampling, WorkerStatus
 
 SERVER_KEY = "server-key"
+KEYS = external_keys(["JUDGE_KEY=127.0.0.1", "TEST_ENGINE_KEY=127.0.0.1"])
 END = 2
 
 
@@ -68,9 +71,18 @@ class House:
         }
         await self.store.put_resources([Resource(run_id=self.run_id, name="default", kind="policy", value=value)])
 
-    def gateway(self, store: LightningStore | None = None, patience_s: float = 60.0, **settings: Any) -> App:
+    def gateway(
+        self,
+        store: LightningStore | None = None,
+        patience_s: float = 60.0,
+        *,
+        external_keys: ExternalKeys = KEYS,
+        settings: ServerSettings | None = None,
+        **others: Any,
+    ) -> App:
         """A new gateway over the same store, as after a restart."""
-        app = App(store or self.store, SERVER_KEY, patience_s=patience_s, **settings)
+        settings = replace(settings or ServerSettings(), external_keys=external_keys)
+        app = App(store or self.store, SERVER_KEY, patience_s=patience_s, settings=settings, **others)
         self._apps.append(app)
         return app
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,6 +25,13 @@ def serve(
     keep_records_days: Annotated[
         float | None,
         typer.Option("--keep-records-days", help="Delete calls of rollouts learned from so many days ago."),
+    ] = None,
+    external_keys: Annotated[
+        Path | None,
+        typer.Option(
+            "--external-keys",
+            help='TOML file of variables that may be sent, and where: OPENAI_API_KEY = ["api.openai.com"].',
+        ),
     ] = None,
     max_parallel_requests: Annotated[
         int | None, typer.Option("--max-parallel-requests", help="Requests of one attempt at a time (256).")
@@ -51,11 +59,12 @@ def serve(
 ) -> None:
     """Serve agents, workers and trainers; with --store http://…, be one gateway more of the server there.
 
-    The key that guards /api (and opens a store of another server) is read from AGL_SERVER_KEY. Without it, --host of an
-    address that is reachable from elsewhere makes a key, keeps it and says where. What is more than the limits given is
+    The key that guards /api (and opens a store of another server) is read from AGL_SERVER_KEY. Without it one is made, kept
+    in a file and found by your commands on this machine. What is more than the limits given is
     deleted once an hour, as `agl runs prune` does it.
     """
     from agentlightning.gateway.__main__ import run
+    from agentlightning.gateway.external_keys import read_file
     from agentlightning.trainer.checkpoint import make_default_folder
 
     url = store_url(store)
@@ -77,4 +86,6 @@ def serve(
         arguments += [] if value is None else [name, str(value)]
     for name, values in {"--trusted-proxy": trusted_proxy, "--cors-origin": cors_origin}.items():
         arguments += [part for value in values or () for part in (name, value)]
+    for pair in [] if external_keys is None else read_file(external_keys):
+        arguments += ["--external-key", pair]
     run(arguments)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable
 
-from agentlightning.store.server_keys import is_loopback
+from agentlightning.store.server_keys import KEY_VARIABLE, is_loopback
 
 Headers = Iterable[tuple[bytes, bytes]]
 

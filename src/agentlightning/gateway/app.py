@@ -84,8 +84,10 @@ class App:
         numbers = StatisticsCache(store)
         self._store_metrics = StoreMetrics(store, numbers, self._metrics.registry)
         self._watcher = ResourceWatcher(store, self._changed, self.background)
-        self._engine_router = EngineRouter(self._watcher, self._metrics, load_renderer, patience_s, probe)
-        directory = ExternalDirectory(self._watcher)
+        self._engine_router = EngineRouter(
+            self._watcher, self._metrics, load_renderer, patience_s, probe, self._settings.external_keys
+        )
+        directory = ExternalDirectory(self._watcher, self._settings.external_keys)
         self._external = ExternalCalls(store, self._attempts, directory, self._metrics, grace_s=grace_s)
         self._limits = CallLimits(store, self._watcher, directory, self._settings.limits)
         self._authentication = Authentication(store, server_key)
@@ -112,6 +114,7 @@ class App:
             on_end=self._attempts.forget,
             on_calls=self._learn,
             on_resources=self._watcher.forget,
+            external_keys=self._settings.external_keys,
             numbers=numbers,
             authentication=self._authentication,
         )

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp
 
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError
 from agentlightning.gateway.authentication import Authentication, ServerKeyError
+from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.idempotency import IdempotencyCache
 from agentlightning.gateway.middleware import CALLER, ApiMiddleware, error_body
 from agentlightning.gateway.roles import Permissions
@@ -53,6 +54,7 @@ def create_api(
     on_end: Callable[[set[str]], None] | None = None,
     on_calls: Callable[[Sequence[Call]], None] | None = None,
     on_resources: Callable[[str], None] | None = None,
+    external_keys: ExternalKeys = ExternalKeys(),
     numbers: StatisticsCache | None = None,
     authentication: Authentication | None = None,
 ) -> ASGIApp:
@@ -87,7 +89,8 @@ def create_api(
                 on_resources(run_id)
 
     readers = dict.fromkeys(("statistics", "sizes"), numbers) if numbers is not None else {}
-    callers, permissions = authentication or Authentication(store, server_key), Permissions(store)
+    callers = authentication or Authentication(store, server_key)
+    permissions = Permissions(store, external_keys)
     methods = [StoreMethod(readers.get(name, store), name, permissions, after) for name in wire.METHODS]
     routes = create_routes(store, server_key, permissions, methods)
     rpc = StoreRpc(routes, methods, IdempotencyCache(), stopping or asyncio.Event())

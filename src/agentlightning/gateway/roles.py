@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.store.audit import Actor
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.tokens import TokenRole
@@ -152,8 +153,11 @@ signing_secret."""
 class Permissions:
     """Decides what callers may do in an open store."""
 
-    def __init__(self, store: LightningStore, limit: int = MAX_CACHED_ROLLOUTS) -> None:
+    def __init__(
+        self, store: LightningStore, external_keys: ExternalKeys = ExternalKeys(), limit: int = MAX_CACHED_ROLLOUTS
+    ) -> None:
         self._store = store
+        self._external_keys = external_keys
         self._limit = limit
         self._runs: OrderedDict[str, str] = OrderedDict()
         """The run of a rollout."""
@@ -166,6 +170,10 @@ class Permissions:
 
     async def check(self, caller: Caller, method: str, given: Arguments) -> Arguments:
         """The arguments with which the method is to be executed for this caller. RoleError where it may not."""
+        if method == "put_resources":  # what the operator of the server forbids is nobody's to store
+            for resource in given["resources"]:
+                if (why := self._external_keys.refusal_of(resource)) is not None:
+                    raise RoleError(why)
         if caller.role == "admin":
             return given
         rule = RULES.get(method)

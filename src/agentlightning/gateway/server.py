@@ -8,11 +8,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from agentlightning.children import listen
 from agentlightning.errors import GatewayError
 from agentlightning.gateway.app import App
+from agentlightning.gateway.external_keys import external_keys as build_external_keys
+from agentlightning.gateway.external_keys import pairs_of
+from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.store.open import open_store
 from agentlightning.store.server_keys import is_loopback
@@ -29,14 +33,22 @@ class AgentLightningServer:
     """
 
     def __init__(
-        self, store: str = "memory://", *, host: str = "127.0.0.1", port: int = 0, server_key: str | None = None
+        self,
+        store: str = "memory://",
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        server_key: str | None = None,
+        external_keys: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """`store` is a store URL; port 0 takes a free one; `server_key` guards /api: GatewayError where
-        `host` is reachable from elsewhere and there is none. Without one, everybody on this machine may do everything."""
+        `host` is reachable from elsewhere and there is none. Without one, everybody on this machine may do everything.
+        `external_keys`: by variable of this process, the hosts to which its value may be sent."""
         if server_key is None and not is_loopback(host):
             raise GatewayError(f"server_key: is required, because {host} is reachable from elsewhere")
         self._store_url = store
         self._server_key = server_key
+        self._settings = ServerSettings(external_keys=build_external_keys(pairs_of(external_keys or {})))
         self._address = (host, port)
         self._server: UvicornServer | None = None
         self._thread: threading.Thread | None = None
@@ -86,6 +98,6 @@ class AgentLightningServer:
     async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
         with ServerLock(self._store_url) as lock:
             async with open_store(self._store_url, self._server_key) as store:
-                app = App(store, self._server_key, on_stop=lock.ending)
+                app = App(store, self._server_key, settings=self._settings, on_stop=lock.ending)
                 self._server = UvicornServer(app, started=started.set)
                 await self._server.serve(sockets=[listener])

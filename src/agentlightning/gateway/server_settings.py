@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.external_keys import ExternalKeys, external_keys
 from agentlightning.gateway.limits import ServerLimits
 
 
@@ -33,6 +34,7 @@ class ServerSettings:
     """The operator's decisions."""
 
     limits: ServerLimits = field(default_factory=ServerLimits)
+    external_keys: ExternalKeys = field(default_factory=ExternalKeys)
     max_connections: int | None = None
     """None: as many as the process has files for."""
     tls: Tls | None = None
@@ -55,6 +57,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-request-bytes", type=int, default=limits.max_request_bytes, help="bytes of these requests together"
+    )
+    parser.add_argument(
+        "--external-key", action="append", default=[], metavar="VARIABLE=HOST", help="may be sent there; repeatable"
     )
     parser.add_argument("--max-connections", type=int, help="connections; default: as many as there are files for")
     parser.add_argument("--tls-cert", type=Path, help="certificate (PEM)")
@@ -79,6 +84,7 @@ def read_options(options: argparse.Namespace) -> ServerSettings:
         limits=ServerLimits(
             max_parallel_requests=options.max_parallel_requests, max_request_bytes=options.max_request_bytes
         ),
+        external_keys=external_keys(options.external_key),
         max_connections=options.max_connections,
         tls=_tls(options.tls_cert, options.tls_key, options.tls_client_ca),
         trusted_proxies=tuple(_network(one) for one in options.trusted_proxy),

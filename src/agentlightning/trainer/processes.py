@@ -26,6 +26,7 @@ from agentlightning.engines.local.options import LearnerOptions, Lora, SamplerOp
 from agentlightning.engines.policies import PolicyEngines
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError
+from agentlightning.gateway.external_keys import host_of
 from agentlightning.runner.command import split_command
 from agentlightning.runner.sandbox.sandbox import Sandbox, store_folders
 from agentlightning.store.base import LightningStore
@@ -124,7 +125,7 @@ class Processes:
             self._progress.phase("starting: server", 1, 3)
             if self._server is None:
                 make_default_folder(self._config.store.url)
-                self._server = await self._supervisor.start_server()
+                self._server = await self._supervisor.start_server(arguments=key_arguments(self._config))
             self.store = await stack.enter_async_context(
                 LightningStoreClient(self._server, self._supervisor.server_key)
             )
@@ -317,6 +318,13 @@ def check_keys(config: Config) -> None:
                 f"external.{name}.key_env: the environment variable {model.key_env} is not set; it holds the key of "
                 f"{model.url}"
             )
+
+
+def key_arguments(config: Config) -> list[str]:
+    """Arguments of a server of this run alone: who runs it is its operator, too, so its keys go where its configuration
+    says."""
+    keyed = [(model.key_env, host_of(model.url)) for model in config.external.values() if model.key_env is not None]
+    return [word for variable, host in keyed for word in ("--external-key", f"{variable}={host}")]
 
 
 async def put_gateway_settings(config: Config, run_id: str, store: LightningStore) -> None:

@@ -72,8 +72,11 @@ class Supervisor:
         self._stopping = False
         self._failure: asyncio.Future[None] | None = None
 
-    async def start_server(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Start the server process and wait until it answers; returns its URL. GatewayError where it cannot."""
+    async def start_server(self, host: str = "127.0.0.1", port: int = 0, arguments: Sequence[str] = ()) -> str:
+        """Start the server process and wait until it answers; returns its URL. GatewayError where it cannot.
+
+        `arguments`: further ones of ``python -m agentlightning.gateway``.
+        """
         try:
             listener = listen(host, port)
         except OSError as cause:
@@ -85,7 +88,7 @@ class Supervisor:
             os.set_inheritable(descriptor, True)
         child = _Child(
             name="server",
-            arguments=["agentlightning.gateway", "--fd", str(descriptor)],
+            arguments=["agentlightning.gateway", "--fd", str(descriptor), *arguments],
             secrets={"AGL_SERVER_KEY": self.server_key, "AGL_STORE": self._store_url},  # the URL may hold a password
             log=self._folder / "logs" / "server.log",
             pass_fds=(descriptor,),

@@ -162,14 +162,14 @@ async def test_an_engine_without_generate_is_asked_for_completions(house: House,
 
 async def test_the_key_of_an_engine_comes_from_the_environment(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     async with CompletionsEngine([5, END], key="secret-key") as engine:
-        await house.serve_policy(endpoints=[engine.url], api="completions", key_env="AGL_TEST_ENGINE_KEY")
+        await house.serve_policy(endpoints=[engine.url], api="completions", key_env="TEST_ENGINE_KEY")
         claim = await house.claim()
-        monkeypatch.delenv("AGL_TEST_ENGINE_KEY", raising=False)
+        monkeypatch.delenv("TEST_ENGINE_KEY", raising=False)
         refused = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
         assert refused.status_code == 502
-        assert "AGL_TEST_ENGINE_KEY" in refused.json()["error"]["message"]
+        assert "TEST_ENGINE_KEY" in refused.json()["error"]["message"]
         assert f'agl_engine_calls_in_flight{{url="{engine.url}"}} 1.0' not in (await house.http().get("/metrics")).text
-        monkeypatch.setenv("AGL_TEST_ENGINE_KEY", "secret-key")
+        monkeypatch.setenv("TEST_ENGINE_KEY", "secret-key")
         assert (await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)).status_code == 200
 
 

@@ -13,6 +13,7 @@ from fnmatch import translate
 from agentlightning.config import parse_settings
 from agentlightning.config_external import ExternalModelConfig, check_external_models, is_exact
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols.base import ApiError
 from agentlightning.types import Resource
@@ -29,8 +30,9 @@ class ExternalModel:
 class ExternalDirectory:
     """The external models of all runs."""
 
-    def __init__(self, watcher: ResourceWatcher) -> None:
+    def __init__(self, watcher: ResourceWatcher, keys: ExternalKeys) -> None:
         self._watcher = watcher
+        self._keys = keys
         self._known: dict[str, tuple[list[Resource], RunModels]] = {}
         """By run, with the resources that they come from."""
 
@@ -52,7 +54,7 @@ class ExternalDirectory:
         resources = await self._watcher.resources(run_id)
         known = self._known.get(run_id)
         if known is None or known[0] is not resources:
-            known = self._known[run_id] = (resources, _run_models(resources))
+            known = self._known[run_id] = (resources, _run_models(resources, self._keys))
         return known[1]
 
 
@@ -72,7 +74,7 @@ class RunModels:
         return found
 
 
-def _run_models(resources: list[Resource]) -> RunModels:
+def _run_models(resources: list[Resource], keys: ExternalKeys) -> RunModels:
     """The external models among a run's resources. Raises ApiError where one is misconfigured: the calls meant for it would
     go to the policy."""
     policies = [str(name) for one in resources if one.kind == "policy" for name in (one.value.get("model"), one.name)]
@@ -83,6 +85,9 @@ def _run_models(resources: list[Resource]) -> RunModels:
             if one.kind == "external"
         }
         check_external_models(settings, policies)
+        for one in resources:
+            if one.kind == "external" and (why := keys.refusal_of(one)) is not None:
+                raise ConfigError(why)
     except (ConfigError, ValueError) as cause:
         raise ApiError(str(cause), status=502, type="server_error", code="external_misconfigured") from cause
     known = RunModels()

@@ -21,6 +21,7 @@ import orjson
 
 from agentlightning.backoff import Backoff
 from agentlightning.errors import EngineError
+from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.http_client import HttpClient, HttpResponse
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.balancer import Balancer
@@ -98,8 +99,10 @@ class EngineRouter:
         load_renderer: Callable[[str], Renderer] = Renderer,
         patience_s: float = 30.0,
         probe: ProbeSettings = ProbeSettings(),
+        external_keys: ExternalKeys = ExternalKeys(),
     ) -> None:
         self._watcher = watcher
+        self._external_keys = external_keys
         self._metrics = metrics
         self._load_renderer = load_renderer
         self._patience_s = patience_s
@@ -209,6 +212,8 @@ class EngineRouter:
                     f"the policy resource {resource.name!r}: {name}: expected one of {', '.join(known)}, "
                     f"got {value[name]!r}"
                 )
+        if (why := self._external_keys.refusal_of(resource)) is not None:
+            raise EngineError(why)
         folder = value["tokenizer"]
         loading = self._renderers.get(folder)
         if loading is None or (loading.done() and loading.exception() is not None):
