@@ -224,7 +224,9 @@ async def test_an_answer_that_came_too_late_is_given_to_the_retry(house: House) 
 async def test_a_stored_response_that_is_fetched_was_delivered(house: House) -> None:
     claim = await house.claim()
     held_engine(house)
-    first = Exchange(house.app, f"{path(claim)}/v1/responses", {"model": "policy", "input": "Hi", "stream": True})
+    first = Exchange(
+        house.app, claim.key, f"{path(claim)}/v1/responses", {"model": "policy", "input": "Hi", "stream": True}
+    )
     await first.started.wait()
     first.hang_up()
     assert house.engine.gate is not None
@@ -250,7 +252,7 @@ async def test_an_agent_that_goes_while_its_call_is_recorded_was_not_delivered(h
 
     app = house.gateway(cast(Any, Hanging(house.store)))
     house.say("It is sunny.")
-    gone.append(Exchange(app, f"{path(claim)}/v1/chat/completions", asking(n=n)))
+    gone.append(Exchange(app, claim.key, f"{path(claim)}/v1/chat/completions", asking(n=n)))
     await gone[0].task
     assert [call.delivered for call in await calls_of(house, claim)] == [False] * n
 

@@ -216,7 +216,7 @@ async def test_a_request_too_many_may_come_again(
     await limit(house, **tables)
     claim, app = await house.claim(), house.gateway(settings=ServerSettings(limits=server or ServerLimits()))
     house.engine.gate = asyncio.Event()
-    first = Exchange(app, f"{path(claim)}/v1/chat/completions", {**CHAT, "stream": True})
+    first = Exchange(app, claim.key, f"{path(claim)}/v1/chat/completions", {**CHAT, "stream": True})
     await first.started.wait()
     refused = await ask(house, claim, app)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
@@ -234,7 +234,7 @@ async def test_bytes_under_way_are_counted_and_given_back(house: House) -> None:
     house.engine.gate = asyncio.Event()
     url = f"{path(claim)}/v1/chat/completions"
     long = {**CHAT, "messages": [{"role": "user", "content": "x " * 1500}]}
-    first = Exchange(house.app, url, {**long, "stream": True})
+    first = Exchange(house.app, claim.key, url, {**long, "stream": True})
     await first.started.wait()
     reply = await house.http().post(url, json=long)
     assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
