@@ -72,7 +72,7 @@ class RunningTime:
         self.seconds = 0.0
 
 
-class Heartbeat:
+class ChildHeartbeat:
     """The child's end: beats from a thread, and says so where the work makes no progress."""
 
     def __init__(self, descriptor: int, beat_s: float, stall_timeout_s: float) -> None:
@@ -113,15 +113,15 @@ class Heartbeat:
             time.sleep(self._beat_s)
 
 
-def beat_to_parent() -> Heartbeat:
+def beat_to_parent() -> ChildHeartbeat:
     """Called by a child that may be watched, first of all: its heartbeat, which goes nowhere where nobody watches."""
     given = os.environ.pop(VARIABLE, "")
     if not given:
-        return Heartbeat(-1, MAX_BEAT_S, math.inf)
+        return ChildHeartbeat(-1, MAX_BEAT_S, math.inf)
     descriptor, beat_s, stall_timeout_s = given.split(":")
     os.set_inheritable(int(descriptor), False)
     os.set_blocking(int(descriptor), False)
-    heartbeat = Heartbeat(int(descriptor), float(beat_s), float(stall_timeout_s))
+    heartbeat = ChildHeartbeat(int(descriptor), float(beat_s), float(stall_timeout_s))
     heartbeat.start()
     return heartbeat
 

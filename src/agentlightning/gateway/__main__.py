@@ -34,7 +34,7 @@ from agentlightning.store.open import open_store
 from agentlightning.store.pruning import KEEP_ALL, Keep, keep_pruned
 from agentlightning.store.server_keys import KEY_VARIABLE, key_path, load_or_create_key, published
 from agentlightning.store.server_lock import ServerLock
-from agentlightning.watchdog import Heartbeat, beat_to_parent
+from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,7 +71,7 @@ def serve(
     given_key: str | None,
     keep: Keep = KEEP_ALL,
     settings: ServerSettings | None = None,
-    heartbeat: Heartbeat | None = None,
+    heartbeat: ChildHeartbeat | None = None,
 ) -> None:
     """Serve on a bound socket until a signal. `given_key` guards /api and opens a store of another server; without it a key
     is made, and the store's found if it is of this machine. What is more than `keep` is deleted, once an hour."""
@@ -105,7 +105,7 @@ def _end(number: int, frame: object) -> None:
     raise SystemExit(0)
 
 
-async def _watched(serving: Coroutine[Any, Any, None], heartbeat: Heartbeat | None) -> None:
+async def _watched(serving: Coroutine[Any, Any, None], heartbeat: ChildHeartbeat | None) -> None:
     """Serve, and tell the parent that the event loop turns."""
     beating = None if heartbeat is None else asyncio.create_task(heartbeat.follow_loop())
     try:

@@ -52,7 +52,7 @@ class TrainedPolicy:
     value: JSON
     """Of its resource: model name, endpoints, tokenizer, seed."""
     schedule: Sequence[ScheduledAlgorithm] = ()
-    """What it learns by from which step on, the first from step 1; none: `algorithm` throughout."""
+    """The algorithms that it learns by, each with its first step; none: `algorithm` throughout."""
 
     def entry(self, step: int) -> int:
         """Number of the entry of `algorithm.schedule` that a step is trained by; 0: [algorithm] itself."""

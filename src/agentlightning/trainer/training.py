@@ -248,8 +248,11 @@ def _name(config: Config) -> str:
 
 
 def schedules_of(config: Config) -> dict[str, list[ScheduledAlgorithm]]:
-    """What each policy learns by, from which step on. ConfigError for a setting that is unknown, wrong, without effect, or
-    too much for the configured engine, in any part of a schedule."""
+    """The algorithms that each policy learns by, with their first steps.
+
+    ConfigError for a setting that is unknown, wrong, without effect, or too much for the configured engine, in any part of
+    a schedule.
+    """
     schedules: dict[str, list[ScheduledAlgorithm]] = {}
     for alias, own in policy_configs(config).items():
         with of_policy(alias, config):
@@ -300,7 +303,7 @@ def online_algorithms(schedule: Sequence[ScheduledAlgorithm]) -> list[LightningR
 
 
 def needs_of(schedule: Sequence[ScheduledAlgorithm]) -> Needs:
-    """What the engine keeps for all parts. ConfigError where they want critics of different rates."""
+    """Returns parts that the engine keeps for all of them. ConfigError where they want critics of different rates."""
     rates = {one.critic_learning_rate for one in online_algorithms(schedule)} - {None}
     if len(rates) > 1:
         raise ConfigError(

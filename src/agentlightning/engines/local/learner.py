@@ -43,7 +43,7 @@ from agentlightning.engines.losses import summary, token_loss
 from agentlightning.engines.preferences import check_preferences, coefficients
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
 from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
-from agentlightning.watchdog import Heartbeat, beat_to_parent
+from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
 STATE = "learner.pt"
 NOT_WRITTEN = (OSError, SafetensorError, RuntimeError)
@@ -386,7 +386,7 @@ class Learner:
                 )
 
 
-def serve(learner: Learner, pipe: Connection, heartbeat: Heartbeat) -> None:
+def serve(learner: Learner, pipe: Connection, heartbeat: ChildHeartbeat) -> None:
     """Answer (method, arguments) with ("ok", result) or ("error", class name, message) until the pipe closes."""
     while True:
         heartbeat.working = False

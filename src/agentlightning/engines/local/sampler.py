@@ -36,7 +36,7 @@ from agentlightning.engines.local.device import settle
 from agentlightning.engines.local.options import SamplerOptions
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError
-from agentlightning.watchdog import Heartbeat, beat_to_parent
+from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
 NICE = 5
 GATHER_S = 0.004
@@ -217,7 +217,7 @@ class Sampler:
         return ids
 
 
-def create_app(sampler: Sampler, heartbeat: Heartbeat | None = None) -> web.Application:
+def create_app(sampler: Sampler, heartbeat: ChildHeartbeat | None = None) -> web.Application:
     """The HTTP routes."""
 
     async def generate(http: web.Request) -> web.StreamResponse:
