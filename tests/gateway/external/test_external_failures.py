@@ -14,7 +14,6 @@ from external_house import HI, failures, judge, post, recorded, serve
 from external_server import ExternalServer, sse
 from gateway_house import House, path
 
-from agentlightning.gateway.app import App
 from agentlightning.types import Claim
 
 # --- when the external model fails --------------------------------------------------------------------------------------
@@ -171,7 +170,7 @@ async def test_after_the_grace_period_what_was_read_is_recorded_as_abandoned(
     house: House, external: ExternalServer, claim: Claim
 ) -> None:
     external.gate = asyncio.Event()
-    app = App(house.store, grace_s=0.01)
+    app = house.gateway(grace_s=0.01)
     call = Exchange(
         app, claim.key, f"{path(claim)}/v1/chat/completions", {"model": "gpt-5", "messages": HI, "stream": True}
     )
