@@ -195,7 +195,7 @@ async def test_a_token_of_a_run_may_what_its_role_may_in_its_run_and_nothing_in_
     assert await admin.spans([other.rollout.id]) == []
 
 
-@pytest.mark.parametrize("method", ["append_calls", "append_spans", "record_rewards", "finish"])
+@pytest.mark.parametrize("method", ["append_spans", "record_rewards", "finish"])
 async def test_a_record_that_names_the_tokens_run_and_a_rollout_of_another_is_refused(
     admin: LightningStoreClient, method: str
 ) -> None:

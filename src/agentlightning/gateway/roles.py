@@ -121,7 +121,9 @@ RULES: Mapping[str, MethodRule] = {
     "attempts": _rule(_ALL_READ, _rollouts),
     "wait": _rule(_READ, _run),
     "workers": _rule(_READ, _run, "run_id"),
-    "append_calls": _rule("trainer worker", _each("calls", rollouts=True)),
+    "append_calls": _rule(
+        "trainer", _each("calls", rollouts=True)
+    ),  # a worker that could would forge what is trained on
     "append_spans": _rule("trainer worker", _each("spans", rollouts=True)),
     "calls": _rule(_ALL_READ, _rollouts),
     "spans": _rule(_ALL_READ, _rollouts),
