@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from agentlightning.algorithms import LightningRL
-from agentlightning.types import TrainingSequence, Trajectory, Transition
+from agentlightning.training_types import TrainingSequence, Trajectory, Transition
 
 QUESTIONS, LENGTHS, DECIDES, VOCABULARY = 8, (16, 1, 16, 16), 1, 8
 CALLS, TOKENS = len(LENGTHS), max(LENGTHS)

@@ -52,7 +52,7 @@ from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
-from agentlightning.types import Loss, TrainingSequence, Trajectory, Transition
+from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
 from peers import install_peer
 
 HERE = Path(__file__).resolve().parent

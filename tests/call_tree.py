@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from agentlightning.types import Transition
+from agentlightning.training_types import Transition
 
 
 def linked(calls: Iterable[Transition]) -> list[Transition]:

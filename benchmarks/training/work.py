@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from agentlightning.types import TrainingSequence
+from agentlightning.training_types import TrainingSequence
 
 VOCABULARY = 2048
 END = VOCABULARY

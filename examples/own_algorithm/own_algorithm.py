@@ -11,7 +11,7 @@ from pydantic import Field
 
 from agentlightning.algorithms import LightningRL, UpdatePlan
 from agentlightning.algorithms.credit import Credit, credit_rule
-from agentlightning.types import Trajectory
+from agentlightning.training_types import Trajectory
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from agentlightning.adapters.preferences import completion_rows, mismatched_rows
-from agentlightning.types import TrainingSequence, Trajectory, Transition
+from agentlightning.training_types import TrainingSequence, Trajectory, Transition
 from call_tree import linked
 
 

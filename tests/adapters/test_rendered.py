@@ -13,7 +13,8 @@ from agentlightning.adapters.rendered import rendered
 from agentlightning.demo import tiny_model
 from agentlightning.demo.imitation import encode
 from agentlightning.rendering.renderer import Renderer
-from agentlightning.types import JSON, Call, RetryPolicy, Rollout, Sampling, Trajectory
+from agentlightning.training_types import Trajectory
+from agentlightning.types import JSON, Call, RetryPolicy, Rollout, Sampling
 
 ASK = {"role": "user", "content": "Where does Ana live?"}
 LOOK = {"role": "assistant", "content": "<find>Ana city</find>"}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.adapters.sequences import Aggregation, by_call, merge, token_weights
-from agentlightning.types import Trajectory, Transition
+from agentlightning.training_types import Trajectory, Transition
 from call_tree import linked
 
 NUMBERS = itertools.count()

@@ -30,7 +30,8 @@ from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.rl.policy_update import update_policy
 from agentlightning.trainer.rl.step_planner import StepPlanner
-from agentlightning.types import JSON, Loss, TrainingSequence, Trajectory, Transition
+from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
+from agentlightning.types import JSON
 from call_tree import linked
 
 TASKS = 32

@@ -10,7 +10,7 @@ import pytest
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.critic import Critic, Estimate, estimates, explained
 from agentlightning.errors import ConfigError
-from agentlightning.types import Trajectory, Transition
+from agentlightning.training_types import Trajectory, Transition
 
 
 def trajectory(name: str, reward: float, lengths: tuple[int, ...], steps: tuple[float, ...] = ()) -> Trajectory:

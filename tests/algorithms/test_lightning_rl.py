@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agentlightning.adapters.sequences import Aggregation, token_weights
 from agentlightning.algorithms import LightningRL
 from agentlightning.errors import ConfigError, RewardError
-from agentlightning.types import Loss, TrainingSequence, Trajectory, Transition
+from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
 from call_tree import linked
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.errors import ConfigError
-from agentlightning.types import Loss, TrainingSequence, Trajectory, Transition
+from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
 
 EFFECTS: dict[str, tuple[dict[str, Any], Any]] = {
     "name": ({"loss": "cispo"}, "cispo"),

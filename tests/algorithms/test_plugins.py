@@ -17,7 +17,7 @@ from agentlightning.engines.corrections import Tokens
 from agentlightning.engines.losses import token_loss
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.trainer.training import algorithms_of
-from agentlightning.types import Loss
+from agentlightning.training_types import Loss
 
 FILE = Path(__file__).parents[2] / "examples" / "own_algorithm" / "own_algorithm.py"
 GROUPS = [[trajectory(name) for name in group] for group in (("a0", "a1", "a2"), ("b0", "b1"))]

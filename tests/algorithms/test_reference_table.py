@@ -28,7 +28,7 @@ from reference_batch import (
 from agentlightning.algorithms import LightningRL
 from agentlightning.engines.corrections import Tokens
 from agentlightning.engines.losses import token_loss
-from agentlightning.types import Trajectory, Transition
+from agentlightning.training_types import Trajectory, Transition
 from call_tree import linked
 
 FROZEN = json.loads(Path(__file__).with_name("frozen_table.json").read_text())

@@ -7,7 +7,7 @@ import pytest
 
 from agentlightning.algorithms.rewards import RewardPolicy
 from agentlightning.errors import RewardError
-from agentlightning.types import Trajectory, Transition
+from agentlightning.training_types import Trajectory, Transition
 
 
 def rollout(name: str, reward: float = 0.0, steps: dict[str, float] | None = None, **named: float) -> Trajectory:

@@ -17,7 +17,7 @@ import pytest
 import typer
 from pydantic import BaseModel
 
-from agentlightning import errors, types
+from agentlightning import errors, training_types, types
 from agentlightning.algorithms.critic import Critic
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
@@ -217,7 +217,8 @@ def test_the_glossary_has_every_record_and_no_other() -> None:
 
     listed = [name for cells in rows(text) for name in re.findall(r"`(\w+)`", cells[0])]
 
-    records = [name for name, value in vars(types).items() if dataclasses.is_dataclass(value)]
+    classes = {**vars(types), **vars(training_types)}
+    records = [name for name, value in classes.items() if dataclasses.is_dataclass(value)]
     assert sorted(listed) == sorted(records)
 
 

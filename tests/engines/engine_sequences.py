@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentlightning.types import TrainingSequence
+from agentlightning.training_types import TrainingSequence
 
 
 def sequence(tokens: list[int], sampled: list[tuple[int, int]], **changes: Any) -> TrainingSequence:

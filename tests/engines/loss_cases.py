@@ -8,7 +8,7 @@ import torch
 
 from agentlightning.engines import losses
 from agentlightning.engines.corrections import Tokens
-from agentlightning.types import Loss
+from agentlightning.training_types import Loss
 
 LENGTHS = (4, 3, 2)
 NOW = [-0.5, -1.2, -2.0, -0.1, -0.9, -3.0, -0.7, -1.5, -0.3]

@@ -20,7 +20,7 @@ from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions, Lora
 from agentlightning.errors import ModelError
 from agentlightning.trainer.checkpoint import export_policy
-from agentlightning.types import Loss, TrainingSequence
+from agentlightning.training_types import Loss, TrainingSequence
 
 SFT = Loss(name="sft")
 KINDS = [Lora(rank=4, alpha=8), Lora(rank=4, alpha=8, dora=True)]

@@ -13,7 +13,7 @@ from loss_cases import CASES, NOW, OLD, SAMPLER, calls, tokens, value_and_gradie
 from agentlightning.engines import corrections, losses
 from agentlightning.engines.corrections import Tokens
 from agentlightning.errors import EngineError
-from agentlightning.types import Loss
+from agentlightning.training_types import Loss
 
 
 def t(*values: float) -> torch.Tensor:

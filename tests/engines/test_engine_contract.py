@@ -27,7 +27,7 @@ from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.support import check_loss, check_preference_loss
 from agentlightning.errors import EngineError, ModelError
-from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
+from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

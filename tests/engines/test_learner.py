@@ -16,7 +16,7 @@ from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.saved_folders import damage
 from agentlightning.errors import EngineError, ModelError
-from agentlightning.types import Loss, TrainingSequence
+from agentlightning.training_types import Loss, TrainingSequence
 
 SFT = Loss(name="sft")
 

@@ -17,7 +17,7 @@ from agentlightning.engines import preferences
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import EngineError, ModelError
-from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
+from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 LOSSES = [
     Loss(name="gspo", clip_low=0.3, clip_high=0.3),

@@ -10,7 +10,7 @@ import torch
 
 from agentlightning.engines import losses
 from agentlightning.engines.corrections import Tokens
-from agentlightning.types import Loss
+from agentlightning.training_types import Loss
 
 
 def t(*values: float) -> torch.Tensor:

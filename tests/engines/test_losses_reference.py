@@ -34,7 +34,7 @@ from loss_cases import (
 )
 
 from agentlightning.engines.preferences import coefficients
-from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
+from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 FROZEN = Path(__file__).with_name("frozen_losses.json")
 

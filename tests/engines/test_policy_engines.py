@@ -12,7 +12,7 @@ import pytest
 from agentlightning.engines.policies import PolicyEngines
 from agentlightning.engines.support import Support
 from agentlightning.errors import EngineError
-from agentlightning.types import Loss, TrainingSequence
+from agentlightning.training_types import Loss, TrainingSequence
 
 
 class Noting:

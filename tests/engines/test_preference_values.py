@@ -7,7 +7,7 @@ import torch
 
 from agentlightning.algorithms.preference import preference_values
 from agentlightning.engines.preferences import preference_loss
-from agentlightning.types import Preference, PreferenceLoss, TrainingSequence
+from agentlightning.training_types import Preference, PreferenceLoss, TrainingSequence
 
 CHOSEN = [0.7, -1.5, 30.0]
 REJECTED = [-0.2, 0.4, -60.0]

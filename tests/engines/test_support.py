@@ -12,7 +12,7 @@ from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.support import Support, check_loss, check_preference_loss
 from agentlightning.errors import ConfigError
-from agentlightning.types import Loss, PreferenceLoss
+from agentlightning.training_types import Loss, PreferenceLoss
 
 PLAIN = Support(engine="plain")
 ALL = Support(

@@ -19,7 +19,7 @@ from agentlightning.engines.local import tree
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import ModelError
-from agentlightning.types import Loss, TrainingSequence
+from agentlightning.training_types import Loss, TrainingSequence
 
 Rows = list[list[int]]
 rows_of_tokens = st.lists(st.lists(st.integers(2, 4), min_size=1, max_size=9), min_size=1, max_size=7)

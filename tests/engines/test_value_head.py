@@ -17,7 +17,7 @@ from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.losses import value_loss
 from agentlightning.errors import EngineError, ModelError
-from agentlightning.types import Loss, TrainingSequence
+from agentlightning.training_types import Loss, TrainingSequence
 
 VALUE = Loss(name="reinforce", value=0.0)
 TOKENS = [3, 4, 5, 6, 20, 21, 1, 7, 8, 22, 23, 24, 1, 9, 25, 1]

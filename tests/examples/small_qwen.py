@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
-from agentlightning.types import Loss, TrainingSequence
+from agentlightning.training_types import Loss, TrainingSequence
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKERS = ["<tool_call>", "</tool_call>"]

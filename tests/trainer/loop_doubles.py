@@ -19,18 +19,8 @@ from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.rl.loop import RLLoop
-from agentlightning.types import (
-    Call,
-    Claim,
-    Finish,
-    Loss,
-    Reward,
-    Rollout,
-    Sampling,
-    TrainingSequence,
-    VersionSpan,
-    WorkerStatus,
-)
+from agentlightning.training_types import Loss, TrainingSequence
+from agentlightning.types import Call, Claim, Finish, Reward, Rollout, Sampling, VersionSpan, WorkerStatus
 
 STEPS, TASKS, GROUP = 3, 2, 2
 

@@ -17,20 +17,8 @@ from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.offline.dataset import OfflineDataset
 from agentlightning.trainer.offline.loop import OfflineLoop
 from agentlightning.trainer.progress import Progress, Silent
-from agentlightning.types import (
-    Call,
-    Finish,
-    Loss,
-    NewRollout,
-    Preference,
-    PreferenceLoss,
-    Resource,
-    Reward,
-    Sampling,
-    TrainingSequence,
-    VersionSpan,
-    WorkerStatus,
-)
+from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
+from agentlightning.types import Call, Finish, NewRollout, Resource, Reward, Sampling, VersionSpan, WorkerStatus
 
 SOURCE = "source"
 TASKS, GROUP, STEPS = 12, 4, 5

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentlightning.adapters.sequences import merge
-from agentlightning.types import TrainingSequence, Trajectory
+from agentlightning.training_types import TrainingSequence, Trajectory
 
 
 def completion_rows(

@@ -16,7 +16,8 @@ from agentlightning.rendering.call_chain import call_chain, chain_messages, chai
 from agentlightning.rendering.conversation import COMPLETIONS, Conversation, RequestView
 from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
-from agentlightning.types import JSON, Call, Rollout, Trajectory, Transition
+from agentlightning.training_types import Trajectory, Transition
+from agentlightning.types import JSON, Call, Rollout
 
 CUT = "length"
 """`finish_reason` of a completion that a limit cut: its end is not taught."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-from agentlightning.types import TrainingSequence, Trajectory, Transition
+from agentlightning.training_types import TrainingSequence, Trajectory, Transition
 
 Aggregation = Literal["token_mean", "sequence_mean", "rollout_mean", "fixed_length"]
 PerToken = float | Sequence[float]

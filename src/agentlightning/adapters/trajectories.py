@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from agentlightning.store.base import final_reward
 from agentlightning.store.scan import by_attempt
-from agentlightning.types import Call, Reward, Rollout, Trajectory, Transition
+from agentlightning.training_types import Trajectory, Transition
+from agentlightning.types import Call, Reward, Rollout
 
 JUDGE = "agl.judge"
 """`agent` of a call by which a reward function asked a model about the rollout: nothing learns from it."""

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat
 
 from agentlightning.algorithms.advantage import whiten_batch
 from agentlightning.algorithms.settings import UnitInterval, check_settings
-from agentlightning.types import Trajectory
+from agentlightning.training_types import Trajectory
 
 Values = Mapping[str, Sequence[float]]
 """Call id -> one number per sampled token: the critic's estimate of the state before that token."""

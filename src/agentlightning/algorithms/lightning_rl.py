@@ -28,7 +28,8 @@ from agentlightning.algorithms.settings import CodeName, Names, UnitInterval, ch
 from agentlightning.algorithms.step_stats import any_signal, step_stats, without_signal
 from agentlightning.algorithms.updates import Signal, minibatches
 from agentlightning.errors import ConfigError, RewardError
-from agentlightning.types import Loss, Outcome, TrainingSequence, Trajectory
+from agentlightning.training_types import Loss, TrainingSequence, Trajectory
+from agentlightning.types import Outcome
 
 LOSSES = ("ppo_clip", "gspo", "cispo", "reinforce")
 """Losses of samples: sft is one of demonstrations."""
@@ -130,7 +131,7 @@ class LightningRL:
     ratio_mask_low: Annotated[float, Field(ge=0, lt=1)] = 0.5
     ratio_mask_high: Annotated[float, Field(gt=1)] = 5.0
     off_policy_kl: NonNegativeFloat | None = None
-    """These seven, and the next two: as in `types.Loss`."""
+    """These seven, and the next two: as in `training_types.Loss`."""
     kl: NonNegativeFloat = 0.0
     """Coefficient of the KL to the reference: a term of the loss; with reinforce_pp, as in its paper, a reward per token."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None

@@ -17,7 +17,7 @@ from agentlightning.algorithms.credit.rule import Credit
 from agentlightning.algorithms.settings import function_settings
 from agentlightning.code_loader import check_signature, load_plugin
 from agentlightning.errors import ConfigError, boundary
-from agentlightning.types import Trajectory
+from agentlightning.training_types import Trajectory
 
 FunctionKind = Literal["advantage", "loss", "aggregation"]
 SIGNATURES: Mapping[FunctionKind, tuple[str, ...]] = MappingProxyType(

@@ -17,7 +17,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from agentlightning.algorithms.offline import Candidate, Example, OfflineAlgorithm, best_first, by_task
 from agentlightning.errors import ConfigError
-from agentlightning.types import PreferenceLoss
+from agentlightning.training_types import PreferenceLoss
 
 
 @dataclass(frozen=True, kw_only=True)

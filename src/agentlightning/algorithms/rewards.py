@@ -14,7 +14,7 @@ from typing import Literal
 
 from agentlightning.errors import RewardError
 from agentlightning.tracing.air import PREFIX as AIR
-from agentlightning.types import Trajectory
+from agentlightning.training_types import Trajectory
 
 MissingReward = Literal["drop", "fill", "fail"]
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from agentlightning.algorithms.credit.rule import Credit
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.runner.user_code import load
-from agentlightning.types import Call, Trajectory
+from agentlightning.training_types import Trajectory
+from agentlightning.types import Call
 
 Predicate = Callable[[Call], bool]
 

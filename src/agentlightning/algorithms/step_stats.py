@@ -8,7 +8,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from agentlightning.types import Outcome, Trajectory
+from agentlightning.training_types import Trajectory
+from agentlightning.types import Outcome
 
 
 def step_stats(

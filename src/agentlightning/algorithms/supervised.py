@@ -17,7 +17,7 @@ from agentlightning.adapters.sequences import Aggregation
 from agentlightning.algorithms.offline import Candidate, Example, OfflineAlgorithm, best_first, by_task
 from agentlightning.algorithms.settings import Names
 from agentlightning.errors import ConfigError
-from agentlightning.types import Loss
+from agentlightning.training_types import Loss
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from agentlightning.adapters.sequences import Aggregation, PerToken, merge, token_weights
 from agentlightning.algorithms.plugins import plugin_weights
-from agentlightning.types import TrainingSequence, Trajectory
+from agentlightning.training_types import TrainingSequence, Trajectory
 
 if TYPE_CHECKING:
     from agentlightning.algorithms.lightning_rl import LightningRL
@@ -25,7 +25,7 @@ class Signal:
 
     advantages: Sequence[PerToken]
     others: Mapping[str, Sequence[PerToken]] = field(default_factory=dict)
-    """Further columns of `types.TrainingSequence`, such as a critic's returns."""
+    """Further columns of `training_types.TrainingSequence`, such as a critic's returns."""
 
 
 def minibatches(

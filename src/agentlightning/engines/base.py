@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from agentlightning.engines.support import Support
-from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
+from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 Metrics = dict[str, float]
 T = TypeVar("T")

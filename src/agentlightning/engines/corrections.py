@@ -15,7 +15,7 @@ from torch import Tensor
 
 from agentlightning.engines.support import CLIPPED
 from agentlightning.errors import EngineError
-from agentlightning.types import Loss
+from agentlightning.training_types import Loss
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from agentlightning.code_loader import load_plugin
 from agentlightning.engines.corrections import Tokens, call_ratios, corrections, needs_calls
 from agentlightning.engines.support import CLIPPED
 from agentlightning.errors import ConfigError, EngineError, boundary
-from agentlightning.types import LOSSES, Loss
+from agentlightning.training_types import LOSSES, Loss
 
 
 def ppo_clip(

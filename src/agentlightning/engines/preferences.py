@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from agentlightning.errors import EngineError
-from agentlightning.types import Preference, PreferenceLoss
+from agentlightning.training_types import Preference, PreferenceLoss
 
 
 def dpo(chosen_P: Tensor, rejected_P: Tensor, beta: float) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agentlightning.errors import ConfigError
-from agentlightning.types import Loss, PreferenceLoss
+from agentlightning.training_types import Loss, PreferenceLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

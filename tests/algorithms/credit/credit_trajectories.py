@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentlightning.types import Trajectory, Transition
+from agentlightning.training_types import Trajectory, Transition
 from call_tree import linked
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import CREDIT, Credit, Evidence
-from agentlightning.types import Trajectory
+from agentlightning.training_types import Trajectory
 
 
 def credit(name: str, group: list[Trajectory], **settings: Any) -> list[Credit]:

@@ -8,7 +8,7 @@ from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import Evidence
 from agentlightning.algorithms.credit.decisive import decisive, decisiveness
 from agentlightning.algorithms.credit.keys import answer_key
-from agentlightning.types import Trajectory, Transition
+from agentlightning.training_types import Trajectory, Transition
 
 
 def rollout(name: str, reward: float, *actions: int) -> Trajectory:

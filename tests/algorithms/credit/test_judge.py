@@ -10,7 +10,8 @@ from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import Evidence
 from agentlightning.algorithms.credit.judge import JudgeReply, judge_groups, read_scores
 from agentlightning.errors import ConfigError, RewardError
-from agentlightning.types import JSON, Trajectory
+from agentlightning.training_types import Trajectory
+from agentlightning.types import JSON
 
 
 class Judge:

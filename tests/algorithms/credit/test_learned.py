@@ -11,7 +11,7 @@ from credit_trajectories import trajectory
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import CREDIT, Evidence
 from agentlightning.errors import AgentError, ConfigError
-from agentlightning.types import Trajectory
+from agentlightning.training_types import Trajectory
 
 
 def values(groups: list[list[Trajectory]], history: list[list[Trajectory]] | None = None, **settings: Any) -> Any:

@@ -10,7 +10,7 @@ from credit_trajectories import trajectory
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.credit import CREDIT, credit_rule
 from agentlightning.errors import AgentError, ConfigError
-from agentlightning.types import Trajectory
+from agentlightning.training_types import Trajectory
 
 GROUP = [trajectory("a", 1.0, "xy"), trajectory("b", 0.0, "z")]
 

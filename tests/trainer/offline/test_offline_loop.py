@@ -15,7 +15,7 @@ from agentlightning.errors import DataError, LearnerLostError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.progress import Silent
-from agentlightning.types import PreferenceLoss
+from agentlightning.training_types import PreferenceLoss
 
 ALGORITHMS = [SFT(held_out=0.2), RFT(held_out=0.2), DPO(held_out=0.2), KTO(held_out=0.2)]
 BY_NAME = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)

@@ -22,7 +22,8 @@ from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.rl.air_metrics import air_effect, check_air
 from agentlightning.trainer.rl.step_planner import StepPlanner
 from agentlightning.trainer.training import algorithms_of
-from agentlightning.types import Call, Consumed, Reward, Rollout, Sampling, Step, Trajectory
+from agentlightning.training_types import Trajectory
+from agentlightning.types import Call, Consumed, Reward, Rollout, Sampling, Step
 
 RULES = {"tool_error": -0.5, "tool_success": 0.25}
 STEPS = LightningRL(credit="step_rewards", minibatches=1)

@@ -26,7 +26,8 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.progress import Silent
-from agentlightning.types import Claim, Loss, NewRollout, Resource, Rollout
+from agentlightning.training_types import Loss
+from agentlightning.types import Claim, NewRollout, Resource, Rollout
 
 SIZE = TASKS * GROUP
 

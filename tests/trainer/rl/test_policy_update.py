@@ -17,7 +17,7 @@ from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.rl.policy_update import check_fit, critic_values, update_policy
 from agentlightning.trainer.rl.step_planner import StepPlanner
-from agentlightning.types import Loss, TrainingSequence, Trajectory, Transition
+from agentlightning.training_types import Loss, TrainingSequence, Trajectory, Transition
 
 
 class TalkingEngine:

@@ -1,7 +1,8 @@
 """How old a rollout is, in training steps, whatever the numbers of its policy versions."""
 
 from agentlightning.trainer.rl.staleness import PublishedVersions, Staleness
-from agentlightning.types import Resource, Trajectory, Transition, VersionSpan
+from agentlightning.training_types import Trajectory, Transition
+from agentlightning.types import Resource, VersionSpan
 
 
 def weights(*steps: int) -> PublishedVersions:

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Sequence
 
 from agentlightning.algorithms.credit.keys import Key, answer_key, places, user_key
 from agentlightning.algorithms.credit.rule import Credit, credit_rule
-from agentlightning.types import Trajectory
+from agentlightning.training_types import Trajectory
 
 Joint = dict[Hashable, tuple[Hashable, ...]]
 """The actions of each agent of a rollout, in the order of its calls."""

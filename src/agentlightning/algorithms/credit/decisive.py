@@ -29,7 +29,7 @@ from pydantic import Field
 from agentlightning.algorithms.credit.keys import Key, answer_key, places, user_key
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.algorithms.settings import UnitInterval
-from agentlightning.types import Trajectory
+from agentlightning.training_types import Trajectory
 
 
 @credit_rule("decisive", each="step", needs=("history",), reads_steps=False)

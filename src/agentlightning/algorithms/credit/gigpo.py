@@ -17,7 +17,7 @@ from agentlightning.algorithms.credit.keys import prompt_key, user_key
 from agentlightning.algorithms.credit.rule import Credit, credit_rule
 from agentlightning.algorithms.credit.step_rewards import returns_to_go
 from agentlightning.algorithms.settings import UnitInterval
-from agentlightning.types import Trajectory, Transition
+from agentlightning.training_types import Trajectory, Transition
 
 STEP_EPSILON = 1e-6
 """Added to a deviation, as in the authors' code (verl-agent)."""

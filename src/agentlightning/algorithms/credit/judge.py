@@ -23,7 +23,8 @@ from pydantic import Field
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.errors import ConfigError
 from agentlightning.runner.chat_endpoint import JudgeReply, is_score, json_lines, values_of
-from agentlightning.types import JSON, Trajectory
+from agentlightning.training_types import Trajectory
+from agentlightning.types import JSON
 
 INSTRUCTIONS = (
     "You compare several attempts at the same task. Score each from 0 (worst) to 1 (best) by how well it reaches the "

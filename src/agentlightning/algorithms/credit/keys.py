@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from agentlightning.errors import ConfigError, boundary
 from agentlightning.runner.user_code import load
-from agentlightning.types import Trajectory, Transition
+from agentlightning.training_types import Trajectory, Transition
 
 Key = Callable[[Transition], Hashable]
 

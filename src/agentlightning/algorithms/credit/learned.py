@@ -28,7 +28,7 @@ from agentlightning.algorithms.credit.keys import places, prompt_key
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.errors import AgentError, MissingExtraError, boundary
 from agentlightning.runner.user_code import load
-from agentlightning.types import Trajectory, Transition
+from agentlightning.training_types import Trajectory, Transition
 
 if TYPE_CHECKING:
     import numpy

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from agentlightning.algorithms.credit.rule import Credit, credit_rule
 from agentlightning.algorithms.settings import UnitInterval
-from agentlightning.types import Trajectory
+from agentlightning.training_types import Trajectory
 
 
 @credit_rule("uniform", reads_steps=False)

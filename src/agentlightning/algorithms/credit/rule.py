@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from agentlightning.algorithms.settings import function_settings
 from agentlightning.errors import ConfigError, boundary
-from agentlightning.types import Trajectory
+from agentlightning.training_types import Trajectory
 
 Each = Literal["trajectory", "group", "step"]
 

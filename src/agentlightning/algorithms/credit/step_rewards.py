@@ -15,7 +15,7 @@ from pydantic import NonNegativeFloat
 
 from agentlightning.algorithms.credit.rule import Credit, credit_rule
 from agentlightning.algorithms.settings import UnitInterval
-from agentlightning.types import Trajectory
+from agentlightning.training_types import Trajectory
 
 
 def returns_to_go(trajectory: Trajectory, gamma: float, final: float = 1.0) -> list[float]:

@@ -16,7 +16,7 @@ from agentlightning.engines.corrections import Tokens
 from agentlightning.engines.local import tree
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import EngineError
-from agentlightning.types import TrainingSequence
+from agentlightning.training_types import TrainingSequence
 
 
 @dataclass(frozen=True, slots=True)

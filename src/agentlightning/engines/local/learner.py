@@ -42,7 +42,7 @@ from agentlightning.engines.local.value_head import ValueHead
 from agentlightning.engines.losses import summary, token_loss
 from agentlightning.engines.preferences import check_preferences, coefficients
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
-from agentlightning.types import Loss, Preference, PreferenceLoss, TrainingSequence
+from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
 from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
 STATE = "learner.pt"

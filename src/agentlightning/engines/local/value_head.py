@@ -15,7 +15,7 @@ from torch import Tensor
 from agentlightning.engines.corrections import Tokens
 from agentlightning.engines.losses import value_loss
 from agentlightning.errors import EngineError
-from agentlightning.types import Loss
+from agentlightning.training_types import Loss
 
 
 class ValueHead:

@@ -29,7 +29,8 @@ from agentlightning.tracing.agent_names import named_calls
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.import_traces import IMPORTED
 from agentlightning.trainer.data.tasks import content_key
-from agentlightning.types import Call, Rollout, Trajectory
+from agentlightning.training_types import Trajectory
+from agentlightning.types import Call, Rollout
 
 if TYPE_CHECKING:
     from agentlightning.rendering.renderer import Renderer

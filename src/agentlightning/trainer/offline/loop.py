@@ -25,7 +25,8 @@ from agentlightning.trainer.evaluate import Kind
 from agentlightning.trainer.monitor.health_checks import OFFLINE_HEALTH_CHECKS, HealthCheck
 from agentlightning.trainer.offline.dataset import OfflineDataset
 from agentlightning.trainer.training_loop import TrainingLoop
-from agentlightning.types import JSON, Preference, PreferenceLoss, Step, TrainingSequence, Trajectory
+from agentlightning.training_types import Preference, PreferenceLoss, TrainingSequence, Trajectory
+from agentlightning.types import JSON, Step
 
 MAX_HELD_OUT = 256
 """Held-out examples whose loss is computed, the first ones: enough to see a difference, few enough to wait for."""

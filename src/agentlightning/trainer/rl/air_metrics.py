@@ -16,7 +16,7 @@ from agentlightning.config import Config
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import ConfigError
 from agentlightning.runner.air import load_air
-from agentlightning.types import Trajectory
+from agentlightning.training_types import Trajectory
 
 SMALL = 1e-9
 """An advantage below it has no sign."""

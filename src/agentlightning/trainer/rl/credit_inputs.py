@@ -22,7 +22,8 @@ from agentlightning.errors import ConfigError
 from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs, read_inputs
-from agentlightning.types import Step, Trajectory
+from agentlightning.training_types import Trajectory
+from agentlightning.types import Step
 
 TIMEOUT_S = 300.0
 READ_BATCH = 512

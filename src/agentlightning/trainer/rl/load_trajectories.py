@@ -19,7 +19,8 @@ from agentlightning.trainer.collect import check_calls_recorded
 from agentlightning.trainer.data.air_report import AirTally
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.rl.step_inputs import read_inputs
-from agentlightning.types import Call, ConsumedInputs, Rollout, Trajectory
+from agentlightning.training_types import Trajectory
+from agentlightning.types import Call, ConsumedInputs, Rollout
 
 MAX_ROLLOUTS = 128
 """Rollouts whose calls are read at a time: calls hold all text, too, and those of a whole step are never held at once."""

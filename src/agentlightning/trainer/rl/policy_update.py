@@ -20,7 +20,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.processes import engine_support
 from agentlightning.trainer.progress import Progress
-from agentlightning.types import TrainingSequence, Trajectory
+from agentlightning.training_types import TrainingSequence, Trajectory
 
 
 async def update_policy(

@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from agentlightning.types import Resource, Trajectory
+from agentlightning.training_types import Trajectory
+from agentlightning.types import Resource
 
 
 @dataclass(slots=True)

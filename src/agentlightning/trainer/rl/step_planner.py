@@ -29,7 +29,8 @@ from agentlightning.trainer.rl.credit_inputs import CreditInputReader
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories, seen_by
 from agentlightning.trainer.rl.policy_update import critic_values, reference_values, update_policy
 from agentlightning.trainer.rl.staleness import Staleness
-from agentlightning.types import Outcome, Reward, Rollout, Trajectory
+from agentlightning.training_types import Trajectory
+from agentlightning.types import Outcome, Reward, Rollout
 
 _STALE: Outcome = "stale"
 SUMS = ("tokens_sampled", "tokens_trained", "sequences")
