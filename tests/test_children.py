@@ -106,7 +106,7 @@ def test_a_child_without_a_line_of_secrets_ends_with_a_sentence(program: str, st
 
 
 def test_a_child_whose_parent_never_writes_does_not_wait_for_ever() -> None:
-    code = "from agentlightning import children; children._read_secrets(0, timeout_s=0.2)"
+    code = "from agentlightning import children; children.receive_secrets(timeout_s=0.2)"
     waiting = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     assert waiting.wait(PATIENCE_S) == 1
     _, said = waiting.communicate()

@@ -43,15 +43,16 @@ def start_child(
     arguments: Sequence[str],
     *,
     secrets: Mapping[str, str] | None = None,
+    withhold: Iterable[str] = (),
     pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
     log: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m arguments…``; its output is appended to `log` (inherited where None).
 
-    `secrets` reach it by its standard input and nothing else; it inherits the environment without them and without
-    `OWN_SECRETS`. Children get a process group of their own, so that Ctrl-C in a terminal reaches the parent alone, which
-    then decides in what order they end.
+    `secrets` reach it by its standard input and nothing else; it inherits the environment without them, without the
+    variables to `withhold` and without `OWN_SECRETS`. Children get a process group of their own, so that Ctrl-C in a
+    terminal reaches the parent alone, which then decides in what order they end.
     """
     output = open(log, "ab") if log is not None else None  # noqa: SIM115 - the child owns it after Popen
     try:
@@ -61,7 +62,7 @@ def start_child(
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
             pass_fds=tuple(pass_fds),
-            env={**inheritable(os.environ, secrets or {}), **(env or {})},
+            env={**inheritable(os.environ, {*withhold, *(secrets or {})}), **(env or {})},
             start_new_session=True,
         )
     finally:
@@ -91,10 +92,9 @@ def end_with_parent() -> dict[str, str]:
 
     Returns the secrets that its parent handed down. AgentLightningError where none come within `SECRETS_TIMEOUT_S`.
     """
-    hide_memory()
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    secrets = _read_secrets(sys.stdin.fileno())
+    secrets = receive_secrets()
     threading.Thread(target=_watch_stdin, name="parent-watch", daemon=True).start()
     return secrets
 
@@ -110,15 +110,18 @@ def hide_memory() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def _read_secrets(descriptor: int, timeout_s: float = SECRETS_TIMEOUT_S) -> dict[str, str]:
-    """The mapping in the first line; nothing follows it, so that what is read at once is that line."""
+def receive_secrets(timeout_s: float = SECRETS_TIMEOUT_S) -> dict[str, str]:
+    """Returns the secrets in the first line of standard input, and hides this process's memory. AgentLightningError where
+    there is no such line."""
+    hide_memory()
+    descriptor = sys.stdin.fileno()
     deadline = time.monotonic() + timeout_s
     line = bytearray()
     while not line.endswith(b"\n"):
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
             raise AgentLightningError(f"standard input: expected a line with secrets within {timeout_s:g} s, got none")
-        chunk = os.read(descriptor, 65536)
+        chunk = os.read(descriptor, 1)  # not a byte more: what follows is for others
         line += chunk
         if not chunk or len(line) > MAX_SECRETS_BYTES:
             break

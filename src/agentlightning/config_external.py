@@ -1,4 +1,5 @@
-"""Settings of external models, which are not trained: the tables ``[external.NAME]``, and how their model patterns agree.
+"""Settings of external models, which are not trained: the tables ``[external.NAME]``, how their model
+patterns agree, and which variables of a run hold keys.
 
 `config.py` and the gateway read them. Knows nothing of requests.
 """
@@ -9,12 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import combinations
-from typing import Literal, Self
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from agentlightning.config_base import Table
+
+TRACKER_KEYS: Mapping[str, tuple[str, ...]] = {
+    "wandb": ("WANDB_API_KEY",),
+    "mlflow": ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
+}
+"""Variables with the keys of trackers."""
 
 
 class ExternalModelConfig(Table):
@@ -106,3 +113,26 @@ def _overlap(a: str, b: str) -> bool:
             grows = "*" in (x, y) and (reached[j] or before[j + 1])
             reached.append(grows or (before[j] and (x == y or "?" in (x, y))))
     return reached[-1]
+
+
+def secret_variables(table: Mapping[str, Any]) -> set[str]:
+    """Names of the environment's variables that hold secrets by a run's configuration: keys of models (`key_env`, wherever
+    it stands) and of its trackers. Agents do not inherit them.
+
+    >>> sorted(secret_variables({"external": {"judge": {"key_env": "A_KEY"}}, "trainer": {"trackers": ["wandb"]}}))
+    ['A_KEY', 'WANDB_API_KEY']
+    """
+    found: set[str] = set()
+    waiting: list[Any] = [table]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            found |= {each["key_env"]} if isinstance(each.get("key_env"), str) else set()
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
+    trainer = table.get("trainer")
+    for name, keys in TRACKER_KEYS.items():
+        if isinstance(trainer, Mapping) and name in trainer.get("trackers", ()):
+            found.update(keys)
+    return found

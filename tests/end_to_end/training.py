@@ -18,7 +18,7 @@ from command_line import Folder
 
 from agentlightning.demo import lookup
 from agentlightning.demo.tasks import rows
-from agentlightning.engines.local.engine import LocalEngine
+from agentlightning.engines.local.engine import weights_folders
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.types import JSON, Attempt, Rollout
@@ -106,7 +106,7 @@ class Training:
         await self.after_step(process, after_step)
         await self.claimed(process)
         assert self.step == after_step
-        assert self.weights.exists()
+        assert self.weights
         return process
 
     def resume(self) -> subprocess.Popen[str]:
@@ -140,9 +140,9 @@ class Training:
         return [row[name] for row in self._metrics() if row["kind"] == "step" and name in row]
 
     @property
-    def weights(self) -> Path:
-        """Where the run keeps published weights: in shared memory, where there is any."""
-        return LocalEngine("", work_dir=self._runs / self.run_id).weights_folder
+    def weights(self) -> list[Path]:
+        """Folders in which the run keeps published weights: in shared memory, where there is any."""
+        return weights_folders(self._runs / self.run_id)
 
     def processes(self, module: str) -> list[psutil.Process]:
         """The processes of the run that run this module, oldest first."""
@@ -250,7 +250,7 @@ class Training:
     async def check_machine(self) -> None:
         """No process of the run is left a moment later, and no weights in shared memory."""
         await self.check_processes()
-        assert not self.weights.exists(), f"left behind: {self.weights}"
+        assert not self.weights, f"left behind: {self.weights}"
 
     async def check_processes(self) -> None:
         """No process of the run is left a moment later."""

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import aiohttp
@@ -23,7 +24,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agentlightning.engines.base import Engine
-from agentlightning.engines.local.engine import LocalEngine
+from agentlightning.engines.local.engine import LocalEngine, weights_folders, weights_place
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.support import check_loss, check_preference_loss
 from agentlightning.errors import EngineError, ModelError
@@ -350,3 +351,26 @@ async def test_a_model_that_does_not_load_is_refused_with_the_child_s_sentence(l
     with pytest.raises(ModelError, match=f"model {model}: its weights do not load"):
         await engine.start()
     assert engine.sampler_pid is None
+
+
+async def test_published_weights_lie_in_a_folder_that_nobody_can_prepare(llama: Path, tmp_path: Path) -> None:
+    shared, prefix = weights_place(tmp_path)
+    left = Path(mkdtemp(prefix=prefix, dir=shared))  # by an engine that was killed
+    target = tmp_path / "of somebody else"
+    target.mkdir()
+    link = left.with_name(left.name + "x")
+    link.symlink_to(target)
+    engine = LocalEngine(llama, work_dir=tmp_path)
+    try:
+        await engine.start()
+        (folder,) = weights_folders(tmp_path)
+        assert folder != left
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert link.is_symlink()
+        await engine.publish(3)
+        assert (folder / "v3" / "config.json").is_file()
+    finally:
+        await engine.close()
+        link.unlink()
+    assert weights_folders(tmp_path) == []
+    assert target.is_dir()

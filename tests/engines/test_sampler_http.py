@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import orjson
@@ -17,12 +18,14 @@ from agentlightning.engines.local.options import SamplerOptions
 from agentlightning.engines.local.sampler import create_app, open_sampler
 
 Client = TestClient[Any, Any]
+KEY = "of-the-engine"
+ENGINE = {"Authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(params=[1e9, -1.0], ids=["turns in the loop", "turns beside it"])
 async def client(llama: Path, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
     sampler = open_sampler(llama, SamplerOptions(max_num_seqs=4, kv_cache_memory_gb=1.0), long_turn_s=request.param)
-    async with TestClient(TestServer(create_app(sampler))) as client:
+    async with TestClient(TestServer(create_app(sampler, weights_key=KEY, weights_folder=llama.parent))) as client:
         yield client
 
 
@@ -136,15 +139,15 @@ async def test_a_body_that_is_not_json_is_refused(client: Client) -> None:
             assert answer.status == 400
 
 
-async def test_weights_that_do_not_load_are_refused_and_the_old_ones_go_on(
-    client: Client, tmp_path: Path, other_llama: Path
-) -> None:
+async def test_weights_that_do_not_load_are_refused_and_the_old_ones_go_on(client: Client, other_llama: Path) -> None:
     before = await generate(client, max_tokens=8, seed=4)
-    (tmp_path / "model.safetensors").write_bytes(b"not weights")
-    for folder in (tmp_path, tmp_path / "nowhere"):
+    broken = Path(mkdtemp(dir=other_llama.parent))
+    (broken / "model.safetensors").write_bytes(b"not weights")
+    for folder in (broken, other_llama.parent / "nowhere"):
         status, answer = await reload(client, folder, "1")
         assert status == 400
         assert str(folder) in answer["error"]["message"]
+        assert "expected a folder in" not in answer["error"]["message"]
     assert await generate(client, max_tokens=8, seed=4) == before
     assert (await reload(client, other_llama, "2"))[0] == 200
     after = await generate(client, max_tokens=8, seed=4)
@@ -185,7 +188,7 @@ async def test_a_client_that_goes_away_frees_its_row(client: Client) -> None:
 
 async def reload(client: Client, folder: Path, version: str) -> tuple[int, dict[str, Any]]:
     order = {"method": "reload_weights", "kwargs": {"weights_path": str(folder), "weight_version": version}}
-    async with client.post("/collective_rpc", json=order) as answer:
+    async with client.post("/collective_rpc", json=order, headers=ENGINE) as answer:
         return answer.status, await answer.json()
 
 
@@ -197,8 +200,39 @@ async def health(client: Client) -> dict[str, Any]:
 
 
 async def test_other_orders_than_a_reload_are_refused(client: Client) -> None:
-    async with client.post("/collective_rpc", json={"method": "sleep", "kwargs": {}}) as answer:
+    order = {"method": "sleep", "kwargs": {}}
+    async with client.post("/collective_rpc", json=order, headers=ENGINE) as answer:
         assert answer.status == 400
+
+
+@pytest.mark.parametrize("authorization", [None, "Bearer ", "Bearer of-the-engin", KEY, "Bearer \xff"])
+async def test_weights_are_taken_from_the_engine_only(client: Client, llama: Path, authorization: str | None) -> None:
+    order = {"method": "reload_weights", "kwargs": {"weights_path": str(llama), "weight_version": "6"}}
+    headers = {} if authorization is None else {"Authorization": authorization}
+    async with client.post("/collective_rpc", json=order, headers=headers) as answer:
+        assert answer.status == 401
+    assert (await health(client))["version"] == "0"
+
+
+async def test_a_sampler_without_a_key_takes_no_weights(llama: Path) -> None:
+    sampler = open_sampler(llama, SamplerOptions(max_num_seqs=4, kv_cache_memory_gb=1.0))
+    order = {"method": "reload_weights", "kwargs": {"weights_path": str(llama), "weight_version": "6"}}
+    async with (
+        TestClient(TestServer(create_app(sampler, weights_folder=llama.parent))) as client,
+        client.post("/collective_rpc", json=order, headers={"Authorization": "Bearer "}) as answer,
+    ):
+        assert answer.status == 401
+
+
+@pytest.mark.parametrize("way", ["{folder}/../{name}/..", "{folder}/{name}/v1", "/", "link"])
+async def test_weights_lie_in_the_folder_for_weights(client: Client, llama: Path, tmp_path: Path, way: str) -> None:
+    path = Path(way.format(folder=llama.parent, name=llama.name))
+    if way == "link":
+        path = tmp_path / "link"
+        path.symlink_to("/")
+    status, said = await reload(client, path, "6")
+    assert status == 400
+    assert "expected a folder in" in said["error"]["message"]
 
 
 def test_a_folder_that_is_no_model_ends_the_process_with_a_sentence(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from agentlightning.children import OWN_SECRETS, end_with_parent, hide_memory
 from agentlightning.config import AgentConfig, parse_settings
+from agentlightning.config_external import secret_variables
 from agentlightning.errors import AgentLightningError, ConfigError, StoreError
 from agentlightning.runner.agent_tracing import trace_agents
 from agentlightning.runner.air import air_of_run
@@ -48,9 +49,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a worker until it is stopped; returns its exit code."""
     options = _parser().parse_args(arguments)
     hide_memory()
-    server_key = (end_with_parent() if options.child else os.environ).get("AGL_SERVER_KEY", "")
-    for name in OWN_SECRETS:  # nothing that an agent starts shall have them
-        os.environ.pop(name, None)
+    handed_down = end_with_parent() if options.child else {}
+    os.environ.update(handed_down)
+    server_key = os.environ.get("AGL_SERVER_KEY", "")
+    _forget(*OWN_SECRETS)
     beat_to_parent().working = False  # what agents do to the event loop is judged here (heartbeat.py)
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = without_proxy(os.environ, options.server)
     os.environ[MARK] = secrets.token_hex(8)
@@ -59,6 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             judge = gateway_judge(options.server, options.model, connections)
             reward = load_scorers(options.reward, threads, judge) if options.reward else None
+            _forget(*handed_down)  # judges have read their keys
             agent = FunctionRunner(load(options.agent), threads, scored=reward is not None) if options.agent else None
         except AgentLightningError as error:
             sys.stderr.write(f"worker: {error}\n")
@@ -80,9 +83,11 @@ async def _work(
         sys.stderr.write(f"note: asking {options.server} for run {options.run}\n")
     async with store:
         try:
-            runner = await _runner(options, agent, store, scored=reward is not None)
+            config = (await find_run(store, options.run)).config
+            _forget(*secret_variables(config))
+            runner = await _runner(options, agent, config, scored=reward is not None)
             air = await air_of_run(options.run, store, threads)
-            traced = not options.command and await _trace_agents(options, store)
+            traced = not options.command and _trace_agents(options, config)
         except AgentLightningError as error:
             sys.stderr.write(f"worker: {error}\n")
             return error.exit_code if isinstance(error, StoreError) else 2
@@ -127,12 +132,11 @@ async def _work(
 
 
 async def _runner(
-    options: argparse.Namespace, agent: FunctionRunner | None, store: LightningStoreClient, scored: bool
+    options: argparse.Namespace, agent: FunctionRunner | None, config: Mapping[str, Any], scored: bool
 ) -> AgentRunner:
     """The runner of the agent, in the sandbox that the run's configuration in the store asks for: workers anywhere do
     alike. ConfigError where it cannot be had here."""
-    run = await find_run(store, options.run)
-    settings = sandbox_of_run(run.config)
+    settings = sandbox_of_run(config)
     if agent is not None:
         if settings is not None:
             raise ConfigError(
@@ -142,17 +146,22 @@ async def _runner(
         return agent
     sandbox = None
     if settings is not None:
-        hidden = [Path(path) for path in options.hidden or ()] + store_folders(run.config)
+        hidden = [Path(path) for path in options.hidden or ()] + store_folders(config)
         program = split_command(options.command, "agent command", found=settings.image is None)[0]
         sandbox = Sandbox(settings, program, server_url=options.server, hidden=hidden)
         await asyncio.to_thread(sandbox.check)
     return CommandRunner(options.command, scored=scored, mark=os.environ[MARK], sandbox=sandbox)
 
 
-async def _trace_agents(options: argparse.Namespace, store: LightningStoreClient) -> bool:
+def _forget(*names: str) -> None:
+    """Take variables out of the environment: nothing that an agent starts shall have them."""
+    for name in names:
+        os.environ.pop(name, None)
+
+
+def _trace_agents(options: argparse.Namespace, config: Mapping[str, Any]) -> bool:
     """Returns whether the run's agents are traced, as its configuration in the store says: workers anywhere do alike."""
-    found = await store.runs([options.run])
-    table = found[0].config.get("agent") if found else None
+    table = config.get("agent")
     told = {name: table[name] for name in ("trace", "instrument") if name in table} if isinstance(table, dict) else {}
     agent = parse_settings(AgentConfig, told, "agent")
     if agent.trace:

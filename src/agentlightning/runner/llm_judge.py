@@ -107,4 +107,5 @@ def endpoint_judge(config: RewardConfig) -> JudgeScorer:
         raise ConfigError(f"reward.key_env: the variable {config.key_env} is not set")
 
     connections = ConnectionPool(trust_env=True)
-    return JudgeScorer(config, lambda: ChatEndpoint(connections.async_client(), url, bearer(config.key_env)))
+    headers = bearer(config.key_env)  # read now: a worker takes it out of its environment before agents run
+    return JudgeScorer(config, lambda: ChatEndpoint(connections.async_client(), url, headers))

@@ -11,13 +11,14 @@ import importlib.util
 import logging
 import os
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from agentlightning.config import Config, LoraConfig, run_record
+from agentlightning.config_external import secret_variables
 from agentlightning.config_limits import LIMITS_RESOURCE, LimitsConfig
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.local.engine import LocalEngine
@@ -99,7 +100,18 @@ class Processes:
                 start_timeout_s=trainer.start_timeout_s,
             )
         )
-        self._supervisor = Supervisor(folder.path, url, watchdog=self._watchdog)
+        table = config.model_dump()
+        self._secret_variables = secret_variables(table)
+        self._supervisor = Supervisor(
+            folder.path,
+            url,
+            watchdog=self._watchdog,
+            keys={
+                "server": _values(secret_variables(table["external"])),
+                "worker": _values(secret_variables(table["agent"])),  # of judges at endpoints of their own
+            },
+            withhold=self._secret_variables,
+        )
         self._stack = AsyncExitStack()
         self._check()
 
@@ -221,6 +233,7 @@ class Processes:
             ),
             learner=self._learners[alias],
             watchdog=self._watchdog,
+            withhold=self._secret_variables,
         )
 
     def _check(self) -> None:
@@ -264,6 +277,10 @@ class Processes:
         sandbox = Sandbox(settings, program, hidden=hidden)
         sandbox.check()
         self._progress.note(f"sandbox: {sandbox}")
+
+
+def _values(names: Iterable[str]) -> dict[str, str]:
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 async def _abandon(starting: asyncio.Future[list[str]]) -> None:

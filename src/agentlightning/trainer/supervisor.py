@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,13 +61,23 @@ class Supervisor:
     """Owns the server and worker processes of one run folder."""
 
     def __init__(
-        self, folder: Path, store_url: str, server_key: str | None = None, watchdog: Watchdog | None = None
+        self,
+        folder: Path,
+        store_url: str,
+        server_key: str | None = None,
+        watchdog: Watchdog | None = None,
+        *,
+        keys: Mapping[str, Mapping[str, str]] | None = None,
+        withhold: Iterable[str] = (),
     ) -> None:
+        """keys: further secrets for a kind of child, "server" or "worker"; withhold: variables that neither inherits."""
         self.server_key = server_key or client_key(store_url) or f"sk-agl-server-{secrets.token_urlsafe(24)}"
         self._folder = folder
         self._store_url = store_url
         self._watchdog = watchdog or Watchdog()
         self._start_timeout_s = self._watchdog.limits.start_timeout_s
+        self._keys = {"server": {}, "worker": {}, **(keys or {})}
+        self._withhold = set(withhold)
         self._children: dict[str, _Child] = {}
         self._stopping = False
         self._failure: asyncio.Future[None] | None = None
@@ -89,7 +99,8 @@ class Supervisor:
         child = _Child(
             name="server",
             arguments=["agentlightning.gateway", "--fd", str(descriptor), *arguments],
-            secrets={"AGL_SERVER_KEY": self.server_key, "AGL_STORE": self._store_url},  # the URL may hold a password
+            # The store's URL may hold a password.
+            secrets={**self._keys["server"], "AGL_SERVER_KEY": self.server_key, "AGL_STORE": self._store_url},
             log=self._folder / "logs" / "server.log",
             pass_fds=(descriptor,),
             restartable=not self._store_url.startswith("memory:"),
@@ -109,7 +120,7 @@ class Supervisor:
                 _Child(
                     name=name,
                     arguments=["agentlightning.runner", "--child", "--worker-id", name, *arguments],
-                    secrets={"AGL_SERVER_KEY": token},
+                    secrets={**self._keys["worker"], "AGL_SERVER_KEY": token},
                     log=self._folder / "logs" / f"{name}.log",
                 )
             )
@@ -153,6 +164,7 @@ class Supervisor:
             child.arguments,
             stall_timeout_s=self._watchdog.limits.hang_timeout_s,
             secrets=child.secrets,
+            withhold=self._withhold,
             pass_fds=child.pass_fds,
             env={"PYTHONUNBUFFERED": "1"},
             log=child.log,

@@ -19,6 +19,7 @@ from uuid import uuid4
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.config import Config, run_record, without_password
+from agentlightning.config_external import secret_variables
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, InputError, NotFoundError
 from agentlightning.store.base import LightningStore
@@ -117,7 +118,8 @@ class Training:
         register = partial(self._enter, resume=resume, name=name)
         processes = Processes(config, folder, needs=needs, register=register, progress=self._progress)
         check_trackers(trackers)
-        async with processes, TrackerProcesses(folder, trackers, self._progress.note) as sending:
+        withhold = secret_variables(config.model_dump())
+        async with processes, TrackerProcesses(folder, trackers, self._progress.note, withhold) as sending:
             loop = self._loop = make_loop(processes)
             loop.stopping = self._stopping
             loop.metric_logger.on_row = sending.poke

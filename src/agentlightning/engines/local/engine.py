@@ -11,12 +11,18 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
+import secrets
 import shutil
 import socket
+import stat
 import subprocess
+import tempfile
 import threading
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,7 +33,7 @@ from agentlightning import errors
 from agentlightning.children import listen, stop_child
 from agentlightning.engines.base import DEFAULT_POLICY, ForwardingEngine, together
 from agentlightning.engines.local.models import find_model
-from agentlightning.engines.local.options import LearnerOptions, SamplerOptions, support
+from agentlightning.engines.local.options import WEIGHTS_KEY, LearnerOptions, SamplerOptions, support
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, EngineError, LearnerLostError, ModelError
 from agentlightning.watchdog import Watchdog
@@ -56,7 +62,10 @@ class LocalEngine(ForwardingEngine):
         sampler: SamplerOptions | None = None,
         learner: LearnerOptions | None = None,
         watchdog: Watchdog | None = None,
+        withhold: Iterable[str] = (),
     ) -> None:
+        """withhold: variables of the environment that sampler and learner do not inherit."""
+        self._withhold = set(withhold)
         self._model = model
         self._watchdog = watchdog or Watchdog()
         self._start_timeout_s = self._watchdog.limits.start_timeout_s
@@ -73,11 +82,10 @@ class LocalEngine(ForwardingEngine):
         self._watch: asyncio.Task[None] | None = None
         self._published: tuple[Path, str] | None = None
         self._publishing = asyncio.Lock()
-        # Named after the run's folder, so that what a killed run left in shared memory is found and removed.
-        name = f"agentlightning-{hashlib.sha256(str(self._work_dir).encode()).hexdigest()[:16]}"
-        shared = Path("/dev/shm")
-        self.weights_folder = (shared if shared.is_dir() else self._work_dir) / name
-        """Folder of published weights until the sampler has newer ones; removed by `close` and by the next `start`."""
+        self._weights_key = secrets.token_urlsafe(32)
+        """Opens the sampler's route for weights: everybody on this machine can reach its port."""
+        self._weights_folder = Path()
+        """Folder of published weights until the sampler has newer ones; removed by `close`."""
 
     @property
     def sampler_pid(self) -> int | None:
@@ -94,7 +102,10 @@ class LocalEngine(ForwardingEngine):
     async def start(self) -> list[str]:
         self._folder = find_model(self._model)
         (self._work_dir / "logs").mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self.weights_folder, ignore_errors=True)
+        for left in weights_folders(self._work_dir):  # by a killed run
+            shutil.rmtree(left, ignore_errors=True)
+        shared, prefix = weights_place(self._work_dir)
+        self._weights_folder = Path(tempfile.mkdtemp(prefix=prefix, dir=shared))
         self._listener = listen("127.0.0.1", 0)
         self._http = aiohttp.ClientSession()
         try:
@@ -128,7 +139,8 @@ class LocalEngine(ForwardingEngine):
         if self._listener is not None:
             self._listener.close()
         self._sampler = self._learner = self._http = self._listener = None
-        shutil.rmtree(self.weights_folder, ignore_errors=True)
+        if self._weights_folder != Path():
+            shutil.rmtree(self._weights_folder, ignore_errors=True)
 
     async def restart_learner(self) -> None:
         if self._learner is not None:
@@ -139,7 +151,7 @@ class LocalEngine(ForwardingEngine):
 
     async def publish(self, version: int, policy: str = DEFAULT_POLICY) -> None:
         async with self._publishing:
-            folder = self.weights_folder / f"v{version}"
+            folder = self._weights_folder / f"v{version}"
             await self._operate(policy, "export", str(folder))
             old = self._published
             # From here on a restarted sampler starts with these weights, so a death in the middle loses nothing.
@@ -157,7 +169,12 @@ class LocalEngine(ForwardingEngine):
         return self._work_dir / "logs" / f"{name}.log"
 
     def _start_child(
-        self, name: str, descriptor: int, options: SamplerOptions | LearnerOptions, *more: str
+        self,
+        name: str,
+        descriptor: int,
+        options: SamplerOptions | LearnerOptions,
+        *more: str,
+        secrets: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
         arguments = ["--model", str(self._folder), "--fd", str(descriptor), "--options", json.dumps(asdict(options))]
         limits = self._watchdog.limits
@@ -165,6 +182,8 @@ class LocalEngine(ForwardingEngine):
             name,
             [f"agentlightning.engines.local.{name}", *arguments, *more],
             stall_timeout_s=max(limits.stall_timeout_s, limits.start_timeout_s),  # loading the model makes no progress
+            secrets=secrets,
+            withhold=self._withhold,
             pass_fds=[descriptor],
             env=_thread_bound(options.threads),
             log=self._log_file(name),
@@ -172,10 +191,11 @@ class LocalEngine(ForwardingEngine):
 
     def _start_sampler(self) -> subprocess.Popen[bytes]:
         assert self._listener is not None
-        weights = []
+        more = ["--weights-folder", str(self._weights_folder)]
         if self._published is not None:
-            weights = ["--weights", str(self._published[0]), "--weight-version", self._published[1]]
-        return self._start_child("sampler", self._listener.fileno(), self._sampler_options, *weights)
+            more += ["--weights", str(self._published[0]), "--weight-version", self._published[1]]
+        key = {WEIGHTS_KEY: self._weights_key}
+        return self._start_child("sampler", self._listener.fileno(), self._sampler_options, *more, secrets=key)
 
     def _start_learner(self) -> _LearnerProcess:
         ours, theirs = socket.socketpair()
@@ -263,10 +283,11 @@ class LocalEngine(ForwardingEngine):
         limits = self._watchdog.limits
         timeout_s = max(limits.stall_timeout_s, limits.start_timeout_s) + limits.hang_timeout_s + limits.start_timeout_s
         deadline = time.monotonic() + timeout_s
-        timeout = aiohttp.ClientTimeout(timeout_s)
+        headers = {"Authorization": f"Bearer {self._weights_key}"}
+        request = partial(self._http.post, headers=headers, json=body, timeout=aiohttp.ClientTimeout(timeout_s))
         while True:
             try:
-                async with self._http.post(f"{self._url}/collective_rpc", json=body, timeout=timeout) as answer:
+                async with request(f"{self._url}/collective_rpc") as answer:
                     if answer.status == 200:
                         return
                     message = (await answer.json())["error"]["message"]
@@ -323,6 +344,25 @@ class _LearnerProcess:
             return answer[1]
         kind = getattr(errors, answer[1], EngineError)
         raise kind(answer[2])
+
+
+def weights_folders(work_dir: Path) -> list[Path]:
+    """The folders of published weights of engines that worked in this folder: no links, and nobody else's."""
+    shared, prefix = weights_place(work_dir)
+    found = []
+    for path in shared.glob(f"{prefix}*"):
+        status = path.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+            found.append(path)
+    return found
+
+
+def weights_place(work_dir: Path) -> tuple[Path, str]:
+    """Returns the folder in which weights are published, and how the name of theirs begins: shared memory, where there is
+    any, is everybody's; named after the run's folder, what a killed run left there is found."""
+    name = hashlib.sha256(str(work_dir.resolve()).encode()).hexdigest()[:16]
+    shared = Path("/dev/shm")
+    return (shared if shared.is_dir() else work_dir), f"agentlightning-{name}-"
 
 
 def _thread_bound(threads: int | None) -> dict[str, str]:

@@ -10,6 +10,9 @@ from typing import Literal
 
 from agentlightning.engines.support import Support
 
+WEIGHTS_KEY = "weights_key"
+"""Name of the sampler's secret, which opens its route for weights."""
+
 Dtype = Literal["auto", "float32", "bfloat16"]
 """auto: bfloat16 on CUDA, else float32; a device auto: cuda, mps, cpu, the first that there is."""
 

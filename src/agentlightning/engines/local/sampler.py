@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hmac
 import json
 import logging
 import math
@@ -33,7 +34,7 @@ from agentlightning.children import end_with_parent
 from agentlightning.engines.local.checkpoint import read_config, stop_ids
 from agentlightning.engines.local.decoder import Decoder, open_decoder
 from agentlightning.engines.local.device import settle
-from agentlightning.engines.local.options import SamplerOptions
+from agentlightning.engines.local.options import WEIGHTS_KEY, SamplerOptions
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError
 from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
@@ -217,8 +218,15 @@ class Sampler:
         return ids
 
 
-def create_app(sampler: Sampler, heartbeat: ChildHeartbeat | None = None) -> web.Application:
-    """The HTTP routes."""
+def create_app(
+    sampler: Sampler,
+    heartbeat: ChildHeartbeat | None = None,
+    *,
+    weights_key: str = "",
+    weights_folder: Path | None = None,
+) -> web.Application:
+    """The HTTP routes. Weights are taken from whoever has the key, and from folders in the weights' folder; from nobody
+    where either is missing."""
 
     async def generate(http: web.Request) -> web.StreamResponse:
         try:
@@ -237,6 +245,9 @@ def create_app(sampler: Sampler, heartbeat: ChildHeartbeat | None = None) -> web
         return web.Response(body=_answer(request_id, request, 0, request.finish)[0], content_type="application/json")
 
     async def collective_rpc(http: web.Request) -> web.Response:
+        presented = http.headers.get("Authorization", "").encode()
+        if not weights_key or not hmac.compare_digest(presented, f"Bearer {weights_key}".encode()):
+            return _error(401, InputError("the key for weights is missing or wrong; only the engine has it"))
         try:
             given = orjson.loads(await http.read())
             method, kwargs = given["method"], given.get("kwargs", {})
@@ -245,6 +256,8 @@ def create_app(sampler: Sampler, heartbeat: ChildHeartbeat | None = None) -> web
             return _error(400, InputError("expected method, kwargs.weights_path and kwargs.weight_version"))
         if method != "reload_weights":
             return _error(400, InputError(f"method {method!r} is not known; reload_weights is"))
+        if not _lies_in(folder, weights_folder):
+            return _error(400, InputError(f"kwargs.weights_path: expected a folder in {weights_folder}, got {folder}"))
         try:
             await sampler.load(folder, version)
         except ModelError as error:
@@ -355,6 +368,10 @@ def _not_finite(request: SamplingRequest) -> EngineError:
     return EngineError(f"the model's logits are not finite (weights version {request.versions[-1][0]})")
 
 
+def _lies_in(folder: Path, above: Path | None) -> bool:
+    return above is not None and folder.resolve().parent == above.resolve()
+
+
 def _error(status: int, error: AgentLightningError) -> web.Response:
     return web.Response(status=status, body=orjson.dumps(_error_body(status, error)), content_type="application/json")
 
@@ -409,13 +426,14 @@ def open_sampler(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="agentlightning.engines.local.sampler")
     parser.add_argument("--model", required=True, help="transformers folder")
+    parser.add_argument("--weights-folder", type=Path, help="folder in which newer weights are published")
     parser.add_argument("--weights", default="", help="folder with newer weights of the same model")
     parser.add_argument("--weight-version", default="0")
     parser.add_argument("--fd", type=int, required=True, help="descriptor of a listening socket")
     parser.add_argument("--options", default="{}", help="SamplerOptions as JSON")
     given = parser.parse_args(arguments)
     options = SamplerOptions(**json.loads(given.options))
-    end_with_parent()
+    handed_down = end_with_parent()
     heartbeat = beat_to_parent()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s sampler %(message)s")
     try:
@@ -429,7 +447,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listener = socket.socket(fileno=given.fd)
     log.info("serving %s", given.model)
     web.run_app(
-        create_app(sampler, heartbeat),
+        create_app(
+            sampler,
+            heartbeat,
+            weights_key=handed_down.get(WEIGHTS_KEY, ""),
+            weights_folder=given.weights_folder,
+        ),
         sock=listener,
         access_log=None,
         print=None,

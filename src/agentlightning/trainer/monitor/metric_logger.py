@@ -7,14 +7,17 @@ whatever happens to one of them, the run neither ends nor waits.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from agentlightning.background import BackgroundTasks
+from agentlightning.children import inheritable, secrets_line
+from agentlightning.config_external import TRACKER_KEYS
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck, alarms, new_alarms
@@ -81,8 +84,15 @@ class TrackerProcesses:
     """
 
     def __init__(
-        self, folder: RunFolder, names: Sequence[str], tell: Callable[[str], None], end_s: float = TRACKER_TIMEOUT_S
+        self,
+        folder: RunFolder,
+        names: Sequence[str],
+        tell: Callable[[str], None],
+        withhold: Iterable[str] = (),
+        end_s: float = TRACKER_TIMEOUT_S,
     ) -> None:
+        """withhold: variables of the environment with secrets; a tracker gets its own, by its standard input."""
+        self._withhold = set(withhold)
         self._folder = folder
         self._names = names
         self._tell = tell
@@ -120,15 +130,19 @@ class TrackerProcesses:
         return {name: child.pid for name, child in self._children.items()}
 
     async def _start(self, name: str) -> Process:
+        own = {key: os.environ[key] for key in TRACKER_KEYS.get(name, ()) if key in os.environ}
         program = "agentlightning.trainer.monitor.trackers"
         with (self._folder.path / "logs" / f"tracker-{name}.log").open("ab") as log:
-            return await asyncio.create_subprocess_exec(
+            child = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", program, "--folder", str(self._folder.path), "--tracker", name),
+                env=inheritable(os.environ, {*self._withhold, *own}),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C reaches the trainer alone
             )
+        _write(child, secrets_line(own))
+        return child
 
     async def _end(self, name: str, child: Process) -> None:
         try:
