@@ -108,6 +108,7 @@ def test_a_run_that_succeeds_warns_of_nothing() -> None:
 
 COLLAPSES = {
     "not_finite": run((12, {}), (1, {"train/loss": math.nan})),
+    "processes_hung": run((12, {}), (1, {"processes/hung": 1.0})),
     "entropy_gone": run((10, {}), (5, {"policy/entropy": 0.04})),
     "gradient_exploding": run((12, {}), (3, {"train/grad_norm": 40.0})),
     "kl_running_away": run((12, {}), (3, {"policy/ref_kl": 0.7})),
@@ -135,7 +136,10 @@ def test_each_collapse_is_warned_of_by_its_name_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(COLLAPSES) - {"reward_flat", "base_success_low", "base_success_perfect", "not_finite"})
+    "name",
+    sorted(
+        set(COLLAPSES) - {"reward_flat", "base_success_low", "base_success_perfect", "not_finite", "processes_hung"}
+    ),
 )
 def test_a_trend_is_no_alarm_before_it_lasts(name: str) -> None:
     """One step of it is noise: the rows up to the first one that is ill warn of nothing."""
@@ -187,6 +191,12 @@ def test_a_greedy_evaluation_counts_after_the_first_step_where_there_is_no_other
     assert names([greedy]) == []
     assert names([greedy, step]) == ["base_success_low"]
     assert names([greedy, base("sampled"), step]) == []
+
+
+def test_processes_that_hung_are_told_once_though_the_count_stays() -> None:
+    rows = run((3, {}), (30, {"processes/hung": 2.0}))
+    told = [count for count in range(len(rows) + 1) if [alarm.name for alarm in new_alarms(rows[:count])]]
+    assert told == [5]
 
 
 def test_a_divergence_that_was_there_before_the_first_update_is_not_laid_to_the_updates() -> None:

@@ -134,6 +134,17 @@ def base_success_low(history: History) -> str | None:
     )
 
 
+def processes_hung(history: History) -> str | None:
+    count = _number(history.steps[-1].get("processes/hung")) if history.steps else math.nan
+    if not count > 0:
+        return None
+    told = "1 process of the run hung and was" if count == 1 else f"{count:.0f} processes of the run hung and were"
+    return (
+        f"{told} killed and started again: the run's output and its logs folder say which; where they were only slow, raise "
+        "trainer.hang_timeout_s or trainer.stall_timeout_s"
+    )
+
+
 def base_success_perfect(history: History) -> str | None:
     if not _all_good(history):
         return None
@@ -289,6 +300,7 @@ HEALTH_CHECKS: dict[str, HealthCheck] = {
     "base_success_low": base_success_low,
     "base_success_perfect": base_success_perfect,
     "not_finite": not_finite,
+    "processes_hung": processes_hung,
     "no_signal": no_signal,
     "entropy_gone": entropy_gone,
     "ratio_exploding": ratio_exploding,
@@ -318,7 +330,7 @@ HEALTH_CHECKS: dict[str, HealthCheck] = {
     ),
 }
 
-OFFLINE_HEALTH_CHECKS = {name: HEALTH_CHECKS[name] for name in ("not_finite", "gradient_exploding")}
+OFFLINE_HEALTH_CHECKS = {name: HEALTH_CHECKS[name] for name in ("not_finite", "processes_hung", "gradient_exploding")}
 """The checks of an offline run, where nothing is sampled."""
 
 
