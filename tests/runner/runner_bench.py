@@ -32,6 +32,9 @@ from agentlightning.types import FINAL_STATES, JSON, Attempt, Call, NewRollout, 
 KEY = "key-of-the-tests"
 SERVER_PYTHON = os.environ.get("AGL_TEST_SERVER_PYTHON", sys.executable)
 """The server's Python: `make test-pythons` has workers of another one, in an environment that could not run a server."""
+LEASE_S = 3.0
+"""Lease of workers whose end a test waits for: soon over, and not so soon that a busy machine ends it."""
+SHORT_LEASE = ("--lease-s", str(LEASE_S), "--heartbeat-s", "0.3")
 DEADLINE_S = 90.0
 """Matters only where a test fails: the slowest machine has its time."""
 
@@ -46,9 +49,9 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        descriptor = self._listener.fileno()
+        descriptor, module = self._listener.fileno(), ("-m", "agentlightning.gateway")
         self.process = subprocess.Popen(
-            [SERVER_PYTHON, "-m", "agentlightning.gateway", "--store", self._store, "--fd", str(descriptor)],
+            [SERVER_PYTHON, *module, "--store", self._store, "--fd", str(descriptor), "--lease-s", str(2 * LEASE_S)],
             stdin=subprocess.PIPE,
             pass_fds=[descriptor],
             start_new_session=True,

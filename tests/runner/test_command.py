@@ -97,14 +97,18 @@ async def start(request: pytest.FixtureRequest, listener: Listener, tmp_path: Pa
         runner.close()
 
 
-def left_of(rollout_id: str) -> list[int]:
-    """Processes of a rollout that go on."""
-    of_it = [
+def of_rollout(rollout_id: str) -> list[int]:
+    """Processes of a rollout."""
+    return [
         process.pid
         for process in psutil.process_iter(["environ"])
         if (process.info["environ"] or {}).get("AGL_ROLLOUT_ID") == rollout_id
     ]
-    return [pid for pid in of_it if not gone(pid)]
+
+
+def left_of(rollout_id: str) -> list[int]:
+    """Processes of a rollout that go on."""
+    return [pid for pid in of_rollout(rollout_id) if not gone(pid)]
 
 
 def a_claim(task: JSON, rollout_id: str = "r1") -> Claim:

@@ -6,14 +6,16 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from runner_bench import Bench, Server
-from test_command import TELL, Listener, a_sandbox, listener, python, run
+from runner_bench import DEADLINE_S, SHORT_LEASE, Bench, Server
+from test_command import TELL, Listener, a_sandbox, left_of, listener, of_rollout, python, run
 
 from agentlightning.config import parse_config
 from agentlightning.config_sandbox import SandboxConfig, SandboxKind
@@ -323,6 +325,24 @@ print(os.getuid(), os.listdir("/proc/1/task"), json.load(open(os.environ["AGL_TA
     assert (await bench.attempts(done[1]))[0].output == "1000 ['1'] 2\n"
     worker.terminate()
     assert bench.ended(worker) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_sandbox_ends_with_its_lease_though_its_worker_is_stopped(
+    server: Server, bench: Bench, tmp_path: Path, kind: SandboxKind
+) -> None:
+    a_sandbox(kind, server.url, tmp_path)
+    bench.run_id = (await bench.store.create_run("boxed", {"sandbox": {"kind": kind}})).id
+    worker = bench.worker_process("--command", "sleep 600", *SHORT_LEASE)
+    [queued] = await bench.enqueue({})
+    await bench.running(1)
+    deadline = time.monotonic() + DEADLINE_S
+    while not of_rollout(queued.id):
+        assert time.monotonic() < deadline, "it was not started"
+    worker.send_signal(signal.SIGSTOP)
+    assert await asyncio.to_thread(left_of, queued.id) == []
+    worker.send_signal(signal.SIGCONT)
+    assert await asyncio.to_thread(bench.ended, worker) == 75
 
 
 async def test_a_worker_with_a_function_agent_refuses_a_run_whose_agents_are_isolated(

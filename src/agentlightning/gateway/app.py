@@ -241,7 +241,7 @@ class App:
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         if self._keeps_leases:
-            expiry = LeaseExpiry(self._store, self._attempts.forget_all)
+            expiry = LeaseExpiry(self._store, self._attempts.forget_all, lease_s=self._settings.lease_s)
             self.background.start("lease expiry", expiry.run)
         await send({"type": "lifespan.startup.complete"})
         await receive()

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.external_keys import ExternalKeys, external_keys
 from agentlightning.gateway.limits import ServerLimits
+from agentlightning.store.base import LEASE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ class ServerSettings:
     """None: ``/metrics`` is beside the rest, for holders of a key where the server has one."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose web pages may use the server, with a key."""
+    lease_s: float = LEASE_S
+    """Seconds of the leases that workers ask for: for so long none is given up after nobody could renew."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--trusted-proxy", action="append", default=[], help="address or network of a proxy; repeatable"
     )
     parser.add_argument("--metrics-port", type=int, help="port of /metrics, which then wants no key")
+    parser.add_argument("--lease-s", type=float, default=LEASE_S, help="seconds of the leases that workers ask for")
     parser.add_argument("--cors-origin", action="append", default=[], help="https://HOST of web pages; repeatable")
 
 
@@ -90,6 +94,7 @@ def read_options(options: argparse.Namespace) -> ServerSettings:
         trusted_proxies=tuple(_network(one) for one in options.trusted_proxy),
         metrics_port=port,
         cors_origins=tuple(_origin(one) for one in options.cors_origin),
+        lease_s=options.lease_s,
     )
 
 

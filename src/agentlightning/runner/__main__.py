@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import importlib
 import importlib.util
 import logging
@@ -32,6 +33,7 @@ from agentlightning.runner.command import MARK, CommandRunner, split_command, wi
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import AgentRunner, FunctionRunner
+from agentlightning.runner.guardian import Guardian
 from agentlightning.runner.llm_judge import gateway_judge
 from agentlightning.runner.processes import kill_marked
 from agentlightning.runner.sandbox.sandbox import Sandbox, sandbox_of_run, store_folders
@@ -49,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a worker until it is stopped; returns its exit code."""
     options = _parser().parse_args(arguments)
     hide_memory()
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)  # a process that its guardian ends (SIGABRT) says where its threads were
     handed_down = end_with_parent() if options.child else {}
     os.environ.update(handed_down)
     server_key = os.environ.get("AGL_SERVER_KEY", "")
@@ -79,13 +83,14 @@ async def _work(
     connections: ConnectionPool,
 ) -> int:
     store = LightningStoreClient(options.server, server_key)
+    guardian = Guardian(f"{MARK}={os.environ[MARK]}")
     if not options.child:  # a person started it: a server that is away is waited for, for half a minute
         sys.stderr.write(f"note: asking {options.server} for run {options.run}\n")
     async with store:
         try:
             config = (await find_run(store, options.run)).config
             _forget(*secret_variables(config))
-            runner = await _runner(options, agent, config, scored=reward is not None)
+            runner = await _runner(options, agent, config, guardian, scored=reward is not None)
             air = await air_of_run(options.run, store, threads)
             traced = not options.command and _trace_agents(options, config)
         except AgentLightningError as error:
@@ -110,7 +115,6 @@ async def _work(
             heartbeat_s=options.heartbeat_s,
             blocked_s=options.blocked_s,
             grace_s=options.grace_s,
-            watch_interpreter=True,
         )
         worker = Worker(
             execution,
@@ -118,6 +122,7 @@ async def _work(
             open_store=lambda: LightningStoreClient(options.server, server_key),
             boot=lambda: store.boot,
             before_exit=kill_leftover_processes,
+            guardian=guardian,
         )
         if not options.child:  # a person started it, and sees nothing else
             sys.stderr.write(f"note: working for run {options.run} at {options.server}, until Ctrl-C\n")
@@ -132,7 +137,11 @@ async def _work(
 
 
 async def _runner(
-    options: argparse.Namespace, agent: FunctionRunner | None, config: Mapping[str, Any], scored: bool
+    options: argparse.Namespace,
+    agent: FunctionRunner | None,
+    config: Mapping[str, Any],
+    guardian: Guardian,
+    scored: bool,
 ) -> AgentRunner:
     """The runner of the agent, in the sandbox that the run's configuration in the store asks for: workers anywhere do
     alike. ConfigError where it cannot be had here."""
@@ -150,7 +159,8 @@ async def _runner(
         program = split_command(options.command, "agent command", found=settings.image is None)[0]
         sandbox = Sandbox(settings, program, server_url=options.server, hidden=hidden)
         await asyncio.to_thread(sandbox.check)
-    return CommandRunner(options.command, scored=scored, mark=os.environ[MARK], sandbox=sandbox)
+    mark = os.environ[MARK]
+    return CommandRunner(options.command, scored=scored, guardian=guardian, mark=mark, sandbox=sandbox)
 
 
 def _forget(*names: str) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import secrets
 import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,9 @@ from urllib.parse import urlsplit
 from agentlightning.children import inheritable
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.runner.agent import LLM
+from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.function import AgentOutput
+from agentlightning.runner.guardian import Guardian
 from agentlightning.runner.processes import kill_group, kill_marked
 from agentlightning.runner.sandbox.sandbox import OpenSandbox, Sandbox
 from agentlightning.types import Claim
@@ -55,6 +57,7 @@ class CommandRunner:
         command: str,
         *,
         scored: bool = False,
+        guardian: Guardian | None = None,
         mark: str | None = None,
         term_s: float = 2.0,
         sandbox: Sandbox | None = None,
@@ -64,7 +67,7 @@ class CommandRunner:
         self._scored = scored
         self._term_s = term_s
         self._mark = mark or secrets.token_hex(8)
-        self._guardian: subprocess.Popen[str] | None = None
+        self._guardian = guardian or Guardian(f"{MARK}={self._mark}")
 
     async def run(self, claim: Claim, llm: LLM) -> AgentOutput:
         with tempfile.TemporaryDirectory(prefix="agl-task-") as folder:
@@ -91,10 +94,9 @@ class CommandRunner:
                 read, write = os.pipe()
                 ends.append(write)
                 readers.append(await _read(read, *tails))
-            if self._guardian is None:  # before the first program: the worker may be killed at any moment
-                self._guardian = self._start_guardian()
+            self._guardian.begins(claim.lease, _lease_ends(), _marks(claim))
             process = await self._start(environment, sandbox, *ends)
-            self._tell_guardian(f"+{process.pid}")
+            self._guardian.runs(claim.lease, process.pid)
             code = _exit_code(await process.wait(), sandbox)
         except asyncio.CancelledError:
             code = None
@@ -139,40 +141,26 @@ class CommandRunner:
         finally:
             if process is not None:
                 kill_group(process.pid)
-                self._tell_guardian(f"-{process.pid}")
-            attempt = f"AGL_ROLLOUT_ID={claim.rollout.id}", f"AGL_ATTEMPT={claim.lease.attempt}"
-            kill_marked(f"{MARK}={self._mark}", *attempt)
+            kill_marked(f"{MARK}={self._mark}", *_marks(claim))
+            self._guardian.ended(claim.lease)
         if process is not None:
             await process.wait()
-
-    def _start_guardian(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), f"{MARK}={self._mark}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-            env={"AGL_GUARDIAN": "1"},  # not empty: a process without an environment is taken for one in exec
-        )
-
-    def _tell_guardian(self, line: str) -> None:
-        assert self._guardian is not None
-        assert self._guardian.stdin is not None
-        try:
-            self._guardian.stdin.write(line + "\n")
-            self._guardian.stdin.flush()
-        except BrokenPipeError:
-            pass  # somebody killed the guardian; the worker still cleans up after every attempt it sees end
 
     def close(self) -> None:
         """End the guardian and whatever is left; for those who go on living without the runner."""
         kill_marked(f"{MARK}={self._mark}")
-        if self._guardian is not None and self._guardian.stdin is not None:
-            self._guardian.kill()
-            self._guardian.stdin.close()
-            self._guardian.wait()
-            self._guardian = None
+        self._guardian.close()
+
+
+def _lease_ends() -> float:
+    """When the server may give the present attempt's rollout away; never where no worker runs it."""
+    attempt = CURRENT.get(None)
+    return math.inf if attempt is None else attempt.lease_ends
+
+
+def _marks(claim: Claim) -> tuple[str, ...]:
+    """What the environment of every process of an attempt says, beside the worker's mark."""
+    return f"AGL_ROLLOUT_ID={claim.rollout.id}", f"AGL_ATTEMPT={claim.lease.attempt}"
 
 
 def _interrupted(group: int, sandbox: OpenSandbox | None) -> bool:

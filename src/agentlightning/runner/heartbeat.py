@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import os
 import socket
 import sys
@@ -24,6 +23,7 @@ from agentlightning.errors import AgentLightningError
 from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.execution import ended
 from agentlightning.runner.failure import stack
+from agentlightning.runner.guardian import Guardian
 from agentlightning.store.base import LightningStore
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ OVERDUE_S = 1.0
 """A loop that has not turned for so long is blocked, once the deadline of the attempt that blocks it is over as well."""
 MARGIN = 1 / 6
 """Share of a lease before its end at which agents are stopped that could not renew it."""
+SILENT_LEASES = 2
+"""Leases for which agent code may keep the interpreter's lock until the guardian ends the process."""
 CLOSE_PAUSE_S = 0.1
 """Time for the server to see that the blocked loop no longer waits for work."""
 FINAL_REPORT_TIMEOUT_S = 5.0
@@ -47,12 +49,17 @@ class Heartbeat:
     """Starts with `start`, on the worker's loop, where it interrupts attempts whose lease is no longer held."""
 
     def __init__(
-        self, worker: Worker, open_store: Callable[[], LightningStore], before_exit: Callable[[], None]
+        self,
+        worker: Worker,
+        open_store: Callable[[], LightningStore],
+        before_exit: Callable[[], None],
+        guardian: Guardian | None,
     ) -> None:
         self._worker = worker
         self._options = worker.options
         self._open_store = open_store
         self._before_exit = before_exit
+        self._guardian = guardian
         self._thread = threading.Thread(target=self._main, name="heartbeat", daemon=True)
         self._own: asyncio.AbstractEventLoop | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -63,7 +70,9 @@ class Heartbeat:
         self._loop_thread = threading.get_ident()
         self._asked = self._answered = time.monotonic()
         self._unanswered = 0
-        self._postpone_end()
+        if self._guardian is not None:
+            # Code that keeps the interpreter's lock (a regular expression that backtracks for ever) stops this thread too.
+            self._guardian.watch(SILENT_LEASES * self._options.lease_s)
         self._thread.start()
 
     def stop(self) -> None:
@@ -73,8 +82,8 @@ class Heartbeat:
             with contextlib.suppress(RuntimeError):  # its loop is closed already
                 self._own.call_soon_threadsafe(self._beating.cancel)
         self._thread.join(FINAL_REPORT_TIMEOUT_S)
-        if self._options.watch_interpreter:
-            faulthandler.cancel_dump_traceback_later()
+        if self._guardian is not None:
+            self._guardian.watch(None)
 
     def _main(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -101,7 +110,8 @@ class Heartbeat:
                     await self._beat(store)
 
     async def _beat(self, store: LightningStore) -> None:
-        self._postpone_end()
+        if self._guardian is not None:
+            self._guardian.beat()
         held, lease_s = self._worker.held, self._options.lease_s
         asked_s = elapsed_s()
         try:
@@ -115,6 +125,8 @@ class Heartbeat:
         for attempt, kept in zip(held, still, strict=True):
             if kept:
                 attempt.lease_ends = asked_s + lease_s  # the server counts from when it heard, which was later
+                if self._guardian is not None:
+                    self._guardian.renewed(attempt.lease, attempt.lease_ends)
             else:
                 self._loop.call_soon_threadsafe(attempt.interrupt, "revoked")
 
@@ -130,12 +142,6 @@ class Heartbeat:
                 if now >= attempt.lease_ends - margin_s:
                     self._loop.call_soon_threadsafe(attempt.interrupt, "expired")
             await asyncio.sleep(min(TICK_S, margin_s / 4))
-
-    def _postpone_end(self) -> None:
-        """Code that keeps the interpreter's lock (a regular expression that backtracks for ever) stops this thread too:
-        then the process ends by itself when its leases have long run out."""
-        if self._options.watch_interpreter:
-            faulthandler.dump_traceback_later(2 * self._options.lease_s, exit=True, file=sys.__stderr__ or sys.stderr)
 
     async def _check_loop(self, store: LightningStore) -> None:
         if self._answered >= self._asked:

@@ -20,6 +20,7 @@ from agentlightning.errors import AgentLightningError, ConflictError, InputError
 from agentlightning.runner.attempt import AttemptContext, attributed_task, status_here
 from agentlightning.runner.execution import Execution, ended
 from agentlightning.runner.failure import describe
+from agentlightning.runner.guardian import Guardian
 from agentlightning.runner.heartbeat import EXIT_REPLACE, FINAL_REPORT_TIMEOUT_S, Heartbeat
 from agentlightning.runner.span_delivery import DELIVERY_INTERVAL_S
 from agentlightning.store.base import LEASE_S, LightningStore
@@ -52,15 +53,14 @@ class WorkerOptions:
     """Longest time for which an agent may block the event loop."""
     grace_s: float = 5.0
     """Time for running attempts to end by themselves once the worker stops."""
-    watch_interpreter: bool = False
-    """End the process where agent code keeps the interpreter's lock for two leases."""
 
 
 class Worker:
     """Runs attempts of one run.
 
     open_store: makes another client of the same store, for the heartbeat thread. boot: the id of the server's present life,
-    where the store has one. before_exit: called before the process is given up because the loop is blocked.
+    where the store has one. before_exit: called before the process is given up because the loop is blocked. guardian: told
+    how long leases last, and ends the process where agent code keeps the interpreter's lock.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Worker:
         open_store: Callable[[], LightningStore],
         boot: Callable[[], str | None] = lambda: None,
         before_exit: Callable[[], None] = lambda: None,
+        guardian: Guardian | None = None,
     ) -> None:
         self._store = execution.store
         self._execution = execution
@@ -90,7 +91,7 @@ class Worker:
         self._background = BackgroundTasks()
         self._away = float("-inf")
         """time.monotonic() of the last time the server could not be reached."""
-        self._heartbeat = Heartbeat(self, open_store, before_exit)
+        self._heartbeat = Heartbeat(self, open_store, before_exit, guardian)
 
     @property
     def held(self) -> tuple[AttemptContext, ...]:
@@ -182,22 +183,23 @@ class Worker:
         if attempt.interruption == "revoked":
             self._let_go([attempt.lease])
             return
-        if finish.state in ("failed", "timed_out") and await self._is_ours(attempt):
-            finish = ended(
-                attempt, "lost", f"the server was away during the attempt, which then failed: {finish.error}"
-            )
+        if finish.state in ("failed", "timed_out") and (why := await self._own_fault(attempt)):
+            finish = ended(attempt, "lost", f"{why} during the attempt, which then failed: {finish.error}")
         self._report(finish)
 
-    async def _is_ours(self, attempt: AttemptContext) -> bool:
-        """Returns whether the server was away or restarted since the claim: then the failure is not the agent's."""
+    async def _own_fault(self, attempt: AttemptContext) -> str | None:
+        """Returns what happened since the claim for which the agent is not to blame; None where nothing did."""
+        if elapsed_s() >= attempt.lease_ends:  # the guardian ends agents then
+            return "the worker stood still"
         if self._away < attempt.started:
             try:
                 await self._store.heartbeat(self.status(), [attempt.lease], lease_s=self.options.lease_s)
             except (NotFoundError, ConflictError):
-                return False
+                return None
             except StoreError:
                 self.note_absence()
-        return self._away >= attempt.started or self._boot() != attempt.boot
+        away = self._away >= attempt.started or self._boot() != attempt.boot
+        return "the server was away" if away else None
 
     # --- reporting: what has ended since the last request goes into the next one ------------------------------------
 

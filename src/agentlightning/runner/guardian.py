@@ -1,0 +1,133 @@
+"""Guardian: the worker's end of a process that ends what the worker cannot end itself.
+
+The guardian (`processes.py`, run as a file) is told which programs run and until when their leases last. A worker that is
+killed leaves programs behind, one that stands still (Ctrl-Z, a debugger, `SIGSTOP`) lets them act beyond their leases, and
+one whose interpreter is kept by agent code can do nothing at all. Told by the command runner and the heartbeat; knows
+nothing of either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentlightning.clock import elapsed_s
+from agentlightning.types import Lease
+
+
+@dataclass(slots=True)
+class _Program:
+    """The program of an attempt."""
+
+    marks: Sequence[str]
+    lease_ends: float
+    group: int | None
+
+
+class Guardian:
+    """Starts with the first thing that it is told. mark: 'NAME=value', in the environment of all that agents start."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._process: subprocess.Popen[bytes] | None = None
+        self._programs: dict[Lease, _Program] = {}
+        self._silence_s: float | None = None
+        self._lock = threading.Lock()
+        """The worker's loop tells of programs, its heartbeat's thread of leases."""
+
+    def begins(self, lease: Lease, lease_ends: float, marks: Sequence[str]) -> None:
+        """A program is about to start, which may run until this time of `clock.elapsed_s`: told before it does, since the
+        worker may be killed or stopped at any moment. It and its descendants have `marks` in their environment."""
+        with self._lock:
+            self._programs[lease] = _Program(marks, lease_ends, None)
+            self._tell(self._about(lease))
+
+    def runs(self, lease: Lease, group: int) -> None:
+        """The program runs in this process group."""
+        with self._lock:
+            self._programs[lease].group = group
+            self._tell(self._about(lease))
+
+    def renewed(self, lease: Lease, lease_ends: float) -> None:
+        """Its program, where it has one, may run until then."""
+        with self._lock:
+            if (program := self._programs.get(lease)) is not None:
+                program.lease_ends = lease_ends
+                self._tell(self._about(lease))
+
+    def ended(self, lease: Lease) -> None:
+        """Nothing of the program is left."""
+        with self._lock:
+            if self._programs.pop(lease, None) is not None:
+                self._tell({"ended": _name(lease)})
+
+    def watch(self, silence_s: float | None) -> None:
+        """End this process where it does not `beat` for so many seconds in which it was not stopped; None: no more."""
+        with self._lock:
+            self._silence_s = silence_s
+            self._tell(self._watched())
+
+    def beat(self) -> None:
+        """The interpreter works."""
+        with self._lock:
+            self._tell({})
+
+    def close(self) -> None:
+        """End it; for those who go on living without it."""
+        with self._lock:
+            self._stop()
+
+    def _about(self, lease: Lease) -> dict[str, Any]:
+        program = self._programs[lease]
+        lease_s = program.lease_ends - elapsed_s()
+        return {"program": _name(lease), "lease_s": lease_s, "group": program.group, "marks": program.marks}
+
+    def _watched(self) -> dict[str, Any]:
+        return {"silence_s": self._silence_s}
+
+    def _tell(self, what: dict[str, Any]) -> None:
+        """Say it, to another one where this one was killed or stopped: agents of the same user can do that."""
+        try:
+            self._write(what)
+        except OSError:
+            self._stop()
+            for each in (self._watched(), *map(self._about, list(self._programs))):
+                with contextlib.suppress(OSError):  # it was killed at once; the next word finds out
+                    self._write(each)
+
+    def _write(self, what: dict[str, Any]) -> None:
+        # One write of less than PIPE_BUF is whole or refused, so that no line is ever half there.
+        os.write(self._ensure_started(), json.dumps(what).encode() + b"\n")
+
+    def _ensure_started(self) -> int:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), self._mark],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-Z in a terminal stops the worker alone
+                env={"AGL_GUARDIAN": "1"},  # not empty: a process without an environment is taken for one in exec
+            )
+            assert self._process.stdin is not None
+            os.set_blocking(self._process.stdin.fileno(), False)
+        assert self._process.stdin is not None
+        return self._process.stdin.fileno()
+
+    def _stop(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.kill()
+            self._process.stdin.close()
+            self._process.wait()
+            self._process = None
+
+
+def _name(lease: Lease) -> str:
+    return f"{lease.rollout_id} {lease.attempt}"
