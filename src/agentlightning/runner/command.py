@@ -153,13 +153,13 @@ class CommandRunner:
 
 
 def _lease_ends() -> float:
-    """When the server may give the present attempt's rollout away; never where no worker runs it."""
+    """Returns when the server may give the present attempt's rollout away; never where no worker runs it."""
     attempt = CURRENT.get(None)
     return math.inf if attempt is None else attempt.lease_ends
 
 
 def _marks(claim: Claim) -> tuple[str, ...]:
-    """What the environment of every process of an attempt says, beside the worker's mark."""
+    """Returns the variables by which every process of an attempt is found, beside the worker's mark."""
     return f"AGL_ROLLOUT_ID={claim.rollout.id}", f"AGL_ATTEMPT={claim.lease.attempt}"
 
 

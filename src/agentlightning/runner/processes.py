@@ -110,7 +110,7 @@ def elapsed_s() -> float:
 
 
 class Guard:
-    """What the guardian knows of its worker. mark: in the environment of all that the worker's agents start."""
+    """The guardian's view of its worker. mark: in the environment of all that the worker's agents start."""
 
     def __init__(self, mark: str, worker: int) -> None:
         self._mark = mark
