@@ -31,6 +31,8 @@ GROUPS: dict[PluginKind, str] = {
     "aggregation": "agentlightning.aggregations",
 }
 """Entry-point group of each kind of plug-in."""
+HASH = "__agl_sha256__"
+"""Attribute of an imported module: the hash of its file, which may be edited while the process lives."""
 
 
 def installed_plugins(kind: PluginKind) -> dict[str, EntryPoint]:
@@ -52,6 +54,30 @@ def load_plugin(kind: PluginKind, name: str, built_in: Collection[str]) -> Any:
         raise ConfigError(f"{setting}: expected one of {known}, or file.py:name of your own, got {name!r}")
     with _importing(None, name, setting):
         return installed[name].load()
+
+
+def plugin_hash(kind: PluginKind, name: str) -> str | None:
+    """SHA-256 of the file that a plug-in is in, as this process imported it; None where its module has no file.
+
+    Two processes of a run compare it: the file may have been edited between their imports.
+    """
+    load_plugin(kind, name, ())
+    source = name.rpartition(":")[0] if is_code(name) else installed_plugins(kind)[name].module
+    module = load_file(Path(source), kind) if source.endswith(".py") else sys.modules[source]
+    return getattr(_with_hash(module), HASH, None)
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _with_hash(module: ModuleType) -> ModuleType:
+    file = getattr(module, "__file__", None)
+    if not hasattr(module, HASH) and file is not None and Path(file).is_file():
+        setattr(module, HASH, file_hash(Path(file)))
+    return module
 
 
 def is_code(name: str) -> bool:
@@ -104,7 +130,7 @@ def load_file(path: Path, what: str) -> ModuleType:
     root, dotted = _package_of(path)
     with _importing(root, str(path), what):
         if "." in dotted:
-            return importlib.import_module(dotted)
+            return _with_hash(importlib.import_module(dotted))
         name = f"agl_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
         if name in sys.modules:
             return sys.modules[name]
@@ -118,7 +144,7 @@ def load_file(path: Path, what: str) -> ModuleType:
         except BaseException:
             del sys.modules[name]
             raise
-        return module
+        return _with_hash(module)
 
 
 def load_module(name: str, what: str) -> ModuleType:

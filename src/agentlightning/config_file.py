@@ -7,8 +7,9 @@ anywhere. Knows nothing of what the settings do.
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,26 @@ def load_air_table(path: Path) -> dict[str, Any]:
     return dict(_anchored(table, path.parent)["air"])
 
 
+def named_files(config: Config) -> dict[str, Path]:
+    """The files that settings name, by the settings' dotted names: tasks, and the code of agent, rewards and algorithm; of
+    modules those that are imported."""
+
+    def walk(value: Any, name: str) -> Iterator[tuple[str, Path]]:
+        if isinstance(value, dict | list):
+            for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+                yield from walk(one, f"{name}/{key}")
+        elif isinstance(value, str) and (file := _file_in(name, value)):
+            path = Path(file[0])
+            if path.is_file():
+                yield name[1:].replace("/", "."), path.resolve()
+        elif isinstance(value, str) and CODE.fullmatch(name) and ":" in value:
+            path = Path(getattr(sys.modules.get(value.partition(":")[0]), "__file__", None) or "")
+            if path.is_file():
+                yield name[1:].replace("/", "."), path.resolve()
+
+    return dict(walk(config.model_dump(mode="json"), ""))
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -87,9 +108,16 @@ def _anchored(value: Any, folder: Path, name: str = "") -> Any:
         return {key: _anchored(one, folder, f"{name}/{key}") for key, one in value.items()}
     if isinstance(value, list):
         return [_anchored(one, folder, f"{name}/{place}") for place, one in enumerate(value)]
-    if not isinstance(value, str) or not (PATHS.fullmatch(name) or (CODE.fullmatch(name) and ".py:" in value)):
+    if not isinstance(value, str) or not (found := _file_in(name, value)):
         return value
-    file, separator, rest = value.partition(":") if ".py:" in value else (value, "", "")
+    file, separator, rest = found
     if Path(file).is_absolute() or not (folder / file).exists():
         return value
     return f"{(folder / file).resolve()}{separator}{rest}"
+
+
+def _file_in(name: str, value: str) -> tuple[str, str, str] | None:
+    """The file that the setting `name` names, a colon and what follows it; None where it names none."""
+    if not (PATHS.fullmatch(name) or (CODE.fullmatch(name) and ".py:" in value)):
+        return None
+    return value.partition(":") if ".py:" in value else (value, "", "")

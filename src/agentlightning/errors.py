@@ -121,7 +121,7 @@ def boundary(what: str, error: type[AgentLightningError] = AgentError) -> Iterat
         yield
     except AgentLightningError:
         raise
-    except Exception as cause:
+    except (Exception, SystemExit) as cause:
         raise error(f"{what} failed: {type(cause).__name__}: {cause}") from cause
 
 

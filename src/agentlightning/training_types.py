@@ -124,6 +124,8 @@ class Loss:
     """One of `LOSSES`, or a plug-in: ``file.py:name``, ``package.module:name``, or the name of an entry point."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Of a plug-in: its keyword-only arguments."""
+    code_hash: str | None = None
+    """Of a plug-in: the hash of its file; an engine that finds another file refuses it. None: not checked."""
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float | None = None

@@ -235,7 +235,7 @@ def test_every_sampled_token_of_a_trained_rollout_is_trained_once(
         ({"credit": 3}, "algorithm.credit: expected the name of a rule, got 3"),
         (
             {"credit_settings": {"gamma": 0.5}},
-            "algorithm: credit_settings.gamma: no such setting; known here: none",
+            "algorithm.credit_settings.gamma: no such setting; known here: none",
         ),
     ],
 )
@@ -329,8 +329,12 @@ def test_reinforce_pp_has_the_kl_in_the_reward_of_each_token_and_none_in_the_los
     assert plan.loss.kl == 0
     assert algorithm.needs_reference
     assert plan.stats["ref_kl"] == pytest.approx(0.25)
-    with pytest.raises(ConfigError, match=r"algorithm\.kl: with advantage = 'reinforce_pp' it is a reward per token"):
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.kl_estimator: .* got 'k3'; to resume .* out of its config\.json"
+    ):
         LightningRL(advantage="reinforce_pp", kl=0.1, kl_estimator="k3")
+    with pytest.raises(ConfigError, match=r"algorithm\.kl_aggregation: has no effect with advantage = 'reinforce_pp'"):
+        LightningRL(advantage="reinforce_pp", kl=0.1, kl_aggregation="token_mean")
 
 
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "reinforce_pp_baseline"])

@@ -48,7 +48,7 @@ GROUP = [trajectory("a0", 1.0, 4, 1), trajectory("a1", 0.0, 2), trajectory("a2",
 
 
 def test_every_field_of_the_loss_is_listed_here() -> None:
-    assert set(EFFECTS) | {"settings"} == {
+    assert set(EFFECTS) | {"settings", "code_hash"} == {
         field.name for field in dataclasses.fields(Loss)
     }  # of plug-ins: test_plugins.py
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,7 @@ def test_a_loss_of_one_s_own_has_weights_masks_and_a_gradient_as_the_others_have
         ),
         ("return logprobs.detach()", "what it returned has no gradient"),
         ("return 3", r"expected a tensor of shape \(3,\), a value per token, got int"),
+        ("return logprobs * float('nan')", r"loss '.*wrong.py:wrong': expected finite numbers, got nan"),
     ],
 )
 def test_what_a_loss_returns_is_checked(tmp_path: Path, body: str, sentence: str) -> None:
@@ -118,11 +121,11 @@ def test_what_a_loss_returns_is_checked(tmp_path: Path, body: str, sentence: str
     [
         (
             {"loss_settings": {"tau": 1.0}},
-            "algorithm: loss_settings.tau: no such setting; known here: positive, negative",
+            "algorithm.loss_settings.tau: no such setting; known here: positive, negative",
         ),
         (
             {"loss_settings": {"positive": 0}},
-            "algorithm: loss_settings.positive: expected a number greater than 0, got 0",
+            "algorithm.loss_settings.positive: expected a number greater than 0, got 0",
         ),
         ({"clip_low": 0.1}, r"algorithm\.clip_low: has no effect with loss = '.*own_algorithm.py:sapo'"),
     ],
@@ -200,3 +203,64 @@ def test_an_installed_package_names_plug_ins_by_entry_point(tmp_path: Path, monk
     terms = LightningRL(loss="plain", loss_settings={"c": 2.0}).loss_terms
     found, _, _ = loss_and_gradient(terms)
     assert found == pytest.approx(2 * loss_and_gradient(Loss(name="reinforce"))[0])
+
+
+def test_a_learner_refuses_a_loss_whose_file_was_edited_after_the_trainer_had_loaded_it(tmp_path: Path) -> None:
+    file = tmp_path / "edited.py"
+    file.write_text("def loss(logprobs, tokens):\n    return -tokens.advantages * logprobs\n")
+    terms = LightningRL(loss=f"{file}:loss").loss_terms
+    loss_and_gradient(terms)
+    file.write_text("def loss(logprobs, tokens):\n    return tokens.advantages * logprobs\n")
+    assert LightningRL(loss=f"{file}:loss").loss_terms == terms  # this process has what it imported
+    code = (
+        "import sys; from agentlightning.engines.losses import plugin_loss; from agentlightning.training_types import Loss\n"
+        f"plugin_loss(Loss(name={terms.name!r}, code_hash={terms.code_hash!r}), None, None)"
+    )
+    learner = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "edited.py:loss': its file was changed after the trainer had loaded it" in learner.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("    extra: int\n", r"algorithm\.extra: is required by '.*own.py:Own'"),
+        ("    extra: Nowhere = 1\n", r"Own: an annotation of a setting cannot be resolved \(NameError: .*Nowhere"),
+        ("    def __post_init__(self):\n        raise ValueError('odd')\n", r"algorithm\.name: .*ValueError: odd"),
+        ("    def plan(self):\n        return None\n", r"algorithm\.name '.*own.py:Own'.*\(self, groups, seed, .*\)"),
+    ],
+)
+def test_what_is_wrong_with_a_class_is_said_at_start(tmp_path: Path, body: str, sentence: str) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "from agentlightning.algorithms import LightningRL\n"
+        f"@dataclass(frozen=True, kw_only=True)\nclass Own(LightningRL):\n{body}"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        algorithms_of(config(name=f"{file}:Own"))
+
+
+def test_an_annotation_of_a_function_that_names_nothing_is_said_at_start(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def own(logprobs, tokens, *, scale: 'Nowhere' = 1):\n    return logprobs\n")
+    with pytest.raises(ConfigError, match=r"algorithm\.loss_settings: an annotation .* name 'Nowhere' is not defined"):
+        LightningRL(loss=f"{file}:own")
+
+
+def test_what_a_loss_does_to_its_arguments_or_to_its_process_harms_nobody(tmp_path: Path) -> None:
+    file = tmp_path / "rude.py"
+    file.write_text(
+        "def tidy(logprobs, tokens):\n    return -tokens.advantages * logprobs\n"
+        "def rude(logprobs, tokens):\n    found = tidy(logprobs, tokens)\n    tokens.weights.zero_()\n"
+        "    logprobs.data.zero_()\n    return found\n"
+        "def ends(logprobs, tokens):\n    raise SystemExit(3)\n"
+    )
+    tidy, rude = (loss_and_gradient(Loss(name=f"{file}:{name}", entropy=0.1)) for name in ("tidy", "rude"))
+    assert rude[0] == tidy[0]
+    with pytest.raises(AgentError, match=r"loss '.*rude.py:ends' failed: SystemExit: 3"):
+        loss_and_gradient(Loss(name=f"{file}:ends"))
+
+
+def test_a_predicate_of_agents_that_is_not_there_is_said_at_start() -> None:
+    with pytest.raises(ConfigError, match="there is no 'nobody'"):
+        algorithms_of(config(agents=[own("nobody")]))

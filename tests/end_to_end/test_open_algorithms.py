@@ -35,7 +35,12 @@ async def test_a_run_with_plug_ins_and_a_schedule_survives_its_death_and_its_rol
     await training.after_step(process, 4)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
+    with (folder.path / EXAMPLE.name).open("a") as file:
+        file.write("# an edit between kill and resume\n")
     assert await training.ended(training.resume()) == 0, training.output
+    assert (
+        f"note: algorithm.loss: {folder.path / EXAMPLE.name} was changed after this run had started" in training.output
+    )
     await training.check()
     entries = training.metric("train/schedule_entry")
     assert entries[:4] == [0.0, 0.0, 0.0, 1.0]

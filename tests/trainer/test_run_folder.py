@@ -4,6 +4,7 @@ import pytest
 from loop_doubles import RememberingEngine
 
 from agentlightning.config import DEFAULT_STORE, Config, StoreConfig, parse_config
+from agentlightning.config_file import named_files
 from agentlightning.engines.saved_folders import seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -201,3 +202,32 @@ async def test_an_empty_learners_state_of_an_earlier_version_is_passed_over(tmp_
             (tmp_path / str(step) / "learner.pt").write_bytes(state)
             await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(tmp_path / str(step)), version=0))
         assert (await last_checkpoint(store, "run")).step == 1
+
+
+def test_a_file_that_was_edited_between_two_starts_of_a_run_is_named_once(tmp_path: Path) -> None:
+    code, tasks = tmp_path / "own.py", tmp_path / "train.jsonl"
+    for file in (code, tasks):
+        file.write_text("1")
+    table = {
+        "model": {"path": "m"},
+        "agent": {"run": "elsewhere.py:solve", "reward": f"{code}:score"},
+        "data": {"train": str(tasks)},
+        "policies": {"writer": {"algorithm": {"loss": f"{code}:loss"}}},
+        "algorithm": {"schedule": [{"from_step": 2, "credit": f"{code}:first"}], "loss": "ppo_clip"},
+    }
+    files = named_files(parse_config(table))
+    assert files == {
+        "agent.reward.0.run": code,
+        "algorithm.schedule.0.credit": code,
+        "data.train": tasks,
+        "policies.writer.algorithm.loss": code,
+    }
+    folder = RunFolder(tmp_path / "runs", "r")
+    assert folder.changed_files(files) == []
+    assert folder.changed_files(files) == []
+    code.write_text("2")
+    changed = folder.changed_files(files)
+    assert [sentence.partition(":")[0] for sentence in changed] == sorted(set(files) - {"data.train"})
+    assert all(f"{code} was changed after this run had started" in sentence for sentence in changed)
+    assert folder.changed_files(files) == []
+    assert len((folder.path / "files.jsonl").read_bytes().splitlines()) == 2

@@ -141,10 +141,12 @@ def settings_of(part: Any) -> tuple[str, ...]:
     if isinstance(part, type) and dataclasses.is_dataclass(part):
         return tuple(field.name for field in dataclasses.fields(part))
     function = part.function if isinstance(part, Rule) else part
-    if not callable(function):
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # not callable, or a builtin without a signature
         return ()
     return tuple(
         one.name if one.default is one.empty else f"{one.name} = {one.default!r}"
-        for one in inspect.signature(function).parameters.values()
+        for one in parameters
         if one.kind is one.KEYWORD_ONLY
     )

@@ -27,6 +27,7 @@ from agentlightning.algorithms.selection import own_credits, own_groups
 from agentlightning.algorithms.settings import CodeName, Names, UnitInterval, check_settings
 from agentlightning.algorithms.step_stats import any_signal, step_stats, without_signal
 from agentlightning.algorithms.updates import Signal, minibatches
+from agentlightning.code_loader import plugin_hash
 from agentlightning.errors import ConfigError, RewardError
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
 from agentlightning.types import Outcome
@@ -180,6 +181,7 @@ class LightningRL:
         return Loss(
             name=self.loss,
             settings={} if self.loss in LOSSES else plugin_settings("loss", self.loss, self.loss_settings),
+            code_hash=None if self.loss in LOSSES else plugin_hash("loss", self.loss),
             clip_low=low if self.clip_low is None else self.clip_low,
             clip_high=high if self.clip_high is None else self.clip_high,
             dual_clip=self.dual_clip,
@@ -449,10 +451,15 @@ class LightningRL:
             raise ConfigError(f"algorithm.fill_reward: has no effect with missing_reward = {self.missing_reward!r}")
 
     def _check_aggregations(self) -> None:
-        if self.kl_in_reward and (self.kl_aggregation is not None or self.kl_estimator not in (None, "k1")):
+        if self.kl_in_reward and self.kl_estimator not in (None, "k1"):
             raise ConfigError(
-                "algorithm.kl: with advantage = 'reinforce_pp' it is a reward per token, which takes no kl_aggregation and "
-                "kl_estimator = 'k1' alone"
+                "algorithm.kl_estimator: expected 'k1', or none, with advantage = 'reinforce_pp', whose KL is a reward per "
+                f"token, got {self.kl_estimator!r}; to resume a run of an earlier version, which had it in the loss, take "
+                "kl_estimator out of its config.json"
+            )
+        if self.kl_in_reward and self.kl_aggregation is not None:
+            raise ConfigError(
+                "algorithm.kl_aggregation: has no effect with advantage = 'reinforce_pp', whose KL is a reward per token"
             )
         for name, coefficient in (("kl_aggregation", self.kl), ("entropy_aggregation", self.entropy)):
             if getattr(self, name) is not None and not coefficient:

@@ -8,7 +8,8 @@ point.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -66,6 +67,15 @@ def plugin_weights(
         returned = load_plugin("aggregation", name, ())(trajectories, **settings)
     _require(what, returned, len(trajectories), "rollouts")
     return [_of_calls(what, trajectory, row) for trajectory, row in zip(trajectories, returned, strict=True)]
+
+
+@contextmanager
+def own_code(algorithm: object) -> Iterator[None]:
+    """Whatever an algorithm of the user's own raises becomes an AgentError that names its class."""
+    kind = type(algorithm)
+    ours = kind.__module__.startswith("agentlightning.")
+    with nullcontext() if ours else boundary(f"algorithm.name {kind.__name__!r}"):
+        yield
 
 
 def _of_calls(what: str, trajectory: Trajectory, row: Any) -> list[PerToken]:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from agentlightning.code_loader import path_of_code
 from agentlightning.config_base import parse_settings
+from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -30,7 +31,7 @@ def check_settings(settings: DataclassInstance, where: str = "algorithm") -> Non
 
     ConfigError, a sentence for each that is wrong.
     """
-    hints = get_type_hints(type(settings), include_extras=True)
+    hints = _hints(type(settings), f"{where}: {type(settings).__name__}")
     given = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings)}
     checked = parse_settings(strict_table({name: (hints[name], ...) for name in given}), given, where, ".")
     for name in given:
@@ -44,13 +45,24 @@ def function_settings(function: Callable[..., Any], given: Mapping[str, Any], se
     annotations = {name: one.annotation for name, one in taken.items() if one.annotation is not one.empty}
     # Of these alone: other annotations may name what is imported for type checkers only.
     holder = type("Annotations", (), {"__annotations__": annotations})
-    hints = get_type_hints(holder, globalns=getattr(function, "__globals__", {}), include_extras=True)
+    hints = _hints(holder, f"algorithm.{setting}", getattr(function, "__globals__", {}))
     fields = {
         name: (hints.get(name, Any), ... if one.default is one.empty else one.default) for name, one in taken.items()
     }
     model = strict_table({setting: (strict_table(fields), ...)})
-    checked = getattr(parse_settings(model, {setting: dict(given)}, "algorithm"), setting)
+    checked = getattr(parse_settings(model, {setting: dict(given)}, "algorithm", "."), setting)
     return {name: getattr(checked, name) for name in fields}
+
+
+def _hints(holder: type, where: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The annotations of a class. ConfigError for one that names nothing, or nothing at run time."""
+    try:
+        return get_type_hints(holder, globalns=names, include_extras=True)
+    except Exception as cause:  # annotations are code
+        raise ConfigError(
+            f"{where}: an annotation of a setting cannot be resolved ({type(cause).__name__}: {cause}); import what it "
+            "names at the top of the file"
+        ) from cause
 
 
 def code_name(given: Any) -> Any:

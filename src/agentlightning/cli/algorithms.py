@@ -19,8 +19,11 @@ def algorithms(
     from agentlightning.algorithms.catalog import catalog, named_in
     from agentlightning.config_file import load_config
     from agentlightning.trainer.display import screen
+    from agentlightning.trainer.policies import policy_configs
 
-    entries = [*catalog(), *(named_in(load_config(file).algorithm) if file is not None else ())]
+    configs = policy_configs(load_config(file)).values() if file is not None else ()
+    own = dict.fromkeys(entry for config in configs for entry in named_in(config.algorithm))
+    entries = [*catalog(), *own]
     for kind in dict.fromkeys(entry.kind for entry in entries):
         table = Table(kind, "from", "source", "settings", title_justify="left", box=None, pad_edge=False)
         for entry in entries:

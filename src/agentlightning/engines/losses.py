@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentlightning.code_loader import load_plugin
+from agentlightning.code_loader import load_plugin, plugin_hash
 from agentlightning.engines.corrections import Tokens, call_ratios, corrections, needs_calls
 from agentlightning.engines.support import CLIPPED
 from agentlightning.errors import ConfigError, EngineError, boundary
@@ -87,13 +87,21 @@ def plugin_loss(loss: Loss, logprobs_N: Tensor, tokens: Tokens) -> Tensor:
     """
     what = f"loss {loss.name!r}"
     function = load_plugin("loss", loss.name, LOSSES)
+    if loss.code_hash is not None and plugin_hash("loss", loss.name) != loss.code_hash:
+        raise ConfigError(
+            f"{what}: its file was changed after the trainer had loaded it; resume the run with one version"
+        )
+    # Copies: what a loss does to its arguments must not reach weights, masks and KL.
+    own = replace(tokens, **{name: column.clone() for name, column in zip(*tokens.columns(), strict=True)})
     with boundary(what):
-        found = function(logprobs_N, tokens, **loss.settings)
+        found = function(logprobs_N.clone(), own, **loss.settings)
     if not isinstance(found, Tensor) or found.shape != logprobs_N.shape:
         got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise ConfigError(f"{what}: expected a tensor of shape {tuple(logprobs_N.shape)}, a value per token, got {got}")
     if logprobs_N.requires_grad and not found.requires_grad:
         raise ConfigError(f"{what}: what it returned has no gradient; expected it to be computed from logprobs")
+    if not bool(found.isfinite().all()):
+        raise ConfigError(f"{what}: expected finite numbers, got {float(found.detach()[~found.isfinite()][0])}")
     return found
 
 

@@ -1,8 +1,8 @@
 """Run folders: where a run keeps its configuration, logs, metrics, curve and checkpoints, and how it finds them again.
 
-``runs/<id>/``: config.json, metrics.jsonl, curve.png, lock, logs/, trackers/ (what each has been sent), agent.pkl (where the
-agent travels by pickle), checkpoints/step-000010/ (a transformers folder with the learner's state beside it; of several
-policies a folder with one such folder for each).
+``runs/<id>/``: config.json, files.jsonl (hashes of the files that it names), metrics.jsonl, curve.png, lock, logs/,
+trackers/ (what each has been sent), agent.pkl (where the agent travels by pickle), checkpoints/step-000010/ (a transformers
+folder with the learner's state beside it; of several policies a folder with one such folder for each).
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import orjson
 
+from agentlightning.code_loader import file_hash
 from agentlightning.config import DEFAULT_STORE, Config, config_text, parse_config
 from agentlightning.disk import sync
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
@@ -99,6 +100,24 @@ class RunFolder:
             temporary.replace(self.path / name)
             for named in (self.path / name).parents[: 3 + name.count("/")]:  # up to the one that holds the runs' folder
                 sync(named)
+
+    def changed_files(self, files: Mapping[str, Path]) -> list[str]:
+        """Records the hashes of the files that settings name, and returns a sentence for each that was changed since.
+
+        They may be changed, as a failed run is mended by mending its code; who goes on must know.
+        """
+        name = "files.jsonl"
+        known = (self.path / name).read_bytes().splitlines() if (self.path / name).exists() else []
+        last: JSON = orjson.loads(known[-1]) if known else {}
+        now = {setting: {"file": str(file), "sha256": file_hash(file)} for setting, file in files.items()}
+        if now != last:
+            self.write_whole(name, b"".join(line + b"\n" for line in (*known, orjson.dumps(now))))
+        return [
+            f"{setting}: {one['file']} was changed after this run had started; from its last checkpoint on the run uses the "
+            "file as it is now"
+            for setting, one in now.items()
+            if (before := last.get(setting, one))["file"] == one["file"] and before["sha256"] != one["sha256"]
+        ]
 
     def has_checkpoint(self) -> bool:
         """True where there is a checkpoint to resume from."""

@@ -26,7 +26,7 @@ from agentlightning.trainer.checkpoint import RunFolder, export_policy, policies
 from agentlightning.trainer.data.tasks import Source, load_tasks
 from agentlightning.trainer.display import Display
 from agentlightning.trainer.interrupts import run_interruptible
-from agentlightning.trainer.offline.settings import algorithm_class, algorithm_settings, name_of
+from agentlightning.trainer.offline.settings import algorithm_class, make_algorithm, name_of
 from agentlightning.trainer.policies import with_models
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.training import Training, TrainResult, new_run_id
@@ -338,8 +338,7 @@ def _reward_weights(config: Config) -> dict[str, float]:
 
 def _whole_algorithm(config: Config) -> JSON:
     """Every setting of the algorithm, as JSON."""
-    kind = algorithm_class(config)
-    algorithm = kind(**algorithm_settings(config, kind))
+    algorithm = make_algorithm(config, algorithm_class(config))
     whole: JSON = orjson.loads(orjson.dumps(_algorithm_table(algorithm)))
     return whole | {"schedule": config.algorithm.get("schedule", [])}
 

@@ -18,8 +18,10 @@ from uuid import uuid4
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
+from agentlightning.algorithms.selection import selection
 from agentlightning.config import Config, run_record, without_password
 from agentlightning.config_external import secret_variables
+from agentlightning.config_file import named_files
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, InputError, NotFoundError
 from agentlightning.store.base import LightningStore
@@ -35,8 +37,8 @@ from agentlightning.trainer.offline.loop import OfflineLoop
 from agentlightning.trainer.offline.settings import (
     OFFLINE_ALGORITHMS,
     algorithm_class,
-    algorithm_settings,
     check_offline,
+    make_algorithm,
     offline_algorithm,
 )
 from agentlightning.trainer.policies import (
@@ -210,6 +212,8 @@ class Training:
     async def _enter(self, store: LightningStore, resume: bool, name: str) -> None:
         """The run as running in the store. A run that was killed before the store knew it is made when it is resumed."""
         run_id, url = self._folder.run_id, self._config.store.url
+        for sentence in self._folder.changed_files(named_files(self._config)):
+            self._progress.note(sentence)
         if resume and await store.runs(ids=[run_id]):
             await store.update_run(run_id, state="running")
         elif resume and self._folder.has_checkpoint():
@@ -340,7 +344,8 @@ def algorithm_of(config: Config) -> LightningRL:
             f"algorithm.name: {config.algorithm['name']!r} is not for data.train, expected lightning_rl or a class "
             "derived from LightningRL; it learns from recorded rollouts: name their run with data.from_run"
         )
-    algorithm = kind(**algorithm_settings(config, kind))
+    algorithm = make_algorithm(config, kind)
+    selection(DEFAULT_POLICY, algorithm.agents)  # a predicate that cannot be loaded is found here
     check_credit_inputs(algorithm)
     return algorithm
 

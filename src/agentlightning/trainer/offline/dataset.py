@@ -19,6 +19,7 @@ import orjson
 from agentlightning.adapters.preferences import completion_rows
 from agentlightning.adapters.trajectories import named_rewards, trajectories
 from agentlightning.algorithms.offline import Candidate, Example, OfflineAlgorithm
+from agentlightning.algorithms.plugins import own_code
 from agentlightning.algorithms.selection import selection
 from agentlightning.algorithms.supervised import Distill
 from agentlightning.engines.local.models import context_length
@@ -95,7 +96,8 @@ class OfflineDataset:
                 f"data.from_run: {', '.join(self.sources)}: no finished training rollout that {self.algorithm.name} can "
                 "learn from; record some with: agl record, or agl train"
             )
-        return self.algorithm.examples(candidates)
+        with own_code(self.algorithm):
+            return self.algorithm.examples(candidates)
 
     async def read(self, rollout_ids: Sequence[str]) -> dict[str, Trajectory]:
         """The trajectories of these rollouts. DataError where one can no longer be learned from: its record is gone."""

@@ -16,6 +16,7 @@ from typing import ClassVar
 from agentlightning.adapters.preferences import completion_rows, mismatched_rows
 from agentlightning.adapters.sequences import token_weights
 from agentlightning.algorithms.offline import Example, OfflineAlgorithm
+from agentlightning.algorithms.plugins import own_code
 from agentlightning.algorithms.preference import PreferenceAlgorithm, preference_values
 from agentlightning.algorithms.supervised import SupervisedAlgorithm
 from agentlightning.engines.base import DEFAULT_POLICY, Metrics
@@ -64,7 +65,8 @@ class OfflineLoop(TrainingLoop):
                 f"all {len(examples)} examples are held out; lower algorithm.held_out, or record more tasks"
             )
         if isinstance(self.algorithm, PreferenceAlgorithm):
-            self.preference_loss = self.algorithm.loss(self.train)
+            with own_code(self.algorithm):
+                self.preference_loss = self.algorithm.loss(self.train)
         self.config = self.config.with_steps(len(self.train))
         trainer = self.config.trainer
         self.order = TaskOrder(len(self.train), trainer.tasks_per_step, trainer.seed)

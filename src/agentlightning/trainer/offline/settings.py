@@ -6,9 +6,10 @@ The trainer asks before anything starts; the loop itself is in `loop.py`.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
@@ -19,13 +20,14 @@ from agentlightning.code_loader import load_plugin, path_of_code
 from agentlightning.config import Config, EvalConfig, ModelConfig
 from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.support import Support, check_loss, check_preference_loss
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, boundary
 from agentlightning.types import JSON
 
 OFFLINE_ALGORITHMS: Mapping[str, type[OfflineAlgorithm]] = MappingProxyType(
     {kind.name: kind for kind in (SFT, RFT, Distill, DPO, KTO)}
 )
 """The algorithms by name."""
+AnyAlgorithm = TypeVar("AnyAlgorithm", bound=LightningRL | OfflineAlgorithm)
 ONLINE = "lightning_rl"
 """Name of the algorithm that samples."""
 SAMPLING_SETTINGS = (
@@ -44,14 +46,13 @@ def offline_algorithm(config: Config) -> OfflineAlgorithm:
             f"algorithm.name: {config.algorithm.get('name', ONLINE)!r} does not learn from recorded rollouts "
             f"(data.from_run); expected one of {', '.join(OFFLINE_ALGORITHMS)}"
         )
-    settings = algorithm_settings(config, kind)
+    algorithm = make_algorithm(config, kind)
     if config.offline:
         _check_ignored(config)
     if not config.data.from_run:
         raise ConfigError(
             f"algorithm.name: {config.algorithm['name']!r} learns from recorded rollouts: name their run with data.from_run"
         )
-    algorithm = kind(**settings)
     selection(DEFAULT_POLICY, algorithm.agents)  # a predicate that cannot be loaded is found here
     return algorithm
 
@@ -73,18 +74,36 @@ def algorithm_class(config: Config) -> type[LightningRL | OfflineAlgorithm]:
             f"algorithm.name: {name!r}: expected a dataclass derived from LightningRL, SupervisedAlgorithm or "
             f"PreferenceAlgorithm, got {getattr(found, '__name__', type(found).__name__)}"
         )
+    if issubclass(found, LightningRL):
+        _check_plan(found, name)
     return found
 
 
-def algorithm_settings(config: Config, kind: type) -> dict[str, Any]:
-    """The configured settings of the algorithm, which is a `kind`. ConfigError for one that it does not have."""
+def _check_plan(kind: type[LightningRL], name: str) -> None:
+    signature = inspect.signature(kind.plan)
+    try:
+        signature.bind(None, [], seed=0, evidence=None, values=None, reference=None)
+    except TypeError as cause:
+        raise ConfigError(
+            f"algorithm.name {name!r}: plan: expected to be callable as (self, groups, seed, evidence, values, reference), "
+            f"but its signature is {signature}"
+        ) from cause
+
+
+def make_algorithm(config: Config, kind: type[AnyAlgorithm]) -> AnyAlgorithm:
+    """The algorithm, a `kind`, with the configured settings. ConfigError for one that it has not or lacks."""
+    given = config.algorithm.get("name", ONLINE)
     table = {name: value for name, value in config.algorithm.items() if name not in ("name", "schedule")}
-    known = [setting.name for setting in dataclasses.fields(kind)]
+    known = {setting.name: setting for setting in dataclasses.fields(kind) if setting.init}
     for setting in table:
         if setting not in known:
-            of = f" of {config.algorithm['name']!r}" if "name" in config.algorithm else ""
+            of = f" of {given!r}" if "name" in config.algorithm else ""
             raise ConfigError(f"algorithm.{setting}: no such setting{of}; known here: {', '.join(known) or 'none'}")
-    return table
+    for name, one in known.items():
+        if name not in table and one.default is one.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"algorithm.{name}: is required by {given!r}")
+    with boundary(f"algorithm.name: {given!r}", ConfigError):
+        return kind(**table)
 
 
 def name_of(algorithm: LightningRL | OfflineAlgorithm) -> str:

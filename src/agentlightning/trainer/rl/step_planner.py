@@ -16,6 +16,7 @@ from pathlib import Path
 
 from agentlightning.adapters.trajectories import final_rewards
 from agentlightning.algorithms.lightning_rl import UpdatePlan
+from agentlightning.algorithms.plugins import own_code
 from agentlightning.algorithms.rewards import without_air
 from agentlightning.algorithms.selection import own_groups, selection
 from agentlightning.engines.base import Engine, Metrics
@@ -124,7 +125,10 @@ class StepPlanner:
         values = await critic_values(self.engine, alias, algorithm, own_groups(groups))
         reference = await reference_values(self.engine, alias, algorithm, own_groups(groups))
         seed = config.trainer.seed * 1_000_003 + step
-        plan = algorithm.plan(groups, seed=seed, evidence=inputs, values=values, reference=reference)
+        with own_code(algorithm):
+            plan = algorithm.plan(groups, seed=seed, evidence=inputs, values=values, reference=reference)
+            if not isinstance(plan, UpdatePlan):
+                raise TypeError(f"plan: expected an UpdatePlan, got {type(plan).__name__}")
         return plan, cost | air
 
     async def update(self, plan: StepPlan, learning_rate: float) -> Metrics:
