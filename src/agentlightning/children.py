@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from agentlightning.disk import OTHERS, open_private
 from agentlightning.errors import AgentLightningError
 
 PR_SET_PDEATHSIG = 1
@@ -54,7 +55,7 @@ def start_child(
     variables to `withhold` and without `OWN_SECRETS`. Children get a process group of their own, so that Ctrl-C in a
     terminal reaches the parent alone, which then decides in what order they end.
     """
-    output = open(log, "ab") if log is not None else None  # noqa: SIM115 - the child owns it after Popen
+    output = open_private(log, "ab") if log is not None else None  # the child owns it after Popen
     try:
         child = subprocess.Popen(
             [sys.executable, "-m", *arguments],
@@ -108,6 +109,12 @@ def hide_memory() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def keep_files_private() -> None:
+    """Have all files that this process makes be for its user alone. For processes in which no code of users runs: agents,
+    and what libraries cache for several users, keep the user's umask."""
+    os.umask(OTHERS)
 
 
 def receive_secrets(timeout_s: float = SECRETS_TIMEOUT_S) -> dict[str, str]:

@@ -35,6 +35,7 @@ def export_rows(
     """Write a run's training rollouts as rows of messages, or of preferences between two of one task."""
     import orjson
 
+    from agentlightning.disk import open_private
     from agentlightning.errors import ConfigError
     from agentlightning.trainer.data.export_dataset import DatasetExport
 
@@ -52,7 +53,8 @@ def export_rows(
         return [orjson.dumps(row) + b"\n" async for row in found], rows
 
     lines, rows = with_store(store, work)
-    to.write_bytes(b"".join(lines))
+    with open_private(to, "wb") as file:
+        file.writelines(lines)
     for reason, count in rows.left_out.most_common():
         if count:
             typer.echo(f"note: left out {count}: {reason}", err=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
-from agentlightning.children import end_with_parent
+from agentlightning.children import end_with_parent, keep_files_private
 from agentlightning.demo import tasks, tiny_model
 from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
 from agentlightning.types import JSON
@@ -35,6 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         end_with_parent()
+        keep_files_private()
     transformers_logging.disable_progress_bar()
 
     def report(facts: JSON) -> None:

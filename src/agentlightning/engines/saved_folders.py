@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from agentlightning.disk import sync
+from agentlightning.disk import open_private, sync
 
 MANIFEST = "manifest.json"
 REPLACED = ".replaced"
@@ -26,7 +26,8 @@ def seal(folder: Path) -> None:
         files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
         sync(path)
     manifest = folder / MANIFEST
-    manifest.write_bytes(orjson.dumps({"files": files}, option=orjson.OPT_INDENT_2))
+    with open_private(manifest, "wb") as file:
+        file.write(orjson.dumps({"files": files}, option=orjson.OPT_INDENT_2))
     sync(manifest)
     for each in (*(path for path in folder.rglob("*") if path.is_dir()), folder):
         sync(each)

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from agentlightning.children import end_with_parent, hide_memory, listen
+from agentlightning.children import end_with_parent, hide_memory, keep_files_private, listen
 from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
 from agentlightning.gateway import log
 from agentlightning.gateway.app import App
@@ -51,6 +51,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError, GatewayError or StoreError where it cannot."""
     options = _parser().parse_args(arguments)
     hide_memory()
+    keep_files_private()
     if options.fd is not None:
         os.environ.update(end_with_parent())  # of this process, which starts no other
     store_url = options.store or os.environ.get("AGL_STORE")

@@ -26,6 +26,7 @@ from agentlightning.code_loader import (
     place_of,
     value_of,
 )
+from agentlightning.disk import make_private_folder, open_private
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.runner.agent import is_marked
 
@@ -69,10 +70,11 @@ def agent_spec(function: Callable[..., Any], folder: Path) -> str:
             f"agent {name or function!r} cannot be sent to workers: {cause}; "
             "put it in a module of its own (file.py:name) or build that object inside the function"
         ) from cause
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     label = "".join(letter if letter.isalnum() else "_" for letter in name) or "agent"
     path = (folder / f"{label}-{hashlib.sha256(body).hexdigest()[:12]}.pkl").resolve()
-    path.write_bytes(pickle.dumps({"path": [entry for entry in sys.path if entry], "body": body}))
+    with open_private(path, "wb") as file:
+        file.write(pickle.dumps({"path": [entry for entry in sys.path if entry], "body": body}))
     return str(path)
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import orjson
 
-from agentlightning.disk import sync
+from agentlightning.disk import make_private_folder, open_private, sync
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_calls, read_metrics, read_rollouts, read_steps
@@ -135,7 +135,7 @@ def _json_lines(path: Path) -> Iterator[Write]:
         for record in records:
             file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
 
-    with path.open("wb") as file:
+    with open_private(path, "wb") as file:
         yield write
         file.flush()
         os.fsync(file.fileno())
@@ -147,12 +147,12 @@ def _new_folder(folder: Path) -> Path:
         raise ConfigError(f"--to: {folder} exists already; name a new folder")
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)  # of an export that was interrupted
-    partial.mkdir(parents=True)
+    make_private_folder(partial)
     return partial
 
 
 def _complete(partial: Path, folder: Path, about: bytes) -> None:
-    with (partial / "run.json").open("wb") as file:
+    with open_private(partial / "run.json", "wb") as file:
         file.write(about)
         file.flush()
         os.fsync(file.fileno())

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import orjson
 
+from agentlightning.disk import PRIVATE_FILE
 from agentlightning.errors import MissingExtraError
 from agentlightning.types import Call
 
@@ -55,6 +56,7 @@ class RecordTable:
 def parquet_file(path: Path, kind: type) -> Iterator[Callable[[Sequence[Any]], None]]:
     """A file of records of one type, which its context appends to as groups of rows; on the disk when that ends."""
     table = RecordTable(kind)
+    path.touch(PRIVATE_FILE)
     with parquet.ParquetWriter(path, table.schema, compression="zstd") as writer:
         yield lambda records: writer.write_table(table.of(records)) if records else None
     with path.open("rb+") as file:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, assert_never
 
+from agentlightning.disk import PRIVATE_FILE
 from agentlightning.errors import ConfigError, ConflictError, StoreError
 from agentlightning.store.server_lock import SQLITE
 
@@ -53,6 +54,7 @@ def kind_of(url: str) -> Kind:
 def save(url: str, file: Path) -> None:
     """Write the store to the new file, as it is at one moment; it may be in use. StoreError where that fails."""
     kind = kind_of(url)
+    file.touch(PRIVATE_FILE)
     if kind == "sqlite":
         with contextlib.closing(sqlite3.connect(sqlite_file(url), LOCK_TIMEOUT_S)) as connection, _sqlite(url):
             connection.execute("VACUUM INTO ?", [str(file)])
@@ -92,6 +94,8 @@ def load(file: Path, url: str, prefix: str | None) -> None:
         target = sqlite_file(url)
         try:
             half = target.with_name(f"{target.name}.restoring")
+            half.unlink(missing_ok=True)
+            half.touch(PRIVATE_FILE)
             shutil.copyfile(file, half)
             with half.open("rb") as written:
                 os.fsync(written.fileno())

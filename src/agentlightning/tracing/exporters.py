@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import aiohttp
 
 from agentlightning.backoff import Backoff
+from agentlightning.disk import open_private
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.store.base import LightningStore
 from agentlightning.tracing.rollout_trace import trace_of
@@ -124,7 +125,7 @@ class OtlpFileExporter(TraceExporter):
 
         self._write_json = write_json
         try:
-            self._file = self._path.open("xb")
+            self._file = open_private(self._path, "xb")
         except OSError as cause:
             raise ConfigError(f"--to {self._path}: expected a new file: {cause.strerror}") from cause
         return self

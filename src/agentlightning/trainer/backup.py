@@ -20,7 +20,7 @@ from pathlib import Path
 
 import orjson
 
-from agentlightning.disk import sync
+from agentlightning.disk import close_to_others, make_private_folder, open_private, sync
 from agentlightning.engines.saved_folders import MANIFEST, damage, seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.store import snapshot
@@ -109,7 +109,8 @@ def _complete(partial: Path, to: Path, runs: Path, ids: Sequence[str], about: JS
         else:
             tell(f"{run_id}: has no folder in {runs}; only its records are kept")
     text = orjson.dumps({**about, "runs": str(runs.resolve())}, option=orjson.OPT_INDENT_2)
-    (partial / ABOUT).write_bytes(text + b"\n")
+    with open_private(partial / ABOUT, "wb") as file:
+        file.write(text + b"\n")
     seal(partial)
     partial.rename(to)
     sync(to.parent)
@@ -164,14 +165,17 @@ def _restore_folder(folder: Path, runs: Path, former: Path, url: str) -> None:
     """Copy a run's folder whole; its configuration names the places where things are now."""
     half = runs / f".{folder.name}.restoring"
     shutil.rmtree(half, ignore_errors=True)
-    shutil.copytree(folder, half)
+    make_private_folder(runs)
+    make_private_folder(half)
+    shutil.copytree(folder, half, dirs_exist_ok=True)
+    close_to_others(half)  # a folder of an earlier version brings its mode with it
     (half / "checkpoints").mkdir(exist_ok=True)
     if (config := half / "config.json").exists():
         table = _moved(
             orjson.loads(config.read_bytes()), str(former / folder.name), str((runs / folder.name).resolve())
         )
         table["store"]["url"] = url
-        with open(os.open(config, os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+        with config.open("wb") as file:
             file.write(orjson.dumps(table, option=orjson.OPT_INDENT_2) + b"\n")
     for path in (*half.rglob("*"), half):
         sync(path)

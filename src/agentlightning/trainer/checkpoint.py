@@ -20,7 +20,7 @@ import orjson
 
 from agentlightning.code_loader import file_hash
 from agentlightning.config import DEFAULT_STORE, Config, config_text, parse_config
-from agentlightning.disk import sync
+from agentlightning.disk import close_to_others, make_private_folder, open_private, sync
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.saved_folders import MANIFEST, damage, restore_replaced
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
@@ -45,20 +45,23 @@ class RunFolder:
     def make(self) -> None:
         """Make the folder where it is not there."""
         with _writing(self.path):
-            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            if not self.path.parent.exists():
+                make_private_folder(self.path.parent)
+            make_private_folder(self.path)
+            close_to_others(self.path)  # of an earlier version, which left it to the umask
+            (self.path / "checkpoints").mkdir(exist_ok=True)
             (self.path / "logs").mkdir(exist_ok=True)
 
     def create(self, config: Config) -> None:
         """Make the folder and write the configuration, whole or not at all."""
-        # The store's URL may hold a password, and resuming needs it.
-        self.write_whole("config.json", config_text(config).encode() + b"\n", mode=0o600)
+        self.write_whole("config.json", config_text(config).encode() + b"\n")
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """No other process trains this run meanwhile: ConflictError where one does. A lock ends with its process."""
         self.make()
         with _writing(self.path):
-            file = (self.path / "lock").open("ab")
+            file = open_private(self.path / "lock", "ab")
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,12 +91,12 @@ class RunFolder:
         self.write_whole(name, b"".join(orjson.dumps(row) + b"\n" for row in rows))
         return str((self.path / name).resolve())
 
-    def write_whole(self, name: str, data: bytes, mode: int = 0o666) -> None:
-        """Write a file of the folder, whole or not at all, also where the power is lost. `mode` is less the umask."""
+    def write_whole(self, name: str, data: bytes) -> None:
+        """Write a file of the folder, whole or not at all, also where the power is lost."""
         self.make()
         with _writing(self.path):
             temporary = (self.path / name).with_name(f".{Path(name).name}.tmp")
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            with open_private(temporary, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -156,7 +159,7 @@ class RunFolder:
             for sent in self.path.glob("trackers/*.sent"):
                 self._rewrite(f"trackers/{sent.name}", _upgraded_sent)
             text = orjson.dumps(upgraded, option=orjson.OPT_INDENT_2) + b"\n"
-            self.write_whole("config.json", text, mode=0o600)
+            self.write_whole("config.json", text)
         return True
 
     def _rewrite(self, name: str, upgraded: Callable[[bytes], bytes]) -> None:
@@ -167,7 +170,7 @@ class RunFolder:
 
     def append_metrics(self, row: JSON) -> None:
         """Add a row with `step` and `kind`; of the kind `RESUMED`, it undoes those of later steps."""
-        with _writing(self.path), (self.path / "metrics.jsonl").open("ab") as file:
+        with _writing(self.path), open_private(self.path / "metrics.jsonl", "ab") as file:
             file.write(orjson.dumps(row) + b"\n")
 
     def metrics(self) -> list[JSON]:
@@ -204,7 +207,7 @@ def make_default_folder(store_url: str) -> None:
     if store_url == DEFAULT_STORE:
         folder = Path(DEFAULT_STORE.removeprefix("sqlite:///")).parent
         with _writing(folder):
-            folder.mkdir(exist_ok=True)
+            make_private_folder(folder)
 
 
 async def save_checkpoint(
@@ -307,7 +310,7 @@ def export_policy(checkpoint: Path, to: Path, policy: str | None = None) -> Path
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigError(f"{to}: exists and is not an empty folder; give a new one")
     try:
-        to.mkdir(parents=True, exist_ok=True)
+        make_private_folder(to)
         for entry in sorted(found[one].iterdir()):
             if entry.is_dir():  # the adapter, where one was trained
                 shutil.copytree(entry, to / entry.name)

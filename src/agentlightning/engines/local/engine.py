@@ -31,6 +31,7 @@ import aiohttp
 
 from agentlightning import errors
 from agentlightning.children import listen, stop_child
+from agentlightning.disk import make_private_folder
 from agentlightning.engines.base import DEFAULT_POLICY, ForwardingEngine, together
 from agentlightning.engines.local.models import find_model
 from agentlightning.engines.local.options import WEIGHTS_KEY, LearnerOptions, SamplerOptions, support
@@ -101,7 +102,8 @@ class LocalEngine(ForwardingEngine):
 
     async def start(self) -> list[str]:
         self._folder = find_model(self._model)
-        (self._work_dir / "logs").mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._work_dir)
+        (self._work_dir / "logs").mkdir(exist_ok=True)
         for left in weights_folders(self._work_dir):  # by a killed run
             shutil.rmtree(left, ignore_errors=True)
         shared, prefix = weights_place(self._work_dir)

@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from agentlightning.children import end_with_parent
+from agentlightning.children import end_with_parent, keep_files_private
 from agentlightning.engines.corrections import Tokens, call_ratios, needs_calls
 from agentlightning.engines.local import layers
 from agentlightning.engines.local.adapter import FOLDER as ADAPTER
@@ -415,6 +415,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--options", default="{}", help="LearnerOptions as JSON")
     given = parser.parse_args(arguments)
     end_with_parent()
+    keep_files_private()
     heartbeat = beat_to_parent()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s learner %(message)s")
     pipe: Connection = Connection(given.fd)

@@ -30,7 +30,7 @@ import orjson
 import torch
 from aiohttp import web
 
-from agentlightning.children import end_with_parent
+from agentlightning.children import end_with_parent, keep_files_private
 from agentlightning.engines.local.checkpoint import read_config, stop_ids
 from agentlightning.engines.local.decoder import Decoder, open_decoder
 from agentlightning.engines.local.device import settle
@@ -434,6 +434,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     options = SamplerOptions(**json.loads(given.options))
     handed_down = end_with_parent()
+    keep_files_private()
     heartbeat = beat_to_parent()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s sampler %(message)s")
     try:

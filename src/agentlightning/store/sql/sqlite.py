@@ -19,7 +19,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.pool import NullPool, StaticPool
 
-from agentlightning.disk import sync
+from agentlightning.disk import PRIVATE_FILE, close_to_others, sync
 from agentlightning.errors import ConfigError, ConflictError, StoreError
 from agentlightning.store.open import seconds_in_url
 from agentlightning.store.sql.database import MAX_READ_S, TOO_LONG, Database
@@ -52,6 +52,8 @@ class SqliteDatabase(Database):
         self._url = url
 
     def writer(self, name: str) -> Engine:
+        if not self._in_memory:
+            _make_private(self._file)
         engine = create_engine(self._url, poolclass=StaticPool if self._in_memory else NullPool)
         pragmas = ["foreign_keys = ON"]
         if not self._in_memory:
@@ -123,6 +125,21 @@ _SENTENCES = {
     "malformed": "the database is damaged; restore a copy, or recover it with: sqlite3 FILE .recover",
     "disk i/o error": "the disk refused a read or write; check its space, quota and health: what was acknowledged is kept",
 }
+
+
+def _make_private(file: Path) -> None:
+    """Make the file for this user alone, or take one of an earlier version from all others: it holds secrets and leases.
+
+    SQLite gives its log and shared memory the file's mode. What cannot be made here, SQLite explains.
+    """
+    with contextlib.suppress(OSError):
+        try:
+            # Never a descriptor of a file that may be open: closing it would end SQLite's locks.
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, PRIVATE_FILE))
+        except FileExistsError:
+            for path in (file, *(file.with_name(file.name + end) for end in ("-wal", "-shm"))):
+                with contextlib.suppress(FileNotFoundError):
+                    close_to_others(path)
 
 
 def _prepared(engine: Engine, pragmas: list[str], begin: str) -> Engine:

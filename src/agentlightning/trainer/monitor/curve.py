@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentlightning.disk import open_private
 from agentlightning.errors import MissingExtraError
 from agentlightning.types import JSON
 
@@ -43,7 +44,8 @@ def draw_curve(rows: Sequence[JSON], title: str, to: Path) -> None:
     if axes.lines:
         axes.legend(frameon=False)
     temporary = to.with_name(f".{to.name}.tmp")
-    figure.savefig(temporary, format="png", dpi=140)
+    with open_private(temporary, "wb") as file:
+        figure.savefig(file, format="png", dpi=140)
     temporary.replace(to)
 
 

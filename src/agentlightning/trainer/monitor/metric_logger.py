@@ -18,6 +18,7 @@ from functools import partial
 from agentlightning.background import BackgroundTasks
 from agentlightning.children import inheritable, secrets_line
 from agentlightning.config_external import TRACKER_KEYS
+from agentlightning.disk import open_private
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck, alarms, new_alarms
@@ -132,7 +133,7 @@ class TrackerProcesses:
     async def _start(self, name: str) -> Process:
         own = {key: os.environ[key] for key in TRACKER_KEYS.get(name, ()) if key in os.environ}
         program = "agentlightning.trainer.monitor.trackers"
-        with (self._folder.path / "logs" / f"tracker-{name}.log").open("ab") as log:
+        with open_private(self._folder.path / "logs" / f"tracker-{name}.log", "ab") as log:
             child = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", program, "--folder", str(self._folder.path), "--tracker", name),
                 env=inheritable(os.environ, {*self._withhold, *own}),

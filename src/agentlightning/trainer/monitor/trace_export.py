@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from agentlightning.disk import open_private
 from agentlightning.store.base import LightningStore
 from agentlightning.tracing.exporters import OtlpHttpExporter, finished_rollouts, headers_of, send_rollouts
 from agentlightning.tracing.rollout_trace import resource_of
@@ -69,7 +70,8 @@ class TraceExport:
         async with OtlpHttpExporter(url, headers_of(os.environ), timeout_s) as exporter:
             async for rollouts in finished_rollouts(self._store, self._run_id, self._sent()):
                 await send_rollouts(self._store, rollouts, exporter, resource_of(self._run_id))
-                self._file.write_text(f"{rollouts[-1].finished_seq}\n")
+                with open_private(self._file, "wb") as file:
+                    file.write(f"{rollouts[-1].finished_seq}\n".encode())
                 if exporter.rejected and not self._told:
                     self._told = True
                     self._tell(f"traces: {self._url} takes them and rejects some spans: {exporter.reason}")

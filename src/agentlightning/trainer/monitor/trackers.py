@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from agentlightning.children import receive_secrets
+from agentlightning.children import keep_files_private, receive_secrets
 from agentlightning.config import run_record
 from agentlightning.errors import MissingExtraError
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
@@ -274,6 +274,7 @@ def main() -> None:
     options = parser.parse_args()
     report = os.dup(1)  # standard output is for what a person should read; what a tracker prints goes to its log
     os.dup2(2, 1)
+    keep_files_private()
     os.environ.update(receive_secrets())  # its keys, where its library looks for them
     for number in (signal.SIGINT, signal.SIGTERM):  # it ends when its trainer says so or is gone
         signal.signal(number, signal.SIG_IGN)

@@ -18,6 +18,7 @@ from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.credit import Evidence, find_rule
 from agentlightning.algorithms.credit.judge import judge_groups
 from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.disk import open_private
 from agentlightning.errors import ConfigError
 from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
 from agentlightning.store.base import LightningStore, RolloutQuery
@@ -114,5 +115,6 @@ class _Replies:
     async def put(self, key: str, text: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".{key}.tmp"
-        temporary.write_text(text, encoding="utf-8")
+        with open_private(temporary, "wb") as file:
+            file.write(text.encode())
         temporary.replace(self.folder / key)
