@@ -26,8 +26,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but for line ends and tabs, and those that turn the direction of text."""
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Control characters but for line ends and tabs, Unicode's own line ends, and those that turn the direction of text."""
 
 
 class AgentLightningError(Exception):
@@ -132,3 +132,12 @@ def printable(text: str) -> str:
     'a\\x1b[2J\\nb'
     """
     return UNPRINTABLE.sub(lambda found: ascii(found.group())[1:-1], text.replace("\r\n", "\n"))
+
+
+def one_line(text: str) -> str:
+    """Escapes line ends too: a line of a log, whatever anybody put into it, is one line.
+
+    >>> one_line("a" + chr(10) + "b")
+    'a\\nb'
+    """
+    return printable(text).replace("\n", "\\n")

@@ -29,6 +29,7 @@ from agentlightning.cli import (
     worker,
 )
 from agentlightning.errors import AgentLightningError, printable
+from agentlightning.log_lines import escape_last_resort
 
 EXIT_INTERRUPTED = 130
 
@@ -61,6 +62,7 @@ app.command("audit")(tokens.show_audit)
 def main() -> None:
     """Entry point: errors raised on purpose become one sentence and their exit code."""
     hide_memory()
+    escape_last_resort()
     try:
         app()
     except AgentLightningError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from agentlightning.errors import ConfigError, NotFoundError
+from agentlightning.errors import ConfigError, NotFoundError, one_line
 from agentlightning.store.open import existing_store, store_url
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def trained_checkpoint(store: str, run: str) -> Checkpoint:
 
 def print_columns(console: Console, rows: Sequence[Sequence[str]]) -> None:
     """Print rows of text, each column as wide as its longest cell."""
+    rows = [[one_line(text) for text in row] for row in rows]  # nobody's text makes a row of its own
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))

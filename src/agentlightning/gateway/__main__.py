@@ -22,7 +22,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from agentlightning.children import end_with_parent, hide_memory, keep_files_private, listen
-from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
+from agentlightning.errors import AgentLightningError, ConfigError, GatewayError, printable
 from agentlightning.gateway import log
 from agentlightning.gateway.app import App
 from agentlightning.gateway.connection_limit import raise_file_limit
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run(arguments)
     except AgentLightningError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{printable(str(error))}\n")
         return error.exit_code
     return 0
 

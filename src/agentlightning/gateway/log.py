@@ -2,7 +2,8 @@
 
 Set up once by the server process; everything else says what it has to say to `logging`, uvicorn included, and comes out in
 the same form. Events that a request caused carry its rollout and attempt. No key is ever written: what looks like one, and
-the server's own, is crossed out, also where it came with a path or in the text of an error.
+the server's own, is crossed out, also where it came with a path or in the text of an error. Control characters are
+escaped.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, one_line
 from agentlightning.gateway.attempts import caller
 from agentlightning.gateway.log_limit import LogLimit
+from agentlightning.log_lines import following
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -46,13 +48,16 @@ def configure(level: str = "info", secrets: Sequence[str] = (), stream: TextIO |
         structlog.stdlib.ExtraAdder(),
         _add_caller,
     ]
+    rendering: list[Processor] = [structlog.processors.JSONRenderer()]  # escapes whatever is not printable ASCII
+    if people:
+        rendering = [_escape, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=before,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             _drop_colours,
-            *([] if people else [structlog.processors.format_exc_info]),
-            structlog.dev.ConsoleRenderer() if people else structlog.processors.JSONRenderer(),
+            structlog.processors.format_exc_info,
+            *rendering,
             _crosser(secrets),
         ],
     )
@@ -76,6 +81,14 @@ def _add_caller(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 def _drop_colours(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     """uvicorn says everything twice, once in colours."""
     event.pop("color_message", None)
+    return event
+
+
+def _escape(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """An event is one line, and no terminal obeys it, whatever a path, a header or another server's error says."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = following(value) if name in ("exception", "stack") else one_line(value)
     return event
 
 

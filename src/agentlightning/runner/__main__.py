@@ -26,7 +26,8 @@ from typing import Any, NoReturn
 from agentlightning.children import OWN_SECRETS, end_with_parent, hide_memory
 from agentlightning.config import AgentConfig, parse_settings
 from agentlightning.config_external import secret_variables
-from agentlightning.errors import AgentLightningError, ConfigError, StoreError
+from agentlightning.errors import AgentLightningError, ConfigError, StoreError, printable
+from agentlightning.log_lines import escape_last_resort
 from agentlightning.runner.agent_tracing import trace_agents
 from agentlightning.runner.air import air_of_run
 from agentlightning.runner.command import MARK, CommandRunner, split_command, without_proxy
@@ -51,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a worker until it is stopped; returns its exit code."""
     options = _parser().parse_args(arguments)
     hide_memory()
+    escape_last_resort()
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)  # a process that its guardian ends (SIGABRT) says where its threads were
     handed_down = end_with_parent() if options.child else {}
@@ -68,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
             _forget(*handed_down)  # judges have read their keys
             agent = FunctionRunner(load(options.agent), threads, scored=reward is not None) if options.agent else None
         except AgentLightningError as error:
-            sys.stderr.write(f"worker: {error}\n")
+            sys.stderr.write(f"worker: {printable(str(error))}\n")
             return 2
         with asyncio.Runner(loop_factory=_loop_factory()) as loop:
             return loop.run(_work(options, server_key, agent, reward, threads, connections))
@@ -94,7 +96,7 @@ async def _work(
             air = await air_of_run(options.run, store, threads)
             traced = not options.command and _trace_agents(options, config)
         except AgentLightningError as error:
-            sys.stderr.write(f"worker: {error}\n")
+            sys.stderr.write(f"worker: {printable(str(error))}\n")
             return error.exit_code if isinstance(error, StoreError) else 2
         execution = Execution(
             store=store,
@@ -131,7 +133,7 @@ async def _work(
         try:
             code = await worker.run()
         except AgentLightningError as error:
-            sys.stderr.write(f"worker: {error}\n")
+            sys.stderr.write(f"worker: {printable(str(error))}\n")
             code = error.exit_code
     _end_now(code)
 

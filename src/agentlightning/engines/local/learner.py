@@ -41,7 +41,8 @@ from agentlightning.engines.local.threads import half_of_the_cores, threads_here
 from agentlightning.engines.local.value_head import ValueHead
 from agentlightning.engines.losses import summary, token_loss
 from agentlightning.engines.preferences import check_preferences, coefficients
-from agentlightning.errors import AgentLightningError, EngineError, ModelError
+from agentlightning.errors import AgentLightningError, EngineError, ModelError, printable
+from agentlightning.log_lines import line_handler
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
 from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
@@ -417,7 +418,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_with_parent()
     keep_files_private()
     heartbeat = beat_to_parent()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s learner %(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[line_handler("%(asctime)s learner %(message)s")])
     pipe: Connection = Connection(given.fd)
     try:
         options = json.loads(given.options)
@@ -425,7 +426,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = LearnerOptions(lora=Lora(**lora) if lora else None, **options)
         learner = Learner(given.model, settings, on_progress=heartbeat.progress)
     except AgentLightningError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{printable(str(error))}\n")
         pipe.send(("error", type(error).__name__, str(error)))
         return error.exit_code
     pipe.send(("ok", settle(settings.device, settings.dtype).device))

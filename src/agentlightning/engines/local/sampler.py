@@ -36,7 +36,8 @@ from agentlightning.engines.local.decoder import Decoder, open_decoder
 from agentlightning.engines.local.device import settle
 from agentlightning.engines.local.options import WEIGHTS_KEY, SamplerOptions
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
-from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError
+from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError, printable
+from agentlightning.log_lines import line_handler
 from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
 NICE = 5
@@ -436,11 +437,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     handed_down = end_with_parent()
     keep_files_private()
     heartbeat = beat_to_parent()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s sampler %(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[line_handler("%(asctime)s sampler %(message)s")])
     try:
         sampler = open_sampler(Path(given.model), options, weights=given.weights, version=given.weight_version)
     except AgentLightningError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{printable(str(error))}\n")
         return error.exit_code
     if settle(options.device, "float32").device == "cpu":
         # Where cores are short, agents and gateway go first: they bring the requests that make a batch worth sampling.
