@@ -17,6 +17,7 @@ from command_line import Folder
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
+from agentlightning.store.sql.tables import SCHEMA_VERSION
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.types import JSON
 
@@ -50,7 +51,7 @@ async def test_an_upgrade_gives_stored_settings_metrics_and_outcomes_their_names
     with pytest.raises(ConfigError, match=r"agl store upgrade --runs"):
         left_behind.config()
     said = upgrade(folder)
-    assert "upgraded from version 4 to 5" in said
+    assert f"upgraded from version 4 to {SCHEMA_VERSION}" in said
     assert f"{left_behind.run_id}: upgraded" in said.replace("\n", "")
     async with open_store(f"sqlite:///{folder.path}/agl.db") as store:
         [run] = await store.runs()

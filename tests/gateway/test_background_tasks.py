@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from agentlightning.gateway.app import App
+from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.store.sql.store import InMemoryLightningStore
 
 DEADLINE_S = 20.0
@@ -23,11 +24,11 @@ class BrokenStore(InMemoryLightningStore):
         self.broken = True
         self.looks = 0
 
-    async def expire_leases(self) -> int:
+    async def expire_leases(self, within_s: float | None = None) -> int:
         self.looks += 1
         if self.broken:
             raise KeyError("a mistake")
-        return await super().expire_leases()
+        return await super().expire_leases(within_s)
 
 
 @asynccontextmanager
@@ -44,6 +45,11 @@ async def started(app: App) -> AsyncIterator[httpx.AsyncClient]:
     await life
 
 
+def leasing(store: InMemoryLightningStore) -> App:
+    """An application over leases so short that it soon looks for those to give up."""
+    return App(store, settings=ServerSettings(lease_s=0.1))
+
+
 async def ask(client: httpx.AsyncClient, path: str) -> httpx.Response:
     """What the server answers; its tasks had a turn before."""
     await asyncio.sleep(0)
@@ -51,7 +57,7 @@ async def ask(client: httpx.AsyncClient, path: str) -> httpx.Response:
 
 
 async def test_a_server_whose_lease_expiry_failed_is_not_ready_until_it_goes_on() -> None:
-    async with BrokenStore() as store, started(App(store)) as client, asyncio.timeout(DEADLINE_S):
+    async with BrokenStore() as store, started(leasing(store)) as client, asyncio.timeout(DEADLINE_S):
         while (ready := await ask(client, "/readyz")).status_code == 200:
             pass
         assert ready.status_code == 503

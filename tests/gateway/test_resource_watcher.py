@@ -15,6 +15,7 @@ from prometheus_client.exposition import generate_latest
 from agentlightning.background import BackgroundTasks
 from agentlightning.errors import StoreError
 from agentlightning.gateway.external.directory import ExternalDirectory
+from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.metrics import StoreMetrics
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.statistics_cache import StatisticsCache
@@ -73,7 +74,7 @@ async def test_resources_of_a_run_are_read_once_and_again_when_there_are_new_one
     await store.put_resources([an_external_model("a")])
     heard: list[str] = []
     watcher = ResourceWatcher(store, heard.append, BackgroundTasks())
-    directory = ExternalDirectory(watcher)
+    directory = ExternalDirectory(watcher, ExternalKeys())
     assert await directory.names("run") == ["a"]
     await until(lambda: watcher.reports_changes("run"))
     assert await directory.names("run") == ["a"]  # reads again what was read before changes were reported, if it was

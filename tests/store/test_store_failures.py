@@ -160,7 +160,8 @@ async def test_evaluation_rollouts_cannot_be_consumed_even_by_hand(tmp_path: Pat
         await store.open_step(run_id, 1, [])
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA foreign_keys = ON")
+    insert = "INSERT INTO consumption VALUES (?, ?, ?, 1, 0, 'trained', NULL)"
     for mode in ("eval", "train"):
         with pytest.raises(sqlite3.IntegrityError):
-            connection.execute("INSERT INTO consumption VALUES (?, ?, ?, 1, 0, 'trained')", (rollout.id, run_id, mode))
+            connection.execute(insert, (rollout.id, run_id, mode))
     connection.close()

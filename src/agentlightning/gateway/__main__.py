@@ -18,7 +18,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 from agentlightning.children import end_with_parent, hide_memory, keep_files_private, listen
@@ -76,19 +76,7 @@ def serve(
 ) -> None:
     """Serve on a bound socket until a signal. `given_key` guards /api and opens a store of another server; without it a key
     is made, and the store's found if it is of this machine. What is more than `keep` is deleted, once an hour."""
-    with contextlib.ExitStack() as stack:
-        key = given_key
-        if key is None:
-            path, port = key_path(store_url), listener.getsockname()[1]
-            key = load_or_create_key(path)
-            log.configure(log.log_level(), [key])
-            stack.enter_context(published(port, path))
-            sys.stderr.write(
-                f"/api wants the key in {path}: your commands on this machine find it by themselves "
-                f"(--store http://127.0.0.1:{port}), others take it as {KEY_VARIABLE}\n"
-            )
-        serving = _serve(store_url, listener, key, given_key, keep, settings or ServerSettings())
-        _run_until_signal(_watched(serving, heartbeat))
+    _run_until_signal(_watched(_serve(store_url, listener, given_key, keep, settings or ServerSettings()), heartbeat))
 
 
 def _run_until_signal(serving: Coroutine[Any, Any, None]) -> None:
@@ -119,14 +107,14 @@ async def _watched(serving: Coroutine[Any, Any, None], heartbeat: ChildHeartbeat
 async def _serve(
     store_url: str,
     listener: socket.socket,
-    server_key: str | None,
-    store_key: str | None,
+    given_key: str | None,
     keep: Keep,
     settings: ServerSettings,
 ) -> None:
-    with ServerLock(store_url) as lock:
-        async with open_store(store_url, store_key) as store:
+    with ServerLock(store_url) as lock, contextlib.ExitStack() as stack:
+        async with open_store(store_url, given_key) as store:
             await _check(store)
+            server_key = given_key or stack.enter_context(_made_key(store_url, listener.getsockname()[1]))
             sockets = [listener]
             if settings.metrics_port is not None:
                 sockets.append(_listen(str(listener.getsockname()[0]), settings.metrics_port, "--metrics-port"))
@@ -136,6 +124,20 @@ async def _serve(
             if keep != KEEP_ALL:
                 app.background.start("pruning", lambda: keep_pruned(store, keep))
             await UvicornServer(app, settings=settings).serve(sockets=sockets)
+
+
+@contextlib.contextmanager
+def _made_key(store_url: str, port: int) -> Iterator[str]:
+    """The key of a server that was given none, which this user's commands find as long as it serves."""
+    path = key_path(store_url)
+    key = load_or_create_key(path)
+    log.configure(log.log_level(), [key])
+    with published(port, path):
+        sys.stderr.write(
+            f"/api wants the key in {path}: your commands on this machine find it by themselves "
+            f"(--store http://127.0.0.1:{port}), others take it as {KEY_VARIABLE}\n"
+        )
+        yield key
 
 
 def _spare_collections() -> None:

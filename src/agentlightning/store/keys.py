@@ -35,6 +35,8 @@ def verify(secret: bytes, key: str) -> tuple[str, int] | None:
         signed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except binascii.Error:
         return None
+    if base64.urlsafe_b64encode(signed).rstrip(b"=") != text.encode():
+        return None  # bits of the last character that no byte has: a key has one text
     identity, signature = signed[:_IDENTITY_BYTES], signed[_IDENTITY_BYTES:]
     if not hmac.compare_digest(signature, _signature(secret, identity)):
         return None
