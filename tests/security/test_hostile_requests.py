@@ -70,6 +70,7 @@ def changed(key: str) -> list[str]:
         f"{key}\u00a0",
         key[:8] + base64.urlsafe_b64encode(b"\0" * 48).decode(),
         "sk-agl-",
+        "sk-proj-a-key-of-another-service",
     ]
 
 
@@ -80,6 +81,7 @@ async def test_only_the_very_key_of_an_attempt_opens_it(scene: Scene, http: http
             reply = await http.post(chat, json=HI, headers=[(name.encode(), value.encode())])
             assert reply.status_code in (401, 403), (key, reply.text)
             assert scene.other.key not in reply.text
+    assert (await http.post(chat, json=HI)).status_code == 401  # without any, from the server's own machine
     await nothing_of_the_other(scene)
 
 
