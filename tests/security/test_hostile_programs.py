@@ -21,11 +21,16 @@ HOSTILE = """
 import glob, os, signal, socket, sys, urllib.request, urllib.error
 SECRETS, PLACES, PORTS = [text[::-1] for text in {secrets!r}], {places!r}, {ports!r}
 found = []
+try:
+    if os.readlink("/proc/self/ns/pid") == {processes!r}:
+        found.append("the machine's own processes")
+except OSError:
+    pass
 for place in PLACES:
     if os.path.exists(place) and not os.path.isdir(place):
         found.append(place)
 names = [path for kind in ("environ", "cmdline", "fd/*", "root/etc/shadow") for path in glob.glob("/proc/*/" + kind)]
-for folder in ("/tmp", "/run", "/dev/shm"):
+for folder in {folders!r}:
     names += glob.glob(folder + "/**", recursive=True)
 for name in names:
     try:
@@ -55,6 +60,8 @@ for port in PORTS:
         except OSError:
             pass
 print("found", found, flush=True)
+if found:  # it may be outside a sandbox, where it would kill the machine
+    sys.exit(1)
 for target in (-1, 1, {worker}, os.getppid()):
     try:
         os.kill(target, signal.SIGKILL)
@@ -89,6 +96,8 @@ async def test_a_program_in_a_sandbox_gets_nothing_and_harms_nobody(kind: str, s
         places=[database, f"{database}-wal", str(scene.server.log), str(Path.home() / ".bashrc"), __file__],
         ports=[int(engine.rpartition(":")[2])],
         worker=worker.pid,
+        folders=["/tmp", "/run", "/dev/shm"],
+        processes=os.readlink("/proc/self/ns/pid"),
     )
     (tmp_path / "agent.py").write_text(source)
     ids = [one.id for one in await scene.store.enqueue([NewRollout(run_id=run.id, task={}, group_id="g")])]
@@ -110,7 +119,13 @@ async def test_what_a_hostile_program_looks_for_is_there_to_be_found_without_a_s
     """The test above can fail: the same program finds the store's file where nothing isolates it."""
     database = scene.server.store.removeprefix("sqlite:///")
     source = HOSTILE.partition('print("found"')[0] + "print(len(found))\n"
-    text = source.format(secrets=["tnemnorivne-eht-ni-ks"], places=[database], ports=[], worker=0)
+    text = source.format(
+        secrets=["tnemnorivne-eht-ni-ks"],
+        places=[database],
+        ports=[],
+        folders=[],
+        processes=os.readlink("/proc/self/ns/pid"),
+    )
     (tmp_path / "agent.py").write_text(text)
     environment = {"PATH": os.environ["PATH"], "OPENAI_BASE_URL": f"{scene.server.url}/r/x", "OPENAI_API_KEY": "k"}
     done = await asyncio.to_thread(
@@ -121,4 +136,4 @@ async def test_what_a_hostile_program_looks_for_is_there_to_be_found_without_a_s
         text=True,
         check=True,
     )
-    assert int(done.stdout) >= 2
+    assert int(done.stdout) >= 3
