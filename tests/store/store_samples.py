@@ -154,6 +154,22 @@ async def claimed(store: LightningStore, count: int = 1, **fields: Any) -> list[
     return await store.claim(a_worker(run_id), limit=count)
 
 
+async def appending(store: LightningStore, claim: Claim) -> tuple[list[Call], list[asyncio.Task[None]]]:
+    """240 calls on their way by 8 writers, once 40 of them are acknowledged: the growing list of those, and the writers."""
+    acknowledged: list[Call] = []
+
+    async def append() -> None:
+        for _ in range(30):
+            call = a_call(claim)
+            await store.append_calls([call])
+            acknowledged.append(call)
+
+    writers = [asyncio.create_task(append()) for _ in range(8)]
+    while len(acknowledged) < 40:
+        await store.runs()
+    return acknowledged, writers
+
+
 async def finished(store: LightningStore, count: int = 1, **fields: Any) -> list[Claim]:
     """Claims of rollouts that then succeeded with reward 1."""
     claims = await claimed(store, count, **fields)

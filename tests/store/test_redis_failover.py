@@ -8,14 +8,13 @@ from collections.abc import Iterator
 import pytest
 from redis_failover import RedisFailover
 from redis_server import RedisServer, missing
-from store_samples import a_call, a_run, claimed, faults, new_id, some
+from store_samples import a_run, appending, claimed, faults, new_id, some
 
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.store.notifier import Notifier
 from agentlightning.store.redis.address import Address
 from agentlightning.store.redis.connection import Command, RedisConnection
 from agentlightning.store.redis.store import RedisLightningStore
-from agentlightning.types import Call
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -41,17 +40,7 @@ async def test_what_was_acknowledged_survives_a_failover_and_work_goes_on(failov
     url = failover.url(prefix=new_id(), replicas="1")
     async with RedisLightningStore(url) as store, asyncio.timeout(DEADLINE_S):
         [claim] = await claimed(store)
-        acknowledged: list[Call] = []
-
-        async def append(count: int) -> None:
-            for _ in range(count):
-                call = a_call(claim)
-                await store.append_calls([call])
-                acknowledged.append(call)
-
-        appending = [asyncio.create_task(append(30)) for _ in range(8)]
-        while len(acknowledged) < 40:
-            await store.runs()
+        acknowledged, writers = await appending(store, claim)
         failover.first.kill()
         known = {call.id for call in acknowledged}
         assert len(known) < 240
@@ -59,7 +48,7 @@ async def test_what_was_acknowledged_survives_a_failover_and_work_goes_on(failov
         found = {call.id for call in await store.calls([claim.rollout.id])}
         assert known <= found
         await asyncio.to_thread(failover.first.start)  # the sentinel makes it a replica, which writes wait for
-        await asyncio.gather(*appending)
+        await asyncio.gather(*writers)
         assert sorted(call.id for call in await store.calls([claim.rollout.id])) == sorted(
             call.id for call in acknowledged
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from redis_server import RedisServer, missing
-from store_samples import a_call, a_run, a_worker, claimed, ending, faults, new_id, some
+from store_samples import a_run, a_worker, appending, claimed, ending, faults, new_id, some
 
 from agentlightning.errors import StoreError
 from agentlightning.store.notifier import Notifier
@@ -17,7 +17,7 @@ from agentlightning.store.redis.address import Address
 from agentlightning.store.redis.connection import MAX_CONNECTIONS, RedisConnection
 from agentlightning.store.redis.scripts import load
 from agentlightning.store.redis.store import RedisLightningStore
-from agentlightning.types import Call, Resource
+from agentlightning.types import Resource
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
@@ -28,22 +28,12 @@ DEADLINE_S = 20.0
 async def test_what_was_acknowledged_survives_a_sigkill_of_the_server_and_work_goes_on(own_redis: RedisServer) -> None:
     async with RedisLightningStore(own_redis.url()) as store:
         [claim] = await claimed(store)
-        acknowledged: list[Call] = []
-
-        async def append(count: int) -> None:
-            for _ in range(count):
-                call = a_call(claim)
-                await store.append_calls([call])
-                acknowledged.append(call)
-
-        appending = [asyncio.create_task(append(30)) for _ in range(8)]
-        while len(acknowledged) < 40:
-            await store.runs()
+        acknowledged, writers = await appending(store, claim)
         own_redis.kill()
         before = len(acknowledged)
         await asyncio.to_thread(own_redis.start)
         assert before < 240
-        await asyncio.gather(*appending)
+        await asyncio.gather(*writers)
         found = await store.calls([claim.rollout.id])
         assert sorted(call.id for call in found) == sorted(call.id for call in acknowledged)
         assert await store.finish([ending(claim)]) == [True]
