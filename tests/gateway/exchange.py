@@ -20,6 +20,8 @@ class Exchange:
         self.status: int | None = None
         self.sent = b""
         self.started = asyncio.Event()
+        self.watched = asyncio.Event()
+        """Somebody waits for the client to disconnect."""
         scope = {
             "type": "http",
             "method": "POST",
@@ -42,6 +44,7 @@ class Exchange:
         if not self._asked:
             self._asked = True
             return {"type": "http.request", "body": self._body, "more_body": False}
+        self.watched.set()
         await self._gone.wait()
         return {"type": "http.disconnect"}
 

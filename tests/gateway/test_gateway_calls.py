@@ -257,6 +257,25 @@ async def test_an_agent_that_goes_while_its_call_is_recorded_was_not_delivered(h
     assert [call.delivered for call in await calls_of(house, claim)] == [False] * n
 
 
+async def test_an_agent_that_is_watched_and_goes_while_its_call_is_recorded_was_not_delivered(house: House) -> None:
+    claim = await house.claim()
+    held_engine(house)
+
+    class Hanging(Passing):
+        async def append_calls(self, calls: Sequence[Call]) -> None:
+            assert all(call.delivered for call in calls)
+            call.hang_up()
+            await house.store.append_calls(calls)
+
+    app = house.gateway(cast(Any, Hanging(house.store)))
+    call = Exchange(app, claim.key, f"{path(claim)}/v1/chat/completions", asking(stream=True))
+    await call.watched.wait()
+    assert house.engine.gate is not None
+    house.engine.gate.set()
+    await call.task
+    assert [call.delivered for call in await calls_of(house, claim)] == [False]
+
+
 async def test_a_call_that_was_delivered_is_written_once(house: House) -> None:
     claim = await house.claim()
     written: list[str] = []

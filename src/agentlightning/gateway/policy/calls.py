@@ -186,9 +186,10 @@ class PolicyCalls:
             rest = [decoder.finish() for decoder in job.decoders]
             answer = _answer(job)
             watch.look()
+            recorded_as_gone = job.gone  # the watch may say so at any time from here on
             await self._record(job, answer)
             pending.call_id = answer.call_id
-            await self._check_delivered(job, watch)
+            await self._check_delivered(job, watch, recorded_as_gone)
             if stream is None:
                 await reply.whole(200, job.wire.body(job.request, answer))
             else:
@@ -208,9 +209,8 @@ class PolicyCalls:
             watch.stop()
             self._abandoned.discard(deadline)
 
-    async def _check_delivered(self, job: PolicyJob, watch: DisconnectWatch) -> None:
+    async def _check_delivered(self, job: PolicyJob, watch: DisconnectWatch, recorded_as_gone: bool) -> None:
         """The agent may have gone while its call was being recorded; in every other case no second write is needed."""
-        recorded_as_gone = job.gone
         watch.look()
         if job.gone and not recorded_as_gone:
             ids = [job.call_id(index) for index in range(len(job.seeds))]
