@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
-from agentlightning.cli.retention import bytes_of, shown_bytes
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError
 from agentlightning.store.open import open_store
 from agentlightning.types import Finish, NewRollout, Run, WorkerStatus
@@ -85,21 +84,6 @@ def test_pruning_says_what_would_go_and_does_it() -> None:
     assert agl("runs", "prune", "--older-than", "30d", "--keep-records", "7d").output.startswith("0 runs deleted")
     assert agl("runs", "prune", "--older-than", "0h", "--yes").exit_code == 0
     assert runs() == ["now"]
-
-
-@pytest.mark.parametrize(("text", "size"), [("10GB", 10**10), ("1.5 mb", 1_500_000), ("7", 7), (None, None)])
-def test_sizes_are_read(text: str | None, size: int | None) -> None:
-    assert bytes_of(text, "--keep-size") == size
-
-
-@pytest.mark.parametrize("text", ["10 GiB", "much", "-1GB", ""])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--keep-size: expected a size"):
-        bytes_of(text, "--keep-size")
-
-
-def test_sizes_are_shown_for_people() -> None:
-    assert [shown_bytes(size) for size in (0, 999, 1200, 3_400_000_000)] == ["0 B", "999 B", "1.2 KB", "3.4 GB"]
 
 
 def test_runs_are_listed_with_their_sizes_on_request() -> None:

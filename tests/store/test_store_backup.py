@@ -13,7 +13,7 @@ import pytest
 import redis_server
 from store_samples import a_call, a_worker, claimed, faults
 
-from agentlightning.engines.saved_folders import seal
+from agentlightning.engines.saved_folders import MANIFEST, seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
@@ -180,3 +180,14 @@ async def test_a_checkpoint_that_is_damaged_or_elsewhere_is_not_copied(tmp_path:
         assert (await backup(url, runs, to, quiet)).checkpoints == 1
     copied = [path.name for path in (to / "runs" / run_id / "checkpoints").iterdir()]
     assert copied == ["step-000000"]
+
+
+async def test_a_checkpoint_of_an_earlier_version_has_no_manifest_and_is_copied(tmp_path: Path) -> None:
+    url, runs, to = f"sqlite:///{tmp_path}/agl.db", tmp_path / "runs", tmp_path / "backup"
+    async with open_store(url) as store:
+        claim = await a_trained_run(store, runs)
+        (checkpoint,) = await store.checkpoints(claim.rollout.run_id)
+        (Path(checkpoint.path) / MANIFEST).unlink()
+        assert (await backup(url, runs, to, quiet)).checkpoints == 1
+    copy = to / "runs" / claim.rollout.run_id / "checkpoints" / "step-000000" / "learner.pt"
+    assert copy.read_bytes() == bytes(range(256)) * 100

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from agentlightning.cli.options import RunId, Store, with_store
+from agentlightning.cli.quantities import bytes_of, days_of, shown_bytes
 from agentlightning.errors import ConfigError, ConflictError
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ To = Annotated[Path, typer.Option("--to", help="New folder for the files.")]
 Format = Annotated[Literal["jsonl", "parquet"], typer.Option("--format", help="jsonl or parquet.")]
 Force = Annotated[bool, typer.Option("--force", help="Also a run that is running.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-DAYS = {"h": 1 / 24, "d": 1, "w": 7}
 
 
 def delete(
@@ -89,9 +87,9 @@ def prune(
     from agentlightning.store.pruning import Keep, drop_old_records, find_doomed
 
     keep = Keep(
-        days=_days(older_than, "--older-than"),
+        days=days_of(older_than, "--older-than"),
         bytes=bytes_of(keep_size, "--keep-size"),
-        record_days=_days(keep_records, "--keep-records"),
+        record_days=days_of(keep_records, "--keep-records"),
     )
     if keep == Keep():
         raise ConfigError("agl runs prune: say what to keep, with --older-than, --keep-size or --keep-records")
@@ -112,19 +110,6 @@ def prune(
         typer.echo(f"{len(doomed)} runs {would}deleted, and {calls} calls of runs that stay")
 
     with_store(store, work)
-
-
-def shown_bytes(size: int) -> str:
-    """For people: 1.2 GB."""
-    for unit in reversed(UNITS):
-        if size >= UNITS[unit]:
-            return f"{size / UNITS[unit]:.1f} {unit}" if unit else f"{size} B"
-    return "0 B"
-
-
-def bytes_of(text: str | None, name: str) -> int | None:
-    """A size such as 10GB; ConfigError that names the option otherwise."""
-    return None if text is None else int(_number(text.upper(), name, UNITS, "a size such as 10GB or 500MB"))
 
 
 async def _refuse_running(store: LightningStore, run: str, force: bool) -> None:
@@ -156,16 +141,3 @@ def _progress(run: str) -> Iterator[Callable[[int, int], None]]:
 
 def _said(counts: dict[str, int]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in counts.items() if number) or "nothing but the run"
-
-
-def _days(text: str | None, name: str) -> float | None:
-    return None if text is None else _number(text, name, DAYS, "a time such as 30d, 12h or 8w")
-
-
-def _number(text: str, name: str, units: dict[str, float] | dict[str, int], expected: str) -> float:
-    import re
-
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text.strip())
-    if match is None or match[2] not in units:
-        raise ConfigError(f"{name}: expected {expected}, got {text!r}")
-    return float(match[1]) * units[match[2]]

@@ -9,6 +9,7 @@ import typer
 
 from agentlightning.cli import retention
 from agentlightning.cli.options import RunId, Runs, Store, with_store
+from agentlightning.cli.quantities import shown_bytes
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
@@ -51,7 +52,7 @@ def list_runs(
         row += [_number(run.summary.get(name)) for name in ("train/reward_mean", "eval/greedy/reward_mean")]
         row.append(_time(run.created_ns))
         if size := held.get(run.id):
-            row += [str(size.rollouts), str(size.calls), str(size.spans), retention.shown_bytes(size.bytes)]
+            row += [str(size.rollouts), str(size.calls), str(size.spans), shown_bytes(size.bytes)]
         table.add_row(*row)
     screen().print(table if found else "no run yet; start one with: agl demo")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from agentlightning.cli.options import Store
-from agentlightning.cli.retention import bytes_of
+from agentlightning.cli.quantities import bytes_of
 from agentlightning.store.open import store_url
 
 

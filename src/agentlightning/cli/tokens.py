@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from agentlightning.cli.options import Server, Store, one_store, with_store
-from agentlightning.errors import InputError
+from agentlightning.cli.quantities import seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +20,6 @@ app = typer.Typer(help="Make, list and revoke tokens.", no_args_is_help=True, ri
 Run = Annotated[str | None, typer.Option("--run", help="Id of a run.")]
 
 PAGE = 1000
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @app.command("create")
@@ -37,7 +35,7 @@ def create_token(
 
     A worker needs a run. A trainer without one gets the first run that it creates; a reader without one reads all runs.
     """
-    lifetime_s = None if expires is None else seconds_of(expires)
+    lifetime_s = seconds_of(expires, "--expires")
     made = with_store(one_store(store, server), lambda opened: opened.create_token(name or role, role, run, lifetime_s))
     typer.echo(f"token {made.token.id}, {_what(made.token.role, made.token.run_id)}; it is not shown again:", err=True)
     typer.echo(made.secret)
@@ -97,18 +95,6 @@ def show_audit(
         place = str(entry.seq), _time(entry.created_ns)
         rows.append((*place, entry.actor, entry.action, entry.subject, entry.run_id or "-", detail))
     print_columns(screen(), rows)
-
-
-def seconds_of(text: str) -> float:
-    """The seconds of a duration.
-
-    >>> seconds_of("90m"), seconds_of("7d")
-    (5400.0, 604800.0)
-    """
-    found = re.fullmatch(r"(\d+)([smhd])", text)
-    if found is None or not int(found[1]):
-        raise InputError(f"--expires: expected a duration such as 90m, 12h or 7d, got {text!r}")
-    return float(int(found[1]) * _UNITS[found[2]])
 
 
 def _what(role: str, run_id: str | None) -> str:

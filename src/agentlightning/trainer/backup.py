@@ -28,6 +28,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.doctor import examine
 from agentlightning.store.open import open_store
 from agentlightning.store.server_lock import ServerLock
+from agentlightning.trainer.checkpoint import checkpoint_damage
 from agentlightning.types import JSON, Checkpoint
 
 ABOUT = "backup.json"
@@ -134,13 +135,16 @@ def _own(checkpoint: Checkpoint, folder: Path) -> bool:
 
 
 def _copied(checkpoint: Path, to: Path) -> bool:
-    """Copy a checkpoint that is as it was written; False where it is not, or is deleted meanwhile."""
+    """Copy a checkpoint that is as it was written; False where it is not, or is deleted meanwhile.
+
+    One of an earlier version has no manifest: it is whole where nothing was deleted of it until it was copied.
+    """
     copy = to / "checkpoints" / checkpoint.name
     shutil.rmtree(copy, ignore_errors=True)
+    names = sorted(checkpoint.rglob("*"))
     try:
         shutil.copytree(checkpoint, copy)
-        manifests = list(copy.rglob(MANIFEST))
-        if manifests and not any(damage(one.parent) for one in manifests):
+        if names == sorted(checkpoint.rglob("*")) and checkpoint_damage(copy) is None:
             return True
     except (FileNotFoundError, shutil.Error):
         if checkpoint.exists():
@@ -150,7 +154,7 @@ def _copied(checkpoint: Path, to: Path) -> bool:
 
 
 def _about(source: Path) -> JSON:
-    """Of what a whole backup is. NotFoundError where there is none, StoreError where it is damaged."""
+    """Says what a whole backup is of. NotFoundError where there is none, StoreError where it is damaged."""
     if not (source / ABOUT).is_file() or not (source / MANIFEST).is_file():
         raise NotFoundError(f"{source}: is no backup; name a folder that agl store backup has written")
     if found := damage(source):
@@ -205,5 +209,5 @@ async def _move_checkpoints(store: LightningStore, run_id: str, former: Path, ru
 
 
 def described(done: BackedUp) -> str:
-    """In words, for people."""
+    """Says it for people."""
     return f"{done.runs} runs, {done.checkpoints} checkpoints"

@@ -170,8 +170,10 @@ class RunFolder:
 
     def append_metrics(self, row: JSON) -> None:
         """Add a row with `step` and `kind`; of the kind `RESUMED`, it undoes those of later steps."""
-        with _writing(self.path), open_private(self.path / "metrics.jsonl", "ab") as file:
-            file.write(orjson.dumps(row) + b"\n")
+        path = self.path / "metrics.jsonl"
+        with _writing(self.path), open_private(path, "ab") as file:
+            # What a full disk left of a row must not take this one with it.
+            file.write((b"" if _ends_a_line(path) else b"\n") + orjson.dumps(row) + b"\n")
 
     def metrics(self) -> list[JSON]:
         """Rows of metrics.jsonl, the last one of each step; what a crash undid and nobody executed again is left out."""
@@ -187,6 +189,14 @@ class RunFolder:
             else:
                 rows[row["step"], row["kind"]] = row
         return sorted(rows.values(), key=lambda row: (row["step"], row["kind"]))
+
+
+def _ends_a_line(file: Path) -> bool:
+    with file.open("rb") as opened:
+        if not opened.seek(0, os.SEEK_END):
+            return True
+        opened.seek(-1, os.SEEK_END)
+        return opened.read(1) == b"\n"
 
 
 def _upgraded_row(line: bytes) -> bytes:
@@ -251,7 +261,7 @@ async def last_checkpoint(store: LightningStore, run_id: str) -> Checkpoint | No
     damaged = []
     for checkpoint in reversed(recorded):
         path = Path(checkpoint.path)
-        if found := await asyncio.to_thread(_damage, path):
+        if found := await asyncio.to_thread(checkpoint_damage, path):
             damaged.append(f"{path}: {found}")
         elif found is None:
             for sentence in damaged:
@@ -266,7 +276,7 @@ async def last_checkpoint(store: LightningStore, run_id: str) -> Checkpoint | No
     return None
 
 
-def _damage(checkpoint: Path) -> str | None:
+def checkpoint_damage(checkpoint: Path) -> str | None:
     """Returns what is wrong with a checkpoint; None where nothing is, empty where it is not there (any more)."""
     policies = policies_in(checkpoint)
     for folder in policies.values():

@@ -286,10 +286,11 @@ class LocalEngine(ForwardingEngine):
         timeout_s = max(limits.stall_timeout_s, limits.start_timeout_s) + limits.hang_timeout_s + limits.start_timeout_s
         deadline = time.monotonic() + timeout_s
         headers = {"Authorization": f"Bearer {self._weights_key}"}
-        request = partial(self._http.post, headers=headers, json=body, timeout=aiohttp.ClientTimeout(timeout_s))
+        request = partial(self._http.post, f"{self._url}/collective_rpc", headers=headers, json=body)
         while True:
             try:
-                async with request(f"{self._url}/collective_rpc") as answer:
+                left = aiohttp.ClientTimeout(max(WATCH_S, deadline - time.monotonic()))  # 0 would be no limit
+                async with request(timeout=left) as answer:
                     if answer.status == 200:
                         return
                     message = (await answer.json())["error"]["message"]
