@@ -192,7 +192,7 @@ async def test_runs_and_the_store_are_left_out_of_what_is_readable(listener: Lis
     (tmp_path / "data.txt").write_text("data")
     settings = SandboxConfig(kind="bubblewrap", readable=(str(tmp_path),))
     a_sandbox("bubblewrap", listener.url)
-    hidden = store_folders({"store": {"url": f"sqlite:///{tmp_path}/runs/agl.db"}})
+    hidden = store_folders({"store": {"url": f"sqlite:///{tmp_path}/runs/agl.db"}}, None)
     sandbox = Sandbox(settings, "sh", server_url=listener.url, hidden=hidden)
     runner = CommandRunner(f"sh -c 'cat {tmp_path}/data.txt; ls -A {tmp_path}/runs; echo'", sandbox=sandbox)
     assert (await run(runner, url=listener.url)).output == "data\n"
@@ -202,6 +202,18 @@ async def test_runs_and_the_store_are_left_out_of_what_is_readable(listener: Lis
     inner = SandboxConfig(kind="bubblewrap", readable=(str(tmp_path / "runs"),))
     with pytest.raises(ConfigError, match="which no agent may read"):
         Sandbox(inner, "sh", hidden=[tmp_path])
+
+
+async def test_a_folder_of_runs_is_left_out_that_comes_after_the_worker_has_started(
+    listener: Listener, tmp_path: Path
+) -> None:
+    a_sandbox("bubblewrap", listener.url)
+    settings = SandboxConfig(kind="bubblewrap", readable=(str(tmp_path),))
+    sandbox = Sandbox(settings, "sh", server_url=listener.url, hidden=[tmp_path / "runs"])
+    (tmp_path / "runs" / "run-1").mkdir(parents=True)
+    runner = CommandRunner(f"sh -c 'ls -A {tmp_path} {tmp_path}/runs'", sandbox=sandbox)
+    assert str((await run(runner, url=listener.url)).output).split() == [f"{tmp_path}:", "runs", f"{tmp_path}/runs:"]
+    runner.close()
 
 
 @pytest.mark.skipif(

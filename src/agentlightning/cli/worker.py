@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from agentlightning.cli.options import Runs
 
 
 def worker(
@@ -15,8 +18,9 @@ def worker(
         list[str] | None, typer.Option("--reward", help="Reward function file.py:name. May be repeated.")
     ] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Rollouts at a time.")] = 32,
+    runs: Runs = Path("runs"),
 ) -> None:
-    """Claim rollouts of a run and run the agent on them until Ctrl-C."""
+    """Claim rollouts of a run and run the agent on them until Ctrl-C. An agent in a sandbox does not see --runs."""
     import asyncio
     import os
     import socket
@@ -32,6 +36,7 @@ def worker(
     if not os.environ.get(KEY_VARIABLE) and (key := find_key(server)) is not None:
         os.environ[KEY_VARIABLE] = asyncio.run(_own_token(server, key, run))
     arguments = ["--server", server, "--run", run, "--concurrency", str(concurrency)]
+    arguments += ["--hidden", str(runs.resolve())]
     arguments += ["--agent" if agent_setting(agent) == "agent.run" else "--command", agent]
     arguments += [word for spec in reward or [] for word in ("--reward", spec)]
     raise SystemExit(main([*arguments, "--worker-id", f"{socket.gethostname()}-{os.getpid()}"]))

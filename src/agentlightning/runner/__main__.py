@@ -157,7 +157,7 @@ async def _runner(
         return agent
     sandbox = None
     if settings is not None:
-        hidden = [Path(path) for path in options.hidden or ()] + store_folders(config)
+        hidden = [Path(path) for path in options.hidden or ()] + store_folders(config, options.server)
         program = split_command(options.command, "agent command", found=settings.image is None)[0]
         sandbox = Sandbox(settings, program, server_url=options.server, hidden=hidden)
         await asyncio.to_thread(sandbox.check)

@@ -56,6 +56,12 @@ def client_key(url: str) -> str | None:
 
 def find_key(url: str) -> str | None:
     """The key of the server that serves at this URL now, where this user started it on this machine; else None."""
+    path = find_key_file(url)
+    return None if path is None else _read(path)
+
+
+def find_key_file(url: str) -> Path | None:
+    """The file of that key: beside the server's SQLite store where it has one."""
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -76,7 +82,7 @@ def find_key(url: str) -> str | None:
             path = file.read(MAX_KEY_BYTES).strip()
         else:
             return None  # its server has ended: the port may be anybody's
-    return _read(Path(path)) if path and Path(path).exists() else None
+    return Path(path) if path and Path(path).exists() else None
 
 
 @contextmanager

@@ -272,7 +272,7 @@ class Processes:
         agent, settings = self._config.agent, self._config.sandbox
         if settings is None or agent.command is None or agent.workers == 0:
             return
-        hidden = [self._folder.path.parent, *store_folders(run_record(self._config))]
+        hidden = [self._folder.path.parent, *store_folders(run_record(self._config), self._server)]
         program = split_command(agent.command, "agent.command", found=settings.image is None)[0]
         sandbox = Sandbox(settings, program, hidden=hidden)
         sandbox.check()

@@ -45,7 +45,7 @@ class View:
     shown: tuple[Path, ...]
     """Read-only, at the path that they have here."""
     hidden: tuple[Path, ...]
-    """Folders in them that are shown empty."""
+    """Folders in them that are shown empty, once they are there."""
     links: tuple[tuple[Path, str], ...] = ()
     """Symbolic links of the root folder, /bin for one, and where they lead."""
 
@@ -66,7 +66,7 @@ def view_of(readable: Sequence[str], hidden: Sequence[Path], *, program: str | N
                 f"sandbox.readable: {secret} holds runs or the store, which no agent may read; give the agent a folder "
                 "of its own"
             )
-        inner += [path / secret.relative_to(path.resolve()) for path in holders if secret.is_dir()]
+        inner += [path / secret.relative_to(path.resolve()) for path in holders]
     for path in shown:
         if any(path.resolve().is_relative_to(secret.resolve()) for secret in hidden):
             raise ConfigError(f"sandbox.readable: {path} belongs to runs or the store, which no agent may read")

@@ -43,6 +43,11 @@ class Box:
     environment: Mapping[str, str]
 
     @property
+    def hidden(self) -> list[Path]:
+        """The folders to show empty: a worker may start before the first run of its folder."""
+        return [path for path in self.view.hidden if path.is_dir()]
+
+    @property
     def shared(self) -> Path:
         """The folder that is shown at INSIDE."""
         return self.folder / "shared"
@@ -104,7 +109,7 @@ class Bubblewrap:
             words += ["--perms", "1777", "--size", str(box.settings.disk_mb * MEGABYTE), "--tmpfs", place]
         for path in (path for path in box.view.shown if path.is_relative_to(private)):
             words += ["--ro-bind", str(path.resolve()), str(path)]
-        for path in box.view.hidden:
+        for path in box.hidden:
             words += ["--tmpfs", str(path), "--remount-ro", str(path)]
         words += ["--ro-bind", str(box.shared), INSIDE, "--dir", box.cwd, "--chdir", box.cwd, "--remount-ro", "/"]
         return [*words, "--", relay_python(), "-I", "-S", *box.relay]
@@ -153,7 +158,7 @@ class Gvisor:
         mounts: list[dict[str, object]] = [{"destination": "/proc", "type": "proc", "source": "proc"}]
         mounts.append(_tmpfs("/tmp", "mode=1777", f"size={box.settings.disk_mb * MEGABYTE}"))
         mounts += [_bind(path.resolve(), str(path)) for path in box.view.shown]
-        mounts += [_tmpfs(str(path), "ro") for path in box.view.hidden]
+        mounts += [_tmpfs(str(path), "ro") for path in box.hidden]
         mounts.append(_bind(box.shared, INSIDE))
         no_capabilities: dict[str, list[str]] = {
             kind: [] for kind in ("bounding", "effective", "inheritable", "permitted", "ambient")
@@ -206,7 +211,7 @@ class Container:
         shown |= {f"/etc/{file.name}": file for file in box.etc.iterdir() if file.name == "hosts"}
         for place, path in {**shown, INSIDE: box.shared}.items():
             words += ["--mount", f"type=bind,source={path},destination={place},readonly"]
-        empty = [str(path) for path in box.view.hidden]
+        empty = [str(path) for path in box.hidden]
         if not any(Path(box.cwd).is_relative_to(path) for path in box.view.shown):
             empty.append(box.cwd)  # Podman makes no working folder
         for place in empty:

@@ -28,6 +28,7 @@ from agentlightning.runner.sandbox.filesystem import HOME, INSIDE, etc_files, vi
 from agentlightning.runner.sandbox.gateway_socket import GatewaySocket, ServerAddress
 from agentlightning.runner.sandbox.kinds import MEGABYTE, Box, kind_of
 from agentlightning.runner.sandbox.limits import Cgroup, Cgroups, rlimits
+from agentlightning.store.server_keys import find_key_file
 
 PROBE_TIMEOUT_S = 120.0
 """For one empty sandbox; a container's image may have to be fetched."""
@@ -223,12 +224,15 @@ def sandbox_of_run(config: Mapping[str, Any]) -> SandboxConfig | None:
     return parse_settings(SandboxConfig, table, "sandbox", ".") if isinstance(table, dict) else None
 
 
-def store_folders(config: Mapping[str, Any]) -> list[Path]:
-    """The folder of a run's SQLite store, where it has one."""
+def store_folders(config: Mapping[str, Any], server_url: str | None) -> list[Path]:
+    """The folders of a run's SQLite store and of the key of its server, where they are on this machine."""
     table = config.get("store")
     url = str(table.get("url", "")) if isinstance(table, dict) else ""
     scheme, _, rest = url.partition(":///")
-    return [Path(rest.partition("?")[0]).absolute().parent] if scheme == "sqlite" and rest else []
+    files = [Path(rest.partition("?")[0]).absolute()] if scheme == "sqlite" and rest else []
+    if server_url is not None and (key := find_key_file(server_url)) is not None:
+        files.append(key)
+    return [file.parent for file in files]
 
 
 def _joined(group: Cgroup | None, command: list[str]) -> list[str]:
