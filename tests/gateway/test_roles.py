@@ -14,8 +14,9 @@ import pytest
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError
 from agentlightning.gateway.authentication import TOKEN_AGE_S, Authentication, ServerKeyError
 from agentlightning.gateway.rest import create_api
-from agentlightning.gateway.roles import RULES
+from agentlightning.gateway.roles import RULES, Caller, Permissions
 from agentlightning.gateway.server import AgentLightningServer
+from agentlightning.store.audit import Actor
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -205,6 +206,17 @@ async def test_a_record_that_names_the_tokens_run_and_a_rollout_of_another_is_re
         said = await refused(store, method, given)
     assert said is not None
     assert f"rollout {other.rollout.id}" in said
+
+
+async def test_rollouts_of_another_run_are_refused_however_few_are_remembered() -> None:
+    async with InMemoryLightningStore() as store:
+        mine, other = await claimed(store), await claimed(store)
+        caller = Caller(role="worker", run_id=mine.rollout.run_id, actor=Actor(name="a worker"))
+        permissions = Permissions(store, limit=1)
+        for ids in ([other.rollout.id, mine.rollout.id], [mine.rollout.id, other.rollout.id]):
+            with pytest.raises(ConfigError, match=f"rollout {other.rollout.id}: this token opens run"):
+                await permissions.check(caller, "calls", {"rollout_ids": ids})
+        assert await permissions.check(caller, "calls", {"rollout_ids": [mine.rollout.id]})
 
 
 async def test_what_names_no_run_is_narrowed_to_the_tokens(admin: LightningStoreClient) -> None:

@@ -194,10 +194,14 @@ class Permissions:
         touched = rule.touched(given)
         others = {"all runs" if each is None else f"run {each}" for each in touched.runs if each != run_id}
         ids = set(touched.rollouts)
-        if unknown := [each for each in ids if each not in self._runs]:
-            # A rollout that does not exist is left to the method, which says so.
-            self.learn({each.id: each.run_id for each in await self._store.rollouts(RolloutQuery(ids=unknown))})
-        others |= {f"rollout {each}" for each in ids if self._runs.get(each, run_id) != run_id}
+        runs = {each: self._runs[each] for each in ids if each in self._runs}
+        if unknown := ids - runs.keys():
+            # A rollout that does not exist is left to the method, which says so. What is remembered decides nothing here:
+            # other requests, and this one, push rollouts out of the cache.
+            found = {each.id: each.run_id for each in await self._store.rollouts(RolloutQuery(ids=sorted(unknown)))}
+            self.learn(found)
+            runs |= found
+        others |= {f"rollout {each}" for each, its_run in runs.items() if its_run != run_id}
         if named := set(touched.tokens):
             others |= {f"token {each}" for each in named - {own.id for own in await self._store.tokens(run_id)}}
         if others:
