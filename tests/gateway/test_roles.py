@@ -264,6 +264,17 @@ async def test_a_trainers_token_without_a_run_gets_the_first_that_it_creates(adm
     assert len(await admin.runs()) == 2
 
 
+@pytest.mark.parametrize("role", ["trainer", "reader"])
+async def test_a_trainer_revokes_no_token_of_its_run_but_workers(admin: LightningStoreClient, role: TokenRole) -> None:
+    run_id = (await claimed(admin)).rollout.run_id
+    made = await admin.create_token("an admin's", role, run_id)
+    async with holding(admin, "trainer", run_id) as store:
+        with pytest.raises(ConfigError, match=f"token {made.token.id}: a trainer revokes tokens of workers only"):
+            await store.revoke_token(made.token.id)
+    async with LightningStoreClient(admin._url, made.secret) as store:
+        assert len(await store.runs()) == 1
+
+
 async def test_a_revoked_token_opens_nothing_from_the_next_request_on(admin: LightningStoreClient) -> None:
     made = await admin.create_token("w", "reader")
     async with LightningStoreClient(admin._url, made.secret) as store:

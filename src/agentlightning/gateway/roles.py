@@ -202,10 +202,13 @@ class Permissions:
             self.learn(found)
             runs |= found
         others |= {f"rollout {each}" for each, its_run in runs.items() if its_run != run_id}
-        if named := set(touched.tokens):
-            others |= {f"token {each}" for each in named - {own.id for own in await self._store.tokens(run_id)}}
+        named = set(touched.tokens)
+        tokens = {each.id: each.role for each in await self._store.tokens(run_id)} if named else {}
+        others |= {f"token {each}" for each in named - tokens.keys()}
         if others:
             raise RoleError(f"{method}: {min(others)}: this token opens run {run_id} only")
+        if kept := [each for each in named if tokens[each] != "worker"]:
+            raise RoleError(f"{method}: token {min(kept)}: a trainer revokes tokens of workers only")
         if (why := rule.refused(given)) is not None:
             raise RoleError(f"{method}: {why}")
 
