@@ -8,8 +8,9 @@ from typing import get_args
 from agentlightning.adapters.sequences import Aggregation
 from agentlightning.algorithms.advantage import ADVANTAGES
 from agentlightning.algorithms.catalog import SETTINGS, catalog, named_in
+from agentlightning.algorithms.combinations import LOSSES
 from agentlightning.algorithms.credit import CREDIT
-from agentlightning.algorithms.lightning_rl import LOSSES, LightningRL
+from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.trainer.offline.settings import OFFLINE_ALGORITHMS
 
 FILE = Path(__file__).parents[2] / "examples" / "own_algorithm" / "own_algorithm.py"

@@ -115,6 +115,13 @@ def test_dynamic_sampling_counts_what_is_informative() -> None:
     assert weight(plan.minibatches[0]) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("replaced", [4, 36])
+def test_groups_that_dynamic_sampling_replaced_take_no_update_away(replaced: int) -> None:
+    groups = [group("a", 1.0, 0.0, 1.0, 0.0), group("b", *[0.0] * replaced)]
+    plan = LightningRL(dynamic_sampling=True, minibatches=4).plan(groups, seed=0)
+    assert [weight(minibatch) for minibatch in plan.minibatches] == pytest.approx([1.0] * 4)
+
+
 @pytest.mark.parametrize("term", ["kl", "entropy"])
 def test_kl_and_entropy_are_of_all_rollouts(term: str) -> None:
     """DeepSeekMath (2024), equation 3: the KL term is outside of the advantage, so every completion has one."""

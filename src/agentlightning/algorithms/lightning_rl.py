@@ -12,41 +12,26 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from agentlightning.adapters.sequences import Aggregation
 from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED, PerToken, rewards_to_go, whiten_batch
+from agentlightning.algorithms.combinations import AGGREGATIONS, CLIPS, GAE, LOSSES, check_combinations
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
 from agentlightning.algorithms.credit.rule import Credit
 from agentlightning.algorithms.critic import Critic, Values, estimates, explained
-from agentlightning.algorithms.plugins import FunctionKind, plugin_advantages, plugin_settings
+from agentlightning.algorithms.plugins import plugin_advantages, plugin_settings
 from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
 from agentlightning.algorithms.selection import own_credits, own_groups
 from agentlightning.algorithms.settings import CodeName, Names, UnitInterval, check_settings
 from agentlightning.algorithms.step_stats import any_signal, step_stats, without_signal
 from agentlightning.algorithms.updates import Signal, minibatches
 from agentlightning.code_loader import plugin_hash
-from agentlightning.errors import ConfigError, RewardError
+from agentlightning.errors import RewardError
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
 from agentlightning.types import Outcome
-
-LOSSES = ("ppo_clip", "gspo", "cispo", "reinforce")
-"""Losses of samples: sft is one of demonstrations."""
-GAE = "gae"
-"""The advantage that asks an engine for a critic's values."""
-ALONE = (GAE, "reinforce", "reinforce_pp")
-"""Advantages that do not compare the rollouts of a group, so that a group may be one rollout."""
-CLIPS: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {"ppo_clip": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}
-)
-"""clip_low and clip_high of each loss that has them, where none are given: DAPO (Yu et al. 2025); GSPO (Zheng et al. 2025),
-section 5.1; MiniMax-M1 (2025) without a lower bound, with DAPO's upper one, since the paper gives none."""
-
-AGGREGATIONS: Mapping[str, Aggregation] = MappingProxyType({"gspo": "sequence_mean", "dr_grpo": "fixed_length"})
-"""Aggregations that belong to a loss or an advantage: GSPO (Zheng et al. 2025), equation 5, a mean over sequences; Dr. GRPO
-(Liu et al. 2025), section 3.2, a constant in place of each completion's length."""
 
 
 def _rule_name(credit: object) -> str:
@@ -162,16 +147,9 @@ class LightningRL:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        self._check_plugins()
-        if self.group_size == 1 and self.advantage in ADVANTAGES and self.advantage not in ALONE:
-            raise ConfigError(
-                f"algorithm.group_size: expected a whole number of at least 2 with advantage = {self.advantage!r}, got 1"
-            )
-        self._check_credit()
-        self._check_critic()
-        self._check_rewards()
-        self._check_aggregations()
-        self._check_loss()
+        check_combinations(self)
+        if self.advantage == GAE and self.critic is None:
+            object.__setattr__(self, "critic", Critic())
 
     @property
     def loss_terms(self) -> Loss:
@@ -409,89 +387,3 @@ class LightningRL:
 
     def _rewards(self) -> RewardPolicy:
         return RewardPolicy(weights=self.reward_weights or {}, missing=self.missing_reward, fill=self.fill_reward)
-
-    def _check_plugins(self) -> None:
-        parts: tuple[tuple[FunctionKind, str, tuple[str, ...], Mapping[str, Any] | None], ...] = (
-            ("advantage", self.advantage, (*ADVANTAGES, GAE), self.advantage_settings),
-            ("loss", self.loss, LOSSES, self.loss_settings),
-            ("aggregation", self.loss_aggregation, get_args(Aggregation), self.aggregation_settings),
-        )
-        for kind, name, built_in, given in parts:
-            if name not in built_in:
-                plugin_settings(kind, name, given, built_in)
-            elif given is not None:
-                raise ConfigError(f"algorithm.{kind}_settings: has no effect with {kind} = {name!r}, which has none")
-
-    def _check_credit(self) -> None:
-        find_rule(str(self.credit)).settings(self.credit_settings or {})
-        if self.advantage == GAE and self.credit != "uniform":
-            raise ConfigError(
-                f"algorithm.credit: {self.credit!r} has no effect with advantage = 'gae', whose critic gives credit"
-            )
-        if not self.normalize_std and self.advantage not in ("grpo", GAE):
-            raise ConfigError(
-                f"algorithm.normalize_std: has an effect with advantage = 'grpo' or 'gae' only, not with {self.advantage!r}"
-            )
-
-    def _check_critic(self) -> None:
-        if self.advantage != GAE and self.critic is not None:
-            raise ConfigError(f"algorithm.critic: has no effect with advantage = {self.advantage!r}; expected 'gae'")
-        if self.advantage == GAE and self.critic is None:
-            object.__setattr__(self, "critic", Critic())
-
-    def _check_rewards(self) -> None:
-        if self.dynamic_sampling and self.advantage in WHITENED:
-            raise ConfigError(
-                f"algorithm.dynamic_sampling: has no effect with advantage = {self.advantage!r}, which compares the "
-                "tokens of the whole step, so that every group has a signal"
-            )
-        if self.missing_reward == "fill" and self.fill_reward is None:
-            raise ConfigError("algorithm.fill_reward: expected a number with missing_reward = 'fill'")
-        if self.missing_reward != "fill" and self.fill_reward is not None:
-            raise ConfigError(f"algorithm.fill_reward: has no effect with missing_reward = {self.missing_reward!r}")
-
-    def _check_aggregations(self) -> None:
-        if self.kl_in_reward and self.kl_estimator not in (None, "k1"):
-            raise ConfigError(
-                "algorithm.kl_estimator: expected 'k1', or none, with advantage = 'reinforce_pp', whose KL is a reward per "
-                f"token, got {self.kl_estimator!r}; to resume a run of an earlier version, which had it in the loss, take "
-                "kl_estimator out of its config.json"
-            )
-        if self.kl_in_reward and self.kl_aggregation is not None:
-            raise ConfigError(
-                "algorithm.kl_aggregation: has no effect with advantage = 'reinforce_pp', whose KL is a reward per token"
-            )
-        for name, coefficient in (("kl_aggregation", self.kl), ("entropy_aggregation", self.entropy)):
-            if getattr(self, name) is not None and not coefficient:
-                raise ConfigError(f"algorithm.{name}: has no effect with {name.partition('_')[0]} = 0")
-        if self.aggregation is None and self.loss in AGGREGATIONS and self.advantage in AGGREGATIONS:
-            raise ConfigError(
-                f"algorithm.aggregation: expected one, since loss = {self.loss!r} comes with {AGGREGATIONS[self.loss]!r} "
-                f"and advantage = {self.advantage!r} with {AGGREGATIONS[self.advantage]!r}"
-            )
-        counted = "fixed_length" in (self.loss_aggregation, self.kl_aggregation, self.entropy_aggregation)
-        if counted and self.fixed_length is None:
-            raise ConfigError(
-                "algorithm.fixed_length: expected a number of tokens, which the aggregation 'fixed_length' divides by"
-                + (f"; it comes with advantage = {self.advantage!r}" if self.aggregation is None else "")
-            )
-        if not counted and self.fixed_length is not None:
-            raise ConfigError("algorithm.fixed_length: has no effect without an aggregation 'fixed_length'")
-
-    def _check_loss(self) -> None:
-        """Checks what an engine's own check cannot see."""
-        for name in ("clip_low", "clip_high"):
-            if getattr(self, name) is not None and self.loss not in CLIPS:
-                raise ConfigError(f"algorithm.{name}: has no effect with loss = {self.loss!r}")
-        if self.loss in CLIPS or self.loss not in LOSSES or self.importance is not None:
-            return
-        for name, one in (("minibatches", self.minibatches), ("epochs", self.epochs)):
-            if one != 1:
-                raise ConfigError(
-                    f"algorithm.{name}: expected 1 with loss = {self.loss!r} without importance, whose gradient holds for "
-                    f"fresh samples only, got {one}"
-                )
-        if self.ratio == "old_policy" and self.ratio_mask is None:
-            raise ConfigError(
-                f"algorithm.ratio: 'old_policy' has no effect with loss = {self.loss!r}, which has no ratio"
-            )

@@ -39,14 +39,18 @@ def minibatches(
 
     Minibatches have the same number of rollouts whatever is learned from: those `trained` (ids) fill as few as they need,
     are joined there by others, which count in the weights and have no gradient, and the rest is left out. Of 32 rollouts,
-    10 of them trained, in four minibatches: one of 8 of these, one of 2 and 6 others, and no third update. A KL or entropy
-    term has a gradient in every rollout: all minibatches are then made, of all rollouts.
+    10 of them trained, in four minibatches: one of 8 of these, one of 2 and 6 others, and no third update. With dynamic
+    sampling those trained are what the step wanted, and make all minibatches. A KL or entropy term has a gradient in every
+    rollout: all minibatches are then made, of all rollouts that count.
     """
     counted = [one for one in trajectories if any(transition.sampled_ids for transition in one.transitions)]
     parts = min(settings.minibatches, len(counted))
     if settings.counts_informative_only:
         informative = [one for one in counted if one.rollout_id in trained]
-        parts = -(-len(informative) * parts // len(counted)) if counted else 0
+        if settings.dynamic_sampling:  # the others were replaced: a step has as many updates however many they were
+            parts = min(parts, len(informative))
+        elif counted:
+            parts = -(-len(informative) * parts // len(counted))
         counted = informative
     everywhere = bool(settings.loss_terms.kl or settings.entropy or settings.critic)
     dice = random.Random(seed)
