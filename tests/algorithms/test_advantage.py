@@ -65,6 +65,15 @@ def test_one_success_in_four_by_hand(rule: str, expected: list[float]) -> None:
     assert of(rule, [1.0, 0.0, 0.0, 0.0]) == pytest.approx(expected, abs=1e-6)
 
 
+def test_calls_that_are_left_out_are_not_normalised() -> None:
+    left_out = [[True, False], [True, False]]
+    plain = whiten_batch([[1.0], [0.0]], [[1], [3]])
+    assert whiten_batch([[0.0, 1.0], [[0.0, -0.1], 0.0]], [[5, 1], [2, 3]], left_out) == [
+        [0.0, *plain[0]],
+        [[0.0, 0.0], *plain[1]],
+    ]
+
+
 def test_a_step_is_normalised_over_the_tokens_of_all_its_groups() -> None:
     # one-call rollouts of two groups: [1, 0] and [5, 5]; batch mean 2.75, sample variance (3.0625 + 7.5625 + 2 × 5.0625) / 3
     deviation = 6.916666666666667**0.5

@@ -355,6 +355,15 @@ def test_reinforce_pp_compares_rollouts_of_different_groups() -> None:
     assert set(plan.outcomes.values()) == {"trained"}
 
 
+@pytest.mark.parametrize("advantage", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_calls_that_a_credit_rule_leaves_out_are_not_trained_by_a_normalisation_over_the_step(advantage: str) -> None:
+    algorithm = LightningRL(advantage=advantage, credit="last")
+    found = [row for members in (group("a", 1.0, 0.0), group("b", 1.0, 0.0)) for row in algorithm.advantages(members)]
+    assert [first for first, _ in found] == [0.0] * 4
+
+    assert found[0][1] > 0 > found[1][1]
+
+
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"])
 def test_each_advantage_rule_has_an_effect(advantage: str) -> None:
     """Kill switch: with any rule in the place of another, one of these plans is another."""

@@ -119,19 +119,26 @@ def maxrl(
     return _compare(credits, [mean] * len(rewards), mean, shares)
 
 
-def whiten_batch(batch: Sequence[Sequence[PerToken]], lengths: Sequence[Sequence[int]]) -> list[list[PerToken]]:
+def whiten_batch(
+    batch: Sequence[Sequence[PerToken]],
+    lengths: Sequence[Sequence[int]],
+    left_out: Sequence[Sequence[bool]] | None = None,
+) -> list[list[PerToken]]:
     """(value - mean) / sqrt(variance + 1e-8) over all sampled tokens of a step, whatever their groups.
 
     Hu et al. 2025, "REINFORCE++" (arXiv 2501.03262), global advantage normalisation: statistics over the tokens of the
     global batch, with the sample variance (n - 1), as verl's masked_whiten. `lengths` holds the sampled tokens of each
     call, whose value counts for each of them. Values [1, 0] in calls of 1 and 3 tokens: mean 0.25, deviation 0.5, [1.5,
-    -0.5]. Where all values are equal, all are exactly 0.
+    -0.5]. Where all values are equal, all are exactly 0. Calls `left_out` by a credit rule are in no statistics and stay
+    at 0.
     """
+    left_out = left_out or [[False] * len(values) for values in batch]
     weighed = [
         (number, 1 if isinstance(value, Sequence) else length)
-        for values, counts in zip(batch, lengths, strict=True)
-        for value, length in zip(values, counts, strict=True)
+        for values, counts, out in zip(batch, lengths, left_out, strict=True)
+        for value, length, is_out in zip(values, counts, out, strict=True)
         for number in (value if isinstance(value, Sequence) else [value])
+        if not is_out
     ]
     count = sum(length for _, length in weighed)
     if not count or len({number for number, _ in weighed}) == 1:
@@ -139,7 +146,13 @@ def whiten_batch(batch: Sequence[Sequence[PerToken]], lengths: Sequence[Sequence
     mean = math.fsum(number * length for number, length in weighed) / count
     squares = math.fsum((number - mean) ** 2 * length for number, length in weighed)
     scale = math.sqrt(squares / max(1, count - 1) + WHITEN_EPSILON)
-    return [[_each(value, lambda number: (number - mean) / scale) for value in values] for values in batch]
+    return [
+        [
+            _each(value, lambda _: 0.0) if is_out else _each(value, lambda number: (number - mean) / scale)
+            for value, is_out in zip(values, out, strict=True)
+        ]
+        for values, out in zip(batch, left_out, strict=True)
+    ]
 
 
 def rewards_to_go(batch: Credits, penalties: Sequence[Sequence[Sequence[float]]]) -> list[list[PerToken]]:

@@ -351,16 +351,17 @@ class LightningRL:
         groups, credits = own_groups(groups), own_credits(groups, credits)
         trajectories = [trajectory for group in groups for trajectory in group]
         if self.advantage in ADVANTAGES:
-            within = [self._within(group, ofgroup) for group, ofgroup in zip(groups, credits, strict=True)]
+            within = [self._within(group, rollouts) for group, rollouts in zip(groups, credits, strict=True)]
             numbers = [row for rows in within for row in rows]
             values: list[list[PerToken]] = [[*row] for row in numbers]
         else:
             values = plugin_advantages(self.advantage, self.advantage_settings, groups, credits)
         if penalties:
             values = rewards_to_go(numbers, [penalties[trajectory.rollout_id] for trajectory in trajectories])
+        flat = [credit for rollouts in credits for credit in rollouts]
         if self.advantage in WHITENED:
-            values = whiten_batch(values, [[len(call.sampled_ids) for call in one.transitions] for one in trajectories])
-        flat = [credit for ofgroup in credits for credit in ofgroup]
+            lengths = [[len(call.sampled_ids) for call in one.transitions] for one in trajectories]
+            values = whiten_batch(values, lengths, [credit.left_out for credit in flat])
         return {
             trajectory.rollout_id: self._with_bonus(trajectory, credit, row)
             for trajectory, credit, row in zip(trajectories, flat, values, strict=True)

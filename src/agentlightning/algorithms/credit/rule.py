@@ -33,6 +33,12 @@ class Credit:
     score: float | None = None
     """The number by which the rollout as a whole is compared with the others of its group. None: its reward."""
 
+    @property
+    def left_out(self) -> list[bool]:
+        """True for calls that the rule leaves out: with a value of 0 that is compared with nothing."""
+        shares = self.shares or [1.0] * len(self.values)
+        return [value == share == 0 for value, share in zip(self.values, shares, strict=True)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
@@ -83,11 +89,11 @@ class Rule:
             else:
                 returned = [[self.function(trajectory, group, **settings) for trajectory in group] for group in groups]
         self._require_one_each(len(groups), returned, "groups")
-        for group, ofgroup in zip(groups, returned, strict=True):
-            self._require_one_each(len(group), ofgroup, "rollouts")
+        for group, rollouts in zip(groups, returned, strict=True):
+            self._require_one_each(len(group), rollouts, "rollouts")
         return [
-            [self._checked(trajectory, credit) for trajectory, credit in zip(group, ofgroup, strict=True)]
-            for group, ofgroup in zip(groups, returned, strict=True)
+            [self._checked(trajectory, credit) for trajectory, credit in zip(group, rollouts, strict=True)]
+            for group, rollouts in zip(groups, returned, strict=True)
         ]
 
     def _checked(self, trajectory: Trajectory, returned: Any) -> Credit:
