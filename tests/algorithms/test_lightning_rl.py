@@ -344,10 +344,16 @@ def test_reinforce_pp_has_the_kl_in_the_reward_of_each_token_and_none_in_the_los
         LightningRL(advantage="reinforce_pp", kl=0.1, kl_aggregation="token_mean")
 
 
-@pytest.mark.parametrize("advantage", ["reinforce_pp", "reinforce_pp_baseline"])
-def test_dynamic_sampling_has_no_effect_where_all_tokens_of_a_step_are_compared(advantage: str) -> None:
+@pytest.mark.parametrize("advantage", ["reinforce_pp", "reinforce_pp_baseline", "gae"])
+def test_groups_without_signal_are_not_asked_for_where_every_group_has_one(advantage: str) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.dynamic_sampling: has no effect"):
         LightningRL(advantage=advantage, dynamic_sampling=True)
+    with pytest.raises(ConfigError, match=r"algorithm\.normalise_over: 'informative' has no effect"):
+        LightningRL(advantage=advantage, normalise_over="informative")
+
+
+def test_a_critic_that_is_right_about_a_rollout_may_leave_it_without_a_signal() -> None:
+    LightningRL(advantage="gae", normalize_std=False, normalise_over="informative")
 
 
 def test_reinforce_pp_compares_rollouts_of_different_groups() -> None:

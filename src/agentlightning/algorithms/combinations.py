@@ -77,10 +77,16 @@ def _check_credit(settings: LightningRL) -> None:
 
 
 def _check_rewards(settings: LightningRL) -> None:
-    if settings.dynamic_sampling and settings.advantage in WHITENED:
+    if settings.dynamic_sampling and settings.advantage in (*WHITENED, GAE):
         raise ConfigError(
-            f"algorithm.dynamic_sampling: has no effect with advantage = {settings.advantage!r}, which compares the "
-            "tokens of the whole step, so that every group has a signal"
+            f"algorithm.dynamic_sampling: has no effect with advantage = {settings.advantage!r}, which compares no group "
+            "with itself alone, so that every group has a signal"
+        )
+    over_step = settings.advantage in WHITENED or (settings.advantage == GAE and settings.normalize_std)
+    if settings.normalise_over == "informative" and over_step:
+        raise ConfigError(
+            f"algorithm.normalise_over: 'informative' has no effect with advantage = {settings.advantage!r}, which is "
+            "normalised over the tokens of the whole step, so that every rollout has a signal"
         )
     if settings.missing_reward == "fill" and settings.fill_reward is None:
         raise ConfigError("algorithm.fill_reward: expected a number with missing_reward = 'fill'")
