@@ -20,12 +20,12 @@ from agentlightning.adapters.sequences import Aggregation
 from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED, PerToken, rewards_to_go, whiten_batch
 from agentlightning.algorithms.combinations import AGGREGATIONS, CLIPS, GAE, LOSSES, check_combinations
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
-from agentlightning.algorithms.credit.rule import Credit
+from agentlightning.algorithms.credit.rule import Credit, CreditRule
 from agentlightning.algorithms.critic import Critic, Values, estimates, explained
 from agentlightning.algorithms.plugins import plugin_advantages, plugin_settings
 from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
 from agentlightning.algorithms.selection import own_credits, own_groups
-from agentlightning.algorithms.settings import CodeName, Names, UnitInterval, check_settings
+from agentlightning.algorithms.settings import CodeName, Names, UnitInterval, check_settings, code_name
 from agentlightning.algorithms.step_stats import any_signal, step_stats, without_signal
 from agentlightning.algorithms.updates import Signal, minibatches
 from agentlightning.code_loader import plugin_hash
@@ -35,11 +35,10 @@ from agentlightning.types import Outcome
 
 
 def _rule_name(credit: object) -> str:
-    if isinstance(credit, Rule):
-        return path_of(credit)
-    if not isinstance(credit, str):
+    name = path_of(credit) if isinstance(credit, Rule) else code_name(credit)
+    if not isinstance(name, str):
         raise ValueError("expected the name of a rule")
-    return credit
+    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +71,8 @@ class LightningRL:
     ``file.py:name`` of a call; the other calls are context. None: all calls."""
     group_size: PositiveInt = 8
     """Rollouts of one task that are compared with each other."""
-    credit: Annotated[str | Rule, BeforeValidator(_rule_name)] = "uniform"
-    """Credit rule: a name in `credit.CREDIT`, ``file.py:name`` of a custom rule, or the rule itself."""
+    credit: Annotated[str | Rule | CreditRule, BeforeValidator(_rule_name)] = "uniform"
+    """Credit rule: a name in `credit.CREDIT`, ``file.py:name`` of a custom rule, or the rule or function itself."""
     credit_settings: Mapping[str, Any] | None = None
     """The rule's own settings."""
     advantage: CodeName = "grpo"
@@ -204,8 +203,9 @@ class LightningRL:
 
     @property
     def reads_steps(self) -> bool:
-        """True where step rewards make a difference to what is learned."""
-        return self.advantage == GAE or find_rule(str(self.credit)).reads_steps
+        """True where step rewards may make a difference to what is learned, as they may to any code of the user's own."""
+        own = type(self) is not LightningRL or self.advantage not in ADVANTAGES  # gae reads them, too
+        return own or find_rule(str(self.credit)).reads_steps
 
     def plan(
         self,
@@ -251,12 +251,14 @@ class LightningRL:
         return [[one for one in found.get(each.rollout_id, []) if isinstance(one, float)] for each in group]
 
     def call_advantages(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, list[float]] | None:
-        """Advantages of usable rollouts, one per own call; None where that takes a critic or other evidence."""
+        """Advantages of usable rollouts, one per own call; None where that takes a critic or other evidence, or where calls
+        have one per token."""
         if self.advantage == GAE or self.kl_in_reward or find_rule(str(self.credit)).needs:
             return None
         usable, _, _ = self._usable(groups, Evidence())
         found = self._advantages(usable, Evidence())
-        return {key: [one for one in row if isinstance(one, float)] for key, row in found.items()}
+        numbers = {key: [one for one in row if isinstance(one, float)] for key, row in found.items()}
+        return numbers if all(len(numbers[key]) == len(row) for key, row in found.items()) else None
 
     def _usable(
         self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence

@@ -40,6 +40,16 @@ def test_a_decorated_function_is_a_rule_and_is_found_again_by_its_place() -> Non
     assert LightningRL(credit=own.credit, advantage="reinforce").advantages(GROUP) == [[1.0, 0.0], [0.0]]
 
 
+def half(trajectory: Trajectory, group: list[Trajectory], *, share: float = 0.5) -> list[float]:
+    return [share * trajectory.reward] * len(trajectory.transitions)
+
+
+def test_a_plain_function_is_given_from_python_as_it_is() -> None:
+    own = LightningRL(credit=half, credit_settings={"share": 0.25}, advantage="reinforce")
+    assert own.credit == f"{__file__}:half"
+    assert own.advantages(GROUP) == [[0.25, 0.25], [0.0]]
+
+
 def test_a_rule_of_the_library_given_as_itself_is_its_name() -> None:
     assert LightningRL(credit=CREDIT["last"]) == LightningRL(credit="last")
 

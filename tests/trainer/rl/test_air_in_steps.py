@@ -291,3 +291,29 @@ def test_airs_rewards_reach_their_calls() -> None:
     owner = replace(rollout("one", "g", 1.0), run_id="run")
     [made], _ = trajectories([owner], [CALL], [said(owner, -0.5)])
     assert (made.transitions[0].reward, made.rewards) == (-0.5, {})
+
+
+STEP_READER = """
+def earned(groups, credits):
+    return [[[call.reward for call in one.transitions] for one in group] for group in groups]
+
+
+def partly_per_token(groups, credits):
+    return [[[[1.0] * len(first.sampled_ids), *(call.reward for call in rest)] for first, *rest in
+             [one.transitions for one in group]] for group in groups]
+"""
+
+
+def test_an_advantage_of_one_s_own_may_read_step_rewards(tmp_path: Path) -> None:
+    """AIR is not refused with it, on account of a credit rule that reads none."""
+    file = tmp_path / "step_reader.py"
+    file.write_text(STEP_READER)
+    own = LightningRL(advantage=f"{file}:earned")
+    check_air(config(air={"rules": RULES}), {"default": own})
+    assert air_effect(own, [GROUP])["air/turned"] > 0
+
+
+def test_the_effect_on_advantages_per_token_is_not_measured(tmp_path: Path) -> None:
+    file = tmp_path / "step_reader.py"
+    file.write_text(STEP_READER)
+    assert air_effect(LightningRL(advantage=f"{file}:partly_per_token"), [GROUP]) == {}

@@ -25,7 +25,7 @@ SMALL = 1e-9
 def air_effect(algorithm: LightningRL, groups: Sequence[Sequence[Trajectory]]) -> Metrics:
     """Effect of AIR's rewards on the advantages of the policy's calls: air/turned, the share of calls whose
     advantage gets another sign, or gets one or loses it; air/moved, the mean change over their mean size. Empty where
-    advantages take a critic or other evidence."""
+    advantages take a critic or other evidence, or are per token."""
     plain, counted = algorithm.call_advantages(without_air(groups)), algorithm.call_advantages(groups)
     if plain is None or counted is None:
         return {}
