@@ -166,6 +166,18 @@ async def test_what_is_damaged_of_another_kind_or_served_is_not_restored(tmp_pat
     assert not (tmp_path / "new.db").exists()
 
 
+@pytest.mark.parametrize("end", ["-wal", "-shm", "-journal"])
+async def test_nothing_is_restored_beside_the_log_of_a_former_store(tmp_path: Path, end: str) -> None:
+    url, to, moved = f"sqlite:///{tmp_path}/agl.db", tmp_path / "backup", tmp_path / "moved"
+    async with open_store(url):
+        await backup(url, tmp_path / "runs", to, quiet)
+    moved.mkdir()
+    (tmp_path / f"new.db{end}").write_bytes(b"of a store that was here")
+    with pytest.raises(ConflictError, match=rf"new\.db{end}: there is a store already"):
+        await restore(to, f"sqlite:///{tmp_path}/new.db", moved)
+    assert not (tmp_path / "new.db").exists()
+
+
 async def test_a_checkpoint_that_is_damaged_or_elsewhere_is_not_copied(tmp_path: Path) -> None:
     url, runs, to = f"sqlite:///{tmp_path}/agl.db", tmp_path / "runs", tmp_path / "backup"
     async with open_store(url) as store:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, assert_never
 
-from agentlightning.disk import PRIVATE_FILE
+from agentlightning.disk import PRIVATE_FILE, sync
 from agentlightning.errors import ConfigError, ConflictError, StoreError
 from agentlightning.store.server_lock import SQLITE
 
@@ -34,6 +34,8 @@ START_S = 600.0
 """Seconds that Redis may take to read its file."""
 MAX_KEYS = 200
 """Keys that are copied in one round trip."""
+SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
+"""Of the names of the files of an SQLite store: a log that lies beside a restored file would be replayed over it."""
 
 
 def kind_of(url: str) -> Kind:
@@ -70,9 +72,14 @@ def save(url: str, file: Path) -> None:
 
 def check_empty(url: str) -> None:
     """ConflictError where there is a store at the URL, or something else in its place."""
+    from agentlightning.config import without_password
+
     kind = kind_of(url)
+    place = without_password(url)
     if kind == "sqlite":
-        taken = sqlite_file(url).exists()
+        files = [Path(f"{sqlite_file(url)}{end}") for end in SQLITE_ENDS]
+        found = next((file for file in files if file.exists()), None)
+        taken, place = found is not None, str(found)
     elif kind == "postgresql":
         taken = _postgres_is_taken(url)
     elif kind == "redis":
@@ -80,11 +87,7 @@ def check_empty(url: str) -> None:
     else:
         assert_never(kind)
     if taken:
-        from agentlightning.config import without_password
-
-        raise ConflictError(
-            f"{without_password(url)}: there is a store already, which a restore does not replace; name an empty place"
-        )
+        raise ConflictError(f"{place}: there is a store already, which a restore does not replace; name an empty place")
 
 
 def load(file: Path, url: str, prefix: str | None) -> None:
@@ -100,6 +103,7 @@ def load(file: Path, url: str, prefix: str | None) -> None:
             with half.open("rb") as written:
                 os.fsync(written.fileno())
             half.rename(target)
+            sync(target.parent)
         except OSError as cause:
             raise StoreError(f"{target}: cannot be written: {cause.strerror or cause}") from cause
     elif kind == "postgresql":
