@@ -15,6 +15,7 @@ from store_samples import a_call, a_worker, claimed, faults
 
 from agentlightning.engines.saved_folders import MANIFEST, seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
+from agentlightning.store import snapshot
 from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
 from agentlightning.store.server_lock import ServerLock
@@ -42,7 +43,22 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str
     else:
         server = request.getfixturevalue("redis")
         with redis_server.RedisServer() as elsewhere:
-            yield server.url("backed.up-1"), elsewhere.url("backed.up-1")
+            yield server.url("backed.up-1"), elsewhere.url("backed.up-1").replace("/0?", "/3?")
+
+
+async def test_a_copy_of_redis_in_which_the_stores_keys_are_not_found_is_an_error(
+    redis: redis_server.RedisServer, tmp_path: Path
+) -> None:
+    url, file = redis.url("saved"), tmp_path / "store.rdb"
+    async with open_store(url):
+        await asyncio.to_thread(snapshot.save, url, file)
+    with redis_server.RedisServer() as elsewhere:
+        to = elsewhere.url("saved").replace("/0?", "/3?")
+        with pytest.raises(
+            StoreError, match=r"has no key of \?prefix=saved in database 3; a backup of an earlier version"
+        ):
+            await asyncio.to_thread(snapshot.load, file, to, {"prefix": "saved"})
+        await asyncio.to_thread(snapshot.load, file, elsewhere.url("saved"), {"prefix": "saved"})
 
 
 def quiet(_: str) -> None: ...

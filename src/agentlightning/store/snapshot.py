@@ -90,8 +90,8 @@ def check_empty(url: str) -> None:
         raise ConflictError(f"{place}: there is a store already, which a restore does not replace; name an empty place")
 
 
-def load(file: Path, url: str, prefix: str | None) -> None:
-    """Make the store of a file that `save` wrote, at an empty place. `prefix`: of a Redis store that was saved."""
+def load(file: Path, url: str, keys: Mapping[str, Any]) -> None:
+    """Make the store of a file that `save` wrote, at an empty place. `keys`: what `keys_of` said when it was saved."""
     kind = kind_of(url)
     if kind == "sqlite":
         target = sqlite_file(url)
@@ -111,7 +111,7 @@ def load(file: Path, url: str, prefix: str | None) -> None:
         whole = ["--exit-on-error", "--single-transaction", "--no-owner"]
         _run(["pg_restore", *whole, f"--dbname={place}", str(file)], environment)
     elif kind == "redis":
-        _load_redis(file, url, prefix)
+        _load_redis(file, url, keys)
     else:
         assert_never(kind)
 
@@ -121,13 +121,14 @@ def sqlite_file(url: str) -> Path:
     return Path(url.removeprefix(SQLITE).partition("?")[0].removeprefix("file:"))
 
 
-def prefix_of(url: str) -> str | None:
-    """The prefix of a Redis store's keys; None for other stores."""
+def keys_of(url: str) -> dict[str, Any]:
+    """Says where the keys of a Redis store are in the file of its whole server; nothing for other stores."""
     if kind_of(url) != "redis":
-        return None
+        return {}
     from agentlightning.store.redis.address import Address
 
-    return Address.at(url).prefix
+    address = Address.at(url)
+    return {"prefix": address.prefix, "database": address.database}
 
 
 @contextlib.contextmanager
@@ -214,8 +215,7 @@ def _redis_settings(address: Address) -> dict[str, Any]:
     settings = address.connection_settings()
     if address.service is not None:
         try:
-            secured = {} if address.certificates is None else {"ssl": True, **address.certificates}
-            sentinel = Sentinel(address.hosts, sentinel_kwargs=secured)  # type: ignore[no-untyped-call]
+            sentinel = Sentinel(address.hosts, sentinel_kwargs=address.sentinel_settings())  # type: ignore[no-untyped-call]
             host, port = sentinel.discover_master(address.service)  # type: ignore[no-untyped-call]
         except RedisError as cause:
             raise address.explain(cause) from cause
@@ -223,14 +223,15 @@ def _redis_settings(address: Address) -> dict[str, Any]:
     return settings
 
 
-def _load_redis(file: Path, url: str, prefix: str | None) -> None:
+def _load_redis(file: Path, url: str, keys: Mapping[str, Any]) -> None:
     from redis import Redis, RedisError
 
     from agentlightning.store.redis.address import Address
 
     address = Address.at(url)
-    if prefix != address.prefix:
-        raise ConfigError(f"store: prefix: the copy is of a store with ?prefix={prefix}; name it in the URL")
+    if keys["prefix"] != address.prefix:
+        raise ConfigError(f"store: prefix: the copy is of a store with ?prefix={keys['prefix']}; name it in the URL")
+    database = keys.get("database", address.database)  # backups of earlier versions do not say it
     if shutil.which("redis-server") is None:
         raise StoreError(
             f"redis-server is not installed here, and reads {file}; install it, or stop the server of the URL and start "
@@ -242,10 +243,14 @@ def _load_redis(file: Path, url: str, prefix: str | None) -> None:
         options = ["--port", "0", "--unixsocket", socket, "--dir", folder, "--save", "", "--appendonly", "no"]
         server = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            source = Redis(unix_socket_path=socket, db=address.database)
+            source = Redis(unix_socket_path=socket, db=database)
             _wait_for(source, server)
             with source, _redis_client(url) as target:
-                _copy_keys(source, target, _pattern(address.tag))
+                if not _copy_keys(source, target, _pattern(address.tag)):
+                    raise StoreError(
+                        f"{file}: has no key of ?prefix={address.prefix} in database {database}; a backup of an earlier "
+                        "version is restored into a database of the number that it was made of"
+                    )
         except RedisError as cause:
             raise address.explain(cause) from cause
         finally:
@@ -269,7 +274,8 @@ def _wait_for(source: Redis, server: subprocess.Popen[bytes]) -> None:
             time.sleep(0.05)
 
 
-def _copy_keys(source: Redis, target: Redis, pattern: str) -> None:
+def _copy_keys(source: Redis, target: Redis, pattern: str) -> int:
+    """Returns how many."""
     names = list(source.scan_iter(match=pattern, count=1000))
     for start in range(0, len(names), MAX_KEYS):
         part = names[start : start + MAX_KEYS]
@@ -282,3 +288,4 @@ def _copy_keys(source: Redis, target: Redis, pattern: str) -> None:
                 if value is not None:
                     writing.restore(name, max(0, ttl_ms), value)
             writing.execute()
+    return len(names)

@@ -61,7 +61,7 @@ async def backup(url: str, runs: Path, to: Path, tell: Tell) -> BackedUp:
             for run_id in ids:
                 copied += await _copy_checkpoints(store, runs / run_id, partial / "runs" / run_id, tell)
         await asyncio.to_thread(snapshot.save, url, partial / snapshot.FILES[kind])
-        about = {"format": FORMAT, "kind": kind, "prefix": snapshot.prefix_of(url)}
+        about = {"format": FORMAT, "kind": kind, **snapshot.keys_of(url)}
         await asyncio.to_thread(_complete, partial, to, runs, ids, about, tell)
     except (OSError, shutil.Error) as cause:
         raise StoreError(f"{to}: cannot be written: {cause}") from cause
@@ -86,7 +86,7 @@ async def restore(source: Path, url: str, runs: Path) -> BackedUp:
             raise StoreError(f"{runs}: cannot be written: {cause}") from cause
         # The store goes last: with it a restore is complete, and without it nothing looks at the folders.
         file = source / snapshot.FILES[snapshot.kind_of(url)]
-        await asyncio.to_thread(snapshot.load, file, url, about["prefix"])
+        await asyncio.to_thread(snapshot.load, file, url, about)
         async with open_store(url) as store:
             ids = [run.id for run in await store.runs()]
             copied = sum([await _move_checkpoints(store, run_id, Path(about["runs"]), runs) for run_id in ids])

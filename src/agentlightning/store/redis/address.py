@@ -23,6 +23,7 @@ SENTINEL = "+sentinel"
 """Suffix of the scheme where the hosts are sentinels, who know where the primary is."""
 MAX_REPLICAS = 100
 PREFIX = "default"
+CONNECT_TIMEOUT_S = 5.0
 MAX_OUTAGE_S = 75.0
 """Seconds that an outage may last before callers get an error: a minute, and the time it takes to notice."""
 
@@ -115,6 +116,11 @@ class Address:
             "password": self.password,
         }
         return settings | (self.certificates or {})
+
+    def sentinel_settings(self) -> dict[str, Any]:
+        """Settings of connections to the sentinels, as redis-py takes them."""
+        settings: dict[str, Any] = {"socket_timeout": CONNECT_TIMEOUT_S, "socket_connect_timeout": CONNECT_TIMEOUT_S}
+        return settings if self.certificates is None else {**settings, "ssl": True, **self.certificates}
 
     def explain(self, error: Exception) -> StoreError:
         """The sentence for a failure, with where and what to do."""

@@ -26,7 +26,7 @@ from redis.backoff import ConstantBackoff, DecorrelatedJitterBackoff, NoBackoff
 from agentlightning.background import BackgroundTasks
 from agentlightning.errors import StoreError
 from agentlightning.store.notifier import Notifier
-from agentlightning.store.redis.address import Address
+from agentlightning.store.redis.address import CONNECT_TIMEOUT_S, Address
 from agentlightning.store.redis.scripts import Script
 from agentlightning.store.sentences import refusal
 
@@ -37,7 +37,6 @@ Reply = Any
 
 MAX_CONNECTIONS = 8
 """Most that ask at a time; one more listens."""
-CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 15.0
 """Seconds after which a connection that was asked counts as lost."""
 LISTEN_TIMEOUT_S = 10.0
@@ -238,10 +237,8 @@ class RedisConnection:
     def _new_sentinel(self) -> Sentinel | None:
         if self.address.service is None:
             return None
-        settings = {"socket_timeout": CONNECT_TIMEOUT_S, "socket_connect_timeout": CONNECT_TIMEOUT_S}
-        certificates = self.address.certificates
-        secured = {} if certificates is None else {"ssl": True, **certificates}
-        return Sentinel(list(self.address.hosts), sentinel_kwargs={**settings, **secured})  # type: ignore[no-untyped-call]
+        hosts, settings = list(self.address.hosts), self.address.sentinel_settings()
+        return Sentinel(hosts, sentinel_kwargs=settings)  # type: ignore[no-untyped-call]
 
     async def _listen(self) -> None:
         """Until the connection is lost."""
