@@ -75,6 +75,17 @@ def test_an_engine_that_fails_rests_for_ever_longer_and_is_tried_again() -> None
     assert engine.backoff.failures == 0
 
 
+def test_an_attempt_whose_engine_hangs_goes_to_another_and_stays_there() -> None:
+    balancer = Balancer(Clock())
+    home = balancer.choose([A, B], "one")
+    home.hung = True
+    other = balancer.choose([A, B], "one")
+    assert other is not home
+    balancer.answered(home)
+    other.in_flight = 1
+    assert balancer.choose([A, B], "one") is other
+
+
 def test_where_all_engines_are_away_the_one_that_comes_back_first_is_asked() -> None:
     clock = Clock()
     balancer = Balancer(clock)

@@ -74,11 +74,6 @@ class Balancer:
         engine.away_until = 0.0
         engine.hung = False
 
-    def leave(self, engine: EngineLoad) -> None:
-        """Attempts that stayed with this engine choose anew."""
-        for affinity in [affinity for affinity, url in self._places.items() if url == engine.url]:
-            del self._places[affinity]
-
     def others(self, endpoints: Sequence[str], engine: EngineLoad) -> bool:
         """Returns whether another of these endpoints takes calls now."""
         now = self._now()

@@ -74,7 +74,6 @@ class EngineHealth:
             probe.add_done_callback(lambda _: self._probes.pop(engine.url, None))
         if await asyncio.shield(probe) != "silent":
             return False  # one that is gone has closed the connections of its calls
-        self._balancer.leave(engine)
         if not engine.hung:
             engine.hung = True
             self._on_hang()

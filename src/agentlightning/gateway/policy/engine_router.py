@@ -33,7 +33,7 @@ from agentlightning.gateway.policy.engine_client import (
     body,
     read_answer,
 )
-from agentlightning.gateway.policy.engine_health import EngineHealth, HungEngineError, ProbeSettings, SilenceWatch
+from agentlightning.gateway.policy.engine_health import EngineHealth, ProbeSettings, SilenceWatch
 from agentlightning.gateway.policy.pause import paused_s, resumed
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols.base import ApiError
@@ -269,10 +269,6 @@ class EngineRouter:
                         self._balancer.answered(engine)
                     watch.heard()
                     yield api, response, watch
-        except HungEngineError:
-            self._balancer.leave(engine)
-            self._balancer.failed(engine)
-            raise
         except OSError:
             self._balancer.failed(engine)
             raise
