@@ -15,9 +15,12 @@ from external_house import HI, post, serve
 from external_server import ExternalServer
 from gateway_house import SERVER_KEY, House, path
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.config_limits import LIMITS_RESOURCE
 from agentlightning.gateway.app import App
-from agentlightning.gateway.limits import LIMIT_REACHED, ServerLimits
+from agentlightning.gateway.external.directory import ExternalDirectory
+from agentlightning.gateway.limits import LIMIT_REACHED, CallLimits, LimitReachedError, ServerLimits
+from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.types import Claim, Finish, Resource, Span
 
@@ -226,6 +229,23 @@ async def test_a_request_too_many_may_come_again(
     house.engine.gate.set()
     await first.done()
     assert await statuses(house, claim, 1, app) == [200]
+
+
+async def test_what_is_under_way_is_counted_in_more_attempts_and_runs_than_are_remembered(house: House) -> None:
+    background = BackgroundTasks()
+    watcher = ResourceWatcher(house.store, lambda _: None, background)
+    server = ServerLimits(max_parallel_requests=1)
+    directory = ExternalDirectory(watcher)
+    limits = CallLimits(house.store, watcher, directory, server, max_attempts=1, max_runs=1)
+    rollouts = [(await house.claim(replica=replica)).rollout for replica in range(3)]
+    admissions = await asyncio.gather(*(limits.enter(rollout, 1) for rollout in rollouts))
+    for rollout in rollouts:
+        with pytest.raises(LimitReachedError, match="1 requests are under way"):
+            await limits.enter(rollout, 1)
+    for admission in admissions:
+        admission.leave()
+    (await limits.enter(rollouts[0], 1)).leave()
+    await background.stop()
 
 
 async def test_bytes_under_way_are_counted_and_given_back(house: House) -> None:

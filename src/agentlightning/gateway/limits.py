@@ -80,11 +80,18 @@ class Usage:
     """Of the requests under way."""
     begun: int = 0
     """Calls under way, which are not recorded yet."""
+    entering: int = 0
+    """Requests that are being checked."""
     read_s: float = float("-inf")
     """Start of the last read of the totals, by the monotonic clock."""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     told: set[str] = field(default_factory=set)
     """Settings whose refusals have left a span."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True where forgetting it would lose count of requests."""
+        return self.requests > 0 or self.entering > 0
 
     def add(self, call: Call, external: ExternalModelConfig | None) -> None:
         """Count a recorded call. Further choices of a call have sampled tokens of their own and nothing else."""
@@ -189,6 +196,9 @@ class CallLimits:
         watcher: ResourceWatcher,
         directory: ExternalDirectory,
         server: ServerLimits | None = None,
+        *,
+        max_attempts: int = MAX_ATTEMPTS,
+        max_runs: int = MAX_RUNS,
     ) -> None:
         server = server or ServerLimits()
         self._store = store
@@ -197,8 +207,8 @@ class CallLimits:
         self._server = LimitConfig(
             max_parallel_requests=server.max_parallel_requests, max_request_bytes=server.max_request_bytes
         )
-        self._runs = _LastUsed[str, _Run](_Run, MAX_RUNS, lambda run: run.usage.requests > 0)
-        self._attempts = _LastUsed[tuple[str, int], Usage](Usage, MAX_ATTEMPTS, lambda usage: usage.requests > 0)
+        self._runs = _LastUsed[str, _Run](_Run, max_runs, lambda run: run.usage.is_busy)
+        self._attempts = _LastUsed[tuple[str, int], Usage](Usage, max_attempts, lambda usage: usage.is_busy)
 
     async def enter(self, rollout: Rollout, number: int, length: int = 0, *, of_run: bool = True) -> Admission:
         """A request of an attempt has come, of so many bytes as far as it tells. Raises ApiError where there are too many,
@@ -207,12 +217,18 @@ class CallLimits:
         bounds: list[Bound] = [("server", self._server, usage)]
         usages = [usage]
         if of_run:
-            run = await self._run(rollout.run_id)
-            limits = run.limits
-            if limits.attempt.has_totals or limits.run.has_totals:
-                await self._read(run, rollout, number, usage)
-            bounds += [("limits.attempt", limits.attempt, usage), ("limits.run", limits.run, run.usage)]
+            run = self._runs.use(rollout.run_id)
             usages.append(run.usage)
+            for used in usages:
+                used.entering += 1
+            try:
+                limits = await self._limits(run, rollout.run_id)
+                if limits.attempt.has_totals or limits.run.has_totals:
+                    await self._read(run, rollout, number, usage)
+            finally:
+                for used in usages:
+                    used.entering -= 1
+            bounds += [("limits.attempt", limits.attempt, usage), ("limits.run", limits.run, run.usage)]
         for name, limit, used in bounds:  # nothing is waited for from here on, so that what is checked holds
             _check_requests(name, limit, used)
             _check_bytes(name, limit, used, length)
@@ -252,15 +268,14 @@ class CallLimits:
 
     # --- what is known of a run -------------------------------------------------------------------------------------
 
-    async def _run(self, run_id: str) -> _Run:
+    async def _limits(self, run: _Run, run_id: str) -> LimitsConfig:
         resources = await self._watcher.resources(run_id)
-        run = self._runs.use(run_id)
         if run.resources is not resources:
             limits = _limits(resources)
             if limits.attempt.max_budget is not None or limits.run.max_budget is not None:
                 run.models = await self._directory.models(run_id)
             run.limits, run.resources = limits, resources
-        return run
+        return run.limits
 
     async def _read(self, run: _Run, rollout: Rollout, number: int, usage: Usage) -> None:
         """Know the totals that count."""
@@ -319,8 +334,9 @@ class _LastUsed(Generic[K, V]):
         if value is None:
             value = self._known[key] = self._new()
             if len(self._known) > self._limit:
-                oldest = next((one for one, held in self._known.items() if not self._busy(held)), key)
-                del self._known[oldest]
+                idle = (one for one, held in self._known.items() if one != key and not self._busy(held))
+                if (oldest := next(idle, None)) is not None:
+                    del self._known[oldest]
         else:
             self._known.move_to_end(key)
         return value
