@@ -80,7 +80,8 @@ def sft(logprobs_N: Tensor) -> Tensor:
 
 
 def plugin_loss(loss: Loss, logprobs_N: Tensor, tokens: Tokens) -> Tensor:
-    """A loss of the user's own: ``name(logprobs, tokens, *, settings) -> Tensor``, a value for each of N tokens.
+    """A loss of the user's own: ``name(logprobs, tokens, *, settings) -> Tensor``, a value for each of N tokens, which may
+    be a part of a call: whole-call means are in ``tokens.ratios``.
 
     Weights, masks, corrections, KL and entropy are applied to it as to the others. ConfigError where it returns anything
     else, or what has no gradient; AgentError where it raises.

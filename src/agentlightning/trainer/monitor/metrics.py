@@ -32,7 +32,7 @@ METRICS: Mapping[str, str] = {
     "train/examples": "examples of the step",
     "train/epoch": "passes over the examples so far",
     "train/tokens_sampled": "sampled tokens of the usable rollouts",
-    "train/tokens_trained": "those of them that were in an update",
+    "train/tokens_trained": "those of them whose rollout has an advantage; KL and entropy terms may train the others, too",
     "train/trained_token_share": "train/tokens_trained / train/tokens_sampled",
     "train/sequences": "rows that the engine trained on",
     "eval/greedy/reward_mean": "mean reward over the held-out tasks, greedy",
