@@ -1,4 +1,4 @@
-"""Each advantage, each loss and each credit rule but a judge raises held-out success on the demo's lookup task; a coin does not.
+"""Each advantage, loss and credit rule but a judge raises held-out success on the demo's lookup task; a coin does not.
 
 One warm start is shared. Everything is drawn from seeds, so that a machine gives the same numbers again; the bounds leave
 room for other machines' rounding.

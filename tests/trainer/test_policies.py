@@ -21,7 +21,7 @@ from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, policies_in
 from agentlightning.trainer.collect import RolloutCollector
-from agentlightning.trainer.policies import TrainedPolicy, check_groups, policy_configs, with_models
+from agentlightning.trainer.policies import ScheduledAlgorithm, TrainedPolicy, check_groups, policy_configs, with_models
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.trainer.rl.step_planner import joint_outcomes
@@ -287,6 +287,26 @@ async def test_each_policy_learns_from_its_own_calls_at_its_own_rate(store: Ligh
     rates = {name: [float(update.split()[1]) for update in engine.updates] for name, engine in both.items()}
     assert rates["white"][0] == 0.01
     assert rates["black"] == pytest.approx([2 * rate for rate in rates["white"]])
+
+
+async def test_each_policy_has_a_schedule_of_its_own_and_says_so(store: LightningStore, tmp_path: Path) -> None:
+    progress = Noting()
+    made = game(store, Game().engine, tmp_path, progress=progress)
+    black = made.policies["black"]
+    parts = [
+        ScheduledAlgorithm(from_step=first, config=black.config, algorithm=algorithm)
+        for first, algorithm in ((1, black.algorithm), (2, dataclasses.replace(black.algorithm, advantage="rloo")))
+    ]
+    made.policies = dict(made.policies) | {"black": dataclasses.replace(black, schedule=parts)}
+    made.planner = dataclasses.replace(made.planner, policies=made.policies)
+    async with agents(store):
+        await made.run(resume=False)
+    rows = [row for row in RunFolder(tmp_path, "run").metrics() if row["kind"] == "step"]
+    assert [row["policies/black/train/schedule_entry"] for row in rows] == [0.0, 1.0, 1.0]
+    assert not any("policies/white/train/schedule_entry" in row or "train/schedule_entry" in row for row in rows)
+    assert [note for note in progress.notes if "schedule" in note] == [
+        "step 2: from here on by policies.black.algorithm.schedule[1]"
+    ]
 
 
 async def test_policies_of_different_algorithms_have_outcomes_and_metrics_of_their_own(

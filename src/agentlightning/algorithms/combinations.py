@@ -35,6 +35,11 @@ AGGREGATIONS: Mapping[str, Aggregation] = MappingProxyType({"gspo": "sequence_me
 (Liu et al. 2025), section 3.2, a constant in place of each completion's length."""
 
 
+def loss_aggregation(given: str | None, loss: str, advantage: str) -> str:
+    """The aggregation of the loss: the one that is given, else that of a paper."""
+    return given or AGGREGATIONS.get(loss) or AGGREGATIONS.get(advantage) or "token_mean"
+
+
 def check_combinations(settings: LightningRL) -> None:
     """ConfigError, one sentence, for settings that do not go together, or one without effect beside the others."""
     _check_plugins(settings)

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, Po
 
 from agentlightning.adapters.sequences import Aggregation
 from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED, PerToken, rewards_to_go, whiten_batch
-from agentlightning.algorithms.combinations import AGGREGATIONS, CLIPS, GAE, LOSSES, check_combinations
+from agentlightning.algorithms.combinations import CLIPS, GAE, LOSSES, check_combinations, loss_aggregation
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
 from agentlightning.algorithms.credit.rule import Credit, CreditRule
 from agentlightning.algorithms.critic import Critic, Values, estimates, explained
@@ -46,8 +46,9 @@ class UpdatePlan:
     """The updates of one training step."""
 
     minibatches: list[list[TrainingSequence]]
-    """One optimizer update each, epoch after epoch; the weights of a minibatch's trained tokens sum to 1, except with
-    fixed_length. A rollout is never split."""
+    """One optimizer update each, epoch after epoch. The weights of the tokens that count in a minibatch sum to 1, except
+    with fixed_length or a plug-in; rollouts without a signal may count and have no row (`normalise_over`). A rollout is
+    never split."""
     loss: Loss
     outcomes: dict[str, Outcome]
     """Outcome of each rollout: trained, zero_variance where nothing could be learned from it, or invalid by a policy of the
@@ -56,10 +57,11 @@ class UpdatePlan:
     """With dynamic sampling: the groups from which nothing is learned, to be replaced by new ones."""
     stats: dict[str, float] = field(default_factory=dict)
     """reward_mean, reward_std (sample, over rollouts), shares of groups: groups_with_signal (rewards differ), solved_groups
-    and unsolved_groups (every rollout has the highest reward of all, or the lowest), turns
-    (calls per rollout), tokens_sampled, tokens_trained, sequences (rows of an epoch), zero_variance (share of rollouts);
-    where there are any: unrewarded and filled (rollouts), incomplete_groups; with gae value_mean and
-    explained_variance. All but the two counts of rollouts are of the policy's own calls and the rollouts that have any."""
+    and unsolved_groups (every rollout has the highest reward of all, or the lowest), turns (calls per rollout),
+    tokens_sampled, tokens_trained (of rollouts with an advantage; KL and entropy may train others, too), sequences (rows of
+    an epoch), zero_variance (share of rollouts); where there are any: unrewarded and filled (rollouts), incomplete_groups;
+    with gae value_mean and explained_variance. All but the two counts of rollouts are of the policy's own calls and the
+    rollouts that have any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +180,7 @@ class LightningRL:
     @property
     def loss_aggregation(self) -> str:
         """The aggregation of the loss where none is given, too."""
-        default = AGGREGATIONS.get(self.loss) or AGGREGATIONS.get(self.advantage) or "token_mean"
-        return self.aggregation or default
+        return loss_aggregation(self.aggregation, self.loss, self.advantage)
 
     @property
     def needs_reference(self) -> bool:

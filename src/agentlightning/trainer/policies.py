@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from agentlightning.algorithms.combinations import loss_aggregation
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.config import Config, TrainerConfig, parse_settings
@@ -26,10 +27,11 @@ PART_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "credit": ("credit_settings",),
         "advantage": ("advantage_settings", "critic", "normalize_std"),
         "loss": ("loss_settings", "clip_low", "clip_high", "dual_clip"),
-        "aggregation": ("aggregation_settings", "fixed_length"),
+        "aggregation": ("aggregation_settings",),
     }
 )
 """Settings that belong to a part of the algorithm."""
+DEFAULTS: Mapping[str, Any] = MappingProxyType({one.name: one.default for one in fields(LightningRL)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,11 @@ class ScheduledAlgorithm:
     config: Config
     """The policy's, with this part's settings."""
     algorithm: LightningRL | OfflineAlgorithm
+
+    def trains_as(self, other: ScheduledAlgorithm) -> bool:
+        """True where the steps of both are trained alike."""
+        rates = self.config.trainer.learning_rate, other.config.trainer.learning_rate
+        return self.algorithm == other.algorithm and rates[0] == rates[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +85,7 @@ def schedule_configs(config: Config) -> list[tuple[int, Config]]:
     ``[[algorithm.schedule]]``, each of which replaces settings of [algorithm] one by one until the next one.
 
     An entry of another `name` has none of [algorithm]'s settings; a part that it names anew has none of the former's.
-    ConfigError where an entry could have no effect.
+    ConfigError where an entry is none.
     """
     base = {name: value for name, value in config.algorithm.items() if name != "schedule"}
     found = [(1, config.model_copy(update={"algorithm": base}))]
@@ -96,8 +103,6 @@ def schedule_configs(config: Config) -> list[tuple[int, Config]]:
             raise ConfigError(f"{where}.from_step: expected a whole number above {found[-1][0]}, got {start!r}")
         if config.trainer.epochs is None and start > last:
             raise ConfigError(f"{where}.from_step: {start} is never reached: the run has {last} steps")
-        if not own:
-            raise ConfigError(f"{where}: expected settings that differ from [algorithm], got none")
         if "schedule" in own:
             raise ConfigError(f"{where}.schedule: no such setting; a schedule has one level")
         trainer = config.trainer.model_dump()
@@ -117,11 +122,17 @@ def policy_configs(config: Config) -> dict[str, Config]:
     A policy's own algorithm and engine settings replace those of the run one by one. ConfigError, with the policy's name,
     where the result is none.
     """
+    if "schedule" in config.algorithm and not config.algorithm["schedule"]:
+        raise ConfigError("algorithm.schedule: expected at least one entry; leave it out")
     if not config.policies:
         return {DEFAULT_POLICY: config}
     found = {}
     for alias, own in config.policies.items():
         table = config.model_dump(mode="json")
+        if own.algorithm.get("schedule") == [] and "schedule" not in config.algorithm:
+            raise ConfigError(
+                f"policies.{alias}.algorithm.schedule: [] has no effect where [algorithm] has no schedule"
+            )
         table["policies"], table["external"], table["limits"] = {}, {}, {}  # the run's affair
         table["model"]["path"] = own.model or config.model.path
         table["algorithm"] |= own.algorithm
@@ -137,12 +148,19 @@ def _kept(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     gone = {
         setting
         for part, settings in PART_SETTINGS.items()
-        if part in own and own[part] != base.get(part)
+        if part in own and own[part] != base.get(part, DEFAULTS[part])
         for setting in settings
     }
-    if "advantage" in own and "aggregation" not in base:  # the fixed length was that of dr_grpo
+    if _divides_by_length(base) and not _divides_by_length({**base, **own}):
         gone.add("fixed_length")
     return {name: value for name, value in base.items() if name not in gone}
+
+
+def _divides_by_length(table: Mapping[str, Any]) -> bool:
+    """True where an aggregation that [algorithm] names, or its loss or advantage comes with, is fixed_length."""
+    whole = {**DEFAULTS, **table}
+    of_loss = loss_aggregation(whole["aggregation"], str(whole["loss"]), str(whole["advantage"]))
+    return "fixed_length" in (of_loss, whole["kl_aggregation"], whole["entropy_aggregation"])
 
 
 def with_models(config: Config, folders: Mapping[str, Path]) -> Config:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -266,7 +267,12 @@ def schedules_of(config: Config) -> dict[str, list[ScheduledAlgorithm]]:
             for number, (start, part) in enumerate(schedule_configs(own)):
                 with of_part(number):
                     algorithm = _checked(part)
-                schedules[alias].append(ScheduledAlgorithm(from_step=start, config=part, algorithm=algorithm))
+                scheduled = ScheduledAlgorithm(from_step=start, config=part, algorithm=algorithm)
+                if number and scheduled.trains_as(schedules[alias][-1]):
+                    raise ConfigError(
+                        f"algorithm.schedule[{number}]: expected settings that differ from those of the steps before it"
+                    )
+                schedules[alias].append(scheduled)
             needs_of(schedules[alias])
             _check_parts(config, schedules[alias])
     sampling = {alias: online_algorithms(schedule) for alias, schedule in schedules.items()}
@@ -294,6 +300,12 @@ def _check_parts(config: Config, schedule: Sequence[ScheduledAlgorithm]) -> None
         raise ConfigError(
             "data.from_run: has no effect beside data.train without a part of algorithm.schedule that "
             f"learns from recorded rollouts: {', '.join(OFFLINE_ALGORITHMS)}"
+        )
+    samples = [isinstance(part.algorithm, LightningRL) for part in schedule]
+    if config.trainer.max_staleness and (True, False) in pairwise(samples):
+        raise ConfigError(
+            "trainer.max_staleness: expected 0, since a part of algorithm.schedule that learns from recorded rollouts "
+            f"follows one that samples, and no step would take what ran ahead; got {config.trainer.max_staleness}"
         )
     for one in sampling:
         if one.group_size != sampling[0].group_size:

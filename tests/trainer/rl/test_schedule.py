@@ -28,13 +28,15 @@ from agentlightning.training_types import Loss, TrainingSequence
 BASE: dict[str, Any] = {"group_size": GROUP, "minibatches": 1}
 
 
-def scheduled(*entries: dict[str, Any], data: dict[str, Any] | None = None, **base: Any) -> list[ScheduledAlgorithm]:
+def scheduled(
+    *entries: dict[str, Any], data: dict[str, Any] | None = None, trainer: dict[str, Any] | None = None, **base: Any
+) -> list[ScheduledAlgorithm]:
     table = {
         "model": {"path": "m"},
         "agent": {"run": "a.py:f"},
         "data": {"train": "t"} | (data or {}),
-        "trainer": {"steps": STEPS, "tasks_per_step": TASKS, "learning_rate": 0.01},
-        "algorithm": ({} if "name" in base else BASE) | base | {"schedule": list(entries)},
+        "trainer": {"steps": STEPS, "tasks_per_step": TASKS, "learning_rate": 0.01} | (trainer or {}),
+        "algorithm": ({} if "name" in base else BASE) | base | ({"schedule": list(entries)} if entries else {}),
     }
     return schedules_of(parse_config(table))["default"]
 
@@ -148,7 +150,19 @@ async def test_demonstrations_first_then_reinforcement_learning_in_one_run(
             r"algorithm\.schedule\[1\]\.from_step: expected a whole number above 1, got None",
         ),
         ([{"from_step": 9, "advantage": "rloo"}], {}, "from_step: 9 is never reached: the run has 3 steps"),
-        ([{"from_step": 2}], {}, "expected settings that differ from"),
+        ([{"from_step": 2}], {}, r"algorithm\.schedule\[1\]: expected settings that differ from"),
+        ([{"from_step": 2, "advantage": "grpo"}], {}, "expected settings that differ from"),
+        (
+            [{"from_step": 2, "kl": 0.1}, {"from_step": 3, "kl": 0.1}],
+            {},
+            r"algorithm\.schedule\[2\]: expected settings that differ from",
+        ),
+        ([], {"schedule": []}, r"algorithm\.schedule: expected at least one entry; leave it out"),
+        (
+            [{"from_step": 2, "name": "sft"}],
+            {"data": {"from_run": "r"}, "trainer": {"max_staleness": 1}},
+            r"trainer\.max_staleness: expected 0, since a part",
+        ),
         ([{"from_step": 2, "advantge": "rloo"}], {}, r"algorithm\.schedule\[1\]: algorithm\.advantge: no such setting"),
         ([{"from_step": 2, "group_size": 4}], {}, "groups have one size throughout a run, expected 2, got 4"),
         (
@@ -198,6 +212,54 @@ def test_a_part_that_an_entry_names_anew_begins_without_the_settings_of_the_form
     assert isinstance(algorithm, LightningRL)
     assert (algorithm.credit_settings, algorithm.clip_low, algorithm.fixed_length) == (None, None, None)
     assert algorithm.entropy == 0.1
+
+
+@pytest.mark.parametrize(
+    ("base", "entry", "kept"),
+    [
+        ({"normalize_std": False}, {"advantage": "grpo"}, {"normalize_std": False}),
+        ({"clip_low": 0.1}, {"loss": "ppo_clip"}, {"clip_low": 0.1}),
+        ({"advantage": "dr_grpo", "fixed_length": 30}, {"advantage": "dr_grpo"}, {"fixed_length": 30}),
+        (
+            {"kl": 0.1, "kl_aggregation": "fixed_length", "fixed_length": 30},
+            {"advantage": "rloo"},
+            {"fixed_length": 30},
+        ),
+        (
+            {"advantage": "dr_grpo", "fixed_length": 30, "kl": 0.1, "kl_aggregation": "fixed_length"},
+            {"advantage": "rloo"},
+            {"fixed_length": 30},
+        ),
+        ({"advantage": "dr_grpo", "fixed_length": 30}, {"aggregation": "token_mean"}, {"fixed_length": None}),
+        ({"advantage": "dr_grpo", "fixed_length": 30}, {"aggregation": "fixed_length"}, {"fixed_length": 30}),
+    ],
+)
+def test_a_part_that_an_entry_names_as_it_was_keeps_its_settings(
+    base: dict[str, Any], entry: dict[str, Any], kept: dict[str, Any]
+) -> None:
+    _, second = scheduled({"from_step": 2, "entropy": 0.1} | entry, **base)
+    assert {name: getattr(second.algorithm, name) for name in kept} == kept
+
+
+def test_an_entry_without_settings_returns_to_the_algorithm() -> None:
+    first, second, third = scheduled({"from_step": 2, "kl": 0.1}, {"from_step": 3}, entropy=0.1)
+    assert third.algorithm == first.algorithm != second.algorithm
+
+
+def test_a_policy_leaves_the_schedule_of_the_run_by_an_empty_one() -> None:
+    def schedules(**algorithm: Any) -> dict[str, int]:
+        table = {
+            "agent": {"run": "a.py:f"},
+            "data": {"train": "t"},
+            "trainer": {"steps": STEPS},
+            "algorithm": BASE | algorithm,
+            "policies": {"white": {"model": "w"}, "black": {"model": "b", "algorithm": {"schedule": []}}},
+        }
+        return {alias: len(one) for alias, one in schedules_of(parse_config(table)).items()}
+
+    assert schedules(schedule=[{"from_step": 2, "kl": 0.1}]) == {"white": 2, "black": 1}
+    with pytest.raises(ConfigError, match=r"policies\.black\.algorithm\.schedule: \[\] has no effect"):
+        schedules()
 
 
 def test_an_entry_of_another_name_has_none_of_the_algorithm_s_settings() -> None:

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from agentlightning.engines.base import Metrics
 from agentlightning.store.base import RolloutQuery
+from agentlightning.trainer.monitor.metrics import path_of
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories
 from agentlightning.trainer.rl.scheduler import GroupScheduler, StepBatch
@@ -117,15 +118,18 @@ class RLLoop(TrainingLoop):
     async def train_step(self, step: int) -> Metrics:
         self.seconds.clear()
         stored = self._stored.pop(step, None)
-        entry = next(iter(self.policies.values())).entry(step)
-        if entry and entry != next(iter(self.policies.values())).entry(step - 1):
-            self.progress.note(f"step {step}: from here on by algorithm.schedule[{entry}]")
+        for alias, policy in self.policies.items():
+            if (entry := policy.entry(step)) != policy.entry(step - 1):
+                where = f"policies.{alias}." if len(self.policies) > 1 else ""
+                self.progress.note(f"step {step}: from here on by {where}algorithm.schedule[{entry}]")
         if steps := self._offline_at(step):
             metrics = await self._learn_offline(steps, step, stored)
         else:
             metrics = await self._learn(step, stored)
-        if any(policy.schedule[1:] for policy in self.policies.values()):
-            metrics["schedule_entry"] = float(entry)
+        for alias, policy in self.policies.items():
+            if policy.schedule[1:]:
+                name = path_of("schedule_entry", alias if len(self.policies) > 1 else "")
+                metrics[name] = float(policy.entry(step))
         return metrics | {f"time/{phase}_s": value for phase, value in self.seconds.items()}
 
     async def evaluate(self, step: int) -> None:
