@@ -19,6 +19,7 @@ from agentlightning.background import BackgroundTasks
 from agentlightning.config_limits import LIMITS_RESOURCE
 from agentlightning.gateway.app import App
 from agentlightning.gateway.external.directory import ExternalDirectory
+from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.limits import LIMIT_REACHED, CallLimits, LimitReachedError, ServerLimits
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.server_settings import ServerSettings
@@ -235,7 +236,7 @@ async def test_what_is_under_way_is_counted_in_more_attempts_and_runs_than_are_r
     background = BackgroundTasks()
     watcher = ResourceWatcher(house.store, lambda _: None, background)
     server = ServerLimits(max_parallel_requests=1)
-    directory = ExternalDirectory(watcher)
+    directory = ExternalDirectory(watcher, ExternalKeys())
     limits = CallLimits(house.store, watcher, directory, server, max_attempts=1, max_runs=1)
     rollouts = [(await house.claim(replica=replica)).rollout for replica in range(3)]
     admissions = await asyncio.gather(*(limits.enter(rollout, 1) for rollout in rollouts))
