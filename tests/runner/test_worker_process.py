@@ -76,6 +76,23 @@ async def solve(task, llm):
 """
 
 
+TROUBLE = """
+import contextlib, os, sys, time
+
+
+async def solve(task, llm):
+    if task["trouble"] == "full":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+    elif task["trouble"] == "closed":
+        sys.__stderr__.close()
+    else:
+        with contextlib.suppress(OSError):
+            while True:
+                os.open("/dev/null", os.O_RDONLY)
+    time.sleep(600)
+"""
+
+
 async def ended(process: subprocess.Popen[bytes]) -> int:
     """The exit code of a process that ends by itself."""
     return await asyncio.to_thread(process.wait, DEADLINE_S)
@@ -120,6 +137,19 @@ async def test_an_agent_that_blocks_the_event_loop_is_timed_out_and_its_siblings
     assert process.stderr is not None
     assert b"blocked the event loop" in process.stderr.read()
     process.stderr.close()
+
+
+@pytest.mark.parametrize("trouble", ["full", "closed", "descriptors"])
+async def test_a_worker_whose_loop_is_blocked_ends_though_it_can_tell_nobody(
+    bench: Bench, tmp_path: Path, trouble: str
+) -> None:
+    await bench.enqueue({"trouble": trouble}, timeout_s=0.5)
+    process = bench.worker_process("--agent", bench.file(tmp_path, TROUBLE), stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        assert await ended(process) == 75
+    finally:
+        process.stderr.close()
 
 
 async def test_a_task_that_swallows_its_cancellation_costs_its_process(bench: Bench, tmp_path: Path) -> None:

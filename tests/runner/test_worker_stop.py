@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from runner_bench import DEADLINE_S
+
 from agentlightning.runner.agent import LLM
+from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import FunctionRunner
 from agentlightning.runner.worker import Worker, WorkerOptions
+from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.types import JSON, Finish, NewRollout
 
@@ -21,6 +26,47 @@ class Slow(InMemoryLightningStore):
         for _ in range(100):
             await asyncio.sleep(0)
         return await super().finish(finishes)
+
+
+class Failing(Worker):
+    """Fails when its heartbeat looks at what acts for the first time."""
+
+    looks = 0
+
+    @property
+    def acting(self) -> tuple[AttemptContext, ...]:
+        self.looks += 1
+        if self.looks == 1:
+            raise RuntimeError("the first look fails")
+        return super().acting
+
+
+async def idle(task: JSON, llm: LLM) -> float:
+    return 1.0
+
+
+async def test_leases_are_watched_again_after_the_watch_has_failed() -> None:
+    async with InMemoryLightningStore() as store:
+        run_id = (await store.create_run("watched", {})).id
+        with ThreadPoolExecutor(1) as threads:
+            worker = Failing(
+                an_execution(store, FunctionRunner(idle, threads)),
+                WorkerOptions(run_id=run_id, worker_id="w", concurrency=1),
+                open_store=InMemoryLightningStore,
+            )
+            running = asyncio.create_task(worker.run())
+            deadline = time.monotonic() + DEADLINE_S
+            while worker.looks < 2:
+                assert time.monotonic() < deadline, "it was not watched again"
+                await asyncio.sleep(0.01)
+            worker.stop()
+            assert await running == 0
+
+
+def an_execution(store: LightningStore, runner: FunctionRunner) -> Execution:
+    return Execution(
+        store=store, server_url="http://127.0.0.1:9", model="policy", runner=runner, reward=None, abandon_s=30.0
+    )
 
 
 async def test_a_worker_without_grace_for_its_agents_still_reports_what_it_lost() -> None:
@@ -35,16 +81,8 @@ async def test_a_worker_without_grace_for_its_agents_still_reports_what_it_lost(
         run_id = (await store.create_run("stopped", {})).id
         [queued] = await store.enqueue([NewRollout(run_id=run_id, task={}, group_id="g")])
         with ThreadPoolExecutor(1) as threads:
-            execution = Execution(
-                store=store,
-                server_url="http://127.0.0.1:9",
-                model="policy",
-                runner=FunctionRunner(solve, threads),
-                reward=None,
-                abandon_s=30.0,
-            )
             worker = Worker(
-                execution,
+                an_execution(store, FunctionRunner(solve, threads)),
                 WorkerOptions(run_id=run_id, worker_id="w", concurrency=1, grace_s=0.0),
                 open_store=InMemoryLightningStore,
             )

@@ -188,11 +188,13 @@ def kill_leftover_processes() -> None:
 
 def _end_now(code: int) -> NoReturn:
     """End without waiting for what agents left running: their threads and tasks must not keep the process."""
-    kill_leftover_processes()
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        kill_leftover_processes()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # a full disk, a stream that an agent closed: nothing keeps the process
+        os._exit(code)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

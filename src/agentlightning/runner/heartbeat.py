@@ -93,7 +93,8 @@ class Heartbeat:
         self._own = asyncio.get_running_loop()
         self._beating = asyncio.current_task()
         self._started.set()
-        leases = asyncio.create_task(self._watch_leases())  # beside the beat, which may hang with the server
+        # Beside the beat, which may hang with the server.
+        leases = asyncio.create_task(BackgroundTasks().run("lease watch", self._watch_leases))
         try:
             await self._beat_for_ever()
         finally:
@@ -181,7 +182,7 @@ class Heartbeat:
             for attempt in self._worker.held
             if attempt.interruption != "revoked"
         ]
-        with contextlib.suppress(AgentLightningError, TimeoutError):  # their leases run out instead
+        with contextlib.suppress(AgentLightningError, OSError):  # their leases run out instead
             async with asyncio.timeout(FINAL_REPORT_TIMEOUT_S):
                 close_connections()
                 await asyncio.sleep(CLOSE_PAUSE_S)
@@ -189,11 +190,14 @@ class Heartbeat:
         self._abandon_process(f"an agent blocked the event loop for {blocked:.1f} s")
 
     def _abandon_process(self, why: str) -> NoReturn:
-        if sys.__stderr__ is not None:
-            sys.__stderr__.write(f"worker: {why}; replacing the process\n")
-            sys.__stderr__.flush()
-        self._before_exit()
-        os._exit(EXIT_REPLACE)
+        try:
+            if sys.__stderr__ is not None:
+                with contextlib.suppress(OSError, ValueError):  # a full disk; an agent closed it
+                    sys.__stderr__.write(f"worker: {why}; replacing the process\n")
+                    sys.__stderr__.flush()
+            self._before_exit()
+        finally:  # nothing that failed above, for want of descriptors, say, keeps the process
+            os._exit(EXIT_REPLACE)
 
 
 def close_connections() -> None:

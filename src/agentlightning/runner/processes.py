@@ -8,6 +8,7 @@ interpreter is kept by agent code. Only the standard library and nothing of ours
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -17,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 
+STDERR = 2
 MAX_SCANS = 200
 """Scans at most until nothing is found: a process that forks while it is being looked for is found by the next scan."""
 EXEC_S = 0.01
@@ -150,8 +152,12 @@ class Guard:
             self._silent_s += seconds
         if self._silent_s <= self._silence_s or os.getppid() != self._worker:
             return
-        sys.stderr.write(f"worker: agent code kept the interpreter for {self._silence_s:g} s; ending the process\n")
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            with contextlib.suppress(OSError):  # a full disk; a reader that is gone
+                sys.stderr.write(
+                    f"worker: agent code kept the interpreter for {self._silence_s:g} s; ending the process\n"
+                )
+                sys.stderr.flush()
         os.kill(self._worker, signal.SIGABRT)
         poll = select.poll()
         poll.register(sys.stdin.fileno(), 0)
@@ -192,7 +198,7 @@ def guard() -> None:
         else:
             own.silent(min(time.monotonic() - began, 2 * TICK_S))
         own.end_overdue()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # whoever reads it need not wait for the rest
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDERR)  # whoever reads it need not wait for the rest
     own.end_all()
 
 
