@@ -21,12 +21,31 @@ from agentlightning.config import parse_config
 from agentlightning.config_sandbox import SandboxConfig, SandboxKind
 from agentlightning.errors import ConfigError
 from agentlightning.runner.command import CommandFailed, CommandRunner
+from agentlightning.runner.sandbox.filesystem import View
 from agentlightning.runner.sandbox.gateway_socket import MAX_CONNECTIONS, ServerAddress
+from agentlightning.runner.sandbox.kinds import Box, Container
+from agentlightning.runner.sandbox.limits import PREFIX, Cgroups
 from agentlightning.runner.sandbox.sandbox import Sandbox, store_folders
 
 __all__ = ["listener"]  # a fixture
 KINDS: tuple[SandboxKind, ...] = ("bubblewrap", "gvisor")
 Inside = Callable[..., CommandRunner]
+TAKE_UP = """
+import os, signal, socket, time, urllib.parse
+url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
+kept, refused = [], 0
+while refused < 40:  # the worker takes some of them out meanwhile
+    each = socket.socket(socket.AF_UNIX)
+    each.setblocking(False)
+    if each.connect_ex("/run/agl/gateway.sock"):
+        refused += 1
+        time.sleep(0.02)
+    else:
+        refused = 0
+    kept.append(each)
+one = socket.create_connection((url.hostname, url.port))
+"""
+"""Fills the queue in which the relay's own connections wait, and has it make one."""
 
 
 @pytest.fixture(params=KINDS)
@@ -134,6 +153,81 @@ print(1)
     assert (await work).reward == 1
     assert most < 3 * MAX_CONNECTIONS + 100  # two ends each, and those of the listener of this very process
     runner.close()
+
+
+async def test_an_agent_that_fills_the_way_on_which_it_is_told_to_end_holds_nobody_up(
+    server: Server, bench: Bench, tmp_path: Path
+) -> None:
+    a_sandbox("bubblewrap", server.url, tmp_path)
+    config = {"sandbox": {"kind": "bubblewrap", "readable": [str(tmp_path)]}}
+    bench.run_id = (await bench.store.create_run("boxed", config)).id
+    source = f"""{TAKE_UP}
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+one.close()
+way = os.open("/proc/1/fd/0", os.O_WRONLY | os.O_NONBLOCK)
+full = False
+while True:
+    try:
+        os.write(way, bytes(1 if full else 4096))
+    except BlockingIOError:
+        if not full:
+            print("full", flush=True)
+        full = True
+"""
+    options = ("--concurrency", "2", "--blocked-s", "5")
+    worker = bench.worker_process("--command", python(tmp_path, source), *options)
+    [queued] = await bench.enqueue({}, timeout_s=15.0, max_attempts=1)
+    [done] = await bench.settled([queued])
+    [attempt] = await bench.attempts(queued)
+    assert (done.state, attempt.state, attempt.output) == ("failed", "timed_out", "full\n")
+    worker.terminate()
+    assert bench.ended(worker) == 0
+
+
+async def test_a_relay_whose_way_to_the_worker_is_taken_up_goes_on(listener: Listener, tmp_path: Path) -> None:
+    source = f"""{TAKE_UP}
+one.settimeout(30)
+print(int(one.recv(1) == b""))
+"""
+    sandbox = a_sandbox("bubblewrap", listener.url, tmp_path)
+    runner = CommandRunner(python(tmp_path, source), sandbox=sandbox)
+    assert (await run(runner, url=listener.url)).reward == 1
+    runner.close()
+
+
+async def test_an_attempt_that_is_cancelled_while_its_control_group_is_made_leaves_none(
+    listener: Listener, tmp_path: Path
+) -> None:
+    sandbox = a_sandbox("bubblewrap", listener.url, tmp_path)
+    parents = Cgroups().parents
+    if not parents:
+        pytest.skip("no control group can be made here")
+
+    def made() -> list[Path]:
+        return [folder for parent in parents for folder in parent.glob(f"{PREFIX}{os.getpid()}-*")]
+
+    runner = CommandRunner("sleep 600", sandbox=sandbox)
+    work = asyncio.create_task(run(runner, url=listener.url))
+    await asyncio.sleep(0)
+    deadline = time.monotonic() + DEADLINE_S
+    while not made():  # without a turn of the loop: it does not hear that the group was made
+        assert time.monotonic() < deadline, "it was not made"
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert made() == []
+    runner.close()
+
+
+@pytest.mark.parametrize(("program", "told"), [("podman", True), ("docker", False)])
+def test_podman_is_told_to_make_nothing_writable_by_itself(tmp_path: Path, program: str, told: bool) -> None:
+    settings = SandboxConfig(kind="podman", image="an-image", disk_mb=4)
+    (tmp_path / "etc").mkdir()
+    view = View(shown=(), hidden=())
+    box = Box(name="agl-1", folder=tmp_path, view=view, settings=settings, cwd="/", relay=[], environment={})
+    words = Container(program).command(box)
+    assert ("--read-only-tmpfs=false" in words) == told  # Docker has no such option, and makes nothing writable
+    assert "/tmp:rw,mode=1777,size=4m" in words
 
 
 async def test_memory_is_bounded_for_all_processes_together(inside: Inside, listener: Listener, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def _steps(path: Path) -> Iterator[Path]:
 
 
 def _outermost(paths: Sequence[Path]) -> list[Path]:
-    """Without those that another one shows already."""
+    """Leaves out those that another one shows already."""
     return [
         path
         for path in dict.fromkeys(paths)

@@ -198,8 +198,10 @@ class Container:
         words += ["--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
         words += ["--memory", f"{settings.memory_mb}m", "--memory-swap", f"{settings.memory_mb}m"]
         words += ["--user", f"{os.getuid()}:{os.getgid()}"]  # the worker's own, whose files the agent is to read
-        if self.program == "podman" and os.getuid() != 0:
-            words += ["--userns", "keep-id"]
+        if self.program == "podman":
+            words.append("--read-only-tmpfs=false")  # else /run and /var/tmp can be written, beyond disk_mb
+            if os.getuid() != 0:
+                words += ["--userns", "keep-id"]
         words += ["--pids-limit", str(settings.processes), "--hostname", "agent", "--workdir", box.cwd]
         words += ["--tmpfs", f"/tmp:rw,mode=1777,size={settings.disk_mb}m"]
         for name, kind in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC)):

@@ -51,6 +51,7 @@ class Relay:
         """Connect a client with the worker."""
         client, _ = self._listener.accept()
         server = socket.socket(socket.AF_UNIX)
+        server.setblocking(False)  # its queue is full where the program connects there itself: nothing may wait here
         try:
             server.connect(self._path)
         except OSError:

@@ -58,7 +58,8 @@ class OpenSandbox:
 
     def interrupt(self) -> None:
         """Have the program told to end."""
-        with contextlib.suppress(BrokenPipeError):
+        # An agent may have filled the pipe, or keep the relay from reading it: it is killed later, as one that goes on.
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self.control, b"T")
 
     def explain(self) -> str:
@@ -160,9 +161,10 @@ class Sandbox:
         (box.shared / "task.json").write_text(task, encoding="utf-8")
         async with GatewaySocket(box.shared / "gateway.sock", self._address):
             read, write = os.pipe()
-            group: Cgroup | None = None
+            os.set_blocking(write, False)  # whoever runs inside can open the other end as well
+            making = asyncio.get_running_loop().run_in_executor(None, self._group, box)
             try:
-                group = await asyncio.to_thread(self._group, box)
+                group = await asyncio.shield(making)  # a thread that has begun makes it, though this is cancelled
                 yield OpenSandbox(
                     command=_joined(group, self._kind.command(box)),
                     environment={**self._environment(box), **mark},
@@ -173,10 +175,11 @@ class Sandbox:
             finally:
                 os.close(write)
                 os.close(read)
-                await asyncio.to_thread(self._end, box, group)
+                await asyncio.to_thread(self._end, box, await making)
 
     def _environment(self, box: Box) -> dict[str, str]:
-        """Of the program that makes the sandbox; one that makes containers has settings of its own in the worker's."""
+        """Returns that of the program that makes the sandbox; one that makes containers has settings of its own in the
+        worker's."""
         if self._kind.own_root:
             return dict(box.environment)
         return {**os.environ, **{name: value for name, value in box.environment.items() if name != "HOME"}}
