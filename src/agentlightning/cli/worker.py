@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,6 @@ def worker(
 ) -> None:
     """Claim rollouts of a run and run the agent on them until Ctrl-C. An agent in a sandbox does not see --runs."""
     import asyncio
-    import os
     import socket
     from urllib.parse import urlsplit
 
@@ -44,10 +44,26 @@ def worker(
 
 async def _own_token(server: str, key: str, run: str) -> str:
     """The secret of a new token for this worker, made with the key of a server of this machine: agents run beside what a
-    worker holds. It ends with the run, or when it is revoked."""
+    worker holds. It ends with the run, or when it is revoked: those of workers that have ended are, here."""
     import socket
 
     from agentlightning.store.client import LightningStoreClient
 
+    prefix = f"agl worker on {socket.gethostname()[:64]}, process "
     async with LightningStoreClient(server, key) as store:
-        return (await store.create_token(f"agl worker on {socket.gethostname()}"[:100], "worker", run)).secret
+        for token in await store.tokens(run):
+            pid = token.name.removeprefix(prefix)
+            if token.revoked_ns is None and pid != token.name and pid.isdecimal() and _gone(int(pid)):
+                await store.revoke_token(token.id)
+        return (await store.create_token(f"{prefix}{os.getpid()}", "worker", run)).secret
+
+
+def _gone(pid: int) -> bool:
+    """True where no process has this id, or this one, which has made no token yet."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except PermissionError:
+        return False
+    return pid == os.getpid()
