@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,14 @@ from agentlightning.gateway.app import App
 from agentlightning.gateway.authentication import Authentication
 from agentlightning.gateway.middleware import ApiMiddleware
 from agentlightning.store.client import LightningStoreClient
-from agentlightning.store.server_keys import find_key, is_loopback, key_path, load_or_create_key, published
+from agentlightning.store.server_keys import (
+    find_key,
+    find_key_file,
+    is_loopback,
+    key_path,
+    load_or_create_key,
+    published,
+)
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.store.tokens import is_token
 from agentlightning.types import Finish
@@ -319,7 +328,7 @@ def test_a_server_without_a_key_makes_one_and_says_where(
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert httpx.get(f"{server.url}/api/runs", timeout=60).status_code == 401
         assert httpx.get(f"{server.url}/api/runs", headers=bearer(key), timeout=60).json() == []
-        assert find_key(server.url) == find_key(server.url.replace("127.0.0.1", "localhost")) == key
+        assert find_key(server.url) == key
     finally:
         server.close()  # by SIGKILL: its port may be anybody's now
     assert list((tmp_path / "state/agentlightning/servers").iterdir())
@@ -361,15 +370,56 @@ def test_a_server_that_ends_takes_its_place_away_and_another_gets_it(
     keys = {name: tmp_path / name for name in ("one", "other")}
     made = {name: load_or_create_key(path) for name, path in keys.items()}
     url = "http://127.0.0.1:8088"
-    with published(8088, keys["one"]):
+    with published("127.0.0.1", 8088, keys["one"]):
         assert find_key(url) == made["one"]
-        with published(8088, keys["other"]):  # of another address with this port: clients are told the key
+        with published("127.0.0.2", 8088, keys["other"]):  # of another address with this port: clients are told the key
             assert find_key(url) == made["one"]
     assert find_key(url) is None
-    with published(8088, keys["other"]):
+    with published("127.0.0.1", 8088, keys["other"]):
         assert find_key(url) == made["other"]
         for other in ("http://127.0.0.1:8089", "http://10.0.0.1:8088", "http://evil.example.com:8088", "sqlite:///x"):
             assert find_key(other) is None
+
+
+def test_a_key_goes_to_the_address_of_its_server_and_to_no_other_with_that_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    key = load_or_create_key(tmp_path / "key")
+    names = {str(found[4][0]) for found in socket.getaddrinfo("localhost", None)}
+    opened: dict[str, list[str]] = {
+        "127.0.0.1": ["127.0.0.1"],
+        "0.0.0.0": ["127.0.0.1", "127.9.9.9"],
+        "::1": ["[::1]"],
+        "::": ["[::1]"],
+        "192.0.2.7": [],
+    }
+    for address, hosts in opened.items():
+        with published(address, 8088, tmp_path / "key"):
+            found = [host for host in ("127.0.0.1", "127.9.9.9", "[::1]") if find_key(f"http://{host}:8088") == key]
+            assert found == hosts, address
+            reached = names <= {host.strip("[]") for host in hosts}
+            assert find_key("http://localhost:8088") == (key if reached else None), address
+            assert find_key_file("http://localhost:8088") == tmp_path / "key"
+
+
+def test_makers_of_a_key_at_the_same_time_have_the_same_one(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        for number in range(20):
+            path = tmp_path / f"{number}.server-key"
+            assert len(set(threads.map(lambda _, path=path: load_or_create_key(path), range(8)))) == 1
+    assert len(list(tmp_path.iterdir())) == 20
+
+
+def test_a_maker_that_ended_in_the_middle_leaves_no_half_key(tmp_path: Path) -> None:
+    path = tmp_path / "agl.db.server-key"
+    program = (
+        "import resource, sys; from pathlib import Path; from agentlightning.store.server_keys import load_or_create_key\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); load_or_create_key(Path(sys.argv[1]))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False)
+    assert "the server key cannot be kept there" in ended.stderr
+    assert load_or_create_key(path) == load_or_create_key(path) != ""
 
 
 async def test_an_error_says_nothing_about_the_inside(house: House) -> None:

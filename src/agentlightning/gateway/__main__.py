@@ -32,7 +32,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.open import open_store
 from agentlightning.store.pruning import KEEP_ALL, Keep, keep_pruned
-from agentlightning.store.server_keys import KEY_VARIABLE, key_path, load_or_create_key, published
+from agentlightning.store.server_keys import KEY_VARIABLE, is_loopback, key_path, load_or_create_key, published
 from agentlightning.store.server_lock import ServerLock
 from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
@@ -114,7 +114,7 @@ async def _serve(
     with ServerLock(store_url) as lock, contextlib.ExitStack() as stack:
         async with open_store(store_url, given_key) as store:
             await _check(store)
-            server_key = given_key or stack.enter_context(_made_key(store_url, listener.getsockname()[1]))
+            server_key = given_key or stack.enter_context(_made_key(store_url, *listener.getsockname()[:2]))
             sockets = [listener]
             if settings.metrics_port is not None:
                 sockets.append(_listen(str(listener.getsockname()[0]), settings.metrics_port, "--metrics-port"))
@@ -127,15 +127,17 @@ async def _serve(
 
 
 @contextlib.contextmanager
-def _made_key(store_url: str, port: int) -> Iterator[str]:
+def _made_key(store_url: str, address: str, port: int) -> Iterator[str]:
     """The key of a server that was given none, which this user's commands find as long as it serves."""
     path = key_path(store_url)
     key = load_or_create_key(path)
     log.configure(log.log_level(), [key])
-    with published(port, path):
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    host = f"[{here}]" if ":" in here else here
+    with published(address, port, path):
+        finding = f"your commands on this machine find it by themselves (--store http://{host}:{port}), others take it"
         sys.stderr.write(
-            f"/api wants the key in {path}: your commands on this machine find it by themselves "
-            f"(--store http://127.0.0.1:{port}), others take it as {KEY_VARIABLE}\n"
+            f"/api wants the key in {path}: {finding if is_loopback(here) else 'take it'} as {KEY_VARIABLE}\n"
         )
         yield key
 

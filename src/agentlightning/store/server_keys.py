@@ -1,8 +1,9 @@
 """Server keys on disk, and how clients of the same user on the same machine find them without being told.
 
 A server without AGL_SERVER_KEY makes a key once and keeps it in a file that only its owner can read. While it serves it
-holds a lock on a file named by its port, which says where that key is: so no key is sent to whoever has taken the port of a
-server that ended. Driven by servers and by whoever opens a store over HTTP. Knows neither attempts nor HTTP.
+holds a lock on a file named by its port, which says at which address it listens and where that key is: so no key is sent to
+whoever has taken the port of a server that ended, or that port of another loopback address. Driven by servers and by whoever
+opens a store over HTTP. Knows neither attempts nor HTTP.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import functools
 import ipaddress
 import os
 import secrets
+import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -56,12 +60,31 @@ def client_key(url: str) -> str | None:
 
 def find_key(url: str) -> str | None:
     """The key of the server that serves at this URL now, where this user started it on this machine; else None."""
-    path = find_key_file(url)
-    return None if path is None else _read(path)
+    found = _find(url)
+    if found is None or not _leads_to(found.host, found.address):
+        return None
+    return _read(found.key_file)
 
 
 def find_key_file(url: str) -> Path | None:
-    """The file of that key: beside the server's SQLite store where it has one."""
+    """The file of that key, whichever address of this machine the URL names: beside the server's SQLite store where it has
+    one."""
+    found = _find(url)
+    return None if found is None else found.key_file
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is published for the port of a URL."""
+
+    host: str
+    """The URL's."""
+    address: str
+    """Where the server listens."""
+    key_file: Path
+
+
+def _find(url: str) -> _Found | None:
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -79,25 +102,45 @@ def find_key_file(url: str) -> Path | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            path = file.read(MAX_KEY_BYTES).strip()
+            address, _, path = file.read(MAX_KEY_BYTES).strip().partition("\n")
         else:
             return None  # its server has ended: the port may be anybody's
-    return Path(path) if path and Path(path).exists() else None
+    return _Found(parts.hostname, address, Path(path)) if path and Path(path).exists() else None
+
+
+def _leads_to(host: str, address: str) -> bool:
+    """True where whoever connects to the host reaches who listens at the address, and nobody else: the other addresses of
+    this machine are anybody's.
+
+    >>> _leads_to("127.0.0.1", "127.0.0.1"), _leads_to("127.9.9.9", "0.0.0.0"), _leads_to("::1", "::")
+    (True, True, True)
+    >>> _leads_to("127.9.9.9", "127.0.0.1"), _leads_to("::1", "127.0.0.1"), _leads_to("::1", "0.0.0.0")
+    (False, False, False)
+    """
+    try:
+        bound = ipaddress.ip_address(address)
+        places = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}  # a name may have several
+        ips = [ipaddress.ip_address(place) for place in places]
+    except (OSError, ValueError):
+        return False
+    if bound.is_unspecified:
+        return all(ip.is_loopback and ip.version == bound.version for ip in ips)
+    return all(ip == bound for ip in ips)
 
 
 @contextmanager
-def published(port: int, key_file: Path) -> Iterator[None]:
-    """Let clients find the key file of the server on this port, as long as this lasts. Does nothing where files cannot be
-    locked, or another server of the same port number is published."""
+def published(address: str, port: int, key_file: Path) -> Iterator[None]:
+    """Let clients find the key file of the server that listens there, as long as this lasts. Does nothing where files
+    cannot be locked, or another server of the same port number is published."""
     with contextlib.ExitStack() as stack:
         if sys.platform != "win32":
             with contextlib.suppress(OSError):  # a home that cannot be written: clients are told the key
-                stack.enter_context(_published(port, key_file))
+                stack.enter_context(_published(address, port, key_file))
         yield
 
 
 @contextmanager
-def _published(port: int, key_file: Path) -> Iterator[None]:
+def _published(address: str, port: int, key_file: Path) -> Iterator[None]:
     _folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     place = _folder() / str(port)
     while True:
@@ -113,7 +156,7 @@ def _published(port: int, key_file: Path) -> Iterator[None]:
         os.close(descriptor)
     with os.fdopen(descriptor, "r+", encoding="utf-8") as file:
         file.truncate()
-        file.write(f"{key_file.resolve()}\n")
+        file.write(f"{address}\n{key_file.resolve()}\n")
         file.flush()
         try:
             yield
@@ -152,13 +195,22 @@ def load_or_create_key(path: Path) -> str:
     """The key in the file, which is made with a new one if it does not exist. Raises ConfigError."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
+        with contextlib.suppress(FileNotFoundError):
             return _read(path)
-        key = f"sk-agl-server-{secrets.token_urlsafe(32)}"
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(key + "\n")
+        # The name appears with the whole key, or not at all: a half one would be every later start's error.
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # for this user alone
+        try:
+            key = f"sk-agl-server-{secrets.token_urlsafe(32)}"
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(key + "\n")
+                file.flush()
+                os.fsync(descriptor)
+            try:
+                os.link(temporary, path)
+            except FileExistsError:  # somebody else made one meanwhile
+                return _read(path)
+        finally:
+            os.unlink(temporary)
     except OSError as cause:
         raise ConfigError(
             f"{path}: the server key cannot be kept there ({cause.strerror}); set {KEY_VARIABLE}"
