@@ -59,12 +59,11 @@ async def nothing_of_the_other(scene: Scene) -> None:
 def changed(key: str) -> list[str]:
     """Keys near a real one: each part of it changed, cut, doubled, re-encoded."""
     head, tail = key[: len(key) // 2], key[len(key) // 2 :]
-    other = "A" if key[-1] != "A" else "B"
     return [
-        key[:-1] + other,
+        key[:-1] + ("A" if key[-1] != "A" else "B"),
         key[:-1],
         key + "A",
-        head + other + tail[1:],
+        head + ("A" if tail[0] != "A" else "B") + tail[1:],
         head,
         key[:7] + key[7:].swapcase(),
         f"{key}\u00a0",

@@ -175,7 +175,7 @@ def test_what_a_rule_of_ones_own_does_to_its_steps_no_other_rule_sees() -> None:
         (lambda step, earlier: math.nan, r"air\.rules\.mine: expected a finite number or None, got nan"),
         (lambda step, earlier: 10**400, r"air\.rules\.mine: expected a finite number or None, got 1000"),
         (lambda step, earlier: np.array([1, 2]), r"air\.rules\.mine: expected a finite number or None, got array"),
-        (lambda step, earlier: sys.exit(3), r"air\.rules\.mine ended its process: SystemExit\(3\)"),
+        (lambda step, earlier: sys.exit(3), r"air\.rules\.mine failed: SystemExit: 3"),
     ],
 )
 def test_a_rule_of_ones_own_that_fails_is_named(own: CustomRule, sentence: str) -> None:

@@ -73,11 +73,8 @@ class Air:
             return BUILT_IN[name].score(found, rule.budget or 0.0)
         scores: Scores = []
         for place, step in enumerate(found):
-            try:
-                with boundary(f"air.rules.{name}"):
-                    said = self.own[name](step, found[:place])
-            except SystemExit as cause:  # would end the worker and every sibling
-                raise AgentError(f"air.rules.{name} ended its process: SystemExit({cause})") from cause
+            with boundary(f"air.rules.{name}"):
+                said = self.own[name](step, found[:place])
             scores.append(None if said is None else _number(said, name))
         return scores
 
