@@ -101,3 +101,23 @@ def test_a_rule_of_the_wrong_shape_is_refused_at_the_start(tmp_path: Path) -> No
         LightningRL(credit=f"{file}:shapeless")
     with pytest.raises(ConfigError, match="there is no 'nothing'"):
         LightningRL(credit=f"{file}:nothing")
+
+
+@pytest.mark.parametrize(
+    ("each", "parameters", "wanted"),
+    [
+        ("step", "groups", r"\(groups, evidence\)"),
+        ("group", "trajectory, group", r"\(group\)"),
+        ("trajectory", "group", r"\(trajectory, group\)"),
+    ],
+)
+def test_a_decorated_rule_has_the_arguments_that_it_is_called_with(
+    tmp_path: Path, each: str, parameters: str, wanted: str
+) -> None:
+    file = tmp_path / f"decorated_{each}.py"
+    file.write_text(
+        "from agentlightning.algorithms.credit import credit_rule\n\n\n"
+        f"@credit_rule('own', each={each!r})\ndef own({parameters}, *, weight: float = 1.0):\n    return []\n"
+    )
+    with pytest.raises(ConfigError, match=f"expected to be callable as {wanted}"):
+        LightningRL(credit=f"{file}:own")

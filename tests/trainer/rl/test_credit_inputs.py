@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import pytest
+from loop_doubles import answer
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.errors import ConfigError, EngineError
-from agentlightning.store.base import LightningStore
+from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.rl.credit_inputs import CreditInputReader, check_credit_inputs
 from agentlightning.training_types import Trajectory, Transition
+from agentlightning.types import Consumed, NewRollout, Resource, WorkerStatus
 
 JUDGE = {"url": "https://judge.test/v1", "model": "wise", "key_env": "JUDGE_KEY"}
 
@@ -92,6 +96,28 @@ async def test_rules_that_ask_for_nothing_get_nothing(store: LightningStore, tmp
     idle = CreditInputReader(algorithm=LightningRL(), store=store, run_id="run", folder=tmp_path)
     evidence, cost = await idle.gather(1, GROUPS)
     assert (list(evidence.history), dict(evidence.scores), cost) == ([], {}, {})
+
+
+@pytest.mark.parametrize(("on_failure", "rewards"), [("zero", {0.0, 1.0}), ("drop", {1.0})])
+async def test_earlier_steps_are_looked_at_as_they_were_learned_from(
+    store: LightningStore, tmp_path: Path, on_failure: Literal["drop", "zero"], rewards: set[float]
+) -> None:
+    """A rollout that failed after a call counts as 0 there, too."""
+    await store.put_resources([Resource(run_id="run", name="default", kind="policy", value={"model": "m"})])
+    pair = [NewRollout(run_id="run", task={"n": 1}, group_id="train:1:0", replica=each, step=1) for each in (0, 1)]
+    await store.enqueue(pair)
+    worker = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
+    for number, claim in enumerate(await store.claim(worker, limit=2)):
+        await answer(store, claim, 1, 1.0, failed=number == 1)
+    done = await store.rollouts(RolloutQuery(run_id="run"))
+    await store.open_step("run", 1, [Consumed(rollout_id=one.id, outcome="trained") for one in done])
+    await store.close_step("run", 1, 1)
+    looking = CreditInputReader(
+        algorithm=LightningRL(credit="decisive"), store=store, run_id="run", folder=tmp_path, on_failure=on_failure
+    )
+    evidence, _ = await looking.gather(2, GROUPS)
+    found = [one.reward for group in evidence.history for one in group]
+    assert {reward for reward in found if math.isfinite(reward)} == rewards
 
 
 def test_a_judge_without_an_address_or_key_stops_the_run_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:

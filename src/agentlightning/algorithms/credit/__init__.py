@@ -15,7 +15,7 @@ from agentlightning.algorithms.credit.gigpo import gigpo
 from agentlightning.algorithms.credit.judge import judge
 from agentlightning.algorithms.credit.learned import learned
 from agentlightning.algorithms.credit.outcome import discounted, last, uniform
-from agentlightning.algorithms.credit.rule import Credit, Evidence, Rule, credit_rule
+from agentlightning.algorithms.credit.rule import SIGNATURES, Credit, Evidence, Rule, credit_rule
 from agentlightning.algorithms.credit.step_rewards import step_rewards
 from agentlightning.code_loader import check_signature, load_plugin, path_of_code
 
@@ -35,10 +35,9 @@ def find_rule(name: str) -> Rule:
     if name in CREDIT:
         return CREDIT[name]
     found = load_plugin("credit", name, CREDIT)
-    if isinstance(found, Rule):
-        return found
-    check_signature(found, ("trajectory", "group"), f"credit rule {name!r}", settings=True)
-    return Rule(name, found)
+    rule = found if isinstance(found, Rule) else Rule(name, found)
+    check_signature(rule.function, SIGNATURES[rule.each], f"credit rule {name!r}", settings=True)
+    return rule
 
 
 def path_of(rule: Rule) -> str:

@@ -51,6 +51,10 @@ class Evidence:
     """A judge's scores of each rollout."""
 
 
+SIGNATURES: Mapping[Each, tuple[str, ...]] = MappingProxyType(
+    {"trajectory": ("trajectory", "group"), "group": ("group",), "step": ("groups", "evidence")}
+)
+"""Positional arguments of a rule, by what it is called for."""
 Returned = list[float] | Credit
 CreditRule = Callable[..., Any]
 """`each` decides: (trajectory, its group) -> Returned; (group) -> [Returned]; (groups, evidence) -> [[Returned]]. Settings

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import httpx
 
@@ -22,7 +23,7 @@ from agentlightning.disk import open_private
 from agentlightning.errors import ConfigError
 from agentlightning.runner.chat_endpoint import ChatEndpoint, bearer
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs, read_inputs
+from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs, read_inputs, with_failures
 from agentlightning.training_types import Trajectory
 from agentlightning.types import Step
 
@@ -39,6 +40,7 @@ class CreditInputReader:
     run_id: str
     folder: Path
     """Folder of the judge's replies."""
+    on_failure: Literal["drop", "zero"] = "drop"
     transport: httpx.AsyncBaseTransport | None = None
 
     async def gather(self, step: int, groups: Sequence[Sequence[Trajectory]]) -> tuple[Evidence, dict[str, float]]:
@@ -77,7 +79,7 @@ class CreditInputReader:
         for start in range(0, len(ids), READ_BATCH):
             part = ids[start : start + READ_BATCH]
             found = {rollout.id: rollout for rollout in await self.store.rollouts(RolloutQuery(ids=part))}
-            rollouts = [found[key] for key in part]
+            rollouts = with_failures([found[key] for key in part], self.on_failure)
             inputs = await read_inputs(self.store, rollouts, fixed)
             kept += trajectories(rollouts, inputs.calls, inputs.rewards, keep_unrewarded=True)[0]
         by_group: defaultdict[str, list[Trajectory]] = defaultdict(list)

@@ -18,7 +18,7 @@ from agentlightning.store.base import BROKEN, BROKEN_SPANS, LightningStore, brok
 from agentlightning.trainer.collect import check_calls_recorded
 from agentlightning.trainer.data.air_report import AirTally
 from agentlightning.trainer.progress import Progress
-from agentlightning.trainer.rl.step_inputs import read_inputs
+from agentlightning.trainer.rl.step_inputs import read_inputs, with_failures
 from agentlightning.training_types import Trajectory
 from agentlightning.types import Call, ConsumedInputs, Rollout
 
@@ -63,8 +63,7 @@ class LoadedTrajectories:
         failed = [rollout for rollout in self._rollouts if rollout.state != "succeeded"]
         if failed and len(failed) == len(self._rollouts):
             raise AgentError(f"all {len(failed)} rollouts of the step failed, the first with: {failed[0].error}")
-        if self.on_failure == "zero":
-            rollouts = [one if one.state == "succeeded" else replace(one, reward=0.0) for one in rollouts]
+        rollouts = with_failures(rollouts, self.on_failure)
         for start in range(0, len(rollouts), MAX_ROLLOUTS):
             await self._read(rollouts[start : start + MAX_ROLLOUTS], fixed or {})
         self._broken += await broken_spans(self.store, rollouts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from agentlightning.adapters.trajectories import counts
 from agentlightning.errors import ConflictError
@@ -41,6 +42,13 @@ class StepInputs:
 def fixed_inputs(step: Step) -> dict[str, ConsumedInputs]:
     """By rollout, what a step that was opened learns from; without those of which its list does not say it."""
     return {one.rollout_id: one.inputs for one in step.consumed if one.inputs is not None}
+
+
+def with_failures(rollouts: Sequence[Rollout], on_failure: Literal["drop", "zero"]) -> list[Rollout]:
+    """The rollouts as a step learns from them: where failures count as zero, those that failed have that reward."""
+    if on_failure == "drop":
+        return [*rollouts]
+    return [one if one.state == "succeeded" else replace(one, reward=0.0) for one in rollouts]
 
 
 async def read_inputs(

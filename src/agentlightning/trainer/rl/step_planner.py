@@ -117,7 +117,11 @@ class StepPlanner:
         if not config.air.counted:
             groups = without_air(groups)
         reader = CreditInputReader(
-            algorithm=algorithm, store=self.store, run_id=self.run_id, folder=self.folder / "judge"
+            algorithm=algorithm,
+            store=self.store,
+            run_id=self.run_id,
+            folder=self.folder / "judge",
+            on_failure=config.agent.on_failure,
         )
         inputs, cost = await reader.gather(step, groups)
         if not config.air.counted:
