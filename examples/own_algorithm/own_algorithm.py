@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from pydantic import Field
 from agentlightning.algorithms import LightningRL, UpdatePlan
 from agentlightning.algorithms.credit import Credit, credit_rule
 from agentlightning.training_types import Trajectory
+from agentlightning.types import Outcome
 
 if TYPE_CHECKING:
     import torch
@@ -30,11 +32,18 @@ def first(trajectory: Trajectory, group: Sequence[Trajectory], *, others: Share 
 def median(
     groups: Sequence[Sequence[Trajectory]], credits: Sequence[Sequence[Credit]], *, scale: float = 1.0
 ) -> list[list[list[float]]]:
-    """Each call's credit minus the median reward of its group, which one outlier does not move."""
+    """Each call's credit minus its share of the group's median reward, which one outlier does not move."""
     found = []
     for group, of_group in zip(groups, credits, strict=True):
-        baseline = statistics.median(trajectory.reward for trajectory in group) if group else 0.0
-        found.append([[scale * (value - baseline) for value in credit.values] for credit in of_group])
+        pairs = zip(group, of_group, strict=True)
+        scores = [one.reward if credit.score is None else credit.score for one, credit in pairs]
+        baseline = statistics.median(scores) if scores else 0.0
+        rows = []
+        for credit in of_group:
+            shares = credit.shares or [1.0] * len(credit.values)
+            compared = zip(credit.values, shares, strict=True)
+            rows.append([scale * (value - share * baseline) for value, share in compared])
+        found.append(rows)
     return found
 
 
@@ -69,7 +78,12 @@ class HardTasks(LightningRL):
     """Groups with a higher mean reward are not learned from."""
 
     def plan(self, groups: Sequence[Sequence[Trajectory]], seed: int, *inputs: Any, **named: Any) -> UpdatePlan:
-        hard = [group for group in groups if statistics.fmean(one.reward for one in group) <= self.too_easy]
-        plan = super().plan(hard, seed, *inputs, **named)
-        left_out = {one.rollout_id: "zero_variance" for group in groups if group not in hard for one in group}
-        return replace(plan, outcomes={**left_out, **plan.outcomes})
+        easy = [group for group in groups if self._is_easy(group)]
+        plan = super().plan([group for group in groups if group not in easy], seed, *inputs, **named)
+        left_out: dict[str, Outcome] = {one.rollout_id: "zero_variance" for group in easy for one in group}
+        again = [group[0].group_id for group in easy] if self.dynamic_sampling else []
+        return replace(plan, outcomes=left_out | plan.outcomes, resample=[*plan.resample, *again])
+
+    def _is_easy(self, group: Sequence[Trajectory]) -> bool:
+        known = [one.reward for one in group if math.isfinite(one.reward)]  # a missing reward is not a number
+        return bool(known) and statistics.fmean(known) > self.too_easy

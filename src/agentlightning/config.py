@@ -227,9 +227,11 @@ class TrainerConfig(Table):
     health_checks: bool = True
     """Warn by name when the numbers say that the run goes wrong."""
     start_timeout_s: float = Field(600.0, gt=0)
-    hang_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
-    stall_timeout_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
     """Seconds that the server, the sampler and the learner each have to start; a busy machine takes minutes."""
+    hang_timeout_s: float = Field(60.0, gt=0, allow_inf_nan=False)
+    """Seconds without a sign of life after which one of them is killed and started again."""
+    stall_timeout_s: float = Field(1800.0, gt=0, allow_inf_nan=False)
+    """The same for one that lives and whose work makes no progress."""
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
@@ -285,7 +287,7 @@ class EngineConfig(Table):
     max_tokens_per_microbatch: int = Field(4096, ge=1)
     """Tokens of one backward pass, padding included, at most: bounds memory."""
     packing: Literal["padded", "prefix_tree"] = "padded"
-    """tree: the learner computes once what sequences of a micro-batch begin with alike."""
+    """prefix_tree: the learner computes once what sequences of a micro-batch begin with alike."""
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping its activations."""
     lora: LoraConfig | None = None

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentlightning.code_loader import GROUPS, installed_plugins
 from agentlightning.config import Config, parse_config
 from agentlightning.errors import ConfigError
 
@@ -54,7 +55,7 @@ def load_air_table(path: Path) -> dict[str, Any]:
 
 def named_files(config: Config) -> dict[str, Path]:
     """The files that settings name, by the settings' dotted names: tasks, and the code of agent, rewards and algorithm; of
-    modules those that are imported."""
+    modules, those of installed plug-ins among them, those that are imported."""
 
     def walk(value: Any, name: str) -> Iterator[tuple[str, Path]]:
         if isinstance(value, dict | list):
@@ -64,12 +65,24 @@ def named_files(config: Config) -> dict[str, Path]:
             path = Path(file[0])
             if path.is_file():
                 yield name[1:].replace("/", "."), path.resolve()
-        elif isinstance(value, str) and CODE.fullmatch(name) and ":" in value:
-            path = Path(getattr(sys.modules.get(value.partition(":")[0]), "__file__", None) or "")
+        elif isinstance(value, str) and (module := _module_in(name, value)):
+            path = Path(getattr(sys.modules.get(module), "__file__", None) or "")
             if path.is_file():
                 yield name[1:].replace("/", "."), path.resolve()
 
     return dict(walk(config.model_dump(mode="json"), ""))
+
+
+def _module_in(name: str, value: str) -> str | None:
+    """The module of ``package.module:name``, or of an installed plug-in, where `name` is a setting that may name code."""
+    if not CODE.fullmatch(name):
+        return None
+    if ":" in value:
+        return value.partition(":")[0]
+    setting = name.rpartition("/")[2]
+    kinds = [kind for kind in GROUPS if setting == ("name" if kind == "algorithm" else kind)]
+    entry = installed_plugins(kinds[0]).get(value) if kinds else None
+    return None if entry is None else entry.module
 
 
 def _read(path: Path) -> dict[str, Any]:

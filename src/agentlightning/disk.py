@@ -6,6 +6,7 @@ change. Knows nothing of what the files mean.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import stat
@@ -26,6 +27,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's content. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_private(path: Path, mode: Literal["ab", "wb", "xb"]) -> BinaryIO:

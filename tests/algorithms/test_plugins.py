@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from test_reference_table import trajectory
 from agentlightning.algorithms import LightningRL
 from agentlightning.code_loader import path_of_code
 from agentlightning.config import Config, parse_config
+from agentlightning.config_file import named_files
 from agentlightning.engines.corrections import Tokens
 from agentlightning.engines.losses import token_loss
 from agentlightning.errors import AgentError, ConfigError
@@ -50,6 +52,12 @@ def test_an_advantage_gets_the_groups_and_their_credits_and_its_settings() -> No
     assert found["a1"] == [-1.0]
     assert found["b1"] == pytest.approx([-0.8] * 5)
     assert "a2" not in found  # an advantage of 0 has no signal
+
+
+def test_the_advantage_of_the_example_leaves_out_what_a_credit_rule_leaves_out() -> None:
+    algorithm = LightningRL(credit="last", advantage=own("median"))
+    for row in (row for group in GROUPS for row in algorithm.advantages(group)):
+        assert not any(row[:-1])
 
 
 def test_a_credit_rule_and_an_aggregation_are_combined_with_built_in_parts() -> None:
@@ -174,6 +182,11 @@ def test_an_algorithm_is_a_class_with_settings_and_a_plan_of_its_own() -> None:
     plan = algorithm.plan(GROUPS, seed=0)  # the groups' means are 0.5 and 0.6
     assert {row.rollout_id for rows in plan.minibatches for row in rows} == {"a0", "a1"}
     assert plan.outcomes["b0"] == "zero_variance"
+    assert plan.resample == []
+    unrewarded = [replace(GROUPS[0][2], reward=math.nan), *GROUPS[0][:2]]
+    sampling = replace(algorithm, dynamic_sampling=True, too_easy=0.6)
+    assert sampling.plan([unrewarded], seed=0).outcomes == {"a0": "trained", "a1": "trained", "a2": "invalid"}
+    assert replace(sampling, too_easy=0.55).plan(GROUPS, seed=0).resample == ["b"]
     with pytest.raises(ConfigError, match=r"algorithm\.too_eazy: no such setting"):
         algorithms_of(config(name=own("HardTasks"), too_eazy=0.5))
 
@@ -203,6 +216,9 @@ def test_an_installed_package_names_plug_ins_by_entry_point(tmp_path: Path, monk
     terms = LightningRL(loss="plain", loss_settings={"c": 2.0}).loss_terms
     found, _, _ = loss_and_gradient(terms)
     assert found == pytest.approx(2 * loss_and_gradient(Loss(name="reinforce"))[0])
+    assert named_files(config(loss="plain")) == {"algorithm.loss": tmp_path / "their_losses.py"}
+    (info / "entry_points.txt").unlink()
+    loss_and_gradient(terms)  # a learner looks it up with every piece of a micro-batch: packages are scanned once
 
 
 def test_a_learner_refuses_a_loss_whose_file_was_edited_after_the_trainer_had_loaded_it(tmp_path: Path) -> None:

@@ -6,13 +6,12 @@ whatever had reached the disk: a file may be there, named and empty. Knows nothi
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from pathlib import Path
 
 import orjson
 
-from agentlightning.disk import open_private, sync
+from agentlightning.disk import file_hash, open_private, sync
 
 MANIFEST = "manifest.json"
 REPLACED = ".replaced"
@@ -23,7 +22,7 @@ def seal(folder: Path) -> None:
     """Write the manifest of a complete folder, and have all of it on the disk before returning. Raises OSError."""
     files = {}
     for path in _files(folder):
-        files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+        files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "sha256": file_hash(path)}
         sync(path)
     manifest = folder / MANIFEST
     with open_private(manifest, "wb") as file:
@@ -43,7 +42,7 @@ def damage(folder: Path) -> str | None:
                 return f"{name} is missing"
             if path.stat().st_size != expected["bytes"]:
                 return f"{name} has {path.stat().st_size} bytes, expected {expected['bytes']}"
-            if _digest(path) != expected["sha256"]:
+            if file_hash(path) != expected["sha256"]:
                 return f"{name} is not what was written"
     except FileNotFoundError:
         return None  # written by an earlier version
@@ -76,8 +75,3 @@ def restore_replaced(parent: Path) -> None:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import orjson
 
-from agentlightning.code_loader import file_hash
 from agentlightning.config import DEFAULT_STORE, Config, config_text, parse_config
-from agentlightning.disk import close_to_others, make_private_folder, open_private, sync
+from agentlightning.disk import close_to_others, file_hash, make_private_folder, open_private, sync
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.saved_folders import MANIFEST, damage, restore_replaced
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
