@@ -44,8 +44,8 @@ def installed_plugins(kind: PluginKind) -> Mapping[str, EntryPoint]:
 
 @lru_cache(maxsize=64)
 def _scanned(group: str, path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
-    """The entry points of a group, found once for a `path`: a loss is looked up with every piece of a micro-batch, and a scan
-    of all packages takes 30 ms."""
+    """The entry points of a group, found once for a `path`: a loss is looked up with every piece of a micro-batch, and
+    a scan of all packages takes 30 ms."""
     return MappingProxyType({entry.name: entry for entry in entry_points(group=group)})
 
 
