@@ -38,7 +38,9 @@ class LogLimit(logging.Filter):
             self._counts.clear()
             self._began = now
         place = (record.pathname, record.lineno)
-        left = min(MAX_PLACE_LINES - self._add(place), MAX_LINES - self._add((*place, self._caller.get())))
+        left = MAX_PLACE_LINES - self._add(place)
+        if left >= 0:  # else it is dropped: a key for each name that somebody invents would soon clear the counts
+            left = min(left, MAX_LINES - self._add((*place, self._caller.get())))
         if left == 0:
             record.msg, record.args = f"{record.getMessage()} (more lines like this are left out for a minute)", ()
         return left >= 0
