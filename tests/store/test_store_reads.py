@@ -34,6 +34,8 @@ async def what_calls_and_leases_need(store: LightningStore, claim: Claim) -> Non
     """Everything that a server asks a store for while an agent works."""
     rollout = claim.rollout
     assert (await store.rollouts(RolloutQuery(ids=[rollout.id])))[0].state == "running"
+    several = RolloutQuery(ids=[rollout.id, *(f"of-another-worker-{number}" for number in range(100))])
+    assert [found.id for found in await store.rollouts(several)] == [rollout.id]  # whose are the leases of a heartbeat?
     assert [call.id for call in await store.calls([rollout.id], rollout.attempt)] != []
     assert [run.id for run in await store.runs([rollout.run_id])] == [rollout.run_id]
     assert len(await store.runs(limit=1)) == 1

@@ -48,6 +48,9 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
+MAX_LOOKUP_IDS = 1000
+"""Rollouts that are read by key beside calls and leases: a heartbeat's, whose run decides who may renew them."""
+
 A = TypeVar("A")
 R = TypeVar("R")
 P = ParamSpec("P")
@@ -206,7 +209,7 @@ class SqlLightningStore(WaitingStore):
     async def expire_leases(self, within_s: float | None = None) -> int:
         return await self._write(lifecycle.expire, math.inf if within_s is None else elapsed_s() + within_s)
 
-    rollouts = _reads(lifecycle.read_rollouts, lambda query: query.ids is not None and len(query.ids) == 1)
+    rollouts = _reads(lifecycle.read_rollouts, lambda query: query.ids is not None and len(query.ids) <= MAX_LOOKUP_IDS)
     count = _reads(lifecycle.read_counts)
     attempts = _reads(lifecycle.read_attempts)
 
