@@ -30,6 +30,8 @@ async def work():
             await store.log_metrics([Metric(run_id=run.id, step=number, name="n", value=float(number))])
             if sys.argv[2] == "checkpoints" and number % 10 == 9:
                 await store.put_checkpoint(Checkpoint(run_id=run.id, step=number, path="/x", version=number))
+            if sys.argv[2] == "tokens":
+                await store.revoke_token((await store.create_token("t", "reader")).token.id)
             print(number, flush=True)
 
 asyncio.run(work())
@@ -76,6 +78,14 @@ async def test_by_default_a_power_cut_takes_last_commits_only_and_none_before_a_
         checkpoints = await store.checkpoints("run")
         assert checkpoints[-1].step >= last - last % 10 - 1
         assert len(found) >= checkpoints[-1].step + 1
+
+
+async def test_a_token_that_was_revoked_stays_revoked_after_a_power_cut(tmp_path: Path) -> None:
+    url, last = written_until_cut(tmp_path, "", "tokens", 20)
+    async with open_store(url) as store:
+        tokens = await store.tokens()
+        assert len(tokens) > last
+        assert all(token.revoked_ns is not None for token in tokens[: last + 1])
 
 
 async def test_a_cut_takes_what_was_not_synced(tmp_path: Path) -> None:

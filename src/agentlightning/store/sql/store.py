@@ -33,6 +33,7 @@ from agentlightning.store.sql import access, history, lifecycle, record, retenti
 from agentlightning.store.sql.database import Database, database_at
 from agentlightning.store.sql.schema import prepare_schema
 from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlWriter, Transaction
+from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore
 from agentlightning.types import (
     Call,
@@ -275,7 +276,14 @@ class SqlLightningStore(WaitingStore):
     _add_token = _audited(access.add_token)
     tokens = _reads(access.read_tokens)
     find_token = _reads(access.find_token, lambda secret_hash: True)
-    revoke_token = _audited(access.revoke_token)
+    _revoke_token = _audited(access.revoke_token)
+
+    async def revoke_token(self, token_id: str) -> Token:
+        revoked = await self._revoke_token(token_id)
+        # Once this returns the token opens nothing: a power cut must not give it back.
+        await asyncio.to_thread(self._database.sync)
+        return revoked
+
     audit = _reads(access.read_audit)
 
     # --- steps and checkpoints ------------------------------------------------------------------------------------
