@@ -44,7 +44,7 @@ def test_a_process_is_found_however_often_it_becomes_another_program(tmp_path: P
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
 def test_a_guardian_that_can_tell_nobody_ends_a_silent_worker_all_the_same(stderr: str) -> None:
     source = "import time; from agentlightning.runner.guardian import Guardian; "
-    source += "own = Guardian('MARK=silent'); own.watch(0.1); time.sleep(600)"
+    source += "own = Guardian(); own.watch(0.1); time.sleep(600)"
     with subprocess.Popen(["sh", "-c", f'exec "$0" -c "$1" {stderr}', sys.executable, source]) as worker:
         try:
             assert worker.wait(DEADLINE_S) == -signal.SIGABRT

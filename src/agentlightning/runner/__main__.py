@@ -14,7 +14,6 @@ import importlib
 import importlib.util
 import logging
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -30,13 +29,12 @@ from agentlightning.errors import AgentLightningError, ConfigError, StoreError, 
 from agentlightning.log_lines import escape_last_resort
 from agentlightning.runner.agent_tracing import trace_agents
 from agentlightning.runner.air import air_of_run
-from agentlightning.runner.command import MARK, CommandRunner, split_command, without_proxy
+from agentlightning.runner.command import CommandRunner, split_command, without_proxy
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import AgentRunner, FunctionRunner
 from agentlightning.runner.guardian import Guardian
 from agentlightning.runner.llm_judge import gateway_judge
-from agentlightning.runner.processes import kill_marked
 from agentlightning.runner.sandbox.sandbox import Sandbox, sandbox_of_run, store_folders
 from agentlightning.runner.scoring import Scorer, load_scorers
 from agentlightning.runner.span_delivery import SpanDelivery
@@ -61,7 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     _forget(*OWN_SECRETS)
     beat_to_parent().working = False  # what agents do to the event loop is judged here (heartbeat.py)
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = without_proxy(os.environ, options.server)
-    os.environ[MARK] = secrets.token_hex(8)
+    guardian = Guardian()
+    os.environ |= guardian.environment
     connections = ConnectionPool()
     with ThreadPoolExecutor(options.concurrency, thread_name_prefix="agent") as threads:
         try:
@@ -73,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stderr.write(f"worker: {printable(str(error))}\n")
             return 2
         with asyncio.Runner(loop_factory=_loop_factory()) as loop:
-            return loop.run(_work(options, server_key, agent, reward, threads, connections))
+            return loop.run(_work(options, server_key, agent, reward, threads, connections, guardian))
 
 
 async def _work(
@@ -83,9 +82,9 @@ async def _work(
     reward: Scorer | None,
     threads: Executor,
     connections: ConnectionPool,
+    guardian: Guardian,
 ) -> int:
     store = LightningStoreClient(options.server, server_key)
-    guardian = Guardian(f"{MARK}={os.environ[MARK]}")
     if not options.child:  # a person started it: a server that is away is waited for, for half a minute
         sys.stderr.write(f"note: asking {options.server} for run {options.run}\n")
     async with store:
@@ -123,7 +122,6 @@ async def _work(
             settings,
             open_store=lambda: LightningStoreClient(options.server, server_key),
             boot=lambda: store.boot,
-            before_exit=kill_leftover_processes,
             guardian=guardian,
         )
         if not options.child:  # a person started it, and sees nothing else
@@ -135,7 +133,7 @@ async def _work(
         except AgentLightningError as error:
             sys.stderr.write(f"worker: {printable(str(error))}\n")
             code = error.exit_code
-    _end_now(code)
+    _end_now(code, guardian)
 
 
 async def _runner(
@@ -161,8 +159,7 @@ async def _runner(
         program = split_command(options.command, "agent command", found=settings.image is None)[0]
         sandbox = Sandbox(settings, program, server_url=options.server, hidden=hidden)
         await asyncio.to_thread(sandbox.check)
-    mark = os.environ[MARK]
-    return CommandRunner(options.command, scored=scored, guardian=guardian, mark=mark, sandbox=sandbox)
+    return CommandRunner(options.command, scored=scored, guardian=guardian, sandbox=sandbox)
 
 
 def _forget(*names: str) -> None:
@@ -181,15 +178,10 @@ def _trace_agents(options: argparse.Namespace, config: Mapping[str, Any]) -> boo
     return agent.trace
 
 
-def kill_leftover_processes() -> None:
-    """SIGKILL every process that an agent of this worker started and left behind."""
-    kill_marked(f"{MARK}={os.environ[MARK]}")
-
-
-def _end_now(code: int) -> NoReturn:
+def _end_now(code: int, guardian: Guardian) -> NoReturn:
     """End without waiting for what agents left running: their threads and tasks must not keep the process."""
     try:
-        kill_leftover_processes()
+        guardian.kill_left()
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -11,7 +11,6 @@ import asyncio
 import json
 import math
 import os
-import secrets
 import shlex
 import shutil
 import signal
@@ -36,8 +35,6 @@ MAX_OUTPUT_BYTES = 64 * 1024
 """Most output held in memory for a running program."""
 MAX_RECORDED_BYTES = 8 * 1024
 """Tail of the output kept with the attempt."""
-MARK = "AGL_WORKER_MARK"
-"""Variable that every process which agents of one worker start inherits, to find those that they leave behind."""
 MAX_EXIT_CODE = 128
 """Of a program that no signal ended, as shells tell it."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -58,7 +55,6 @@ class CommandRunner:
         *,
         scored: bool = False,
         guardian: Guardian | None = None,
-        mark: str | None = None,
         term_s: float = 2.0,
         sandbox: Sandbox | None = None,
     ) -> None:
@@ -66,13 +62,12 @@ class CommandRunner:
         self._sandbox = sandbox
         self._scored = scored
         self._term_s = term_s
-        self._mark = mark or secrets.token_hex(8)
-        self._guardian = guardian or Guardian(f"{MARK}={self._mark}")
+        self._guardian = guardian or Guardian()
 
     async def run(self, claim: Claim, llm: LLM) -> AgentOutput:
         with tempfile.TemporaryDirectory(prefix="agl-task-") as folder:
             text = json.dumps(claim.rollout.task)
-            mark = {MARK: self._mark}
+            mark = self._guardian.environment
             if self._sandbox is None:
                 task = Path(folder) / "task.json"
                 task.write_text(text, encoding="utf-8")
@@ -141,14 +136,14 @@ class CommandRunner:
         finally:
             if process is not None:
                 kill_group(process.pid)
-            kill_marked(f"{MARK}={self._mark}", *_marks(claim))
+            kill_marked(self._guardian.mark, *_marks(claim))
             self._guardian.ended(claim.lease)
         if process is not None:
             await process.wait()
 
     def close(self) -> None:
         """End the guardian and whatever is left; for those who go on living without the runner."""
-        kill_marked(f"{MARK}={self._mark}")
+        self._guardian.kill_left()
         self._guardian.close()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -20,7 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.clock import elapsed_s
+from agentlightning.runner.processes import kill_marked
 from agentlightning.types import Lease
+
+MARK = "AGL_WORKER_MARK"
+"""Variable that every process which agents of one worker start inherits, to find those that they leave behind."""
 
 
 @dataclass(slots=True)
@@ -33,10 +38,13 @@ class _Program:
 
 
 class Guardian:
-    """Starts with the first thing that it is told. mark: 'NAME=value', in the environment of all that agents start."""
+    """Starts with the first thing that it is told."""
 
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
+    def __init__(self) -> None:
+        value = secrets.token_hex(8)
+        self.mark = f"{MARK}={value}"
+        self.environment = {MARK: value}
+        """Variables for all that the worker's agents start, by which it is found."""
         self._process: subprocess.Popen[bytes] | None = None
         self._programs: dict[Lease, _Program] = {}
         self._silence_s: float | None = None
@@ -80,6 +88,10 @@ class Guardian:
         with self._lock:
             self._tell({})
 
+    def kill_left(self) -> None:
+        """SIGKILL every process that the worker's agents started and left behind."""
+        kill_marked(self.mark)
+
     def close(self) -> None:
         """End it; for those who go on living without it."""
         with self._lock:
@@ -110,7 +122,7 @@ class Guardian:
     def _ensure_started(self) -> int:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), self._mark],
+                [sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), self.mark],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-Z in a terminal stops the worker alone

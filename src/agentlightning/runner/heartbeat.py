@@ -52,13 +52,11 @@ class Heartbeat:
         self,
         worker: Worker,
         open_store: Callable[[], LightningStore],
-        before_exit: Callable[[], None],
         guardian: Guardian | None,
     ) -> None:
         self._worker = worker
         self._options = worker.options
         self._open_store = open_store
-        self._before_exit = before_exit
         self._guardian = guardian
         self._thread = threading.Thread(target=self._main, name="heartbeat", daemon=True)
         self._own: asyncio.AbstractEventLoop | None = None
@@ -195,7 +193,8 @@ class Heartbeat:
                 with contextlib.suppress(OSError, ValueError):  # a full disk; an agent closed it
                     sys.__stderr__.write(f"worker: {why}; replacing the process\n")
                     sys.__stderr__.flush()
-            self._before_exit()
+            if self._guardian is not None:
+                self._guardian.kill_left()
         finally:  # nothing that failed above, for want of descriptors, say, keeps the process
             os._exit(EXIT_REPLACE)
 

@@ -59,8 +59,8 @@ class Worker:
     """Runs attempts of one run.
 
     open_store: makes another client of the same store, for the heartbeat thread. boot: the id of the server's present life,
-    where the store has one. before_exit: called before the process is given up because the loop is blocked. guardian: told
-    how long leases last, and ends the process where agent code keeps the interpreter's lock.
+    where the store has one. guardian: told how long leases last; ends what agents left behind where the process is given
+    up, and the process where agent code keeps the interpreter's lock.
     """
 
     def __init__(
@@ -70,7 +70,6 @@ class Worker:
         *,
         open_store: Callable[[], LightningStore],
         boot: Callable[[], str | None] = lambda: None,
-        before_exit: Callable[[], None] = lambda: None,
         guardian: Guardian | None = None,
     ) -> None:
         self._store = execution.store
@@ -91,7 +90,7 @@ class Worker:
         self._background = BackgroundTasks()
         self._away = float("-inf")
         """time.monotonic() of the last time the server could not be reached."""
-        self._heartbeat = Heartbeat(self, open_store, before_exit, guardian)
+        self._heartbeat = Heartbeat(self, open_store, guardian)
 
     @property
     def held(self) -> tuple[AttemptContext, ...]:
