@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -151,6 +153,15 @@ async def test_a_client_that_never_reads_its_response_loses_its_connection() -> 
 def test_more_connections_than_the_process_can_hold_are_refused(wanted: int) -> None:
     with pytest.raises(ConfigError, match="--max-connections: expected 1 to"):
         allowed_connections(wanted)
+
+
+def test_a_server_whose_settings_are_wrong_does_not_listen_first() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # to listen there would be the first error
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "agentlightning.gateway", "--store", "memory://", "--port", port]
+        for option in (["--max-connections", "0"], ["--trusted-proxy", "somewhere"]):
+            ended = subprocess.run([*command, *option], capture_output=True, text=True, check=False)
+            assert (ended.returncode, ended.stderr.startswith(f"{option[0]}: expected")) == (2, True), ended.stderr
 
 
 def test_by_default_a_server_holds_as_many_as_it_has_files_for() -> None:

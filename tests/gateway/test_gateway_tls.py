@@ -194,6 +194,9 @@ async def test_a_store_client_verifies_by_the_environment_and_shows_its_certific
         ("--cors-origin *", "--cors-origin: expected http"),
         ("--cors-origin https://a.example/", "--cors-origin: expected http"),
         ("--max-parallel-requests 0", "--max-parallel-requests: expected a number from 1"),
+        ("--max-connections 0", "--max-connections: expected 1 to"),
+        ("--lease-s 0", "--lease-s: expected seconds above 0, got 0"),
+        ("--lease-s nan", "--lease-s: expected seconds above 0, got nan"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused(

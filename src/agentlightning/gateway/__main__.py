@@ -63,7 +63,8 @@ def run(arguments: Sequence[str] | None = None) -> None:
     log.configure(level, [given] if given else [])
     raise_file_limit()
     keep = Keep(days=options.keep_days, bytes=options.keep_bytes, record_days=options.keep_record_days)
-    serve(store_url, _listener(options), given, keep, read_options(options), beat_to_parent())
+    settings = read_options(options)  # before anybody is kept waiting by a server that ends at once
+    serve(store_url, _listener(options), given, keep, settings, beat_to_parent())
 
 
 def serve(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import math
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.connection_limit import allowed_connections
 from agentlightning.gateway.external_keys import ExternalKeys, external_keys
 from agentlightning.gateway.limits import ServerLimits
 from agentlightning.store.base import LEASE_S
@@ -81,6 +83,9 @@ def read_options(options: argparse.Namespace) -> ServerSettings:
     for name in ("max_parallel_requests", "max_request_bytes"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: expected a number from 1, got {getattr(options, name)}")
+    if not 0 < options.lease_s < math.inf:
+        raise ConfigError(f"--lease-s: expected seconds above 0, got {options.lease_s:g}")
+    allowed_connections(options.max_connections)
     port = options.metrics_port
     if port is not None and (not 1 <= port <= 65535 or (options.fd is None and port == options.port)):
         raise ConfigError(f"--metrics-port: expected a port of its own, 1 to 65535, got {port}")
