@@ -33,6 +33,7 @@ from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.rest import create_api
+from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.protocols import chat, messages
@@ -200,16 +201,13 @@ class App:
         return tls is not None and tls.client_ca is not None and scope["extensions"]["tls"]["client_cert_name"] is None
 
     async def _show_metrics(self, scope: Scope, reply: AgentResponse) -> None:
-        """The numbers of all runs: for whoever may read all, or whoever reaches a port of their own."""
+        """The numbers of all runs: for whoever may read their statistics, or whoever reaches a port of their own."""
         if self._settings.metrics_port is None:
             try:
                 caller = await self._authentication.caller(scope["headers"])
+                await Permissions(self._store).check(caller, "statistics", {})
             except AgentLightningError as cause:
                 await reply.whole(cause.http_status, error_body(type(cause), str(cause)))
-                return
-            if caller.run_id is not None or caller.role not in ("admin", "reader"):
-                sentence = "metrics: are those of all runs; expected the server key or a reader's token for all runs"
-                await reply.whole(403, error_body(ServerKeyError, sentence))
                 return
         await self._store_metrics.look()
         await reply.whole(200, self._metrics.text(), self._metrics.content_type.encode())
