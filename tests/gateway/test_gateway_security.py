@@ -20,7 +20,7 @@ from gateway_house import SERVER_KEY, House, path
 from server_process import ServerProcess
 
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.access import cross_site_reason, presents_key
+from agentlightning.gateway.access import cross_site_reason
 from agentlightning.gateway.app import App
 from agentlightning.gateway.authentication import Authentication
 from agentlightning.gateway.middleware import ApiMiddleware
@@ -118,12 +118,16 @@ def test_stores_without_a_file_keep_their_key_in_the_folder_for_states(
     assert key_path("memory://") == key_path("http://store:1") == tmp_path / "agentlightning" / "server-key"
 
 
-def test_only_the_whole_key_opens() -> None:
-    assert presents_key([(b"authorization", b"Bearer secret")], "secret")
-    assert presents_key([(b"authorization", b"bearer secret")], "secret")
-    for value in (b"Bearer secre", b"Bearer secrets", b"Basic secret", b"secret", b"", b"Bearer s\xc3\xa9cret"):
-        assert not presents_key([(b"authorization", value)], "secret")
-    assert not presents_key([], "secret")
+async def test_only_the_whole_key_opens() -> None:
+    async with InMemoryLightningStore() as store:
+        authentication = Authentication(store, "secret")
+        for value in (b"Bearer secret", b"bearer secret"):
+            assert (await authentication.caller([(b"authorization", value)])).role == "admin"
+        for value in (b"Bearer secre", b"Bearer secrets", b"Basic secret", b"secret", b"", b"Bearer s\xc3\xa9cret"):
+            with pytest.raises(ConfigError, match="server key: missing or wrong"):
+                await authentication.caller([(b"authorization", value)])
+        with pytest.raises(ConfigError, match="server key: missing or wrong"):
+            await authentication.caller([])
 
 
 # --- web pages --------------------------------------------------------------------------------------------------------

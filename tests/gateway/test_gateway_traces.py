@@ -30,6 +30,7 @@ from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.store.base import BROKEN, BROKEN_SPANS, IGNORED_BASE_URL, UNKNOWN_ROUTE, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.store.tokens import TokenRole
 from agentlightning.types import Claim, Finish, NewRollout, Span, WorkerStatus
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -218,6 +219,22 @@ async def test_the_server_key_names_any_attempt_and_none_is_rejected(house: Hous
     assert answer.json()["partialSuccess"]["rejectedSpans"] == "1"
     assert "no attempt named" in answer.json()["partialSuccess"]["errorMessage"]
     assert "span 1" in await names(house, claim)
+
+
+@pytest.mark.parametrize(("role", "status"), [("admin", 200), ("reader", 401)])
+async def test_an_admins_token_names_any_attempt_as_the_server_key_does(
+    house: House, role: TokenRole, status: int
+) -> None:
+    claim = await house.claim()
+    made = await house.store.create_token("t", role)
+    headers = {"authorization": f"Bearer {made.secret}"}
+    request = a_request(a_span(1), agl__rollout_id=claim.rollout.id)
+    answer = await house.http(address="10.0.0.9").post("/v1/traces", json=request, headers=headers)
+    assert answer.status_code == status
+    assert ("span 1" in await names(house, claim)) == (status == 200)
+    await house.store.revoke_token(made.token.id)
+    app = house.gateway()  # this one's store was not asked
+    assert (await house.http(app, "10.0.0.9").post("/v1/traces", json=request, headers=headers)).status_code == 401
 
 
 async def test_a_server_key_that_looks_like_an_attempts_is_one_all_the_same(house: House) -> None:

@@ -5,7 +5,6 @@ Driven by the REST API of the store and by the receiver of traces. Knows neither
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterable
 
 from agentlightning.store.server_keys import KEY_VARIABLE, is_loopback
@@ -14,11 +13,6 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 MADE_BY_THE_USER = (b"none", b"same-origin")
 """Values of Sec-Fetch-Site of requests that no other site made."""
-
-
-def presents_key(headers: Headers, server_key: str) -> bool:
-    """True where the request carries this server key as a bearer token. Compares in constant time."""
-    return hmac.compare_digest(presented_key(headers), server_key.encode())
 
 
 def presented_key(headers: Headers) -> bytes:

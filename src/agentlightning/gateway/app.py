@@ -95,7 +95,7 @@ class App:
         self._policy_calls = PolicyCalls(
             store, self._attempts, self._engine_router, self._metrics, grace_s=grace_s, deadline_s=deadline_s
         )
-        traces = TraceReceiver(store, self._attempts, self._limits, self._metrics, server_key)
+        traces = TraceReceiver(store, self._attempts, self._limits, self._metrics, self._authentication)
         self._proxy = Proxy(
             store,
             self._attempts,

@@ -1,7 +1,7 @@
 """Traces in: OTLP/HTTP requests of agents' programs (protobuf and JSON, gzip) to spans in the store.
 
 Driven by the proxy for POST …/v1/traces. Whose spans they are: what the attributes ``agl.rollout_id`` and ``agl.attempt``
-(else the latest) of the span or its resource name, else the attempt of the path or of the key. The server key may name any
+(else the latest) of the span or its resource name, else the attempt of the path or of the key. An admin may name any
 attempt, an attempt's key those of its rollout. Answers in OTLP's own terms: a request that cannot be read is refused whole,
 one of which something was broken is a partial success that says what; only what may pass is to be sent again.
 
@@ -22,15 +22,17 @@ from typing import Literal, TypeVar
 import orjson
 
 from agentlightning.errors import AgentLightningError, InputError
-from agentlightning.gateway.access import cross_site_reason, presents_key
+from agentlightning.gateway.access import cross_site_reason
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache
+from agentlightning.gateway.authentication import Authentication, ServerKeyError
 from agentlightning.gateway.limits import CallLimits
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.protocols.base import ApiError
 from agentlightning.store import keys
 from agentlightning.store.base import BROKEN_SPANS, LightningStore, RolloutQuery
 from agentlightning.store.server_keys import is_loopback
+from agentlightning.store.tokens import is_token
 from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan, read_json
 from agentlightning.tracing.sanitize import SanitizedSpans, SpanOwner, SpanSanitizer
 from agentlightning.types import JSON, Rollout, Span
@@ -86,7 +88,7 @@ class _Body:
 @dataclass(frozen=True, slots=True)
 class _Sender:
     own: Rollout | None
-    """The rollout of the path or key; None under the server key."""
+    """The rollout of the path or key; None for an admin."""
     number: int
 
 
@@ -107,13 +109,13 @@ class TraceReceiver:
         attempts: AttemptCache,
         limits: CallLimits,
         metrics: GatewayMetrics,
-        server_key: str | None,
+        authentication: Authentication,
     ) -> None:
         self._store = store
         self._attempts = attempts
         self._limits = limits
         self._metrics = metrics
-        self._server_key = server_key
+        self._authentication = authentication
         self._held: OrderedDict[tuple[str, int], _AttemptState] = OrderedDict()
 
     async def answer(self, incoming: AgentRequest, reply: AgentResponse) -> None:
@@ -154,10 +156,11 @@ class TraceReceiver:
     async def _caller(self, incoming: AgentRequest) -> _Sender:
         """Authenticates the sender. Raises ApiError."""
         if incoming.named is None:
-            if self._server_key is not None and presents_key(incoming.headers, self._server_key):
+            has_key = self._authentication.server_key is not None
+            if (has_key or is_token(incoming.key or "")) and await self._is_admin(incoming):
                 return _Sender(None, 0)
             keyless = incoming.key is None or not incoming.key.startswith(keys.PREFIX)
-            if keyless and self._server_key is None and incoming.client is not None and is_loopback(incoming.client):
+            if keyless and not has_key and incoming.client is not None and is_loopback(incoming.client):
                 _refuse_pages(incoming)
                 return _Sender(None, 0)
         rollout_id, number = await self._attempts.identify(incoming.named, incoming.key, incoming.client)
@@ -167,9 +170,15 @@ class TraceReceiver:
             if refusal.code != "attempt_over":
                 raise
         rollout = await self._rollout(rollout_id)
-        if rollout is None:  # never without one: that is what the server key has
+        if rollout is None:  # never without one: that is what an admin has
             raise ApiError(f"no rollout {rollout_id}", status=404, code="unknown_attempt")
         return _Sender(rollout, number)
+
+    async def _is_admin(self, incoming: AgentRequest) -> bool:
+        try:
+            return (await self._authentication.caller(incoming.headers)).role == "admin"
+        except ServerKeyError:  # it may be an attempt's key
+            return False
 
     async def _rollout(self, rollout_id: str) -> Rollout | None:
         found = await self._store.rollouts(RolloutQuery(ids=[rollout_id]))
