@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from redis import Redis
 from redis_failover import RedisFailover
 from redis_server import RedisServer, missing
 from store_samples import a_run, appending, claimed, faults, new_id, some
@@ -54,6 +55,15 @@ async def test_what_was_acknowledged_survives_a_failover_and_work_goes_on(failov
         )
         assert b"role:master" in bytes(await tell(failover.second, "INFO", "replication"))  # type: ignore[call-overload]
         assert await faults(store) == []
+
+
+async def test_a_server_that_refuses_to_wait_for_replicas_is_an_error_that_says_so(own_redis: RedisServer) -> None:
+    with Redis(host="127.0.0.1", port=own_redis.port, password="secret") as admin:
+        admin.execute_command("ACL", "SETUSER", "strict", "on", ">secret", "~*", "&*", "+@all", "-wait")
+    url = own_redis.url("strict", replicas="1").replace("redis://:", "redis://strict:")
+    with pytest.raises(StoreError, match=r"the user of the URL may not do what a store does; allow it: .*wait"):
+        async with RedisLightningStore(url):
+            pass
 
 
 async def test_a_write_is_not_acknowledged_before_replicas_have_it(own_redis: RedisServer) -> None:

@@ -188,6 +188,8 @@ class RedisConnection:
                 await pool.release(connection)
         if unable := next((reply for reply in replies if _is_not_now(reply)), None):
             raise unable if isinstance(unable, _NOT_NOW) else exceptions.ConnectionError(str(unable)) from unable
+        if replicas and (refused := next((reply for reply in replies[-2:] if isinstance(reply, Exception)), None)):
+            raise refused
         if replicas and replies[-1] < replicas:
             raise exceptions.ConnectionError(f"NOREPLICAS {replies[-1]} of {replicas} replicas have the write")
         return replies[:-2] if replicas else replies
