@@ -148,6 +148,9 @@ async def test_the_audit_log_is_read_on_from_a_cursor_and_by_run(store: Lightnin
     assert seqs == sorted(set(seqs))
     assert await store.audit(after=seqs[1], limit=2) == everything[2:4]
     assert await store.audit(runs[0], limit=2) == everything[0:4:2]
+    for limit in (0, -1):
+        with pytest.raises(InputError, match=f"limit: expected at least 1, got {limit}"):
+            await store.audit(limit=limit)
     assert await store.audit(runs[0], after=seqs[2]) == [everything[4]]
 
 

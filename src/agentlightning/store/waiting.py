@@ -14,6 +14,7 @@ from typing import TypeVar
 from agentlightning.background import BackgroundTasks
 from agentlightning.errors import InputError
 from agentlightning.store import keys
+from agentlightning.store.audit import AuditEntry
 from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
 from agentlightning.store.notifier import FINISHED, METRICS, QUEUED, RESOURCES, Notifier
 from agentlightning.store.tokens import NewToken, Token, TokenRole, check_token, hash_of, new_secret, new_token_id
@@ -72,6 +73,10 @@ class WaitingStore(LightningStore):
         token = Token(id=new_token_id(), name=name, role=role, run_id=run_id)
         return NewToken(token=await self._add_token(token, hash_of(secret), lifetime_s), secret=secret)
 
+    async def audit(self, run_id: str | None = None, after: int = 0, limit: int = 1000) -> list[AuditEntry]:
+        _check_limit(limit)
+        return await self._entries(run_id, after, limit)
+
     async def sizes(self, run_ids: Sequence[str] | None = None) -> list[RunSize]:
         return [await self._size(run.id) for run in await self.runs(run_ids)]
 
@@ -95,6 +100,10 @@ class WaitingStore(LightningStore):
     @abstractmethod
     async def _add_token(self, token: Token, secret_hash: str, lifetime_s: float | None) -> Token:
         """Stores a token, with its times. NotFoundError if its run does not exist."""
+
+    @abstractmethod
+    async def _entries(self, run_id: str | None, after: int, limit: int) -> list[AuditEntry]:
+        """Returns entries of the audit log."""
 
     @abstractmethod
     async def _size(self, run_id: str) -> RunSize: ...

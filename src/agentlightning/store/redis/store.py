@@ -268,7 +268,7 @@ class RedisLightningStore(WaitingStore):
     async def revoke_token(self, token_id: str) -> Token:
         return codec.read_token(token_id, await self._write("revoke_token", _by_actor(id=token_id)))
 
-    audit = _reads(reads.audit)
+    _entries = _reads(reads.audit)
 
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 

@@ -284,7 +284,7 @@ class SqlLightningStore(WaitingStore):
         await asyncio.to_thread(self._database.sync)
         return revoked
 
-    audit = _reads(access.read_audit)
+    _entries = _reads(access.read_audit)
 
     # --- steps and checkpoints ------------------------------------------------------------------------------------
 
