@@ -12,7 +12,7 @@ import httpx
 import pytest
 from server_process import ServerProcess
 
-from agentlightning.errors import ConflictError
+from agentlightning.errors import ConflictError, StoreError
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.store.server_lock import ServerLock
 
@@ -83,4 +83,13 @@ def test_stores_that_servers_share_are_not_locked(tmp_path: Path) -> None:
         with ServerLock(url), ServerLock(url):
             pass
     with ServerLock("sqlite:////nowhere/agl.db"):  # opening that store says what is wrong
+        pass
+
+
+def test_a_lock_that_cannot_be_opened_is_no_permission_to_serve(tmp_path: Path) -> None:
+    (tmp_path / "agl.db.server-lock").mkdir()  # stands for a file of another user, which root may open
+    with (
+        pytest.raises(StoreError, match=r"agl\.db\.server-lock: cannot be opened"),
+        ServerLock(f"sqlite:///{tmp_path}/agl.db"),
+    ):
         pass

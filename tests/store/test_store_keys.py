@@ -5,15 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, NotFoundError
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.keys import mint, verify
-from agentlightning.store.open import open_store
+from agentlightning.store.open import existing_store, open_store
+from agentlightning.store.server_keys import key_path
+from agentlightning.store.server_lock import ServerLock
 from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
 
 SECRET = b"s" * 32
@@ -54,6 +57,19 @@ def test_the_scheme_chooses_the_store() -> None:
     assert isinstance(open_store("sqlite:///x.db"), SqlLightningStore)
     assert isinstance(open_store("http://127.0.0.1:1", "key"), LightningStoreClient)
     assert isinstance(open_store("https://server"), LightningStoreClient)
+
+
+async def test_a_file_that_is_named_as_a_uri_is_the_same_file(tmp_path: Path) -> None:
+    url = f"sqlite:///file:{tmp_path}/agl.db?uri=true"
+    with pytest.raises(NotFoundError, match="there is no store yet"):
+        existing_store(url)
+    async with open_store(url):
+        assert (tmp_path / "agl.db").exists()
+    async with existing_store(url):
+        pass
+    assert key_path(url) == tmp_path / "agl.db.server-key"
+    with ServerLock(url):
+        assert (tmp_path / "agl.db.server-lock").exists()
 
 
 @pytest.mark.parametrize("url", ["mysql://x", "runs/agl.db", "", "sqlite://", "sqlite:///:memory:", "sqlite:x"])

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from agentlightning.errors import ConfigError, MissingExtraError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.server_keys import KEY_VARIABLE, find_key
+from agentlightning.store.sqlite_file import sqlite_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +90,5 @@ def existing_store(url: str) -> LightningStore:
 
 def require_file(url: str) -> None:
     """NotFoundError where the URL names an SQLite file that is not there: opening it would make one."""
-    if url.startswith("sqlite:///") and not (file := Path(url.removeprefix("sqlite:///").partition("?")[0])).exists():
+    if (file := sqlite_file(url)) is not None and not file.exists():
         raise NotFoundError(f"{file}: there is no store yet; start a run with: agl demo, or name a store with --store")

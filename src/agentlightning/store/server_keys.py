@@ -24,6 +24,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agentlightning.errors import ConfigError
+from agentlightning.store.sqlite_file import sqlite_file
 
 if sys.platform != "win32":
     import fcntl
@@ -185,10 +186,8 @@ def _states() -> Path:
 
 def key_path(store_url: str) -> Path:
     """The file of a store's server key: beside an SQLite file, else in the user's folder for states."""
-    if store_url.startswith("sqlite:///"):
-        database = store_url.removeprefix("sqlite:///").partition("?")[0]
-        return Path(f"{database}.server-key")
-    return _states() / "server-key"
+    file = sqlite_file(store_url)
+    return _states() / "server-key" if file is None else Path(f"{file}.server-key")
 
 
 def load_or_create_key(path: Path) -> str:

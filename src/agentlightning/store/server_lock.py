@@ -11,17 +11,16 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from agentlightning.children import SERVER_END_S
 from agentlightning.errors import ConflictError, StoreError
+from agentlightning.store.sqlite_file import sqlite_file
 
 PAUSE_S = 0.1
 NOTICE_S = 5.0
 """Time for a server whose parent was killed to notice, and to say that it ends."""
-SQLITE = "sqlite:///"
 
 
 class ServerLock:
@@ -32,18 +31,22 @@ class ServerLock:
     """
 
     def __init__(self, url: str) -> None:
-        self._file = Path(url.removeprefix(SQLITE).partition("?")[0].removeprefix("file:"))
-        self._locks = url.startswith(SQLITE)
+        self._file = sqlite_file(url)
         self._held: int | None = None
 
     def __enter__(self) -> Self:
-        if not self._locks:
+        if self._file is None:
             return self
-        try:  # beside the file itself: links to it name the same store
-            path = f"{self._file.resolve()}.server-lock"
+        path = f"{self._file.resolve()}.server-lock"  # beside the file itself: links to it name the same store
+        try:
             held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return self  # where no file can be made there is no store either: opening it says why
+        except OSError as cause:
+            if not os.path.lexists(path):
+                return self  # where no file can be made there is no store either: opening it says why
+            raise StoreError(
+                f"{path}: cannot be opened ({cause.strerror}), and tells whether another server serves the store; make it "
+                "this user's"
+            ) from cause
         try:
             self._wait(held)
         except BaseException:

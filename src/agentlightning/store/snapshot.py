@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 from agentlightning.disk import PRIVATE_FILE, sync
 from agentlightning.errors import ConfigError, ConflictError, StoreError
-from agentlightning.store.server_lock import SQLITE
+from agentlightning.store.sqlite_file import sqlite_file
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -41,7 +41,7 @@ SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
 def kind_of(url: str) -> Kind:
     """ConfigError where a store at this URL cannot be backed up."""
     scheme = url.partition("://")[0]
-    if url.startswith(SQLITE):
+    if sqlite_file(url) is not None:
         return "sqlite"
     if scheme in ("postgresql", "postgres"):
         return "postgresql"
@@ -58,7 +58,7 @@ def save(url: str, file: Path) -> None:
     kind = kind_of(url)
     file.touch(PRIVATE_FILE)
     if kind == "sqlite":
-        with contextlib.closing(sqlite3.connect(sqlite_file(url), LOCK_TIMEOUT_S)) as connection, _sqlite(url):
+        with contextlib.closing(sqlite3.connect(_file(url), LOCK_TIMEOUT_S)) as connection, _sqlite(url):
             connection.execute("VACUUM INTO ?", [str(file)])
     elif kind == "postgresql":
         place, environment = _postgres(url)
@@ -77,7 +77,7 @@ def check_empty(url: str) -> None:
     kind = kind_of(url)
     place = without_password(url)
     if kind == "sqlite":
-        files = [Path(f"{sqlite_file(url)}{end}") for end in SQLITE_ENDS]
+        files = [Path(f"{_file(url)}{end}") for end in SQLITE_ENDS]
         found = next((file for file in files if file.exists()), None)
         taken, place = found is not None, str(found)
     elif kind == "postgresql":
@@ -94,7 +94,7 @@ def load(file: Path, url: str, keys: Mapping[str, Any]) -> None:
     """Make the store of a file that `save` wrote, at an empty place. `keys`: what `keys_of` said when it was saved."""
     kind = kind_of(url)
     if kind == "sqlite":
-        target = sqlite_file(url)
+        target = _file(url)
         try:
             half = target.with_name(f"{target.name}.restoring")
             half.unlink(missing_ok=True)
@@ -116,9 +116,10 @@ def load(file: Path, url: str, keys: Mapping[str, Any]) -> None:
         assert_never(kind)
 
 
-def sqlite_file(url: str) -> Path:
-    """The file of an SQLite store."""
-    return Path(url.removeprefix(SQLITE).partition("?")[0].removeprefix("file:"))
+def _file(url: str) -> Path:
+    found = sqlite_file(url)
+    assert found is not None, "only of SQLite stores"
+    return found
 
 
 def keys_of(url: str) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def _sqlite(url: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as cause:
-        raise StoreError(f"{sqlite_file(url)}: cannot be copied: {cause}") from cause
+        raise StoreError(f"{_file(url)}: cannot be copied: {cause}") from cause
 
 
 def _run(command: list[str], environment: Mapping[str, str]) -> None:
