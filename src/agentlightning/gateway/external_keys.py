@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from agentlightning.errors import ConfigError
+from agentlightning.store.server_keys import is_loopback
 from agentlightning.types import Resource
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
@@ -24,7 +25,8 @@ _HOST = re.compile(r"[A-Za-z0-9.-]+(:\d{1,5})?|\[[0-9A-Fa-f:]+\](:\d{1,5})?")
 
 @dataclass(frozen=True, slots=True)
 class ExternalKeys:
-    """By variable, the hosts that may get its value: ``host`` or ``host:port``, in lower case. Others get nothing."""
+    """By variable, the hosts that may get its value, in lower case: ``host`` over https, or at this machine; ``host:port``
+    also in plain text. Others get nothing."""
 
     hosts: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
@@ -83,26 +85,33 @@ def pairs_of(hosts: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def host_of(url: str) -> str:
-    """The host of a URL, with its port where the URL names one: what the list of an operator has.
+    """The host of a URL, with its port where the URL names one or is no https: what the list of an operator has.
 
-    >>> host_of("https://API.openai.com/v1"), host_of("http://127.0.0.1:8000/v1")
-    ('api.openai.com', '127.0.0.1:8000')
+    >>> host_of("https://API.openai.com/v1"), host_of("http://127.0.0.1:8000/v1"), host_of("http://models.lan/v1")
+    ('api.openai.com', '127.0.0.1:8000', 'models.lan:80')
     """
     parts = urlsplit(url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
-    return host if parts.port is None else f"{host}:{parts.port}"
+    port = 80 if parts.port is None and parts.scheme == "http" else parts.port
+    host = _bare(parts)
+    return f"{host}:{port}" if host and port is not None else host
+
+
+def _bare(parts: SplitResult) -> str:
+    return f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
 
 
 def _names(url: Any) -> set[str]:
-    """The entries that allow this URL: its host, and the same with its port."""
+    """The entries that allow this URL: its host with its port, and its host alone where nobody else reads what is sent."""
     try:
         parts = urlsplit(url)
-        host = host_of(url)
+        host = _bare(parts)
         port = parts.port or (443 if parts.scheme == "https" else 80)
     except (AttributeError, TypeError, ValueError):
         return set()
-    bare = host.removesuffix(f":{parts.port}") if parts.port is not None else host
-    return {bare, f"{bare}:{port}"} if bare else set()
+    if not host:
+        return set()
+    private = parts.scheme == "https" or is_loopback(parts.hostname or "")
+    return {f"{host}:{port}", host} if private else {f"{host}:{port}"}
 
 
 def _shown(url: Any) -> str:

@@ -30,6 +30,11 @@ ASKED: Any = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]
         ("LOCAL_KEY", "http://127.0.0.1:8000/v1", True),
         ("LOCAL_KEY", "http://127.0.0.1:8001/v1", False),
         ("LOCAL_KEY", "http://[::1]:8000/v1", True),
+        ("OPENAI_API_KEY", "http://api.openai.com/v1", False),
+        ("OPENAI_API_KEY", "http://api.openai.com:443/v1", False),
+        ("LOCAL_KEY", "http://localhost:9000/v1", True),
+        ("LOCAL_KEY", "http://models.lan/v1", True),
+        ("LOCAL_KEY", "http://models.lan:8000/v1", False),
         ("HOME", "https://api.openai.com/v1", False),
         ("OPENAI_API_KEY", None, False),
         ("OPENAI_API_KEY", "http://[", False),
@@ -38,7 +43,8 @@ ASKED: Any = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]
     ],
 )
 def test_a_variable_goes_to_the_hosts_that_are_listed_and_to_no_other(variable: Any, url: Any, sent: bool) -> None:
-    listed = external_keys(["OPENAI_API_KEY=api.openai.com", "LOCAL_KEY=127.0.0.1:8000", "LOCAL_KEY=[::1]:8000"])
+    local = [f"LOCAL_KEY={host}" for host in ("127.0.0.1:8000", "[::1]:8000", "localhost", "models.lan:80")]
+    listed = external_keys(["OPENAI_API_KEY=api.openai.com", *local])
     assert (listed.refusal(variable, [url]) is None) == sent
     assert (ExternalKeys().refusal(variable, [url]) is None) == (variable is None)
 
@@ -56,8 +62,9 @@ def test_a_file_lists_hosts_by_variable(tmp_path: Path) -> None:
             external_keys([pair])
 
 
-def test_what_a_configuration_names_is_what_its_own_server_sends() -> None:
-    table = {"url": "http://127.0.0.1:9000/v1", "models": ["m"], "key_env": "A_KEY"}
+@pytest.mark.parametrize("place", ["http://127.0.0.1:9000", "http://models.lan", "https://models.lan"])
+def test_what_a_configuration_names_is_what_its_own_server_sends(place: str) -> None:
+    table = {"url": f"{place}/v1", "models": ["m"], "key_env": "A_KEY"}
     model = parse_settings(ExternalModelConfig, table, "external.m")
     listed = external_keys(pairs_of({"A_KEY": [host_of(model.url)]}))
     assert listed.refusal("A_KEY", [model.url]) is None
