@@ -86,7 +86,13 @@ class App:
         self._store_metrics = StoreMetrics(store, numbers, self._metrics.registry)
         self._watcher = ResourceWatcher(store, self._changed, self.background)
         self._engine_router = EngineRouter(
-            self._watcher, self._metrics, load_renderer, patience_s, probe, self._settings.external_keys
+            self._watcher,
+            self._metrics,
+            self.background,
+            load_renderer,
+            patience_s,
+            probe,
+            self._settings.external_keys,
         )
         directory = ExternalDirectory(self._watcher, self._settings.external_keys)
         self._external = ExternalCalls(store, self._attempts, directory, self._metrics, grace_s=grace_s)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import orjson
 from gateway_house import House, path
 from scripted_engine import ScriptedEngine
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.gateway.app import App
-from agentlightning.gateway.policy.engine_health import ProbeSettings
+from agentlightning.gateway.policy.balancer import Balancer
+from agentlightning.gateway.policy.engine_health import EngineHealth, ProbeSettings
 from agentlightning.types import Claim
 
 HI: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
@@ -90,6 +93,32 @@ async def test_calls_leave_an_engine_that_hangs_and_it_takes_none_until_it_answe
         hung.goes_on.set()
         await until_state(house, app, hung.url, "up")
         assert (await house.http(app).get("/readyz")).json() == {"status": "ready", "hung_engines": 0}
+
+
+async def test_probes_of_an_engine_that_hangs_go_on_after_one_that_failed() -> None:
+    class Client:
+        """Gives no answer twice, then one that nobody expected, then the right one."""
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        async def get(self, url: str, headers: Mapping[str, str]) -> Any:
+            self.asked += 1
+            if self.asked <= 2:
+                raise TimeoutError
+            if self.asked == 3:
+                raise ValueError("no HTTP")
+            return nullcontext(SimpleNamespace(status=200))
+
+    background, balancer = BackgroundTasks(first_pause_s=0.01), Balancer()
+    health = EngineHealth(cast(Any, Client()), balancer, SOON, lambda: None, background)
+    engine = balancer.choose(["http://a", "http://b"], "one")
+    assert await health.hangs(engine, {})
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.gather(*health._waiting.values())
+    assert (engine.hung, background.failures.total()) == (False, 1)
+    await health.close()
+    await background.stop()
 
 
 async def test_an_engine_that_is_late_and_answers_probes_is_waited_for(house: House) -> None:

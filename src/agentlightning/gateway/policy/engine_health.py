@@ -8,12 +8,14 @@ either. It then takes no calls until it does. Knows nothing of requests; one tim
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.backoff import Backoff
 from agentlightning.gateway.asgi_response import Deadline
 from agentlightning.gateway.http_client import HttpClient
@@ -49,12 +51,18 @@ class EngineHealth:
     """Probes of all engines; those of several calls at a time are one."""
 
     def __init__(
-        self, client: HttpClient, balancer: Balancer, settings: ProbeSettings, on_hang: Callable[[], None]
+        self,
+        client: HttpClient,
+        balancer: Balancer,
+        settings: ProbeSettings,
+        on_hang: Callable[[], None],
+        background: BackgroundTasks,
     ) -> None:
         self.settings = settings
         self._client = client
         self._balancer = balancer
         self._on_hang = on_hang
+        self._background = background
         self._probes: dict[str, asyncio.Task[_Found]] = {}
         self._waiting: dict[str, asyncio.Task[None]] = {}
         """By URL, for those that hang: the task that waits until they do no longer."""
@@ -77,7 +85,8 @@ class EngineHealth:
         if not engine.hung:
             engine.hung = True
             self._on_hang()
-            waiting = self._waiting[engine.url] = asyncio.create_task(self._until_back(engine, headers))
+            back = functools.partial(self._until_back, engine, headers)
+            waiting = self._waiting[engine.url] = self._background.start("probes of an engine that hangs", back)
             waiting.add_done_callback(lambda _: self._waiting.pop(engine.url, None))
         return True
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import orjson
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.backoff import Backoff
 from agentlightning.errors import EngineError
 from agentlightning.gateway.external_keys import ExternalKeys
@@ -96,6 +97,7 @@ class EngineRouter:
         self,
         watcher: ResourceWatcher,
         metrics: GatewayMetrics,
+        background: BackgroundTasks,
         load_renderer: Callable[[str], Renderer] = Renderer,
         patience_s: float = 30.0,
         probe: ProbeSettings = ProbeSettings(),
@@ -108,7 +110,7 @@ class EngineRouter:
         self._patience_s = patience_s
         self._client = HttpClient(CONNECT_TIMEOUT_S)
         self._balancer = Balancer()
-        self._health = EngineHealth(self._client, self._balancer, probe, metrics.hangs.inc)
+        self._health = EngineHealth(self._client, self._balancer, probe, metrics.hangs.inc, background)
         self._apis: dict[str, EngineApi] = {}
         self._policies: dict[str, tuple[list[Resource], dict[str, Policy]]] = {}
         """By run, with the resources that they come from."""
