@@ -76,12 +76,12 @@ def find_key_file(url: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What is published for the port of a URL."""
+    """A server that is published for the port of a URL."""
 
     host: str
     """The URL's."""
     address: str
-    """Where the server listens."""
+    """The one that the server listens at."""
     key_file: Path
 
 
