@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from aiohttp import web
 from exchange import Exchange
 from external_house import HI, post, serve
-from external_server import ExternalServer
+from external_server import ExternalServer, sse
 from gateway_house import SERVER_KEY, House, path
 
 from agentlightning.background import BackgroundTasks
@@ -195,6 +196,110 @@ async def test_a_stream_without_a_report_is_estimated(house: House, external: Ex
     assert call.usage["estimated"] is True
     assert 100 < call.usage["sampled_tokens"] < 200
     assert (await post(house, spender)).status_code == 429
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+async def test_every_choice_of_a_stream_without_a_report_is_estimated(
+    house: House, external: ExternalServer, spender: Claim, route: str
+) -> None:
+    await limit(house, attempt={"max_tokens": 100_000})
+    said = "word " * 1000
+    part = {"text": said} if route == "completions" else {"delta": {"content": said}}
+    texts = [sse({"choices": [{"index": index, **part}]}) for index in range(5)]
+    ends = [sse({"choices": [{"index": index, "delta": {}, "finish_reason": "stop"}]}) for index in range(5)]
+    external.events = [*texts, *ends, b"data: [DONE]\n\n"]
+    body = {"model": "gpt-4o-mini", "stream": True, "n": 5}
+    body |= {"prompt": "hi"} if route == "completions" else {"messages": HI}
+    assert (await house.http().post(f"{path(spender)}/v1/{route}", json=body)).status_code == 200
+    (call,) = await house.store.calls([spender.rollout.id])
+    assert 6250 <= call.usage["sampled_tokens"] < 6400
+
+
+async def test_a_response_in_the_background_is_refused_where_tokens_count(
+    house: House, external: ExternalServer, spender: Claim
+) -> None:
+    body = {"model": "gpt-4o-mini", "input": "hi", "background": True}
+    url = f"{path(spender)}/v1/responses"
+    assert (await house.http().post(url, json=body)).status_code == 200
+    await limit(house, run={"max_budget": 1.0})
+    http = house.http(house.gateway())
+    refused = await http.post(url, json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "background")
+    assert "this run limits tokens or spend" in refused.json()["error"]["message"]
+    assert len(external.requests) == 1
+    assert (await http.post(url, json={**body, "background": False})).status_code == 200
+
+
+async def test_a_call_whose_agent_has_gone_is_counted_to_its_end(
+    house: House, external: ExternalServer, spender: Claim
+) -> None:
+    await limit(house, attempt={"max_budget": 0.05})
+    external.gate = asyncio.Event()
+    app = house.gateway(grace_s=0.0)
+    body = {"model": "gpt-4o-mini", "messages": HI, "max_tokens": 100_000}
+    call = Exchange(app, spender.key, f"{path(spender)}/v1/chat/completions", body)
+    await call.watched.wait()
+    call.hang_up()
+    assert (await house.http(app).get(f"{path(spender)}/v1/models")).status_code == 200  # the gateway knows by now
+    external.gate.set()
+    await call.done()
+    (record,) = await house.store.calls([spender.rollout.id])
+    assert (record.usage, record.delivered) == ({"prompt_tokens": 11, "sampled_tokens": 7}, False)
+    assert await statuses(house, spender, 1, app) == [429]
+    await app.close()
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+async def test_a_call_that_times_out_counts_with_what_it_asked_for(
+    house: House, external: ExternalServer, hangs_up: bool
+) -> None:
+    await serve(house, "judge", url=external.url, models=["gpt-4o-mini"], timeout_s=0.3, **PRICES)
+    await limit(house, attempt={"max_budget": 100.0})
+    claim = await house.claim()
+    external.gate = asyncio.Event()
+    body = {"model": "gpt-4o-mini", "messages": HI, "max_tokens": 10_000, "n": 3}
+    call = Exchange(house.app, claim.key, f"{path(claim)}/v1/chat/completions", body)
+    await call.watched.wait()
+    if hangs_up:
+        call.hang_up()
+    await call.done()
+    (record,) = await house.store.calls([claim.rollout.id])
+    assert (record.finish_reason, record.usage["sampled_tokens"], record.usage["estimated"]) == (
+        "abandoned",
+        30_000,
+        True,
+    )
+    assert await statuses(house, claim, 1) == [429]
+    assert await statuses(house, claim, 1, house.gateway()) == [429]
+
+
+async def test_a_bound_beyond_all_numbers_is_counted(house: House, external: ExternalServer) -> None:
+    await serve(house, "judge", url=external.url, models=["gpt-4o-mini"], timeout_s=0.1, **PRICES)
+    await limit(house, attempt={"max_budget": 100.0})
+    claim = await house.claim()
+    external.gate = asyncio.Event()
+    assert (await post(house, claim, max_tokens=2**63, n=2**63)).status_code == 504
+    assert await statuses(house, claim, 1) == [429]
+
+
+async def test_a_stream_that_breaks_off_counts_with_what_came(
+    house: House, external: ExternalServer, spender: Claim
+) -> None:
+    await limit(house, attempt={"max_budget": 100.0})
+    external.text, external.die_after = "word " * 100, 80
+    await post(house, spender, stream=True, max_tokens=10_000)
+    (record,) = await house.store.calls([spender.rollout.id])
+    assert record.finish_reason == "abandoned"
+    assert 50 < record.usage["sampled_tokens"] < 200
+
+
+async def test_a_request_that_the_external_model_refused_costs_nothing(
+    house: House, external: ExternalServer, spender: Claim
+) -> None:
+    await limit(house, attempt={"max_budget": 0.05})
+    external.refusals = [web.json_response({"error": {"message": "no"}}, status=400)]
+    assert (await post(house, spender, max_tokens=10_000)).status_code == 400
+    assert await house.store.calls([spender.rollout.id]) == []
 
 
 async def test_without_a_limit_nothing_is_estimated(house: House, spender: Claim) -> None:

@@ -166,6 +166,8 @@ class CompletionReader(ABC):
         self.finish_reason = "stop"
         self.prompt_tokens = 0
         self.sampled_tokens = 0
+        self.choice_bytes = 0
+        """Bytes of the texts of all choices, in protocols that have several."""
 
     @abstractmethod
     def whole(self, body: JSON) -> None:
@@ -179,6 +181,21 @@ class CompletionReader(ABC):
         """Append to a text of the message; what is no text changes nothing."""
         if isinstance(more, str) and more:
             self.message[name] = (self.message.get(name) or "") + more
+
+    def count_choices(self, data: JSON, part: str) -> None:
+        """Count the texts under `part` of every choice."""
+        choices = data.get("choices")
+        waiting: list[Any] = (
+            [one.get(part) for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+        )
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, str):
+                self.choice_bytes += len(value.encode(errors="replace"))
+            elif isinstance(value, dict):
+                waiting += value.values()
+            elif isinstance(value, list):
+                waiting += value
 
     def read_usage(self, body: Any, prompt: str = "prompt_tokens", sampled: str = "completion_tokens") -> None:
         """Take in the token counts that `body` has under these names; one that is no number changes nothing."""

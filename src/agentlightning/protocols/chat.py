@@ -149,6 +149,7 @@ class ChatReader(CompletionReader):
 
     def _read(self, data: JSON, part: str) -> None:
         self.read_usage(data)
+        self.count_choices(data, part)
         choice = first_choice(data)
         said = choice.get(part)
         if isinstance(said, dict):

@@ -101,6 +101,7 @@ class TextCompletionReader(CompletionReader):
 
     def event(self, data: JSON) -> None:
         self.read_usage(data)
+        self.count_choices(data, "text")
         choice = chat.first_choice(data)
         self.add_text("content", choice.get("text"))
         if isinstance(reason := choice.get("finish_reason"), str):

@@ -3,7 +3,8 @@
 Driven by the proxy, which asks first whether a model name belongs to an external model of the run. The request goes out in
 its own protocol as it came, with the server's key in place of the attempt's; the answer comes back as it is, byte for byte,
 and its last bytes wait until the call is recorded. What is recorded has no tokens and is never trained on. A call that
-fails leaves a span. It knows no engine and no template, and of HTTP only the agent's side (external/client.py has the
+fails leaves a span; where limits count tokens, one that may cost something is recorded as well, since totals are those of
+the record. It knows no engine and no template, and of HTTP only the agent's side (external/client.py has the
 other).
 """
 
@@ -24,12 +25,14 @@ from agentlightning.gateway.external.client import Exchange, ExternalClient, Ext
 from agentlightning.gateway.external.directory import ExternalDirectory, ExternalModel
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
-from agentlightning.protocols.base import ApiError, CompletionRequest, WireFormat
+from agentlightning.protocols.base import ApiError, CompletionReader, CompletionRequest, WireFormat
 from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
 from agentlightning.store.base import LightningStore
-from agentlightning.types import ABANDONED, JSON, Sampling, Span
+from agentlightning.types import ABANDONED, JSON, Call, Sampling, Span
 
 BYTES_PER_TOKEN = 4
+MAX_TOKEN_COUNT = 2**53
+"""No more tokens are taken for asked for: what an agent writes is multiplied, and every store has to hold the product."""
 
 FAILED = "gateway.external_failed"
 """Name of the span that a failed call leaves."""
@@ -82,6 +85,12 @@ class ExternalCalls:
         """Answer one request; `data` is what `body` says. Raises ApiError and the errors of the store."""
         started_ns = time.time_ns()
         request = wire.parse(data, trained=False)
+        if admission.counts_tokens and data.get("background") not in (None, False):
+            raise ApiError(
+                "background: expected false, since this run limits tokens or spend: what a response in the background "
+                "costs is known only after its call",
+                param="background",
+            )
         admission.begin()
         conversation, plan = await self._planned(request, attempt)
         job = _ExternalJob(
@@ -102,10 +111,13 @@ class ExternalCalls:
         reply.request_id = job.id
         reply.failed = lambda refusal: _failed(job, refusal)
         self._metrics.in_flight.inc()
+        exchange: Exchange | None = None
         try:
             exchange = self._exchange(job, route, incoming, data, body)
             await self._run(job, exchange, incoming)
         except ApiError as refusal:
+            if exchange is not None:
+                await self._charge(job, exchange)
             await self._leave_span(job, None, refusal.message)
             raise
         finally:
@@ -135,6 +147,7 @@ class ExternalCalls:
             body=body if settings.rename is None else orjson.dumps({**data, "model": settings.rename}),
             choices=max(1, choices) if isinstance(choices, int) else 1,
             deadline_s=asyncio.get_running_loop().time() + settings.timeout_s,
+            max_sampled_tokens=_max_sampled_tokens(data),
             new_reader=job.wire.reader,
             send=lambda events, kind: self._send(job, events, kind),
             reader=job.wire.reader(),
@@ -149,6 +162,7 @@ class ExternalCalls:
             await _deliver(job.reply, response)
         else:
             self._metrics.call(job.wire.NAME, _result(response.status))
+            await self._charge(job, exchange)
             await self._leave_span(job, response.status, response.failure)
             if any(name.endswith(b"request-id") for name, _ in response.headers):
                 job.reply.request_id = ""  # theirs counts
@@ -175,9 +189,11 @@ class ExternalCalls:
             raise ApiError(sentence, status=504, type="server_error", code="deadline_exceeded") from None
 
     def _abandon(self, job: _ExternalJob, deadline: Deadline) -> None:
-        """The agent has disconnected: the call goes on for the grace period."""
+        """The agent has disconnected: the call goes on for the grace period, or to its end where limits need to know what it
+        cost: the external model goes on, too."""
         job.gone = True
-        deadline.shorten(self._grace_s)
+        if not job.admission.counts_tokens:
+            deadline.shorten(self._grace_s)
 
     async def _send(self, job: _ExternalJob, events: bytes, content_type: bytes) -> bool:
         if job.gone:
@@ -193,20 +209,27 @@ class ExternalCalls:
 
     async def _record(self, job: _ExternalJob, exchange: Exchange, finish_reason: str) -> None:
         """Make the call durable, then let later requests continue it."""
-        reader = exchange.reader
-        used: JSON = {"prompt_tokens": reader.prompt_tokens, "sampled_tokens": reader.sampled_tokens}
-        if not any(used.values()):
-            used = _estimated_usage(exchange) if job.admission.counts_tokens else {}
-        call = job.record(reader.message, finish_reason, usage=used)
-        await self._store.append_calls([call])
-        job.admission.record([call], job.external.settings)
-        self._metrics.record(call)
+        call = await self._append(job, exchange, finish_reason)
         if finish_reason == ABANDONED:
             self._metrics.external(job.external.name, "abandoned")
             return
         self._metrics.external(job.external.name, "recorded")
         job.conversation.record(job.plan, call.id, [], call.completion)
         job.recorded = True
+
+    async def _charge(self, job: _ExternalJob, exchange: Exchange) -> None:
+        """Record a call that failed where limits count its tokens and it may cost something."""
+        if job.admission.counts_tokens and (exchange.answered or exchange.working):
+            await self._append(job, exchange, ABANDONED)
+
+    async def _append(self, job: _ExternalJob, exchange: Exchange, finish_reason: str) -> Call:
+        """Write the record and count it."""
+        used = _usage(exchange, finish_reason == ABANDONED, job.admission.counts_tokens)
+        call = job.record(exchange.reader.message, finish_reason, usage=used)
+        await self._store.append_calls([call])
+        job.admission.record([call], job.external.settings)
+        self._metrics.record(call)
+        return call
 
     async def _leave_span(self, job: _ExternalJob, status: int | None, error: str) -> None:
         """The trace of a call that was not answered; `status` where the external model gave one."""
@@ -249,15 +272,47 @@ def _failed(job: _ExternalJob, refusal: ApiError) -> bytes:
     return events.failed(refusal)
 
 
-def _estimated_usage(exchange: Exchange) -> JSON:
-    """Tokens of a call without a report of them (streams have one only where it is asked for), which limits need: four
-    bytes each, as in English text."""
-    sampled = len(orjson.dumps(exchange.reader.message))
+def _usage(exchange: Exchange, cut_off: bool, counts: bool) -> JSON:
+    """Tokens of a call: those that were reported, and where limits need them (`counts`) an estimate of others.
+
+    Streams have a report only where it is asked for: four bytes count as a token, as in English text. The report of a call
+    that was cut off may be of its beginning; where the external model may still be at work, all that was asked for counts.
+    """
+    reader = exchange.reader
+    reported: JSON = {"prompt_tokens": reader.prompt_tokens, "sampled_tokens": reader.sampled_tokens}
+    known = any(reported.values())
+    if not counts or (known and not cut_off):
+        return reported if known else {}
     return {
-        "prompt_tokens": -(-len(exchange.body) // BYTES_PER_TOKEN),
-        "sampled_tokens": -(-sampled // BYTES_PER_TOKEN),
+        "prompt_tokens": reader.prompt_tokens or -(-len(exchange.body) // BYTES_PER_TOKEN),
+        "sampled_tokens": max(
+            reader.sampled_tokens,
+            -(-_sampled_bytes(reader) // BYTES_PER_TOKEN),
+            exchange.max_sampled_tokens if exchange.working else 0,
+        ),
         "estimated": True,
     }
+
+
+def _sampled_bytes(reader: CompletionReader) -> int:
+    """Bytes of what was sampled, of all choices."""
+    return max(len(orjson.dumps(reader.message)), reader.choice_bytes)
+
+
+def _max_sampled_tokens(data: JSON) -> int:
+    """The most tokens that a request lets be sampled, of all its choices; 0 where it names no bound.
+
+    >>> _max_sampled_tokens({"max_tokens": 100, "n": 3})
+    300
+    """
+
+    def largest(default: int, *names: str) -> int:
+        return max((data[name] for name in names if type(data.get(name)) is int), default=default)
+
+    prompts = data.get("prompt")
+    several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    bound = largest(0, "max_completion_tokens", "max_output_tokens", "max_tokens")
+    return min(MAX_TOKEN_COUNT, max(0, bound) * max(1, largest(1, "n", "best_of")) * several)
 
 
 def _sampling(data: JSON) -> Sampling:

@@ -62,6 +62,8 @@ class Exchange:
     body: bytes
     choices: int
     """Number of choices requested (n)."""
+    max_sampled_tokens: int
+    """The most that the request lets be sampled, of all choices; 0: no bound is known."""
     deadline_s: float
     """On the clock of the event loop."""
     new_reader: Callable[[], CompletionReader]
@@ -71,6 +73,10 @@ class Exchange:
     """The reader of the current attempt's response."""
     begun: bool = False
     """Events have been handed on."""
+    answered: bool = False
+    """A response of status 200 has begun, in this try or one before."""
+    working: bool = False
+    """The external model may be at work on this request still: neither its response nor the connection has ended."""
 
     def failed(self, sentence: str, code: str = "external_unreachable") -> ApiError:
         """The refusal that says what went wrong with the external model."""
@@ -107,13 +113,17 @@ class ExternalClient:
         backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)
         while True:
             pause: float | None
+            exchange.working = True
             try:
                 async with await self._client.post(url, exchange.headers, exchange.body) as response:
                     if response.status == 200:
+                        exchange.answered = True
                         return await _read_response(exchange, response)
+                    exchange.working = False
                     refused = await _refused(exchange, response)
                     pause = _pause(backoff, response.status, response.headers)
             except OSError as cause:
+                exchange.working = False
                 why = f"{type(cause).__name__}: {cause}"
                 if exchange.begun:
                     raise exchange.failed(f"closed the connection in the middle of a response: {why}") from cause
@@ -170,6 +180,7 @@ async def _read_response(exchange: Exchange, response: HttpResponse) -> External
     exchange.reader = exchange.new_reader()
     if not kind.startswith(b"text/event-stream"):
         body = await _whole(exchange, response)
+        exchange.working = False
         data = _object(exchange, body)
         exchange.reader.whole(data)
         return ExternalResponse(status=200, body=body, content_type=kind, failure=error_in(data))
@@ -184,6 +195,7 @@ async def _read_response(exchange: Exchange, response: HttpResponse) -> External
             raise exchange.failed(f"cannot be read: {cause}", "external_unreadable") from cause
         if events and await exchange.send(events, kind):
             exchange.begun = True
+    exchange.working = False
     relay.finish()
     if not relay.ended:
         raise exchange.failed("ended its stream before the response was complete")
