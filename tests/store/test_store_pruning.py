@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
+from pathlib import Path
 
-from store_samples import Clock, a_call, a_run, a_worker, ending, some
+import pytest
+from store_samples import Clock, a_call, a_reward, a_run, a_worker, claimed, ending, one, some, sql_store
 
 from agentlightning.store.base import LightningStore
 from agentlightning.store.pruning import DAY_NS, Keep, choose, drop_old_records, find_doomed, keep_pruned, prune
@@ -87,6 +91,29 @@ async def test_records_go_that_no_crash_can_ask_for_again(store: LightningStore,
     assert await prune(store, keep, clock()) == ([], 2)
     assert [call.rollout_id for call in await store.calls(ids)] == ids[2:]
     assert await prune(store, keep, clock()) == ([], 0)
+
+
+async def test_a_run_that_the_store_refuses_to_delete_keeps_no_other(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "agl.db"
+    async with sql_store(f"sqlite:///{path}", clock) as store:
+        ids, other = await a_trained_run(store, covered=3), await a_run(store)
+        refused = (await one(store, ids[0])).run_id
+        [holder] = await claimed(store)
+        await store.record_rewards([a_reward(holder, 1.0)])
+        for run_id in (refused, other):
+            await store.update_run(run_id, "finished")
+        with contextlib.closing(sqlite3.connect(path)) as connection:  # as no method writes it
+            query = "UPDATE rewards SET call_id = (SELECT id FROM calls WHERE rollout_id = ?)"
+            connection.execute(query, (ids[0],))
+            connection.commit()
+        clock.advance(31 * 86_400)
+        gone, dropped = await prune(store, Keep(days=30, record_days=7), clock())
+        assert ([each.run.id for each in gone], dropped) == ([other], 2)
+        assert {run.id for run in await store.runs()} == {refused, holder.rollout.run_id}
+    assert f"run {refused} was not deleted" in caplog.text
+    assert f"records of step 1 of run {refused} were not deleted" in caplog.text
 
 
 async def test_a_server_prunes_when_it_starts(store: LightningStore) -> None:

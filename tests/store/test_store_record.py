@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from dataclasses import replace
 
 import pytest
-from store_samples import Clock, a_call, a_reward, a_run, a_span, a_worker, claimed, ending, new_id
+from store_samples import Clock, a_call, a_reward, a_run, a_span, a_worker, claimed, ending, new_id, one
 
 from agentlightning.errors import ConflictError, InputError, NotFoundError, RewardError
 from agentlightning.store.base import LightningStore
@@ -105,6 +106,25 @@ async def test_a_call_whose_parent_is_not_recorded_is_refused(store: LightningSt
         await store.append_calls([a_call(claim, parent_id=new_id())])
 
 
+async def test_a_parent_of_another_rollout_is_refused_and_hinders_no_deletion(store: LightningStore) -> None:
+    [theirs] = await claimed(store)
+    [mine, other] = await claimed(store, 2)
+    victim = a_call(theirs)
+    await store.append_calls([victim])
+    child = a_call(mine, parent_id=victim.id)
+    same_id = a_call(mine, id=victim.id)  # ignored, or recorded as this rollout's own: by the store
+    here = a_call(other)
+    for calls in ([child], [here, a_call(mine, parent_id=here.id)]):
+        with pytest.raises(NotFoundError, match="not recorded in their rollout"):
+            await store.append_calls(calls)
+    with contextlib.suppress(NotFoundError):
+        await store.append_calls([same_id, child])
+    assert await store.calls([other.rollout.id]) == []
+    await store.finish([ending(theirs)])
+    assert await store.drop_records([theirs.rollout.id]) == 1
+    assert await store.delete_runs([theirs.rollout.run_id]) == 1
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -193,6 +213,36 @@ async def test_a_reward_of_no_attempt_or_call_is_refused(store: LightningStore) 
         await store.record_rewards([a_reward(claim, 1.0, attempt=7)])
     with pytest.raises(NotFoundError, match="not recorded"):
         await store.record_rewards([a_reward(claim, 1.0, call_id="unknown")])
+
+
+async def test_a_reward_for_a_call_of_another_rollout_is_refused_and_hinders_no_deletion(
+    store: LightningStore,
+) -> None:
+    [theirs] = await claimed(store)
+    [mine] = await claimed(store)
+    victim = a_call(theirs)
+    await store.append_calls([victim])
+    with pytest.raises(NotFoundError, match="not recorded in their rollout"):
+        await store.record_rewards([a_reward(mine, 1.0), a_reward(mine, 1.0, "emitted", call_id=victim.id)])
+    assert await store.finish([ending(mine, rewards=(a_reward(mine, 1.0, "emitted", call_id=victim.id),))]) == [True]
+    failed = await one(store, mine.rollout.id)
+    assert failed.state == "failed"
+    assert failed.error == f"reward: expected call_id to name a recorded call of the rollout, got {victim.id}"
+    assert await store.rewards([mine.rollout.id]) == []
+    await store.finish([ending(theirs)])
+    assert await store.drop_records([theirs.rollout.id]) == 1
+    assert await store.delete_runs([theirs.rollout.run_id]) == 1
+
+
+async def test_a_reward_names_a_call_of_an_earlier_attempt_of_its_rollout(store: LightningStore) -> None:
+    [first] = await claimed(store, retry=RetryPolicy(max_attempts=2))
+    call = a_call(first)
+    await store.append_calls([call])
+    await store.finish([ending(first, "failed")])
+    [second] = await store.claim(a_worker(first.rollout.run_id))
+    await store.record_rewards([a_reward(second, 0.5, "emitted", call_id=call.id)])
+    [reward] = await store.rewards([first.rollout.id])
+    assert (reward.attempt, reward.call_id) == (2, call.id)
 
 
 # --- resources --------------------------------------------------------------------------------------------------------

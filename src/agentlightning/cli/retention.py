@@ -84,7 +84,7 @@ def prune(
     """Delete what is old: whole runs, the longest unchanged first, and never one that is running."""
     import time
 
-    from agentlightning.store.pruning import Keep, drop_old_records, find_doomed
+    from agentlightning.store.pruning import Keep, delete_doomed, drop_old_records, find_doomed
 
     keep = Keep(
         days=days_of(older_than, "--older-than"),
@@ -100,11 +100,10 @@ def prune(
         for one in doomed:
             size = "" if one.bytes is None else f" ({shown_bytes(one.bytes)})"
             typer.echo(f"{one.run.id}  {one.run.name}  {one.run.state}: {one.reason}{size}")
-        gone = {one.run.id for one in doomed}
         if doomed and not dry_run:
             _ask(f"delete these {len(doomed)} runs for ever?", yes)
-            for one in doomed:
-                await opened.delete_runs([one.run.id])
+            doomed = await delete_doomed(opened, doomed)
+        gone = {one.run.id for one in doomed}
         calls = await drop_old_records(opened, keep, now_ns, without=gone, dry=dry_run)
         would = "would be " if dry_run else ""
         typer.echo(f"{len(doomed)} runs {would}deleted, and {calls} calls of runs that stay")

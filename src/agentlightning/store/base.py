@@ -214,7 +214,10 @@ class LightningStore(abc.ABC):
 
     @abc.abstractmethod
     async def append_calls(self, calls: Sequence[Call]) -> None:
-        """Record model calls; durable on return. A call whose id exists is ignored, so appending may be repeated."""
+        """Record model calls; durable on return. A call whose id exists is ignored, so appending may be repeated.
+
+        NotFoundError where a parent is not recorded before it, in the same rollout.
+        """
 
     @abc.abstractmethod
     async def mark_delivered(self, rollout_id: str, attempt: int, call_ids: Sequence[str], delivered: bool) -> None:
@@ -240,6 +243,7 @@ class LightningStore(abc.ABC):
         """Record rewards; ids that exist are ignored. RewardError where a value is not a finite number.
 
         A rollout's final reward is settled when it finishes; a record that comes later is kept, and changes nothing.
+        NotFoundError where `call_id` names no call of the same rollout.
         """
 
     @abc.abstractmethod

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from agentlightning.errors import StoreError
+from agentlightning.errors import ConflictError, NotFoundError, StoreError
 from agentlightning.store.audit import Actor, acting_as
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_steps
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 DAY_NS = 86_400 * 10**9
 EVERY_S = 3600.0
 """Time between two looks of a server."""
+REFUSALS = (ConflictError, NotFoundError)
+"""What a store says of one run or step; whatever else it raises is of the store itself, and ends a look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +80,21 @@ def choose(runs: Sequence[Run], sizes: dict[str, RunSize], keep: Keep, now_ns: i
 
 async def prune(store: LightningStore, keep: Keep, now_ns: int) -> tuple[list[Doomed], int]:
     """Delete what is more than what is kept; the runs that went, and how many calls of runs that stay."""
-    doomed = await find_doomed(store, keep, now_ns)
+    gone = await delete_doomed(store, await find_doomed(store, keep, now_ns))
+    return gone, await drop_old_records(store, keep, now_ns)
+
+
+async def delete_doomed(store: LightningStore, doomed: Sequence[Doomed]) -> list[Doomed]:
+    """Delete these runs; those that went. One that the store refuses to delete is logged, and keeps no other."""
+    gone = []
     for one in doomed:
-        await store.delete_runs([one.run.id])
-    return doomed, await drop_old_records(store, keep, now_ns)
+        try:
+            await store.delete_runs([one.run.id])
+        except REFUSALS as cause:
+            log.warning("run %s was not deleted: %s", one.run.id, cause)
+        else:
+            gone.append(one)
+    return gone
 
 
 async def drop_old_records(
@@ -113,7 +126,11 @@ async def _drop(store: LightningStore, step: Step, before_ns: int, dry: bool) ->
     old = [rollout for rollout in found if rollout.finished_ns is not None and rollout.finished_ns < before_ns]
     if dry:
         return sum(rollout.calls for rollout in old)
-    return await store.drop_records([rollout.id for rollout in old]) if old else 0
+    try:
+        return await store.drop_records([rollout.id for rollout in old]) if old else 0
+    except REFUSALS as cause:
+        log.warning("records of step %d of run %s were not deleted: %s", step.step, step.run_id, cause)
+        return 0
 
 
 async def keep_pruned(store: LightningStore, keep: Keep) -> None:

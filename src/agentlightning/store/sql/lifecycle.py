@@ -341,12 +341,14 @@ def _record_last_rewards(transaction: Transaction, ended: Iterable[_End]) -> Non
         if end.finish is not None:
             brought += [(end, reward) for reward in end.finish.rewards]
     named = [reward.call_id for _, reward in brought if reward.call_id is not None]
-    known = {row.id for row in execute(transaction.connection, statements.KNOWN_CALLS, {"ids": named})}
+    known = {
+        (row.id, row.rollout_id) for row in execute(transaction.connection, statements.WHOSE_CALLS, {"ids": named})
+    }
     new = []
     for end, reward in brought:
         try:
             value = reward_number(reward.value, reward.name)
-            if reward.call_id is not None and reward.call_id not in known:
+            if reward.call_id is not None and (reward.call_id, end.row.id) not in known:
                 raise RewardError(reason("unknown_call", reward.name, reward.call_id))
         except RewardError as error:
             end.state, end.error = "failed", str(error)

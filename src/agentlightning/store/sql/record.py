@@ -17,8 +17,10 @@ from agentlightning.store import codec
 from agentlightning.store.audit import Actor
 from agentlightning.store.notifier import METRICS, RESOURCES
 from agentlightning.store.sentences import refusal
+from agentlightning.store.sql import statements
 from agentlightning.store.sql.access import note_resources
 from agentlightning.store.sql.lifecycle import require_runs
+from agentlightning.store.sql.prepared import execute
 from agentlightning.store.sql.tables import (
     attempts,
     calls,
@@ -37,7 +39,8 @@ Rows = list[tuple[Any, ...]]
 
 
 def append_calls(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
-    return _append(transaction, calls, batches)
+    _append(transaction, calls, batches)
+    return _refuse_foreign_calls(transaction, calls, "parent_id", batches)
 
 
 def mark_delivered(
@@ -52,7 +55,8 @@ def append_spans(transaction: Transaction, batches: Sequence[Rows]) -> list[None
 
 
 def record_rewards(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
-    return _append(transaction, rewards, batches)
+    _append(transaction, rewards, batches)
+    return _refuse_foreign_calls(transaction, rewards, "call_id", batches)
 
 
 def log_metrics(transaction: Transaction, batches: Sequence[Rows]) -> list[None]:
@@ -75,7 +79,7 @@ def put_resources(transaction: Transaction, actor: Actor, resources: Sequence[Re
 
 def missing(connection: Connection, table: Table, new: Rows) -> StoreError:
     """Names the thing that rows refer to and that does not exist: asked when a foreign key refused them."""
-    place = {column.name: index for index, column in enumerate(c for c in table.columns if c.name != "seq")}
+    place = _places(table)
     require_runs(connection, {row[place["run_id"]] for row in new})
     if "attempt" not in place:
         return NotFoundError(f"{table.name}: they refer to what is not recorded")
@@ -175,6 +179,30 @@ def read_metrics(connection: Connection, run_id: str, name: str | None = None) -
 def _append(transaction: Transaction, table: Table, batches: Sequence[Rows]) -> list[None]:
     transaction.insert_new(table, [row for batch in batches for row in batch])
     return [None] * len(batches)
+
+
+def _refuse_foreign_calls(transaction: Transaction, table: Table, column: str, batches: Sequence[Rows]) -> list[None]:
+    """NotFoundError where a row names a call of another rollout: neither could be deleted without the other.
+
+    Asked after the rows are inserted: then each call that they name is there, whatever else had its id before.
+    """
+    place = _places(table)
+    named = {
+        (row[place[column]], row[place["rollout_id"]])
+        for batch in batches
+        for row in batch
+        if row[place[column]] is not None
+    }
+    if named:
+        ids = {"ids": sorted({call_id for call_id, _ in named})}
+        if named - {tuple(row) for row in execute(transaction.connection, statements.WHOSE_CALLS, ids)}:
+            raise refusal("no_call", table.name)
+    return [None] * len(batches)
+
+
+def _places(table: Table) -> dict[str, int]:
+    """Where a row has what, by the names of columns."""
+    return {column.name: index for index, column in enumerate(c for c in table.columns if c.name != "seq")}
 
 
 def _put(transaction: Transaction, resource: Resource) -> Resource:

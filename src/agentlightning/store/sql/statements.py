@@ -89,7 +89,7 @@ COUNT_FINISHED = (
     .returning(runs.c.finished)
 )
 
-KNOWN_CALLS = select(calls.c.id).where(among(calls.c.id))
+WHOSE_CALLS = select(calls.c.id, calls.c.rollout_id).where(among(calls.c.id))
 COUNT_CALLS = (
     select(calls.c.rollout_id, calls.c.attempt, func.count())
     .where(among(calls.c.rollout_id))

@@ -5,7 +5,8 @@ int32 and float32 arrays, everything nested is JSON text. What the constraints p
 
 - a (run, group, replica) is one rollout; a rollout has at most one running attempt, and a place in the order of finished
   rollouts if and only if it is in a final state;
-- calls, spans and rewards belong to attempts that exist; a call's parent is recorded before it;
+- calls, spans and rewards belong to attempts that exist; a call's parent is recorded before it (that it is one of the same
+  rollout, record.py sees to);
 - a rollout is consumed at most once, by a step of its own run, and never if it is an evaluation rollout;
 - a step is the only one of its number;
 - an entry of the audit log stays as it was written.

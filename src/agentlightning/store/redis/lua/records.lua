@@ -32,10 +32,10 @@ local function refuse_missing(what, rows, named)
   local coming = {}
   for _, row in ipairs(rows) do
     local id = named and row[named] or ''
-    if id ~= '' and not coming[id] and not call_recorded(row[2], row[3], id) then
+    if id ~= '' and coming[id] ~= row[2] and not call_recorded(row[2], row[3], id) then
       return refuse('no_call', what)
     end
-    if what == 'calls' then coming[row[4]] = true end
+    if what == 'calls' then coming[row[4]] = row[2] end
   end
   return nil
 end
