@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sqlite3
 from pathlib import Path
@@ -164,14 +165,30 @@ async def test_what_is_refused_or_changes_nothing_is_not_in_the_audit_log(store:
     assert await store.audit() == []
 
 
-@pytest.mark.parametrize("statement", ["UPDATE audit SET actor = 'nobody'", "DELETE FROM audit"])
+_COPY = "INTO audit SELECT created_ns, 'nobody', action, subject, run_id, detail, seq FROM audit WHERE true"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE audit SET actor = 'nobody'",
+        "UPDATE OR REPLACE audit SET seq = 2 WHERE seq = 1",
+        "DELETE FROM audit",
+        f"INSERT OR REPLACE {_COPY}",
+        f"INSERT {_COPY} ON CONFLICT DO UPDATE SET actor = 'nobody'",
+    ],
+)
 async def test_sqlite_refuses_to_change_the_audit_log(tmp_path: Path, clock: Clock, statement: str) -> None:
     async with sql_store(f"sqlite:///{tmp_path}/agl.db", clock) as store:
-        await store.create_token("a", "admin")
-    connection = sqlite3.connect(tmp_path / "agl.db")
-    with pytest.raises(sqlite3.IntegrityError, match="only ever added to"):
-        connection.execute(statement)
-    connection.close()
+        for name in "ab":
+            await store.create_token(name, "admin")
+        with (
+            contextlib.closing(sqlite3.connect(tmp_path / "agl.db")) as connection,
+            pytest.raises(sqlite3.IntegrityError, match="only ever added to"),
+        ):
+            connection.execute(statement)
+        await store.create_token("c", "admin")
+        assert [entry.detail["name"] for entry in await store.audit()] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("statement", ["UPDATE audit SET actor = 'nobody'", "DELETE FROM audit", "TRUNCATE audit"])

@@ -62,6 +62,13 @@ def described(connection: Connection) -> dict[str, object]:
             "unique": unique,
             "primary": primary,
         }
+    if connection.dialect.name == "sqlite":
+        kept = connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE type = 'trigger' ORDER BY name")
+    else:
+        kept = connection.exec_driver_sql(
+            "SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal ORDER BY tgname"
+        )
+    found["triggers"] = [tuple(row) for row in kept]
     return found
 
 

@@ -312,8 +312,13 @@ Index("audit_by_run", audit.c.run_id, audit.c.seq)
 _KEPT = "the audit log is only ever added to"
 AUDIT_IS_KEPT = {
     "sqlite": [
-        f"CREATE TRIGGER audit_keeps_{act.lower()} BEFORE {act} ON audit BEGIN SELECT RAISE(ABORT, '{_KEPT}'); END"
-        for act in ("UPDATE", "DELETE")
+        f"CREATE TRIGGER audit_keeps_{name} BEFORE {act} BEGIN SELECT RAISE(ABORT, '{_KEPT}'); END"
+        for name, act in (
+            ("update", "UPDATE ON audit"),
+            ("delete", "DELETE ON audit"),
+            # INSERT OR REPLACE deletes without asking the trigger for DELETE.
+            ("replaced", "INSERT ON audit WHEN EXISTS (SELECT 1 FROM audit WHERE seq = NEW.seq)"),
+        )
     ],
     "postgresql": [
         f"CREATE FUNCTION audit_is_kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '{_KEPT}'; END $$",

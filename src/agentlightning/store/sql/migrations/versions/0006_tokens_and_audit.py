@@ -10,8 +10,13 @@ down_revision = "0005"
 
 _KEPT = "the audit log is only ever added to"
 _SQLITE = [
-    f"CREATE TRIGGER audit_keeps_{act.lower()} BEFORE {act} ON audit BEGIN SELECT RAISE(ABORT, '{_KEPT}'); END"
-    for act in ("UPDATE", "DELETE")
+    f"CREATE TRIGGER audit_keeps_{name} BEFORE {act} BEGIN SELECT RAISE(ABORT, '{_KEPT}'); END"
+    for name, act in (
+        ("update", "UPDATE ON audit"),
+        ("delete", "DELETE ON audit"),
+        # INSERT OR REPLACE deletes without asking the trigger for DELETE.
+        ("replaced", "INSERT ON audit WHEN EXISTS (SELECT 1 FROM audit WHERE seq = NEW.seq)"),
+    )
 ]
 _POSTGRESQL = [
     f"CREATE FUNCTION audit_is_kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '{_KEPT}'; END $$",
