@@ -24,6 +24,7 @@ from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.limits import LIMIT_REACHED, CallLimits, LimitReachedError, ServerLimits
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.server_settings import ServerSettings
+from agentlightning.store import wire
 from agentlightning.types import Claim, Finish, Resource, Span
 
 PRICES = {"input_cost_per_token": 0.001, "output_cost_per_token": 0.01}
@@ -391,6 +392,33 @@ async def test_spans_that_an_agent_sends_have_the_servers_limits(house: House) -
     app = house.gateway(settings=ServerSettings(limits=ServerLimits(max_request_bytes=100)))
     reply = await house.http(app).post(f"{path(claim)}/v1/traces", json={"resourceSpans": [{}] * 100})
     assert reply.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "setting"),
+    [
+        ("limits", {"run": {"max_budget": float("nan")}}, "limits.run.max_budget"),
+        ("limits", {"run": {"max_budget": float("inf")}}, "limits.run.max_budget"),
+        ("limits", {"attempt": {"max_budget": -1.0}}, "limits.attempt.max_budget"),
+        ("limits", {"attempt": {"max_calls": 0}}, "limits.attempt.max_calls"),
+        ("limits", {"attempt": {"max_call": 1}}, "limits.attempt.max_call"),
+        (
+            "external",
+            {"url": "https://h/v1", "models": ["m"], **PRICES, "output_cost_per_token": float("nan")},
+            "external.n.output_cost_per_token",
+        ),
+    ],
+)
+async def test_settings_that_would_limit_nothing_are_not_stored(
+    house: House, kind: Any, value: dict[str, Any], setting: str
+) -> None:
+    resource = Resource(run_id=house.run_id, name="n", kind=kind, value=value)
+    body = wire.encode({"resources": [resource]}, "resources")
+    headers = {**ADMIN, "content-type": wire.CONTENT_TYPE}
+    reply = await house.http().post("/api/put_resources", content=body, headers=headers)
+    assert reply.status_code == 422, reply.text
+    assert setting in reply.json()["error"]["message"]
+    assert "n" not in {one.name for one in await house.store.resources(house.run_id)}
 
 
 async def test_limits_that_cannot_be_read_let_nothing_pass(house: House) -> None:
