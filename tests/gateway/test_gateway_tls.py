@@ -17,7 +17,7 @@ from gateway_house import SERVER_KEY, House, path
 from openai import AsyncOpenAI
 
 from agentlightning.children import listen
-from agentlightning.errors import ConfigError, StoreError
+from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.gateway.server_settings import ServerSettings, Tls, add_options, read_options
 from agentlightning.gateway.uvicorn_server import UvicornServer
 from agentlightning.store.client import LightningStoreClient
@@ -173,9 +173,33 @@ async def test_a_store_client_verifies_by_the_environment_and_shows_its_certific
         monkeypatch.setenv("AGL_TLS_CLIENT_KEY", str(pems / "worker.key"))
         async with LightningStoreClient(f"https://{place}", SERVER_KEY) as store:
             assert [run.id for run in await store.runs()] == [house.run_id]
-        monkeypatch.setenv("SSL_CERT_FILE", str(pems / "worker.pem"))
-        async with LightningStoreClient(f"https://{place}", SERVER_KEY, retry_timeout_s=0.1) as store:
-            with pytest.raises(StoreError, match=r"cannot be reached.*(?i:certificate)"):
+
+
+@pytest.mark.parametrize(
+    ("scheme", "variables", "todo"),
+    [
+        ("http", {}, r"is it served as https://\?"),
+        ("https", {"SSL_CERT_FILE": "worker.pem"}, "name the root that signed its certificate in SSL_CERT_FILE"),
+        ("https", {"AGL_TLS_CLIENT_CERT": "own.pem", "AGL_TLS_CLIENT_KEY": "own.key"}, "trust the client certificate"),
+        (
+            "https",
+            {"AGL_TLS_CLIENT_CERT": "", "AGL_TLS_CLIENT_KEY": ""},
+            "name yours and its key in AGL_TLS_CLIENT_CERT",
+        ),
+        ("https", {"AGL_TLS_CLIENT_KEY": "nowhere.key"}, "AGL_TLS_CLIENT_KEY: there is no file 'nowhere.key'"),
+    ],
+)
+async def test_a_client_whose_tls_is_wrong_is_told_what_to_do(
+    house: House, pems: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, variables: dict[str, str], todo: str
+) -> None:
+    self_signed(pems)
+    monkeypatch.chdir(pems)
+    right = {"SSL_CERT_FILE": "ca.pem", "AGL_TLS_CLIENT_CERT": "worker.pem", "AGL_TLS_CLIENT_KEY": "worker.key"}
+    for name, value in {**right, **variables}.items():
+        monkeypatch.setenv(name, value)
+    async with served(house, tls=tls(pems, client_ca=True)) as place:
+        with pytest.raises(AgentLightningError, match=todo):
+            async with LightningStoreClient(f"{scheme}://{place}", SERVER_KEY, retry_timeout_s=0.1) as store:
                 await store.runs()
 
 
@@ -185,7 +209,7 @@ async def test_a_store_client_verifies_by_the_environment_and_shows_its_certific
         ("--tls-cert server.pem", "--tls-cert: has no effect without both"),
         ("--tls-client-ca ca.pem", "--tls-client-ca: has no effect without both"),
         ("--tls-cert server.pem --tls-key worker.key", "--tls-cert, --tls-key: expected a certificate and its key"),
-        ("--tls-cert nowhere.pem --tls-key server.key", "--tls-cert, --tls-key: expected a certificate and its key"),
+        ("--tls-cert nowhere.pem --tls-key server.key", "--tls-cert: there is no file 'nowhere.pem'"),
         ("--tls-cert server.pem --tls-key locked.key", "--tls-cert, --tls-key: expected .* without a password"),
         ("--tls-cert server.pem --tls-key server.key --tls-client-ca server.key", "--tls-client-ca: expected certif"),
         ("--trusted-proxy *", "--trusted-proxy: expected an address or a network"),

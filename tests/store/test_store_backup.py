@@ -137,6 +137,7 @@ async def test_a_backup_of_a_store_in_use_is_restored_elsewhere_and_right(
         assert last is not None
         assert last.path == str(moved.resolve() / run_id / "checkpoints" / "step-000000")
         assert await restored.heartbeat(a_worker(run_id), [claim.lease]) == [True]
+    assert (moved / run_id / "lock").exists()  # by it `agl runs list` knows that the run was killed
     config = orjson.loads((moved / run_id / "config.json").read_bytes())
     assert config["store"]["url"] == empty
     assert config["data"]["train"] == str(moved / run_id / "train.jsonl")

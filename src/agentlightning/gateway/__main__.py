@@ -115,7 +115,7 @@ async def _serve(
     with ServerLock(store_url) as lock, contextlib.ExitStack() as stack:
         async with open_store(store_url, given_key) as store:
             await _check(store)
-            server_key = given_key or stack.enter_context(_made_key(store_url, *listener.getsockname()[:2]))
+            server_key = given_key or stack.enter_context(_made_key(store_url, settings, *listener.getsockname()[:2]))
             sockets = [listener]
             if settings.metrics_port is not None:
                 sockets.append(_listen(str(listener.getsockname()[0]), settings.metrics_port, "--metrics-port"))
@@ -128,15 +128,16 @@ async def _serve(
 
 
 @contextlib.contextmanager
-def _made_key(store_url: str, address: str, port: int) -> Iterator[str]:
+def _made_key(store_url: str, settings: ServerSettings, address: str, port: int) -> Iterator[str]:
     """The key of a server that was given none, which this user's commands find as long as it serves."""
     path = key_path(store_url)
     key = load_or_create_key(path)
     log.configure(log.log_level(), [key])
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     host = f"[{here}]" if ":" in here else here
+    url = f"{'http' if settings.tls is None else 'https'}://{host}:{port}"
     with published(address, port, path):
-        finding = f"your commands on this machine find it by themselves (--store http://{host}:{port}), others take it"
+        finding = f"your commands on this machine find it by themselves (--store {url}), others take it"
         sys.stderr.write(
             f"/api wants the key in {path}: {finding if is_loopback(here) else 'take it'} as {KEY_VARIABLE}\n"
         )

@@ -179,7 +179,14 @@ class App:
             await reply.whole(404, b'{"error":{"message":"not on this port"}}')
             return
         if path.startswith(("/api", "/metrics")) and self._lacks_certificate(scope):
-            await reply.whole(403, error_body(ServerKeyError, "client certificate: is required here (--tls-client-ca)"))
+            await reply.whole(
+                403,
+                error_body(
+                    ServerKeyError,
+                    "client certificate: is required by this server; name yours and its key in AGL_TLS_CLIENT_CERT and "
+                    "AGL_TLS_CLIENT_KEY",
+                ),
+            )
             return
         if path.startswith("/api/") or path == "/api":
             mounted = {**scope, "root_path": scope.get("root_path", "") + "/api"}

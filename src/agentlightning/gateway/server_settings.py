@@ -104,11 +104,15 @@ def read_options(options: argparse.Namespace) -> ServerSettings:
 
 
 def _tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> Tls | None:
+    options = {"--tls-cert": cert, "--tls-key": key, "--tls-client-ca": client_ca}
+    given = {name: file for name, file in options.items() if file is not None}
     if cert is None or key is None:
-        given = {"--tls-cert": cert, "--tls-key": key, "--tls-client-ca": client_ca}
-        if wrong := [name for name, value in given.items() if value is not None]:
-            raise ConfigError(f"{wrong[0]}: has no effect without both --tls-cert and --tls-key")
+        if given:
+            raise ConfigError(f"{next(iter(given))}: has no effect without both --tls-cert and --tls-key")
         return None
+    for name, file in given.items():
+        if not file.is_file():
+            raise ConfigError(f"{name}: there is no file {str(file)!r}")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(cert, key, password=lambda: "")  # else a key with a password would ask the terminal

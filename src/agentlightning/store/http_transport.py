@@ -18,6 +18,7 @@ import ssl
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -137,8 +138,8 @@ class HttpTransport:
             try:
                 status, content = await self._send_once(method, body, headers, wait_s)
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError) as error:
-                if not await backoff.sleep():
-                    raise self._unreachable(str(error) or type(error).__name__) from error
+                if isinstance(error, aiohttp.ClientConnectorCertificateError) or not await backoff.sleep():
+                    raise self._unreachable(str(error) or type(error).__name__, error) from error
                 continue
             if content is not None:
                 break
@@ -167,8 +168,18 @@ class HttpTransport:
                 content = await decompressed(content, MAX_RESPONSE_BYTES)
             return response.status, content
 
-    def _unreachable(self, reason: str) -> StoreError:
-        return StoreError(f"the server at {self._url} cannot be reached ({reason}); is it running?")
+    def _unreachable(self, reason: str, error: BaseException | None = None) -> StoreError:
+        todo = "is it running?"
+        silent = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            todo = "name the root that signed its certificate in SSL_CERT_FILE"
+        elif self.boot is None and silent and not isinstance(error, aiohttp.ClientConnectorError):
+            # Somebody took the connection, and ended it without a word.
+            if not self._url.startswith("https://"):
+                todo = "is it served as https://?"
+            elif os.environ.get(CLIENT_CERT_VARIABLE):
+                todo = f"does it trust the client certificate of {CLIENT_CERT_VARIABLE}?"
+        return StoreError(f"the server at {self._url} cannot be reached ({reason}); {todo}")
 
     def _error(self, method: str, status: int, content: bytes) -> AgentLightningError | None:
         """The error that the server raised, as the class it was; None where it raised none."""
@@ -189,11 +200,16 @@ def _client_tls(url: str) -> ssl.SSLContext | bool:
     """The TLS settings for an https server: it is verified by the system's roots (or SSL_CERT_FILE), and shown the client
     certificate that the environment names. Raises ConfigError."""
     cert, key = (os.environ.get(name) or None for name in (CLIENT_CERT_VARIABLE, CLIENT_KEY_VARIABLE))
-    if not url.startswith("https://") or cert is key is None:
+    if not url.startswith("https://"):
         return True
+    context = ssl.create_default_context()
+    if cert is key is None:
+        return context
     if cert is None or key is None:
         raise ConfigError(f"{CLIENT_CERT_VARIABLE}, {CLIENT_KEY_VARIABLE}: expected both, or neither")
-    context = ssl.create_default_context()
+    for name, file in ((CLIENT_CERT_VARIABLE, cert), (CLIENT_KEY_VARIABLE, key)):
+        if not Path(file).is_file():
+            raise ConfigError(f"{name}: there is no file {file!r}")
     try:
         context.load_cert_chain(cert, key, password=lambda: "")  # else a key with a password would ask the terminal
     except OSError as cause:

@@ -174,6 +174,7 @@ def _restore_folder(folder: Path, runs: Path, former: Path, url: str) -> None:
     shutil.copytree(folder, half, dirs_exist_ok=True)
     close_to_others(half)  # a folder of an earlier version brings its mode with it
     (half / "checkpoints").mkdir(exist_ok=True)
+    open_private(half / "lock", "ab").close()  # by it a run's state is known, which no process holds here
     if (config := half / "config.json").exists():
         table = _moved(
             orjson.loads(config.read_bytes()), str(former / folder.name), str((runs / folder.name).resolve())

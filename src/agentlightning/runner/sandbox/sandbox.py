@@ -32,6 +32,8 @@ from agentlightning.store.server_keys import find_key_file
 
 PROBE_TIMEOUT_S = 120.0
 """For one empty sandbox; a container's image may have to be fetched."""
+MAX_SAID = 500
+"""Characters of what a sandbox that cannot be run says, told as the reason."""
 INHERITED = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "PATH")
 """Variables of the worker that an agent gets."""
 JOIN = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@"'
@@ -127,8 +129,11 @@ class Sandbox:
                 if group is not None:
                     group.remove()
         if done.returncode != 0:
-            said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            why = said[0] if said else f"it ended with exit code {done.returncode}"
+            said = done.stderr.decode(errors="replace").split("\n")
+            why = (
+                "; ".join(filter(None, map(str.strip, said)))[-MAX_SAID:]
+                or f"it ended with exit code {done.returncode}"
+            )
             raise ConfigError(f"sandbox.kind: {self._settings.kind} cannot be run here: {why}{_hint()}")
 
     def inside(self, llm: LLM) -> LLM:
