@@ -29,6 +29,7 @@ from agentlightning.runner.sandbox.gateway_socket import GatewaySocket, ServerAd
 from agentlightning.runner.sandbox.kinds import MEGABYTE, Box, kind_of
 from agentlightning.runner.sandbox.limits import Cgroup, Cgroups, rlimits
 from agentlightning.store.server_keys import find_key_file
+from agentlightning.store.sqlite_file import sqlite_file
 
 PROBE_TIMEOUT_S = 120.0
 """For one empty sandbox; a container's image may have to be fetched."""
@@ -236,8 +237,8 @@ def store_folders(config: Mapping[str, Any], server_url: str | None) -> list[Pat
     """The folders of a run's SQLite store and of the key of its server, where they are on this machine."""
     table = config.get("store")
     url = str(table.get("url", "")) if isinstance(table, dict) else ""
-    scheme, _, rest = url.partition(":///")
-    files = [Path(rest.partition("?")[0]).absolute()] if scheme == "sqlite" and rest else []
+    store = sqlite_file(url)
+    files = [] if store is None else [store.absolute()]
     if server_url is not None and (key := find_key_file(server_url)) is not None:
         files.append(key)
     return [file.parent for file in files]
