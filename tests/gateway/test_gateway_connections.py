@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -166,6 +166,88 @@ def test_a_server_whose_settings_are_wrong_does_not_listen_first() -> None:
 
 def test_by_default_a_server_holds_as_many_as_it_has_files_for() -> None:
     assert 16 <= allowed_connections(None) <= 16_384
+
+
+# --- trailers ---------------------------------------------------------------------------------------------------------
+
+CHUNKED = b"POST /healthz HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Listing:
+    """An application that answers with the names of a request's headers, once it has its body."""
+
+    def __init__(self) -> None:
+        self.scope: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await Blocked()(scope, receive, send)
+            return
+        self.scope = scope
+        while (await receive()).get("more_body"):
+            pass
+        names = b",".join(name for name, _ in scope["headers"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(names))]})
+        await send({"type": "http.response.body", "body": names})
+
+    def stop(self) -> None:
+        """Nothing is to be refused."""
+
+    async def finished(self) -> None:
+        """Nothing is waited for."""
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_a_trailer_is_no_header(apart: bool) -> None:
+    async with listening(Listing()) as place:
+        reader, writer = await asyncio.open_connection(*place)
+        for _ in range(2):  # the connection goes on
+            writer.write(CHUNKED + b"2\r\n{}\r\n0\r\n")
+            if apart:
+                await writer.drain()
+                await asyncio.sleep(0)
+            writer.write(b"authorization: Bearer sk\r\nexpect: 100-continue\r\n\r\n")
+            assert b"content-length: 22\r\n" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)
+            assert await reader.readexactly(22) == b"host,transfer-encoding"
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("begun", "more"),
+    [
+        (b"2\r\n{}\r\n0\r\n", b"x: y\r\n" * 2000),
+        (b"0\r\nx: ", b"y" * 10_000),
+        (b"0\r\n", b"x" * 10_000),
+        (b"2;", b"x" * 10_000),
+    ],
+    ids=["trailers", "value", "name", "chunk extension"],
+)
+async def test_what_is_none_of_the_body_has_a_bound(begun: bytes, more: bytes) -> None:
+    app = Listing()
+    async with listening(app) as place:
+        reader, writer = await asyncio.open_connection(*place)
+        writer.write(CHUNKED + begun)
+        said = asyncio.ensure_future(reader.read())
+        sent = 0
+        with suppress(ConnectionError):  # closed with unread bytes in it
+            while not said.done() and sent < 20_000_000:
+                writer.write(more)
+                sent += len(more)
+                await writer.drain()
+        with suppress(ConnectionError):
+            assert (await asyncio.wait_for(said, WAIT_S)).startswith(b"HTTP/1.1 400")
+        assert sent < 20_000_000
+        assert [name for name, _ in app.scope["headers"]] == [b"host", b"transfer-encoding"]
+        writer.close()
+
+
+async def test_a_large_body_in_many_chunks_or_in_one_is_read() -> None:
+    async with listening(Listing()) as place:
+        for chunks in (b"1\r\nx\r\n" * 100_000, b"100000\r\n" + b"x" * 0x100000 + b"\r\n"):
+            reader, writer = await asyncio.open_connection(*place)
+            writer.write(CHUNKED + chunks + b"0\r\n\r\n")
+            assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)).startswith(b"HTTP/1.1 200")
+            writer.close()
 
 
 # --- the log ----------------------------------------------------------------------------------------------------------

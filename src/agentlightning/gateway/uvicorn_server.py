@@ -27,7 +27,7 @@ from agentlightning.gateway.server_settings import ServerSettings
 HEAD_TIMEOUT_S = 30.0
 """Time from a connection, or from the first byte of a further request, to the end of the request's head."""
 MAX_HEAD_BYTES = 64 * 1024
-"""Bytes of a request's first line and headers."""
+"""Bytes of a request's first line and headers; of what stands between two parts of its body, and of its trailers."""
 IDLE_S = 75
 """Idle timeout of a connection: longer than that of clients, so that they close first."""
 WRITE_TIMEOUT_S = 300.0
@@ -117,6 +117,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._head = 0
         """Bytes of the head of the present request so far; -1 behind it."""
+        self._framing = 0
+        """Bytes since its head or the last part of its body: the parser keeps those of a trailer until it has its end."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client connected."""
@@ -148,8 +150,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._head > MAX_HEAD_BYTES:
             self.send_400_response(f"the head of the request is larger than {MAX_HEAD_BYTES} bytes")
             return
+        if self._framing > MAX_HEAD_BYTES:
+            self.send_400_response(f"more than {MAX_HEAD_BYTES} bytes of the request are none of its body")
+            return
         if self._head >= 0:
             self._head += len(data)
+        else:
+            self._framing += len(data)
         super().data_received(data)
         if self._head > 0 and self._deadline is None:
             self._close_after(self._head_s)
@@ -160,20 +167,30 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._head = 1
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer: that is none, since it comes when the headers were acted upon, and is left out."""
+        if self._head >= 0:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """The head of a request is complete."""
         self._keep()
-        self._head = -1
+        self._head, self._framing = -1, 0
         self._limit.begin(self)
         if self._tls is not None:
             self.scope["extensions"] = self._tls
         super().on_headers_complete()
         self.cycle.transport = cast(asyncio.Transport, _ResponseWriter(self.transport, self.loop))
 
+    def on_body(self, body: bytes) -> None:
+        """A part of the body came."""
+        self._framing = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """A request is complete; the next byte begins another one."""
         self._keep()
-        self._head = 0
+        self._head = self._framing = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
