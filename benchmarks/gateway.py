@@ -43,6 +43,7 @@ from typing import Any
 
 from agentlightning.children import listen, start_child, stop_child
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.server_keys import KEY_VARIABLE
 from agentlightning.types import Claim, Finish, NewRollout, Resource, RetryPolicy, WorkerStatus
 from peers import install_peer
 from static_engine import SAMPLED_IDS, prose, write_answers, write_tokenizer
@@ -51,6 +52,7 @@ HERE = Path(__file__).resolve().parent
 PARTS = HERE / "gateway"
 LOCK = PARTS / "litellm.lock"
 LITELLM = HERE.parent / ".venv-litellm"
+KEY = "sk-agl-server-of-the-benchmark"
 
 CONNECTIONS = 16
 MARK = "########"
@@ -374,6 +376,7 @@ class Gateway:
         self._process = start_child(
             [*arguments, "--fd", str(listener.fileno())],
             pass_fds=[listener.fileno()],
+            secrets={KEY_VARIABLE: KEY},
             env={"AGL_LOG_LEVEL": "warning"},
             log=bench.folder / "gateway.log",
         )
@@ -391,7 +394,7 @@ class Gateway:
 
     def finish(self, claims: Sequence[Claim]) -> None:
         async def finish() -> None:
-            async with LightningStoreClient(self.url) as store:
+            async with LightningStoreClient(self.url, KEY) as store:
                 await store.finish([Finish(lease=claim.lease, state="succeeded") for claim in claims])
 
         asyncio.run(finish())
@@ -410,7 +413,7 @@ class Gateway:
         """Ends the program where second turns did not continue first ones."""
 
         async def causes() -> list[str]:
-            async with LightningStoreClient(self.url) as store:
+            async with LightningStoreClient(self.url, KEY) as store:
                 return [call.continuation for call in await store.calls([claim.rollout.id for claim in claims[:8]])]
 
         found = asyncio.run(causes())
@@ -426,7 +429,7 @@ class Gateway:
     async def _set_up(self, bench: Bench) -> None:
         policy = {"tokenizer": str(bench.tokenizer), "seed": 7, "api": "generate"}
         external = {"url": f"{bench.engine}/v1", "models": ["external"]}
-        async with LightningStoreClient(self.url) as store:
+        async with LightningStoreClient(self.url, KEY) as store:
             self._run_id = (await store.create_run("benchmark", {})).id
             resources = {
                 "trained": ("policy", {"model": "trained", "endpoints": [bench.engine], **policy}),
@@ -448,7 +451,7 @@ class Gateway:
         worker = WorkerStatus(
             id="bench", run_id=self._run_id, host="h", pid=os.getpid(), running=0, seen_ns=time.time_ns()
         )
-        async with LightningStoreClient(self.url) as store:
+        async with LightningStoreClient(self.url, KEY) as store:
             await store.enqueue(rollouts)
             claims = await store.claim(worker, limit=count, lease_s=LEASE_S)
         if len(claims) != count:

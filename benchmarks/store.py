@@ -44,6 +44,7 @@ import uuid_utils
 from agentlightning.children import listen, start_child, stop_child
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
+from agentlightning.store.server_keys import KEY_VARIABLE
 from agentlightning.store.sql import tables
 from agentlightning.types import Call, Claim, Finish, NewRollout, Sampling, Span, VersionSpan, WorkerStatus
 from peers import install_peer
@@ -53,6 +54,7 @@ PEER = HERE / "store" / "v03.py"
 LOCK = HERE / "store" / "v03.lock"
 V03 = HERE.parent / ".venv-agentlightning-v03"
 SERVERS = HERE.parent / "tests" / "store"
+KEY = "sk-agl-server-of-the-benchmark"
 """Where the classes are that start a PostgreSQL and a Redis."""
 
 SPANS = [
@@ -233,7 +235,7 @@ class Bench:
 
     async def _work(self, url: str, way: str, count: int, workers: int) -> float:
         """Spans per second of our store."""
-        async with open_store(url) as store:
+        async with open_store(url, KEY) as store:
             run_id = await enqueued(store, count)
             began = time.perf_counter()
             done = await asyncio.gather(*[work(store, a_worker(run_id, number), way) for number in range(workers)])
@@ -284,6 +286,7 @@ class Bench:
         process = start_child(
             ["agentlightning.gateway", "--store", store_url, "--fd", str(listener.fileno())],
             pass_fds=[listener.fileno()],
+            secrets={KEY_VARIABLE: KEY},
             env={"AGL_LOG_LEVEL": "warning"},
             log=self._folder / "server.log",
         )

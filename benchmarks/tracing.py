@@ -39,11 +39,13 @@ from pathlib import Path
 
 from agentlightning.children import listen, secrets_line, start_child, stop_child
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.server_keys import KEY_VARIABLE
 from agentlightning.types import JSON, Finish, NewRollout, Resource, WorkerStatus
 from peers import install_peer
 from static_engine import write_answers, write_tokenizer
 
 HERE = Path(__file__).resolve().parent
+KEY = "sk-agl-server-of-the-benchmark"
 PARTS = HERE / "tracing"
 LOCK = PARTS / "agentops.lock"
 AGENTOPS = HERE.parent / ".venv-agentops"
@@ -171,7 +173,7 @@ class Bench:
         )
         gateway = ["-m", "agentlightning.gateway", "--store", f"sqlite:///{folder}/agl.db", "--fd", "{fd}"]
         bench.url = bench._serve([sys.executable, *gateway], "/healthz")
-        bench.store = await stack.enter_async_context(LightningStoreClient(bench.url))
+        bench.store = await stack.enter_async_context(LightningStoreClient(bench.url, KEY))
         return bench
 
     store: LightningStoreClient
@@ -196,7 +198,7 @@ class Bench:
         )
         listener.close()
         assert process.stdin is not None
-        os.write(process.stdin.fileno(), secrets_line({}))  # our server waits for it
+        os.write(process.stdin.fileno(), secrets_line({KEY_VARIABLE: KEY}))  # our server waits for it
         self.stack.callback(stop_child, process)
         url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + START_S
@@ -226,6 +228,7 @@ class Workers:
         spec = f"{PARTS / 'steps.py'}:{agent}"
         process = start_child(
             ["agentlightning.runner", "--server", bench.url, "--run", run_id, "--agent", spec, "--concurrency", "1"],
+            env={KEY_VARIABLE: KEY},
             log=bench.folder / f"{run_id}.log",
         )
         bench.stack.callback(stop_child, process)
