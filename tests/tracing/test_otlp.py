@@ -385,3 +385,18 @@ def test_a_collectors_answer_says_what_it_rejects() -> None:
     assert read_response(write_response(3, "too old")) == (3, "too old")
     assert read_response(b"") == (0, "")
     assert read_response(b"<html>") == (0, "")
+
+
+@pytest.mark.parametrize("group", [b"", b"\x12\x00" * 60])
+def test_groups_without_spans_are_bounded_before_they_take_memory(group: bytes) -> None:
+    body = (b"\x0a" + bytes([len(group)]) + group) * 60_000
+    with pytest.raises(InputError, match=r"at most (50000 spans|1000000 fields)"):
+        read_protobuf(body, 50_000)
+    scopes = [{"scopeSpans": [{}] * (len(group) // 2)}] * 60_000
+    with pytest.raises(InputError, match="at most 50000 spans"):
+        read_json(json.dumps({"resourceSpans": scopes}).encode(), 50_000)
+
+
+def test_json_of_too_many_things_is_refused_before_it_is_read() -> None:
+    with pytest.raises(InputError, match="braces, brackets and quotes"):
+        read_json(b'{"resourceSpans":[' + b"{}," * 8_000_000 + b"{}]}", 50_000)

@@ -26,6 +26,8 @@ from agentlightning.types import JSON, SpanKind, SpanStatus
 
 K = TypeVar("K")
 
+MAX_MARKS = 8_000_000
+"""Braces, brackets and quotes in the JSON of somebody who is not trusted: each may become an object of 60 bytes."""
 MAX_DEPTH = 32
 """Levels of nesting that an attribute may have: what reads it is recursive."""
 
@@ -92,6 +94,10 @@ def identifier(raw: bytes, size: int) -> str:
 
 def read_json(body: bytes, max_spans: int | None = None) -> OtlpRequest:
     """The spans of a request's body. InputError where it is no JSON object, or has more spans than `max_spans`."""
+    if max_spans is not None and (things := sum(map(body.count, (b"{", b"[", b'"')))) > MAX_MARKS:
+        raise InputError(
+            f"traces: expected at most {MAX_MARKS} braces, brackets and quotes, got {things}; send less at once"
+        )
     return from_object(_loaded(body), max_spans)
 
 
@@ -101,8 +107,11 @@ def from_object(request: Any, max_spans: int | None = None) -> OtlpRequest:
         raise InputError("traces: expected a JSON object with resourceSpans")
     if "resourceSpans" not in request and "scopeSpans" in request:
         request = {"resourceSpans": [request]}
-    received, count = OtlpRequest(), 0
+    received, counts = OtlpRequest(), [0, 0, 0]  # of resources, of scopes and of spans
     for group in _dicts(request.get("resourceSpans"), received):
+        counts[0] += 1
+        if max_spans is not None and counts[0] > max_spans:
+            raise too_many(max_spans)
         resource = group.get("resource")
         wrong: list[str] = [] if isinstance(resource, dict | None) else [WRONG]
         shared = resource.get("attributes") if isinstance(resource, dict) else None
@@ -110,17 +119,19 @@ def from_object(request: Any, max_spans: int | None = None) -> OtlpRequest:
         for scope_spans in _dicts(group.get("scopeSpans") or group.get("instrumentationLibrarySpans"), received):
             scope = _scope(scope_spans.get("scope"), wrong)
             spans = scope_spans.get("spans")
-            count += len(spans) if isinstance(spans, list) else 0
-            if max_spans is not None and count > max_spans:
+            counts[1] += 1
+            counts[2] += len(spans) if isinstance(spans, list) else 0
+            if max_spans is not None and max(counts) > max_spans:
                 raise too_many(max_spans)
             found.spans += [_read(span, scope) for span in _dicts(spans, received)]
         found.wrong = wrong[:1]  # once for all that its spans share
-        received.resources.append(found)
+        if found.spans or found.wrong:
+            received.resources.append(found)
     return received
 
 
 def too_many(max_spans: int) -> InputError:
-    """Refuses a request of more spans: reading takes a hundred times the bytes of a span that says nothing."""
+    """Refuses a request of more spans, or groups of them: reading takes a hundred times the bytes of one that is empty."""
     return InputError(f"traces: expected at most {max_spans} spans in one request; send them in several")
 
 

@@ -44,16 +44,31 @@ except ModuleNotFoundError as cause:
     raise MissingExtraError("opentelemetry-proto", "server") from cause
 
 
+MAX_FIELDS = 1_000_000
+"""Fields of a request from somebody who is not trusted, those of all its messages together."""
+
+_Nested = dict[int, Any]
+"""The messages within a message by the number of their field, each with those within it."""
+_PAIR: _Nested = {}
+_VALUE: _Nested = {5: {1: {}}, 6: {1: _PAIR}}
+_VALUE[5][1] = _VALUE  # a value may be a list of values
+_PAIR[2] = _VALUE
+_SPAN: _Nested = {9: _PAIR, 11: {3: _PAIR}, 13: {4: _PAIR}}
+REQUEST: _Nested = {1: {1: {1: _PAIR}, 2: {1: {3: _PAIR}, 2: _SPAN}}}
+
+
 def read_protobuf(body: bytes, max_spans: int | None = None) -> OtlpRequest:
     """The spans of a request's body. InputError where it is no such message, or has more spans than `max_spans`."""
+    if max_spans is not None:
+        _check_fields(body)
     request = ExportTraceServiceRequest()
     try:
         request.ParseFromString(body)
     except DecodeError:
         return _salvaged(body, max_spans)
     if max_spans is not None:
-        count = sum(len(scope.spans) for group in request.resource_spans for scope in group.scope_spans)
-        if count > max_spans:
+        scopes = [len(scope.spans) for group in request.resource_spans for scope in group.scope_spans]
+        if max(sum(scopes), len(scopes), len(request.resource_spans)) > max_spans:
             raise too_many(max_spans)
     received = OtlpRequest()
     for group in request.resource_spans:
@@ -61,7 +76,8 @@ def read_protobuf(body: bytes, max_spans: int | None = None) -> OtlpRequest:
         for scope_spans in group.scope_spans:
             scope = _scope(scope_spans.scope)
             found.spans += [_read(span, scope) for span in scope_spans.spans]
-        received.resources.append(found)
+        if found.spans:
+            received.resources.append(found)
     return received
 
 
@@ -202,6 +218,38 @@ def _value(value: Any) -> Any:
     return number(plain) if isinstance(plain, float) else plain
 
 
+# --- a request that would take far more memory than it has bytes -------------------------------------------------------
+
+
+def _check_fields(body: bytes) -> None:
+    """InputError where the messages of the body have more than `MAX_FIELDS` fields together: protobuf makes an object of 64
+    bytes of a message of two. Where the data cannot be followed it ends, as does what protobuf makes of it."""
+    if len(body) < 2 * MAX_FIELDS:
+        return
+    count, waiting = 0, [(REQUEST, 0, len(body))]
+    while waiting:
+        nested, place, end = waiting.pop()
+        while place < end:
+            count += 1
+            if count > MAX_FIELDS:
+                raise InputError(f"traces: expected at most {MAX_FIELDS} fields in one request; send them in several")
+            key, place = _read_varint(body, place)
+            match key & 7:
+                case 0:
+                    _, place = _read_varint(body, place)
+                case 1:
+                    place += 8
+                case 5:
+                    place += 4
+                case 2:
+                    size, place = _read_varint(body, place)
+                    if size and (inner := nested.get(key >> 3)) is not None:
+                        waiting.append((inner, place, min(end, place + size)))
+                    place += size
+                case _:
+                    place = end
+
+
 # --- a request that protobuf refuses ----------------------------------------------------------------------------------
 
 
@@ -227,7 +275,8 @@ def _salvaged(body: bytes, max_spans: int | None) -> OtlpRequest:
                     received.lost += 1
                 else:
                     found.spans.append(_read(span, scope))
-        received.resources.append(found)
+        if found.spans or found.wrong:
+            received.resources.append(found)
     if not count:
         raise InputError("traces: expected an ExportTraceServiceRequest in protobuf, as the content type says")
     return received
