@@ -182,9 +182,9 @@ class CompletionReader(ABC):
         if isinstance(more, str) and more:
             self.message[name] = (self.message.get(name) or "") + more
 
-    def count_choices(self, data: JSON, part: str) -> None:
+    def count_choices(self, data: Any, part: str) -> None:
         """Count the texts under `part` of every choice."""
-        choices = data.get("choices")
+        choices = data.get("choices") if isinstance(data, dict) else None
         waiting: list[Any] = (
             [one.get(part) for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
         )

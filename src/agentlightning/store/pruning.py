@@ -25,7 +25,7 @@ DAY_NS = 86_400 * 10**9
 EVERY_S = 3600.0
 """Time between two looks of a server."""
 REFUSALS = (ConflictError, NotFoundError)
-"""What a store says of one run or step; whatever else it raises is of the store itself, and ends a look."""
+"""Errors that a store raises about one run or step; whatever else it raises is of the store itself, and ends a look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

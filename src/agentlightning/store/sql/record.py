@@ -201,7 +201,7 @@ def _refuse_foreign_calls(transaction: Transaction, table: Table, column: str, b
 
 
 def _places(table: Table) -> dict[str, int]:
-    """Where a row has what, by the names of columns."""
+    """Places of a row's values by the names of its columns."""
     return {column.name: index for index, column in enumerate(c for c in table.columns if c.name != "seq")}
 
 
