@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -66,11 +65,17 @@ class RedisServer:
 
     def kill(self) -> None:
         """SIGKILL, at once."""
-        self._end(signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     def stop(self) -> None:
-        """End the server and remove its data."""
-        self._end(signal.SIGTERM)
+        """End the server and remove its data.
+
+        SIGKILL, for a replica that writes its first append-only file refuses SIGTERM and forgets it.
+        """
+        self.kill()
         self._place.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -80,12 +85,6 @@ class RedisServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def _end(self, by: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(by)
-            self._process.wait()
-            self._process = None
 
     def _ping(self) -> bytes:
         """What the server answers; empty where it does not yet, -LOADING while it reads its file."""
