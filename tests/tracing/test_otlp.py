@@ -387,9 +387,10 @@ def test_a_collectors_answer_says_what_it_rejects() -> None:
     assert read_response(b"<html>") == (0, "")
 
 
+@pytest.mark.parametrize("before", [b"", b"\x3b\x3c"], ids=["", "behind an unknown group"])
 @pytest.mark.parametrize("group", [b"", b"\x12\x00" * 60])
-def test_groups_without_spans_are_bounded_before_they_take_memory(group: bytes) -> None:
-    body = (b"\x0a" + bytes([len(group)]) + group) * 60_000
+def test_groups_without_spans_are_bounded_before_they_take_memory(group: bytes, before: bytes) -> None:
+    body = before + (b"\x0a" + bytes([len(group)]) + group) * 60_000
     with pytest.raises(InputError, match=r"at most (50000 spans|1000000 fields)"):
         read_protobuf(body, 50_000)
     scopes = [{"scopeSpans": [{}] * (len(group) // 2)}] * 60_000
@@ -400,3 +401,18 @@ def test_groups_without_spans_are_bounded_before_they_take_memory(group: bytes) 
 def test_json_of_too_many_things_is_refused_before_it_is_read() -> None:
     with pytest.raises(InputError, match="braces, brackets and quotes"):
         read_json(b'{"resourceSpans":[' + b"{}," * 8_000_000 + b"{}]}", 50_000)
+
+
+@pytest.mark.parametrize("before", [b"", b"\x3b\x3c"], ids=["", "behind an unknown group"])
+def test_fields_are_counted_before_anything_is_made_of_them(before: bytes) -> None:
+    attributes = b"\x4a\x00" * 1_000_001
+    nested = b""
+    for tag, inner in ((b"\x12", attributes), (b"\x12", None), (b"\x0a", None)):
+        nested = before + tag + varint(len(inner or nested)) + (inner or nested)
+    with pytest.raises(InputError, match="at most 1000000 fields"):
+        read_protobuf(nested, 50_000)
+
+
+def varint(number: int) -> bytes:
+    low = bytes([number & 127 | (128 if number > 127 else 0)])
+    return low if number < 128 else low + varint(number >> 7)

@@ -47,15 +47,6 @@ except ModuleNotFoundError as cause:
 MAX_FIELDS = 1_000_000
 """Fields of a request from somebody who is not trusted, those of all its messages together."""
 
-_Nested = dict[int, Any]
-"""The messages within a message by the number of their field, each with those within it."""
-_PAIR: _Nested = {}
-_VALUE: _Nested = {5: {1: {}}, 6: {1: _PAIR}}
-_VALUE[5][1] = _VALUE  # a value may be a list of values
-_PAIR[2] = _VALUE
-_SPAN: _Nested = {9: _PAIR, 11: {3: _PAIR}, 13: {4: _PAIR}}
-REQUEST: _Nested = {1: {1: {1: _PAIR}, 2: {1: {3: _PAIR}, 2: _SPAN}}}
-
 
 def read_protobuf(body: bytes, max_spans: int | None = None) -> OtlpRequest:
     """The spans of a request's body. InputError where it is no such message, or has more spans than `max_spans`."""
@@ -223,31 +214,19 @@ def _value(value: Any) -> Any:
 
 def _check_fields(body: bytes) -> None:
     """InputError where the messages of the body have more than `MAX_FIELDS` fields together: protobuf makes an object of 64
-    bytes of a message of two. Where the data cannot be followed it ends, as does what protobuf makes of it."""
+    bytes of a message of two."""
     if len(body) < 2 * MAX_FIELDS:
         return
-    count, waiting = 0, [(REQUEST, 0, len(body))]
+    count, waiting = 0, [(ExportTraceServiceRequest.DESCRIPTOR, 0, len(body))]
     while waiting:
-        nested, place, end = waiting.pop()
-        while place < end:
+        kind, start, end = waiting.pop()
+        for tag, value in _fields(body, start, end):
             count += 1
             if count > MAX_FIELDS:
                 raise InputError(f"traces: expected at most {MAX_FIELDS} fields in one request; send them in several")
-            key, place = _read_varint(body, place)
-            match key & 7:
-                case 0:
-                    _, place = _read_varint(body, place)
-                case 1:
-                    place += 8
-                case 5:
-                    place += 4
-                case 2:
-                    size, place = _read_varint(body, place)
-                    if size and (inner := nested.get(key >> 3)) is not None:
-                        waiting.append((inner, place, min(end, place + size)))
-                    place += size
-                case _:
-                    place = end
+            field = None if value is None else kind.fields_by_number.get(tag)
+            if value and field is not None and field.message_type is not None:
+                waiting.append((field.message_type, value.start, value.stop))
 
 
 # --- a request that protobuf refuses ----------------------------------------------------------------------------------
@@ -294,8 +273,18 @@ def _parsed(kind: Callable[[], Any], raw: bytes, of: OtlpResource) -> Any:
 
 def _parts(data: bytes, number: int) -> Iterator[bytes]:
     """The values of a field of nested messages or text, as far as the data can be followed."""
-    place = 0
-    while place < len(data):
+    for tag, value in _fields(data, 0, len(data)):
+        if tag == number and value is not None:
+            yield data[value.start : value.stop]
+
+
+def _fields(data: bytes, place: int, end: int) -> Iterator[tuple[int, range | None]]:
+    """The fields of a message, as far as the data can be followed: number, and the place of a value that has a length.
+
+    The fields of a group, of which OTLP has none, count as the message's, as do the marks around it.
+    """
+    while place < end:
+        value = None
         key, place = _read_varint(data, place)
         match key & 7:
             case 0:
@@ -306,11 +295,11 @@ def _parts(data: bytes, number: int) -> Iterator[bytes]:
                 place += 4
             case 2:
                 size, place = _read_varint(data, place)
-                if key >> 3 == number and place < len(data):
-                    yield data[place : place + size]
+                value = range(place, min(place + size, end))
                 place += size
-            case _:
+            case 6 | 7:
                 return
+        yield key >> 3, value
 
 
 def _read_varint(data: bytes, place: int) -> tuple[int, int]:
