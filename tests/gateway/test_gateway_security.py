@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -276,6 +277,26 @@ async def test_a_body_nested_without_end_is_refused_everywhere(house: House, dep
     assert 400 <= reply.status_code < 500, reply.text
     reply = await http.post(f"{path(claim)}/v1/chat/completions", content=f'{{"messages": {deep}}}')
     assert 400 <= reply.status_code < 500, reply.text
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "said"),
+    [
+        (
+            '{"messages": [' + '{"role": "user", "content": "hi"},' * 60_000 + "0]}",
+            400,
+            "messages.*at most 50000 objects",
+        ),
+        ('{"tools": [' + "[],{}," * 30_000 + "0]}", 400, "tools.*at most 50000 objects and lists"),
+        ('{"messages": [' + "{}," * 1_100_000 + "0]}", 413, "at most 2000000 commas, braces and brackets"),
+    ],
+)
+async def test_a_request_of_too_many_parts_is_refused(house: House, content: str, status: int, said: str) -> None:
+    claim = await house.claim()
+    for route in ("chat/completions", "messages/count_tokens"):
+        reply = await house.http().post(f"{path(claim)}/v1/{route}", content=content)
+        assert reply.status_code == status, reply.text
+        assert re.search(said, reply.json()["error"]["message"])
 
 
 # --- nothing leaks ----------------------------------------------------------------------------------------------------

@@ -203,7 +203,7 @@ def _body_model(method: str, contract: Callable[..., Any], hints: dict[str, Any]
     fields: dict[str, Any] = {}
     for name, hint in hints.items():
         default = parameters[name].default
-        seconds = Annotated[float, Field(allow_inf_nan=False, le=MAX_WAIT_S)]
+        seconds = Annotated[float, Field(allow_inf_nan=False, ge=0, le=MAX_WAIT_S)]
         fields[name] = (
             seconds if hint is float else hint,
             Field() if default is inspect.Parameter.empty else Field(default=default),

@@ -19,6 +19,12 @@ from agentlightning.types import JSON
 MAX_NESTING = 64
 """Levels of nesting that a request may have: what reads it is recursive."""
 
+MAX_PARTS = 50_000
+"""Objects and lists that a request may have: each message, part of one, tool and schema is read on the event loop."""
+
+MAX_MARKS = 2_000_000
+"""Commas, braces and brackets of a request, those of its texts among them: before it is read, nobody knows which are."""
+
 ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
 
 
@@ -265,16 +271,38 @@ class ApiError(Exception):
 
 
 def read_object(body: bytes) -> JSON:
-    """The JSON object in `body`, nested at most `MAX_NESTING` levels. Raises ApiError."""
+    """The JSON object in `body`, of `MAX_PARTS` objects and lists and `MAX_NESTING` levels at most. Raises ApiError."""
+    if sum(map(body.count, (b"{", b"[", b","))) > MAX_MARKS:  # what is made of them takes a hundred times their bytes
+        raise ApiError(f"the body: expected at most {MAX_MARKS} commas, braces and brackets", status=413)
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as cause:
         raise ApiError(f"the body is not valid JSON: {cause}") from None
     if not isinstance(data, dict):
         raise ApiError(f"the body: expected a JSON object, got {type(data).__name__}")
-    if body.count(b"{") + body.count(b"[") > MAX_NESTING and _deeper(data, MAX_NESTING):
-        raise ApiError(f"the body: expected at most {MAX_NESTING} levels of nesting")
+    if body.count(b"{") + body.count(b"[") > MAX_NESTING:
+        _check_parts(data)
     return data
+
+
+def _check_parts(data: JSON) -> None:
+    level: list[JSON | list[Any]] = [data]
+    count = 0
+    for _ in range(MAX_NESTING):
+        count += len(level)
+        if count > MAX_PARTS:
+            largest = max(data, key=lambda name: len(data[name]) if isinstance(data[name], dict | list) else 0)
+            raise ApiError(
+                f"{short(largest)}: expected at most {MAX_PARTS} objects and lists in one request", param=largest
+            )
+        level = [
+            part
+            for outer in level
+            for part in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(part, dict | list)
+        ]
+    if level:
+        raise ApiError(f"the body: expected at most {MAX_NESTING} levels of nesting")
 
 
 def assistant_message(choice: Choice) -> JSON:
@@ -309,13 +337,3 @@ def short(value: Any) -> str:
     except TypeError:
         text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-def _deeper(value: Any, levels: int) -> bool:
-    """True where a value is nested more than `levels` deep."""
-    if not isinstance(value, dict | list):
-        return False
-    if levels == 0:
-        return True
-    parts = value.values() if isinstance(value, dict) else value
-    return any(_deeper(part, levels - 1) for part in parts)
