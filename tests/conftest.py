@@ -1,6 +1,7 @@
 """What all tests share: hypothesis judges answers, never how long they took on a machine that others use too."""
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -9,3 +10,7 @@ settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
 settings.load_profile("untimed")
+
+# A shell ignores Ctrl-C for what it starts in the background, and every child inherits that: those of the tests must hear it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
