@@ -11,6 +11,6 @@ settings.register_profile(
 )
 settings.load_profile("untimed")
 
-# A shell ignores Ctrl-C for what it starts in the background, and every child inherits that: those of the tests must hear it.
+# A shell has what it starts in the background ignore Ctrl-C, which children inherit: those of the tests must hear it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
