@@ -28,7 +28,7 @@ test: lint node-packages servers
 	$(BIN)/pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
 
 test-slow: install node-packages servers frameworks .venv-vllm/.installed
-	$(BIN)/pytest -m slow -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "slow and not long" -n 2 --dist loadfile $(ARGS)
 
 # The light core on every Python we promise; part of test-slow. A Python that is not here is left out.
 test-pythons: install
