@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
     from agentlightning.store.client import LightningStoreClient
     from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
+    from agentlightning.tracing.frameworks import FrameworkAdapter
     from agentlightning.trainer.check import CheckResult
     from agentlightning.trainer.trainer import Trainer
     from agentlightning.trainer.training import TrainResult
@@ -74,6 +75,7 @@ _NAMES = {
     "store.base": ("LightningStore",),
     "store.client": ("LightningStoreClient",),
     "store.sql.store": ("InMemoryLightningStore", "SqlLightningStore"),
+    "tracing.frameworks": ("FrameworkAdapter",),
     "trainer.check": ("CheckResult",),
     "trainer.trainer": ("Trainer",),
     "trainer.training": ("TrainResult",),
@@ -97,6 +99,7 @@ __all__ = [
     "EngineConfig",
     "EvalConfig",
     "ExternalModelConfig",
+    "FrameworkAdapter",
     "InMemoryLightningStore",
     "LightningRL",
     "LightningStore",

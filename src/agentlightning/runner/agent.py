@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.protocols.base import call_id as recorded_call_id
 from agentlightning.runner.attempt import CURRENT
-from agentlightning.runner.connection_pool import ConnectionPool
+from agentlightning.runner.connection_pool import ConnectionPool, Sdk
 from agentlightning.store.base import reward_number
 from agentlightning.types import Claim, Sampling
 
@@ -44,7 +44,11 @@ class LLM:
 
     @property
     def http_client(self) -> Any:
-        """``AsyncOpenAI(http_client=llm.http_client)``: one connection pool for a worker's event loop. Do not close it."""
+        """``AsyncOpenAI(http_client=llm.http_client)``: one connection pool for a worker's event loop. Do not close it.
+
+        Of the HTTP library that the installed openai stands on, else of anthropic's. Where the two differ, `async_anthropic`
+        makes a client over a pool of its own library.
+        """
         return self.connections.async_client()
 
     @property
@@ -68,12 +72,13 @@ class LLM:
         """The same of the Anthropic SDK, for coroutines."""
         return self._client("anthropic", "AsyncAnthropic", self.anthropic_base_url, options)  # type: ignore[no-any-return]
 
-    def _client(self, package: str, kind: str, base_url: str, options: dict[str, Any]) -> Any:
+    def _client(self, package: Sdk, kind: str, base_url: str, options: dict[str, Any]) -> Any:
         try:
             sdk = importlib.import_module(package)
         except ModuleNotFoundError as cause:
             raise ConfigError(f"llm: {kind} needs {cause.name}; install it with: pip install {package}") from cause
-        http_client = self.http_client if kind.startswith("Async") else self.sync_http_client
+        pool = self.connections
+        http_client = pool.async_client(package) if kind.startswith("Async") else pool.sync_client(package)
         given = {"base_url": base_url, "api_key": self.api_key, "http_client": http_client}
         return getattr(sdk, kind)(**(given | options))
 

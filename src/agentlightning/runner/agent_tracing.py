@@ -11,6 +11,7 @@ from types import ModuleType
 from agentlightning.config import AgentConfig
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.tracing.buffer import SpanBuffer
+from agentlightning.tracing.frameworks import load_installed_adapters
 from agentlightning.tracing.import_hooks import ImportHook
 from agentlightning.tracing.propagation import ContextPropagator
 
@@ -18,8 +19,9 @@ from agentlightning.tracing.propagation import ContextPropagator
 def trace_agents(agent: AgentConfig, server_url: str) -> None:
     """Observe the function agents of this process. Comes after the agent's module, whose own TracerProvider is kept.
 
-    ConfigError where an instrumentation is not installed or does not fit.
+    ConfigError where an instrumentation or an installed framework adapter is missing or does not fit.
     """
+    load_installed_adapters()
     ContextPropagator(server_url).install()
     if agent.instrument:
         from agentlightning.tracing.instrumentations import enable, find

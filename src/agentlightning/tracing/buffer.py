@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from agentlightning.store.base import BROKEN_SPANS
 from agentlightning.tracing import otlp
 from agentlightning.tracing.clocks import plain_times
+from agentlightning.tracing.frameworks import conventional
 from agentlightning.tracing.otlp import KINDS, STATUSES, OtlpSpan, plain
 from agentlightning.tracing.sanitize import MAX_BYTES, MAX_SPANS, SpanOwner, sanitize
 from agentlightning.types import JSON, Span
@@ -140,6 +141,7 @@ def _received(span: ReadableSpan) -> OtlpSpan:
     context, parent, scope = span.context, span.parent, span.instrumentation_scope
     wrong: list[str] = []
     attributes = _attributes(span.attributes)
+    attributes |= plain(conventional(span.name, attributes))
     if scope is not None:
         attributes["scope.name"] = otlp.text(scope.name, wrong)
     if span.end_time is None:

@@ -1,23 +1,32 @@
-"""Frameworks: which agent of a system is at work, asked of the framework that runs it.
+"""Frameworks: which agent of a system is at work, asked of the framework that runs it, and what its own spans mean.
 
 Frameworks keep the agent, node or role whose code runs in context variables of their own. Reading them at the moment of a
 model call costs about a microsecond, where an instrumentation builds spans for every step. Driven by `propagation.py`, for
-each request to the gateway. Imports no framework: one that is not loaded runs no agent.
+each request to the gateway, and by `buffer.py`, for each span. One class per framework: those below, and any subclass of
+`FrameworkAdapter` that an agent's code defines or a package announces. Imports no framework: one that is not loaded runs no
+agent.
 """
 
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
+import orjson
+
 from agentlightning.adapters.semantics import first_text, graph_node
+from agentlightning.errors import ConfigError, boundary
+from agentlightning.types import JSON
 
 _NAMED: ContextVar[str] = ContextVar("agentlightning_agent")
+
+ENTRY_POINTS = "agentlightning.frameworks"
+"""Group of the entry points by which packages announce adapters."""
 
 NAME_ATTRIBUTES = ("gen_ai.agent.name", "agent.name", "graph.node.name", "agl.agent")
 """Attributes by which spans name their agent: GenAI conventions, OpenInference (agents, nodes of graphs), ours."""
@@ -39,9 +48,8 @@ def current_agent() -> str | None:
     named = _NAMED.get(None)
     if named is not None:
         return named
-    for framework in FRAMEWORKS:
-        module = sys.modules.get(framework.module)
-        if module is not None and (name := framework.current_agent(module)):
+    for adapter, module in _at_work():
+        if name := adapter.current_agent(module):
             return name
     return None
 
@@ -51,29 +59,93 @@ def current_span() -> Any:
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return None
-    for framework in FRAMEWORKS:
-        module = sys.modules.get(framework.module)
-        if module is not None and (span := framework.span(module)) is not None:
+    for adapter, module in _at_work():
+        if (span := adapter.current_span(module)) is not None:
             return span
     return trace.get_current_span()
 
 
-class Framework(ABC):
-    """One way to find out who is at work."""
+def conventional(name: str, attributes: Mapping[str, Any]) -> JSON:
+    """The attributes that adapters add to a span of this name, by the GenAI semantic conventions."""
+    added: JSON = {}
+    for adapter, _ in _at_work():
+        added |= adapter.span_attributes(name, attributes)
+        if (messages := adapter.messages(name, attributes)) is not None:
+            for key, listed in zip(("gen_ai.input.messages", "gen_ai.output.messages"), messages, strict=True):
+                added[key] = orjson.dumps(listed).decode()
+    return added
+
+
+class FrameworkAdapter:
+    """A framework that agents run in: which of its agents is at work, and what its spans and messages mean.
+
+        class MyFramework(agl.FrameworkAdapter):
+            module = "my_framework.runtime"
+
+            def current_agent(self, module):
+                return module.CURRENT_ROLE.get(None)
+
+    Defining a subclass is enough, in the agent's file or in a package with an entry point in `agentlightning.frameworks`.
+    It is asked once `module` is loaded, before the frameworks that are known already. It imports no framework itself and
+    keeps no state: an instance is made for each question. Whatever it raises fails the call that asked.
+    """
 
     module: str
-    """Must be loaded for it to run an agent at all."""
+    """Must be loaded for the framework to run an agent at all."""
 
-    @abstractmethod
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if not isinstance(getattr(cls, "module", None), str):
+            raise ConfigError(f"{cls.__name__}.module: expected the name of the framework's module, as a string")
+
     def current_agent(self, module: ModuleType) -> str | None:
-        """The agent at work in this context; `module` is the loaded one. Never raises, whatever release is loaded."""
+        """The agent at work in this context, None where none is; `module` is the loaded one, of whatever release."""
+        return None
 
-    def span(self, module: ModuleType) -> Any:
+    def current_span(self, module: ModuleType) -> Any:
         """The OpenTelemetry span that it keeps for this context beside OpenTelemetry's own; None where there is none."""
         return None
 
+    def span_attributes(self, name: str, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Says what a span with this name and these attributes means, in attributes of the GenAI semantic conventions:
+        ``gen_ai.operation.name`` (chat, execute_tool, invoke_agent), ``gen_ai.agent.name``, ``gen_ai.tool.name``, …
 
-class OpenAIAgents(Framework):
+        They are added as the span is recorded; empty for spans of others.
+        """
+        return {}
+
+    def messages(self, name: str, attributes: Mapping[str, Any]) -> tuple[list[JSON], list[JSON]] | None:
+        """The messages that a model call's span read and gave, in the form of Chat Completions; None where it has none."""
+        return None
+
+
+def load_installed_adapters() -> None:
+    """Import the adapters that installed packages announce by entry points. ConfigError names one that is none."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        with boundary(f"framework adapter {entry.name!r}", ConfigError):
+            kind = entry.load()
+        if not (isinstance(kind, type) and issubclass(kind, FrameworkAdapter)):
+            raise ConfigError(
+                f"framework adapter {entry.name!r}: expected a subclass of FrameworkAdapter, got {kind!r}"
+            )
+
+
+def _at_work() -> Iterator[tuple[FrameworkAdapter, ModuleType]]:
+    """The adapters whose frameworks are loaded: those of users, then ours."""
+    for adapter in (*_of_users(FrameworkAdapter), *FRAMEWORKS):
+        module = sys.modules.get(adapter.module)
+        if module is not None:
+            yield adapter, module
+
+
+def _of_users(base: type[FrameworkAdapter]) -> Iterator[FrameworkAdapter]:
+    for kind in base.__subclasses__():
+        if kind not in _OURS:
+            yield kind()
+        yield from _of_users(kind)
+
+
+class OpenAIAgents(FrameworkAdapter):
     """The agent of the OpenAI Agents SDK whose turn it is, whether its tracing is on or not."""
 
     module = "agents.tracing.scope"
@@ -91,7 +163,7 @@ class OpenAIAgents(Framework):
         return None
 
 
-class LangChain(Framework):
+class LangChain(FrameworkAdapter):
     """The node of a LangGraph graph, or the name of a LangChain agent.
 
     Within the graph of a prebuilt agent the node that calls the model has the same name in all of them; there the node
@@ -109,7 +181,7 @@ class LangChain(Framework):
             return name
         return graph_node(metadata.get("langgraph_checkpoint_ns"), metadata.get("langgraph_node"))
 
-    def span(self, module: ModuleType) -> Any:
+    def current_span(self, module: ModuleType) -> Any:
         """Instrumentations are callback handlers here, which never make their span OpenTelemetry's current one."""
         callbacks = self._config(module).get("callbacks")
         run_id = getattr(callbacks, "parent_run_id", None)
@@ -127,7 +199,7 @@ class LangChain(Framework):
         return config if isinstance(config, Mapping) else {}
 
 
-class AutoGen(Framework):
+class AutoGen(FrameworkAdapter):
     """The agent that handles a message of AutoGen's runtime: a member of a team, an agent of autogen-core.
 
     An agent that runs alone has no runtime; AutoGen opens a span for it, which `SpanConventions` reads.
@@ -146,7 +218,7 @@ class AutoGen(Framework):
         return name.removesuffix(f"_{getattr(agent, 'key', '')}") if name is not None else None
 
 
-class SpanConventions(Framework):
+class SpanConventions(FrameworkAdapter):
     """The agent that the current OpenTelemetry span, or one around it, was opened for."""
 
     module = "opentelemetry.trace"
@@ -157,8 +229,9 @@ class SpanConventions(Framework):
         return (agent_named_by(attributes) if attributes else None) or inherited_agent(span)
 
 
-FRAMEWORKS: tuple[Framework, ...] = (OpenAIAgents(), AutoGen(), LangChain(), SpanConventions())
+FRAMEWORKS: tuple[FrameworkAdapter, ...] = (OpenAIAgents(), AutoGen(), LangChain(), SpanConventions())
 """In the order in which they are asked. Where one framework's agent runs within another's, the first that knows wins."""
+_OURS = frozenset(type(adapter) for adapter in FRAMEWORKS)
 
 
 def agent_named_by(attributes: Mapping[str, Any]) -> str | None:
