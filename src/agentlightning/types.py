@@ -28,6 +28,11 @@ ABANDONED: Final = "abandoned"
 """The finish reason of a call whose agent went away: what was sampled until then was never read,
 and what the agent did next does not follow from it."""
 
+REASONING_CLEARED: Final = "reasoning_cleared"
+"""Key of a recorded assistant message whose reasoning was taken out because the agent demanded it (`context_management`).
+Without it the message would continue the recorded completion, reasoning included: most agents leave reasoning out, and mean
+nothing by it."""
+
 FINAL_STATES: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
 
 

@@ -128,18 +128,19 @@ NO_EFFECT: dict[str, Any] = {
 }
 COLLECTED: dict[str, Any] = {
     "top_k": 5,
-    "output_config": {"effort": "low"},
     "output_format": {"type": "json_schema"},
     "tool_choice": {"type": "any"},
 }
 NOT_OURS: dict[str, Any] = {
     "container": "c",
     "mcp_servers": [{"type": "url"}],
-    "context_management": {"edits": []},
     "compaction": {"type": "enabled"},
     "thread": {"type": "continue", "previous_message_id": "msg_1"},
 }
-HONOURED = {"model", "max_tokens", "messages", "system", "stop_sequences", "stream", "temperature", "top_p", "tools"}
+HONOURED = {
+    "model", "max_tokens", "messages", "system", "stop_sequences", "stream", "temperature", "top_p", "tools",
+    "context_management", "output_config",
+}  # fmt: skip
 HEADERS = {"betas", "user_profile_id", "workspace_id"}
 """Parameters that the SDK sends as headers."""
 
@@ -159,6 +160,14 @@ def test_what_changes_nothing_is_accepted_and_its_kind_is_checked(name: str) -> 
 def test_what_would_change_sampling_is_collected_with_its_value(name: str) -> None:
     assert parse(**{name: COLLECTED[name]}).unsupported == {name: COLLECTED[name]}
     assert refusal(**{name: [1]}).param == name
+
+
+def test_effort_is_accepted_and_recorded_and_what_else_is_configured_is_collected() -> None:
+    assert parse(output_config={"effort": "high"}).not_applied == {"output_config.effort": "high"}
+    form = {"type": "json_schema", "schema": {}}
+    request = parse(output_config={"effort": None, "format": form})
+    assert (request.not_applied, request.unsupported) == ({}, {"output_config.format": form})
+    assert refusal(output_config={"effort": 1}).param == "output_config.effort"
 
 
 def test_examples_of_a_tools_input_are_collected() -> None:

@@ -129,7 +129,7 @@ class Proxy:
             await self._call(wire, attempt, admission, incoming, reply)
         elif method == "POST" and route == "messages/count_tokens":
             data = {"max_tokens": 1, **read_object(await incoming.body(admission.take))}
-            await reply.whole(200, messages.count(await self._calls.count(wire, data, attempt)))
+            await reply.whole(200, messages.count(*await self._calls.count(wire, data, attempt)))
         elif method == "POST" and route == "reward":
             await self._reward(attempt, await incoming.body(admission.take), reply)
         elif method == "GET" and (route == "models" or route.startswith("models/")):

@@ -14,6 +14,7 @@ from typing import Protocol as Interface
 
 import orjson
 
+from agentlightning.protocols.context_edits import ContextEdit
 from agentlightning.types import JSON
 
 MAX_NESTING = 64
@@ -55,6 +56,11 @@ class CompletionRequest:
     """Streaming: a chunk with the token counts before the end."""
     forced: JSON = field(default_factory=dict)
     """`temperature` and `top_p` as the agent gave them: the rollout's own sampling overrides them, and the call says so."""
+    not_applied: JSON = field(default_factory=dict)
+    """Fields (as the agent named them) that ask for what no trained policy has a setting for, and that so change nothing:
+    effort, verbosity. They are recorded with the call, no more."""
+    context_edits: tuple[ContextEdit, ...] = ()
+    """Messages only: what to clear from the conversation before the model reads it."""
     unsupported: JSON = field(default_factory=dict)
     """Fields (as the agent named them) that would change what the policy samples and that no trainer could account for:
     top_k, penalties, logit_bias, response_format, a forced tool call, … with their values. The run's sampling policy
@@ -111,6 +117,8 @@ class Completion:
     choices: tuple[Choice, ...]
     cached_tokens: int = 0
     """Number of the prompt's tokens that continue an earlier call."""
+    applied_edits: tuple[JSON, ...] = ()
+    """Reports of the request's context edits, as Anthropic writes them."""
 
     @property
     def sampled_tokens(self) -> int:

@@ -168,11 +168,20 @@ def usage(prompt_tokens: int, sampled_tokens: int, cached_tokens: int) -> JSON:
 class MessageEvents:
     """The events of one streamed message; every kind of content is a block of its own."""
 
-    def __init__(self, call_id: str, model: str, prompt_tokens: int, error: Callable[[ApiError], bytes]) -> None:
+    def __init__(
+        self,
+        call_id: str,
+        model: str,
+        prompt_tokens: int,
+        error: Callable[[ApiError], bytes],
+        more: Callable[[Completion], JSON] = lambda _: {},
+    ) -> None:
+        """`more` gives further fields of the event that ends the message."""
         self._call_id = call_id
         self._model = model
         self._prompt_tokens = prompt_tokens
         self._error = error
+        self._more_at_end = more
         self._block: tuple[str, int] | None = None
         """Kind of the open block, and the tool call it is."""
         self._index = -1
@@ -199,7 +208,7 @@ class MessageEvents:
     def last(self, completion: Completion) -> bytes:
         """Closes the open block and the message."""
         counts = usage(completion.prompt_tokens, completion.sampled_tokens, completion.cached_tokens)
-        end = _event("message_delta", delta=_stop(completion.choices[0]), usage=counts)
+        end = _event("message_delta", delta=_stop(completion.choices[0]), usage=counts, **self._more_at_end(completion))
         return self._close() + end + _event("message_stop")
 
     def failed(self, refusal: ApiError) -> bytes:

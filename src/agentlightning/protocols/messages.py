@@ -17,6 +17,7 @@ import orjson
 
 from agentlightning.protocols import fields
 from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream, short
+from agentlightning.protocols.edit_fields import parse_edits
 from agentlightning.protocols.fields import UnsupportedParam, expected
 from agentlightning.protocols.message_blocks import MessageEvents, MessageReader, arguments_text, finished
 from agentlightning.types import JSON
@@ -26,7 +27,6 @@ NAME = "messages"
 UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
     "top_k": UnsupportedParam(int),
     "output_format": UnsupportedParam(dict),
-    "output_config": UnsupportedParam(dict),
 }
 """Fields that ask for another distribution than the trained policy's own."""
 
@@ -43,7 +43,7 @@ WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
 }
 """Fields that change nothing of what is sampled; what a model is to do that declines to answer never comes to pass."""
 
-NOT_OURS = ("container", "mcp_servers", "context_management", "compaction", "thread")
+NOT_OURS = ("container", "mcp_servers", "compaction", "thread")
 """Fields for services that stand before Anthropic's models."""
 
 ERROR_TYPES = {
@@ -80,6 +80,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     _check_thinking(data)
     tools = _tools(data)
     parse_tools, one_call, forced_choice = _tool_choice(data, tools)
+    edits, unknown_edits = parse_edits(data)
+    effort, output_config = _output_config(data)
     return CompletionRequest(
         model=fields.text(data, "model"),
         messages=messages,
@@ -90,16 +92,24 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         stop=fields.stops(data, "stop_sequences"),
         stream=fields.boolean(data, "stream"),
         forced=fields.forced(data, hottest=1),
-        unsupported={**fields.unsupported(data, UNSUPPORTED_PARAMS), **_examples(data), **forced_choice},
+        not_applied=effort,
+        context_edits=edits,
+        unsupported={
+            **fields.unsupported(data, UNSUPPORTED_PARAMS),
+            **output_config,
+            **_examples(data),
+            **forced_choice,
+            **unknown_edits,
+        },
     )
 
 
 def body(request: CompletionRequest, completion: Completion) -> bytes:
-    return orjson.dumps(finished(completion))
+    return orjson.dumps({**finished(completion), **_edited(request, completion)})
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    return MessageEvents(call_id, model, prompt_tokens, error)
+    return MessageEvents(call_id, model, prompt_tokens, error, lambda completion: _edited(request, completion))
 
 
 def error(refusal: ApiError) -> bytes:
@@ -110,9 +120,10 @@ def error(refusal: ApiError) -> bytes:
 reader = MessageReader
 
 
-def count(tokens: int) -> bytes:
-    """The body of POST messages/count_tokens."""
-    return orjson.dumps({"input_tokens": tokens})
+def count(tokens: int, original: int | None = None) -> bytes:
+    """The body of POST messages/count_tokens; `original` is the number before context edits, where there are some."""
+    edited = {} if original is None else {"context_management": {"original_input_tokens": original}}
+    return orjson.dumps({"input_tokens": tokens, **edited})
 
 
 def models(names: list[str]) -> bytes:
@@ -125,6 +136,13 @@ def models(names: list[str]) -> bytes:
 def model(name: str) -> bytes:
     """The body of GET models/{name}."""
     return orjson.dumps(_model(name))
+
+
+def _edited(request: CompletionRequest, completion: Completion) -> JSON:
+    """The field that reports the requested context edits, where there were some."""
+    if not request.context_edits:
+        return {}
+    return {"context_management": {"applied_edits": list(completion.applied_edits)}}
 
 
 def _model(name: str) -> JSON:
@@ -311,6 +329,14 @@ def _tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, bool, JSON
     if kind == "none":
         return False, False, {}
     return tools is not None, one_call, {"tool_choice": value} if kind in ("any", "tool") else {}
+
+
+def _output_config(data: JSON) -> tuple[JSON, JSON]:
+    """(the effort, which changes nothing; what would change the response), by path."""
+    given = fields.record(data, "output_config") or {}
+    effort = fields.optional_text(given, "effort", "output_config")
+    others = {f"output_config.{name}": value for name, value in given.items() if name != "effort" and value is not None}
+    return {} if effort is None else {"output_config.effort": effort}, others
 
 
 def _check_thinking(data: JSON) -> None:

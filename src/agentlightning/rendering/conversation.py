@@ -37,6 +37,9 @@ from agentlightning.types import ABANDONED, JSON, Call
 EXTERNAL = b"external"
 """Keeps the hashes of calls to external models apart: the same question to a judge is another call."""
 
+CLEARING = ("assistant_message_edited", "tool_result_rewritten", "history_edited")
+"""Causes of forks that clearing a part of the context looks like."""
+
 COMPLETIONS = "completions"
 """`Call.protocol` of calls with a raw prompt in place of messages."""
 
@@ -87,13 +90,15 @@ class RequestView:
     digests: list[Digest]
     hashes: list[Digest]
     """Running hashes over the tools and the messages: entry i covers the first i messages."""
+    cleared: bool = False
+    """The gateway cleared a part of the messages, as the request told it to."""
 
     @classmethod
-    def of(cls, messages: list[JSON], tools: list[JSON] | None) -> RequestView:
+    def of(cls, messages: list[JSON], tools: list[JSON] | None, cleared: bool = False) -> RequestView:
         """For a policy: only what its chat template reads counts."""
         view = [normal(message) for message in messages]
         digests = [digest(message) for message in view]
-        return cls(messages, tools, view, letters(view), digests, chain(root(tools), digests))
+        return cls(messages, tools, view, letters(view), digests, chain(root(tools), digests), cleared)
 
     @classmethod
     def of_external(cls, messages: list[JSON], tools: list[JSON] | None) -> RequestView:
@@ -142,6 +147,8 @@ class Conversation:
         suffix_ids, text, whole = continued or self._afresh(view.normal, view.tools)
         if cause is None:
             cause, lost = diagnose(self._sampled, view.roles, view.digests, view.hashes, known)
+            if view.cleared and cause in CLEARING:
+                cause = "context_cleared"
         return self._message_plan(
             view,
             node,

@@ -18,6 +18,7 @@ ForkCause = Literal[
     "system_or_tools_changed",
     "history_cut",
     "history_edited",
+    "context_cleared",
 ]
 
 MAX_CANDIDATES = 16

@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.types import JSON
+from agentlightning.types import JSON, REASONING_CLEARED
 
 Digest = bytes
 
@@ -152,6 +152,8 @@ def normal(message: JSON) -> JSON:
         result["tool_call_id"] = call_id
     if name := message.get("name"):
         result["name"] = name
+    if message.get(REASONING_CLEARED):
+        result[REASONING_CLEARED] = True
     return result
 
 
@@ -170,6 +172,8 @@ def digest(message: JSON) -> Digest:
         reasoning = reasoning and reasoning.strip()
         named = calls and [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
         form = (*form, named, reasoning, answered)
+    if message.get(REASONING_CLEARED):
+        form = (*form, REASONING_CLEARED)
     return _hash(orjson.dumps(form, option=orjson.OPT_SORT_KEYS))
 
 

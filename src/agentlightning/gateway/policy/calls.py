@@ -35,6 +35,7 @@ from agentlightning.protocols.base import (
     assistant_message,
     short,
 )
+from agentlightning.protocols.context_edits import apply_edits
 from agentlightning.rendering.call_chain import call_chain, chain_messages, is_whole
 from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
 from agentlightning.rendering.prompts import prompt_hash
@@ -57,6 +58,7 @@ class PolicyJob(CallJob):
     policy: Policy
     seeds: list[int]
     decoders: list[ResponseDecoder]
+    applied_edits: tuple[JSON, ...] = ()
 
     @property
     def alias(self) -> str:
@@ -104,6 +106,7 @@ class PolicyCalls:
         """Answer one request. Raises ApiError, RenderError and the errors of the store and of engines."""
         started_ns = time.time_ns()
         request, policy, conversation, view = await self._understood(wire, data, attempt)
+        view, applied_edits = _edited(conversation, request, view)
         request, sampling, overridden_params = _sampling(request, policy, attempt)
         request_hash = view.request_hash if request.prompt is None else prompt_hash(request.prompt)
         if incoming.is_retry or incoming.idempotency_key is not None:
@@ -111,7 +114,7 @@ class PolicyCalls:
             found = await self._retries.find(attempt, policy.alias, conversation, request, request_hash, incoming)
             if found is not None:
                 self._metrics.call(wire.NAME, "replayed")
-                await _replay(wire, request, found, reply)
+                await _replay(wire, request, replace(found, applied_edits=applied_edits), reply)
                 return
         admission.begin()
         plan = _planned(conversation, request, view)
@@ -127,6 +130,7 @@ class PolicyCalls:
             plan=plan,
             sampling=sampling,
             overridden_params=overridden_params,
+            applied_edits=applied_edits,
             started_ns=started_ns,
             agent=incoming.agent,
             span_id=incoming.span_id(attempt.rollout.id, attempt.number),
@@ -144,12 +148,12 @@ class PolicyCalls:
             self._metrics.in_flight.dec()
             self._retries.end(pending)
 
-    async def count(self, wire: WireFormat, data: JSON, attempt: TrackedAttempt) -> int:
-        """The number of tokens in the prompt of a request."""
+    async def count(self, wire: WireFormat, data: JSON, attempt: TrackedAttempt) -> tuple[int, int | None]:
+        """The number of tokens in the prompt of a request, and before its context edits, where it has some."""
         request, _, conversation, view = await self._understood(wire, data, attempt)
-        plan = _planned(conversation, request, view)
-        conversation.withdraw(plan)
-        return len(plan.prompt_ids)
+        edited, _ = _edited(conversation, request, view)
+        tokens = _count(conversation, request, edited)
+        return tokens, _count(conversation, request, view) if request.context_edits else None
 
     async def _understood(
         self, wire: WireFormat, data: JSON, attempt: TrackedAttempt
@@ -363,7 +367,7 @@ def _sampling(
     forced = {name: value for name, value in request.forced.items() if value != applied.get(name)}
     if "seed" in unsupported:
         request = replace(request, seed=None)
-    return request, sampling, {**forced, **unsupported}
+    return request, sampling, {**forced, **request.not_applied, **unsupported}
 
 
 def _after(before: list[JSON], messages: list[JSON]) -> list[JSON]:
@@ -371,6 +375,24 @@ def _after(before: list[JSON], messages: list[JSON]) -> list[JSON]:
     kept = [message for message in before if not message.get("instructions")]
     leading = next((at for at, message in enumerate(messages) if not message.get("instructions")), len(messages))
     return [*messages[:leading], *kept, *messages[leading:]]
+
+
+def _edited(
+    conversation: Conversation, request: CompletionRequest, view: RequestView
+) -> tuple[RequestView, tuple[JSON, ...]]:
+    """The view of a request after its context edits, and what those cleared."""
+
+    def count(messages: list[JSON]) -> int:
+        return _count(conversation, request, RequestView.of(messages, request.tools))
+
+    messages, applied = apply_edits(request.context_edits, request.messages, count)
+    return RequestView.of(messages, request.tools, cleared=True) if applied else view, applied
+
+
+def _count(conversation: Conversation, request: CompletionRequest, view: RequestView) -> int:
+    plan = _planned(conversation, request, view)
+    conversation.withdraw(plan)
+    return len(plan.prompt_ids)
 
 
 def _planned(conversation: Conversation, request: CompletionRequest, view: RequestView) -> PromptPlan:
@@ -419,6 +441,7 @@ def _answer(job: PolicyJob) -> Completion:
         prompt_tokens=len(job.plan.prompt_ids),
         choices=tuple(decoder.choice() for decoder in job.decoders),
         cached_tokens=len(job.plan.prompt_ids) - len(job.plan.suffix_ids),
+        applied_edits=job.applied_edits,
     )
 
 

@@ -1,0 +1,142 @@
+"""Context edits: what `context_management` of Anthropic Messages clears from a conversation before the model reads it.
+
+Driven by the gateway, which can count the tokens of a prompt; edit_fields.py reads them from a request. An edit replaces
+old tool results by a placeholder, or takes old thinking out; it never removes a message. Requests come whole each time, and
+are edited anew each time: the same conversation is always edited alike. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agentlightning.types import JSON, REASONING_CLEARED
+
+CLEAR_TOOL_USES = "clear_tool_uses_20250919"
+CLEAR_THINKING = "clear_thinking_20251015"
+
+CLEARED_RESULT = "[Old tool result cleared]"
+"""Stands in the place of a tool result that an edit cleared."""
+
+TRIGGER_TOKENS = 100_000
+"""Defaults of Anthropic's documentation."""
+KEPT_TOOL_USES = 3
+KEPT_THINKING_TURNS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearToolUses:
+    """Clears the results of old tool calls, and their arguments if told to."""
+
+    trigger_tokens: int | None = TRIGGER_TOKENS
+    """Clears where the prompt has more tokens than that; None where `trigger_uses` decides."""
+    trigger_uses: int | None = None
+    """Clears where the conversation has more tool calls than that."""
+    keep: int = KEPT_TOOL_USES
+    """Number of the latest tool calls that stay."""
+    clear_at_least: int = 0
+    """Clears nothing where fewer tokens would be saved."""
+    exclude: frozenset[str] = frozenset()
+    """Names of tools whose calls stay."""
+    clear_inputs: bool | frozenset[str] = False
+    """Clears arguments too: of all tools, or of those named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClearThinking:
+    """Takes the thinking out of all assistant turns but the latest."""
+
+    keep: int | None = KEPT_THINKING_TURNS
+    """Number of turns with thinking that keep it; None keeps all."""
+
+
+ContextEdit = ClearToolUses | ClearThinking
+
+
+def apply_edits(
+    edits: Sequence[ContextEdit], messages: list[JSON], count: Callable[[list[JSON]], int]
+) -> tuple[list[JSON], tuple[JSON, ...]]:
+    """The messages after the edits, and what those did, as Anthropic reports it. `count` gives the tokens of a prompt."""
+    applied: list[JSON] = []
+    for edit in edits:
+        if isinstance(edit, ClearToolUses):
+            messages, report = _clear_tool_uses(edit, messages, count)
+        else:
+            messages, report = _clear_thinking(edit, messages, count)
+        applied += [report] if report is not None else []
+    return messages, tuple(applied)
+
+
+# --- applying -----------------------------------------------------------------------------------------------------------
+
+Edited = tuple[list[JSON], JSON | None]
+"""The messages, and the report of what was cleared; None where nothing was."""
+
+
+def _clear_tool_uses(edit: ClearToolUses, messages: list[JSON], count: Callable[[list[JSON]], int]) -> Edited:
+    results = {message.get("tool_call_id"): at for at, message in enumerate(messages) if message["role"] == "tool"}
+    uses = [
+        (at, call)
+        for at, message in enumerate(messages)
+        for call in message.get("tool_calls") or ()
+        if call.get("id") in results
+    ]
+    old = [
+        (at, call) for at, call in uses[: max(0, len(uses) - edit.keep)] if call["function"]["name"] not in edit.exclude
+    ]
+    if not old or (edit.trigger_uses is not None and len(uses) <= edit.trigger_uses):
+        return messages, None
+    before = count(messages)
+    if edit.trigger_tokens is not None and before <= edit.trigger_tokens:
+        return messages, None
+    cleared = list(messages)
+    for at, call in old:
+        place = results[call["id"]]
+        cleared[place] = {**cleared[place], "content": CLEARED_RESULT}
+        if edit.clear_inputs is True or (edit.clear_inputs and call["function"]["name"] in edit.clear_inputs):
+            cleared[at] = _without_input(cleared[at], call["id"])
+    saved = before - count(cleared)
+    if saved <= 0 or saved < edit.clear_at_least:
+        return messages, None
+    return cleared, {"type": CLEAR_TOOL_USES, "cleared_tool_uses": len(old), "cleared_input_tokens": saved}
+
+
+def _without_input(message: JSON, call_id: str) -> JSON:
+    calls = [
+        {**call, "function": {**call["function"], "arguments": "{}"}} if call.get("id") == call_id else call
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+def _clear_thinking(edit: ClearThinking, messages: list[JSON], count: Callable[[list[JSON]], int]) -> Edited:
+    if edit.keep is None:
+        return messages, None
+    turns = _thinking_turns(messages)
+    old = [at for turn in turns[: max(0, len(turns) - edit.keep)] for at in turn]
+    if not old:
+        return messages, None
+    cleared = list(messages)
+    for at in old:
+        bare = {name: value for name, value in messages[at].items() if name != "reasoning_content"}
+        cleared[at] = {**bare, REASONING_CLEARED: True}
+    saved = count(messages) - count(cleared)
+    if saved <= 0:  # a template that leaves old thinking out by itself
+        return messages, None
+    removed = max(0, len(turns) - edit.keep)
+    return cleared, {"type": CLEAR_THINKING, "cleared_thinking_turns": removed, "cleared_input_tokens": saved}
+
+
+def _thinking_turns(messages: list[JSON]) -> list[list[int]]:
+    """Places of the messages with thinking, by assistant turn: tool calls and their results belong to one turn."""
+    turns: list[list[int]] = []
+    begins = True
+    for at, message in enumerate(messages):
+        if message["role"] in ("user", "system"):
+            begins = True
+        elif message.get("reasoning_content"):
+            if begins:
+                turns.append([])
+            turns[-1].append(at)
+            begins = False
+    return turns
