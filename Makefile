@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test lint test-slow test-pythons docs test-vllm test-phoenix install node-packages servers frameworks clean
+.PHONY: demo test lint test-slow test-pythons test-clients docs test-vllm test-phoenix install node-packages servers frameworks clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
 demo: .venv/.demo
@@ -27,12 +27,17 @@ demo: .venv/.demo
 test: lint node-packages servers
 	$(BIN)/pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
 
-test-slow: install node-packages servers frameworks .venv-vllm/.installed
+test-slow: install node-packages servers frameworks .venv-clients-langchain/.installed .venv-vllm/.installed
 	$(BIN)/pytest -m "slow and not long" -n 2 --dist loadfile $(ARGS)
 
 # The light core on every Python we promise; part of test-slow. A Python that is not here is left out.
 test-pythons: install
 	$(BIN)/pytest -m slow tests/test_pythons.py -rs $(ARGS)
+
+# Test suites and agent frameworks that others wrote against a real gateway, each in an environment of its own; what test-slow runs
+# of them, too.
+test-clients: install node-packages frameworks clients
+	$(BIN)/pytest -m slow -n 2 --dist loadfile tests/clients tests/frameworks $(ARGS)
 
 test-vllm: install .venv-vllm/.installed
 	$(BIN)/pytest -m vllm $(ARGS)
@@ -126,5 +131,20 @@ frameworks: .venv-frameworks-openai2/.installed .venv-frameworks-openai3/.instal
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $< && touch $@ || \
 		{ echo "the agent frameworks of $< cannot be installed here: their tests are left out"; rm -rf $(@D); }
 
+# Clients of the tests in tests/clients: an environment for each conflict over versions.
+clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-clients-verifiers/.installed
+
+.venv-clients-%/.installed: tests/clients/%.lock
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $< && touch $@ || \
+		{ echo "the clients of $< cannot be installed here: their tests are left out"; rm -rf $(@D); }
+
+# The source distributions of the pinned SDKs, which hold their tests.
+.venv-clients-sdks/.unpacked: .venv-clients-sdks/.installed
+	test ! -e $< || { $(@D)/bin/pip download --quiet --disable-pip-version-check --no-binary :all: --no-deps --no-build-isolation \
+		--dest $(@D)/sources $$(grep -E '^(openai|anthropic)==' tests/clients/sdks.lock) && \
+		for each in $(@D)/sources/*.tar.gz; do tar xzf $$each -C $(@D)/sources; done && touch $@; }
+
 clean:
-	rm -rf site build .venv .venv-vllm .venv-frameworks-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site build .venv .venv-vllm .venv-frameworks-* .venv-clients-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
