@@ -108,7 +108,17 @@ class ScriptedEngine:
         }
         if finish is not None:
             choice["weight_versions"] = [{"version": str(self.version), "start": 0, "end": total}]
-        return {"request_id": request["request_id"], "choices": [choice]}
+        body: dict[str, Any] = {"request_id": request["request_id"], "choices": [choice]}
+        wanted = request["sampling_params"].get("prompt_logprobs")
+        if wanted is not None:
+            body["prompt_logprobs"] = [None, *(_scores(index, wanted) for index in request["token_ids"][1:])]
+        return body
+
+
+def _scores(index: int, wanted: int) -> dict[str, Any]:
+    """The token itself, at rank 2, and the likeliest ones, ids that follow it."""
+    likeliest = {str(index + rank): {"logprob": -0.25 * rank, "rank": rank} for rank in range(1, wanted + 1)}
+    return {str(index): {"logprob": -0.5, "rank": 2}, **likeliest}
 
 
 async def _send(response: web.StreamResponse, data: dict[str, Any]) -> None:

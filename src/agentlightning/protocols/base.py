@@ -8,7 +8,7 @@ the record are written in it. Pure data: knows nothing of tokens, templates, HTT
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from typing import Protocol as Interface
 
@@ -51,6 +51,14 @@ class CompletionRequest:
     logprobs: bool = False
     top_logprobs: int = 0
     """Number of alternatives to list with each token; 0 to 20."""
+    return_token_ids: bool | None = None
+    """The response has the ids of prompt and completion, as vLLM gives them; None: not asked, False: asked not to."""
+    tokens_as_ids: bool = False
+    """Log-probabilities name tokens ``token_id:17`` in place of their texts (return_tokens_as_token_ids)."""
+    prompt_logprobs: int | None = None
+    """Number of alternatives to list with each token of the prompt; None: no log-probabilities of the prompt."""
+    planned_ids: list[int] | None = None
+    """The prompt's ids, filled in by the gateway once they are known, where the response is to have them."""
     stream: bool = False
     include_usage: bool = False
     """Streaming: a chunk with the token counts before the end."""
@@ -87,6 +95,18 @@ class TokenLogprob:
     text: str
     logprob: float
     top: tuple[tuple[str, float], ...] = ()
+    id: int = -1
+    top_ids: tuple[int, ...] = ()
+    """Ids of `top`."""
+
+    def named(self) -> TokenLogprob:
+        """The same with the tokens named by their ids.
+
+        >>> TokenLogprob(text="a", logprob=-1.0, top=(("b", -0.5),), id=3, top_ids=(4,)).named().top
+        (('token_id:4', -0.5),)
+        """
+        top = tuple((f"token_id:{index}", other[1]) for index, other in zip(self.top_ids, self.top, strict=True))
+        return replace(self, text=f"token_id:{self.id}", top=top)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +123,8 @@ class Choice:
     """The stop string that ended it."""
     sampled_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] | None = None
+    token_ids: tuple[int, ...] = ()
+    """All ids that were sampled, the one that ended the completion among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +141,10 @@ class Completion:
     """Number of the prompt's tokens that continue an earlier call."""
     applied_edits: tuple[JSON, ...] = ()
     """Reports of the request's context edits, as Anthropic writes them."""
+    prompt_ids: tuple[int, ...] | None = None
+    """The prompt's ids, where the request asks for them."""
+    prompt_logprobs: list[JSON | None] | None = None
+    """By token of the prompt a table of {logprob, rank, decoded_token} by id, None for the first; if asked for."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -145,6 +171,8 @@ class Delta:
     tools: tuple[ToolDelta, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
     """Log-probabilities of the tokens since the last delta; None where they were not requested."""
+    token_ids: tuple[int, ...] = ()
+    """The ids since the last delta, also of tokens whose text is held back, where they were requested."""
 
 
 class EventStream(Interface):

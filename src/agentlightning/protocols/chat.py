@@ -17,6 +17,7 @@ import orjson
 from agentlightning.protocols import fields, sse
 from agentlightning.protocols.base import (
     ApiError,
+    Choice,
     Completion,
     CompletionReader,
     CompletionRequest,
@@ -89,6 +90,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
         logprobs=logprobs,
         top_logprobs=_top_logprobs(data, logprobs),
+        **fields.token_options(data, stream),
         stream=stream,
         include_usage=include_usage(data, stream),
         forced=fields.forced(data),
@@ -105,13 +107,15 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
         {
             "index": index,
             "message": {**assistant_message(choice), "refusal": None},
-            "logprobs": _logprobs(choice.logprobs),
+            "logprobs": _logprobs(request, choice.logprobs),
             "finish_reason": choice.finish_reason,
+            **choice_ids(request, choice),
         }
         for index, choice in enumerate(completion.choices)
     ]
     head = _frame("chat.completion", completion.call_id, completion.model, completion.created_s)
-    return orjson.dumps({**head, "choices": choices, "usage": usage(completion)})
+    told = {"choices": choices, "usage": usage(completion), **_prompt_details(request, completion)}
+    return orjson.dumps({**head, **told})
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
@@ -208,10 +212,23 @@ def usage(completion: Completion) -> JSON:
     }
 
 
+def choice_ids(request: CompletionRequest, choice: Choice) -> JSON:
+    """The ids of a choice, null where the request says that it wants none, nothing where it does not say."""
+    if request.return_token_ids is None:
+        return {}
+    return {"token_ids": choice.token_ids if request.return_token_ids else None}
+
+
+def shown(request: CompletionRequest, tokens: tuple[TokenLogprob, ...]) -> Sequence[TokenLogprob]:
+    """Tokens with their texts, or with the names of their ids where the request asks for those."""
+    return [one.named() for one in tokens] if request.tokens_as_ids else tokens
+
+
 class ChunkStream:
     """The chunks of a streamed response, as far as both protocols have the same."""
 
     def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON) -> None:
+        self._request = request
         self._count = request.n
         self._usage = request.include_usage
         self._frame = {**frame, "usage": None} if self._usage else frame
@@ -233,8 +250,11 @@ class ChunkStream:
 
     def chunk(self, index: int, part: JSON, finish_reason: str | None = None, logprobs: JSON | None = None) -> bytes:
         """One chunk of one choice."""
-        choice = {"index": index, **part, "logprobs": logprobs, "finish_reason": finish_reason}
-        return sse.event({**self._frame, "choices": [choice]})
+        return self.whole_chunk({"index": index, **part, "logprobs": logprobs, "finish_reason": finish_reason})
+
+    def whole_chunk(self, choice: JSON, **more: Any) -> bytes:
+        """A chunk with this choice, and with what else it has."""
+        return sse.event({**self._frame, "choices": [choice], **more})
 
 
 def logprob_list(tokens: Sequence[TokenLogprob]) -> list[JSON]:
@@ -401,22 +421,26 @@ def _check_tool_call(call: Any, where: str) -> None:
 class _ChatEvents(ChunkStream):
     def first(self) -> bytes:
         """Opens every choice, in order: SDKs number them as they come."""
-        opening = {"delta": {"role": "assistant", "content": ""}}
-        return b"".join(self.chunk(index, opening) for index in range(self._count))
+        opening = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        ids = {} if self._request.planned_ids is None else {"prompt_token_ids": self._request.planned_ids}
+        return b"".join(
+            self.whole_chunk({"index": index, **opening}, **({} if index else ids)) for index in range(self._count)
+        )
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """More of choice `index`: a chunk for each kind of text, since many clients read only one kind from each."""
         parts: list[JSON] = []
         if delta.reasoning:
             parts.append({"reasoning_content": delta.reasoning})
-        if delta.content or (delta.logprobs and not delta.reasoning and not delta.tools):
+        if delta.content or ((delta.logprobs or delta.token_ids) and not delta.reasoning and not delta.tools):
             parts.append({"content": delta.content})
         parts += ({"tool_calls": [_tool_delta(tool)]} for tool in delta.tools)
-        logprobs = _logprobs(delta.logprobs or None)
+        logprobs = _logprobs(self._request, delta.logprobs or None)
+        ids: JSON = {"token_ids": delta.token_ids} if delta.token_ids else {}
         chunks = []
         for part in parts:
-            chunks.append(self.chunk(index, {"delta": part}, logprobs=logprobs))
-            logprobs = None
+            chunks.append(self.chunk(index, {"delta": part, **ids}, logprobs=logprobs))
+            logprobs, ids = None, {}
         return b"".join(chunks)
 
 
@@ -431,10 +455,19 @@ def _tool_delta(tool: ToolDelta) -> JSON:
     return {"index": tool.index, "id": tool.id, "type": "function", "function": function}
 
 
-def _logprobs(tokens: tuple[TokenLogprob, ...] | None) -> JSON | None:
+def _logprobs(request: CompletionRequest, tokens: tuple[TokenLogprob, ...] | None) -> JSON | None:
     if tokens is None:
         return None
-    return {"content": logprob_list(tokens), "refusal": None}
+    return {"content": logprob_list(shown(request, tokens)), "refusal": None}
+
+
+def _prompt_details(request: CompletionRequest, completion: Completion) -> JSON:
+    found: JSON = {}
+    if request.return_token_ids is not None:
+        found["prompt_token_ids"] = completion.prompt_ids if request.return_token_ids else None
+    if request.prompt_logprobs is not None:
+        found["prompt_logprobs"] = completion.prompt_logprobs
+    return found
 
 
 def _model(name: str) -> JSON:

@@ -22,6 +22,7 @@ from agentlightning.protocols.base import (
     EventStream,
     TokenLogprob,
 )
+from agentlightning.protocols.chat import shown
 from agentlightning.protocols.fields import ENGINE_PARAMS, UnsupportedParam, expected
 from agentlightning.types import JSON
 
@@ -62,6 +63,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
         logprobs=alternatives is not None,
         top_logprobs=alternatives or 0,
+        **fields.token_options(data, stream),
         stream=stream,
         include_usage=chat.include_usage(data, stream),
         forced=fields.forced(data),
@@ -74,8 +76,11 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
         {
             "index": index,
             "text": choice.content or "",
-            "logprobs": _logprobs(choice.logprobs, 0),
+            "logprobs": _logprobs(request, choice.logprobs, 0),
             "finish_reason": choice.finish_reason,
+            "prompt_token_ids": completion.prompt_ids if request.return_token_ids else None,
+            "token_ids": choice.token_ids if request.return_token_ids else None,
+            "prompt_logprobs": completion.prompt_logprobs,
         }
         for index, choice in enumerate(completion.choices)
     ]
@@ -148,6 +153,8 @@ def _best_of(data: JSON, count: int) -> JSON:
 class _TextCompletionEvents(chat.ChunkStream):
     def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON) -> None:
         super().__init__(request, frame, empty)
+        self._unsaid = set(range(request.n)) if request.planned_ids is not None else set[int]()
+        """Choices whose first chunk, with the prompt's ids, is still to come."""
         self._offsets = [0] * request.n
         """Characters of each choice whose logprobs have been sent."""
 
@@ -156,20 +163,37 @@ class _TextCompletionEvents(chat.ChunkStream):
         return b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
-        if not delta.content and not delta.logprobs:
+        if not delta.content and not delta.logprobs and not delta.token_ids:
             return b""
-        logprobs = _logprobs(delta.logprobs or None, self._offsets[index])
-        self._offsets[index] += sum(len(one.text) for one in delta.logprobs or ())
-        return self.chunk(index, {"text": delta.content}, logprobs=logprobs)
+        tokens = shown(self._request, delta.logprobs or ())
+        logprobs = _logprobs(self._request, delta.logprobs or None, self._offsets[index])
+        self._offsets[index] += sum(len(one.text) for one in tokens)
+        return self.chunk(index, {"text": delta.content, **self._ids(index, delta.token_ids)}, logprobs=logprobs)
+
+    def chunk(self, index: int, part: JSON, finish_reason: str | None = None, logprobs: JSON | None = None) -> bytes:
+        """One chunk of one choice; with ids asked for, the last has lists as well, empty ones."""
+        if finish_reason is not None and self._request.return_token_ids:
+            part = {**part, **self._ids(index, ())}
+            if self._request.logprobs:
+                logprobs = _logprobs(self._request, (), self._offsets[index])
+        return super().chunk(index, part, finish_reason, logprobs)
+
+    def _ids(self, index: int, ids: tuple[int, ...]) -> JSON:
+        if not self._request.return_token_ids:
+            return {}
+        first = index in self._unsaid
+        self._unsaid.discard(index)
+        return {"prompt_token_ids": self._request.planned_ids if first else None, "token_ids": ids}
 
 
 def _frame(call_id: str, model: str, created_s: int) -> JSON:
     return {"id": f"cmpl-{call_id}", "object": "text_completion", "created": created_s, "model": model}
 
 
-def _logprobs(tokens: tuple[TokenLogprob, ...] | None, offset: int) -> JSON | None:
-    if tokens is None:
+def _logprobs(request: CompletionRequest, given: tuple[TokenLogprob, ...] | None, offset: int) -> JSON | None:
+    if given is None:
         return None
+    tokens = shown(request, given)
     offsets: list[int] = []
     for one in tokens:
         offsets.append(offset)

@@ -67,6 +67,13 @@ ENGINE_PARAMS: dict[str, UnsupportedParam] = {
 }
 """Sampling fields that the OpenAI APIs and the engines behind them (vLLM, SGLang, llama.cpp) take in common."""
 
+TOKEN_PARAMS: dict[str, UnsupportedParam] = {
+    "return_token_ids": UnsupportedParam(bool, (False,)),
+    "return_tokens_as_token_ids": UnsupportedParam(bool, (False,)),
+    "prompt_logprobs": UnsupportedParam(int),
+}
+"""Fields by which vLLM's clients ask for ids: for the protocols whose responses have no place for them."""
+
 NAMES: dict[type, str] = {
     str: "a string",
     bool: "true or false",
@@ -150,6 +157,22 @@ def forced(data: JSON, hottest: float = 2) -> JSON:
     """`temperature` and `top_p` as given: in range, and overridden by the rollout's own."""
     given = {"temperature": number(data, "temperature", 0, hottest), "top_p": number(data, "top_p", 0, 1)}
     return {name: data[name] for name, value in given.items() if value is not None}
+
+
+def token_options(data: JSON, streamed: bool) -> dict[str, Any]:
+    """The fields of a CompletionRequest that ask for ids, and for log-probabilities of the prompt, as vLLM takes them."""
+    check_kind(data, "return_token_ids", bool)
+    prompt_logprobs = whole(data, "prompt_logprobs", 0, MAX_TOP_LOGPROBS)
+    if prompt_logprobs is not None and streamed:
+        raise ApiError(
+            'prompt_logprobs: not available where "stream" is true; ask for them without streaming',
+            param="prompt_logprobs",
+        )
+    return {
+        "return_token_ids": data.get("return_token_ids"),
+        "tokens_as_ids": boolean(data, "return_tokens_as_token_ids"),
+        "prompt_logprobs": prompt_logprobs,
+    }
 
 
 def unsupported(data: JSON, params: Mapping[str, UnsupportedParam]) -> JSON:

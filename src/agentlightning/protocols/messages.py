@@ -27,6 +27,7 @@ NAME = "messages"
 UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
     "top_k": UnsupportedParam(int),
     "output_format": UnsupportedParam(dict),
+    **fields.TOKEN_PARAMS,
 }
 """Fields that ask for another distribution than the trained policy's own."""
 

@@ -33,6 +33,7 @@ UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
     "truncation": UnsupportedParam(str, ("disabled",)),
     "moderation": UnsupportedParam(dict),
     **fields.ENGINE_PARAMS,
+    **fields.TOKEN_PARAMS,
 }
 """Fields that ask for another prompt or another distribution than the trained policy's own."""
 

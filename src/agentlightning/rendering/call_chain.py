@@ -25,6 +25,12 @@ def chain_messages(chain: Sequence[Call]) -> list[JSON]:
     return [message for call in chain for message in (*call.messages, call.completion)]
 
 
+def chain_prompt_ids(chain: Sequence[Call]) -> list[int]:
+    """The ids of the prompt of a chain's last call."""
+    before = [index for call in chain[:-1] for index in (*call.suffix_ids, *call.sampled_ids)]
+    return [*before, *chain[-1].suffix_ids]
+
+
 def chain_tools(chain: Sequence[Call]) -> list[JSON] | None:
     """The tools that were offered to the chain's last call."""
     return next((call.tools for call in reversed(chain) if call.tools is not None), None)

@@ -36,7 +36,8 @@ class Decoder(Protocol):
         ...
 
     def extend(self, first: int, tokens_BM: Tensor, offsets_B: Tensor, take_B: Tensor) -> Tensor:
-        """Append tokens to rows first … first+B-1 and return the float32 logits_BV after token take_B of each.
+        """Append tokens to rows first … first+B-1 and return the float32 logits_BV after token take_B of each; logits_BKV
+        where `take` is a matrix of K tokens of each.
 
         Row b's tokens get positions offsets_B[b] … offsets_B[b]+M-1. Rows shorter than M are padded on the right with any
         id: what padding writes lies behind the row's length and is written over before it can be seen.

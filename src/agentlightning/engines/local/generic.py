@@ -76,7 +76,8 @@ class TransformersDecoder:
             past_key_values=self._cache,
             use_cache=True,
         ).logits
-        picked: Tensor = logits_BMV[torch.arange(B, device=self._device), take_B]
+        rows = torch.arange(B, device=self._device)
+        picked: Tensor = logits_BMV[rows[:, None] if take_B.ndim > 1 else rows, take_B]
         return picked.float()
 
     def move(self, source: int, target: int, length: int) -> None:

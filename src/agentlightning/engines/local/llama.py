@@ -159,7 +159,10 @@ class LlamaDecoder:
             y = F.rms_norm(x, (self._hidden,), block.mlp_norm, self._eps)
             gate, up = F.linear(y, block.gate_up).chunk(2, -1)
             x = x + F.linear(F.silu(gate) * up, block.down)
-        x_BH = x[:, 0] if M == 1 else x[torch.arange(B, device=self._device), take_B]
+        if take_B.ndim > 1:
+            x_BH = x[torch.arange(B, device=self._device)[:, None], take_B]
+        else:
+            x_BH = x[:, 0] if M == 1 else x[torch.arange(B, device=self._device), take_B]
         x_BH = F.rms_norm(x_BH, (self._hidden,), self._norm, self._eps)
         return F.linear(x_BH, self._head).float()
 

@@ -35,6 +35,7 @@ from agentlightning.engines.local.checkpoint import read_config, stop_ids
 from agentlightning.engines.local.decoder import Decoder, open_decoder
 from agentlightning.engines.local.device import settle
 from agentlightning.engines.local.options import WEIGHTS_KEY, SamplerOptions
+from agentlightning.engines.local.prompt_scores import Score
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError, printable
 from agentlightning.log_lines import line_handler
@@ -50,7 +51,6 @@ LONG_TURN_S = 0.02
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1, None),
-    "prompt_logprobs": (None,),
     "top_k": (-1, 0, None),
     "min_p": (0, None),
     "min_tokens": (0, None),
@@ -65,7 +65,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 ABOUT_TEXT = frozenset(
     {"detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind"}
 )
-KNOWN = frozenset({"temperature", "top_p", "max_tokens", "seed", "stop", "stop_token_ids", "logprobs"})
+KNOWN = frozenset(
+    {"temperature", "top_p", "max_tokens", "seed", "stop", "stop_token_ids", "logprobs", "prompt_logprobs"}
+)
 MAX_LOGPROBS = 20
 
 log = logging.getLogger("agentlightning.sampler")
@@ -197,6 +199,9 @@ class Sampler:
             stop_ids=self._end_ids.union(more_ids) if more_ids else self._end_ids,
             streamed=bool(given.get("stream", False)),
             alternatives=int(_number(sampling, "logprobs", 0, 0, MAX_LOGPROBS, whole=True)),
+            prompt_alternatives=None
+            if sampling.get("prompt_logprobs") is None
+            else int(_number(sampling, "prompt_logprobs", 0, 0, MAX_LOGPROBS, whole=True)),
         )
 
     def _prompt(self, ids: Any) -> list[int]:
@@ -333,7 +338,14 @@ def _answer(request_id: str, request: SamplingRequest, start: int, finish: str |
             for (version, begin), end in zip(request.versions, ends, strict=True)
             if begin < end
         ]
-    return orjson.dumps({"request_id": request_id, "choices": [choice]}), end
+    body: dict[str, Any] = {"request_id": request_id, "choices": [choice]}
+    if start == 0 and request.prompt_scores is not None:
+        body["prompt_logprobs"] = [None, *map(_score_table, request.prompt_scores)]
+    return orjson.dumps(body), end
+
+
+def _score_table(scores: list[Score]) -> dict[str, Any]:
+    return {str(token): {"logprob": logprob, "rank": rank} for token, logprob, rank in scores}
 
 
 def _content(request: SamplingRequest, start: int, tokens: list[int], logprobs: list[float]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ import torch
 from agentlightning.engines.local.decoder import Decoder
 from agentlightning.engines.local.noise import alternatives, draw, stream, uniforms
 from agentlightning.engines.local.prefixes import ID_BYTES, PrefixCache
+from agentlightning.engines.local.prompt_scores import Score, score_prompt
 
 PREFILL_TOKENS = 640
 """Padded tokens of one prefill: activations of tiny models stay in a 2 MB cache."""
@@ -47,6 +48,10 @@ class SamplingRequest:
     """Number of likeliest tokens to report beside each one."""
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     """Those, as (id, logprob)."""
+    prompt_alternatives: int | None = None
+    """Number of likeliest tokens to report with each one of the prompt; None: the prompt has no scores."""
+    prompt_scores: list[list[Score]] | None = None
+    """Those, for every token of the prompt but the first."""
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[str, int]] = field(default_factory=list)
@@ -55,6 +60,11 @@ class SamplingRequest:
     """stop, length, or error: the logits were not finite."""
     stop_reason: str | None = None
     cancelled: bool = False
+
+    @property
+    def unscored(self) -> bool:
+        """True where its prompt is still to be scored, for which it is read from the start."""
+        return self.prompt_alternatives is not None and self.prompt_scores is None
 
 
 class Scheduler:
@@ -148,7 +158,7 @@ class Scheduler:
                 if count > 1 and self._bytes(count, longest) > self._cache_bytes:
                     break
                 key = np.array(ids, dtype=np.int32).tobytes()
-                known, cached = self._prefixes.longest(key)
+                known, cached = (0, None) if request.unscored else self._prefixes.longest(key)
                 joining.append((ids, key, known, cached, request))
             self._waiting.popleft()
         joining.sort(key=lambda each: (len(each[0]) - each[2], each[1]))
@@ -158,7 +168,8 @@ class Scheduler:
             # Padding must fit the context too: it is written behind the rows.
             reach = max([each[2], *(other[2] for other in group)]) + new
             rows = len({other[1] for other in group} | {each[1]})  # equal prompts are computed once
-            if group and (rows * new > PREFILL_TOKENS or reach > self._decoder.context):
+            alone = each[4].unscored or any(other[4].unscored for other in group)
+            if group and (alone or rows * new > PREFILL_TOKENS or reach > self._decoder.context):
                 self._prefill(group, updated)
                 group = []
             group.append(each)
@@ -181,7 +192,10 @@ class Scheduler:
         for row, (_, _, _, cached, _) in enumerate(order):
             if cached is not None:
                 self._decoder.write(first + row, cached)
-        logits = self._read_prompts(first, [(ids[known:], known) for ids, _, known, _, _ in order], width)
+        if order[0][4].unscored:
+            logits = self._score(first, order[0][4])
+        else:
+            logits = self._read_prompts(first, [(ids[known:], known) for ids, _, known, _, _ in order], width)
         self._keep_prompts(first, order)
         arranged = [each[4] for each in order]
         source = list(range(len(order)))
@@ -208,6 +222,12 @@ class Scheduler:
             if not known and not request.sampled and length >= KEPT_PROMPT:
                 kept = self._decoder.read(row, length)
                 self._prefixes.put(key[:-ID_BYTES], kept, length * (self._decoder.row_bytes + ID_BYTES))
+
+    def _score(self, row: int, request: SamplingRequest) -> torch.Tensor:
+        """Logits after the last token of a prompt that is read alone, with the scores of its tokens."""
+        ids, alternatives = request.prompt, request.prompt_alternatives or 0
+        request.prompt_scores, logits = score_prompt(self._decoder, row, ids, alternatives, self._device)
+        return logits
 
     def _read_prompts(self, first: int, rows: list[tuple[list[int], int]], width: int) -> torch.Tensor:
         """Logits after the last token of every row; long prompts are read in chunks."""

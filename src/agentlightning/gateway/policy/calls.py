@@ -22,7 +22,9 @@ from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.call_job import CallJob
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
+from agentlightning.gateway.policy.prompt_scores import prompt_table
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
 from agentlightning.protocols.base import (
@@ -113,6 +115,7 @@ class PolicyCalls:
             await self._attempts.refresh(attempt)
             found = await self._retries.find(attempt, policy.alias, conversation, request, request_hash, incoming)
             if found is not None:
+                found = await self._rescored(policy, request, found, attempt)
                 self._metrics.call(wire.NAME, "replayed")
                 await _replay(wire, request, replace(found, applied_edits=applied_edits), reply)
                 return
@@ -139,6 +142,8 @@ class PolicyCalls:
                 ResponseDecoder(policy.renderer, request, plan.prompt_text, f"call_{seed:016x}") for seed in seeds
             ],
         )
+        if request.return_token_ids:
+            job.request = replace(request, planned_ids=plan.prompt_ids)
         reply.request_id = job.id
         pending = self._retries.begin(attempt, policy.alias, request_hash, incoming.idempotency_key)
         self._metrics.in_flight.inc()
@@ -147,6 +152,27 @@ class PolicyCalls:
         finally:
             self._metrics.in_flight.dec()
             self._retries.end(pending)
+
+    async def _rescored(
+        self, policy: Policy, request: CompletionRequest, found: Completion, attempt: TrackedAttempt
+    ) -> Completion:
+        """The recorded completion with the log-probabilities of its prompt, which no record keeps: nothing is sampled."""
+        if request.prompt_logprobs is None or found.prompt_ids is None:
+            return found
+        scored = await self._score(policy, list(found.prompt_ids), request.prompt_logprobs, attempt)
+        return replace(found, prompt_logprobs=prompt_table(scored, policy.renderer, len(found.prompt_ids)))
+
+    async def _score(self, policy: Policy, ids: list[int], alternatives: int, attempt: TrackedAttempt) -> SampledTokens:
+        """The log-probabilities of these tokens under the policy; the one token that engines insist on is dropped."""
+        parameters = {"temperature": 0.0, "max_tokens": 1, "logprobs": 0, "prompt_logprobs": alternatives}
+        engine_request = {
+            "request_id": str(uuid7()),
+            "model": policy.alias,
+            "token_ids": ids,
+            "stream": False,
+            "sampling_params": parameters,
+        }
+        return await self._engine_router.generate(policy, engine_request, f"{attempt.rollout.id}/{attempt.number}")
 
     async def count(self, wire: WireFormat, data: JSON, attempt: TrackedAttempt) -> tuple[int, int | None]:
         """The number of tokens in the prompt of a request, and before its context edits, where it has some."""
@@ -312,6 +338,8 @@ class _StreamedResponse:
 async def _replay(wire: WireFormat, request: CompletionRequest, answer: Completion, reply: AgentResponse) -> None:
     """Send a completion that is recorded already."""
     reply.request_id = answer.call_id
+    if request.return_token_ids and answer.prompt_ids is not None:
+        request = replace(request, planned_ids=list(answer.prompt_ids))
     if not request.stream:
         await reply.whole(200, wire.body(request, answer))
         return
@@ -323,7 +351,11 @@ async def _replay(wire: WireFormat, request: CompletionRequest, answer: Completi
             for place, call in enumerate(choice.tool_calls)
         )
         delta = Delta(
-            content=choice.content or "", reasoning=choice.reasoning or "", tools=tools, logprobs=choice.logprobs
+            content=choice.content or "",
+            reasoning=choice.reasoning or "",
+            tools=tools,
+            logprobs=choice.logprobs,
+            token_ids=choice.token_ids if request.return_token_ids else (),
         )
         deltas.append(events.delta(index, delta))
     await reply.start_events(b"".join(deltas))
@@ -331,7 +363,7 @@ async def _replay(wire: WireFormat, request: CompletionRequest, answer: Completi
 
 
 def _says(delta: Delta) -> bool:
-    return bool(delta.content or delta.reasoning or delta.tools or delta.logprobs)
+    return bool(delta.content or delta.reasoning or delta.tools or delta.logprobs or delta.token_ids)
 
 
 def _sampling(
@@ -420,6 +452,8 @@ def _engine_request(job: PolicyJob, index: int) -> JSON:
         "stop": list(job.decoders[index].stops),
         "stop_token_ids": job.decoders[index].stop_ids,
     }
+    if job.request.prompt_logprobs is not None and index == 0:
+        parameters["prompt_logprobs"] = job.request.prompt_logprobs
     if job.policy.seed is not None:
         parameters["seed"] = job.seeds[index]
     if job.sampling.max_tokens is not None:
@@ -434,14 +468,18 @@ def _engine_request(job: PolicyJob, index: int) -> JSON:
 
 
 def _answer(job: PolicyJob) -> Completion:
+    request, prompt_ids = job.request, job.plan.prompt_ids
+    asked = request.prompt_logprobs is not None
     return Completion(
         call_id=job.id,
         model=job.request.model or job.policy.model,
         created_s=job.started_ns // 10**9,
         prompt_tokens=len(job.plan.prompt_ids),
         choices=tuple(decoder.choice() for decoder in job.decoders),
-        cached_tokens=len(job.plan.prompt_ids) - len(job.plan.suffix_ids),
         applied_edits=job.applied_edits,
+        cached_tokens=len(prompt_ids) - len(job.plan.suffix_ids),
+        prompt_ids=tuple(prompt_ids) if request.return_token_ids else None,
+        prompt_logprobs=prompt_table(job.decoders[0].sampled, job.policy.renderer, len(prompt_ids)) if asked else None,
     )
 
 

@@ -22,6 +22,13 @@ EngineApi = Literal["generate", "completions"]
 PATHS: dict[EngineApi, str] = {"generate": "/inference/v1/generate", "completions": "/v1/completions"}
 
 
+class PromptLogprob(msgspec.Struct, gc=False):
+    """One token at a place of the prompt. Rank 1 is the likeliest."""
+
+    logprob: float
+    rank: int | None = None
+
+
 @dataclass(slots=True)
 class SampledTokens:
     """The tokens that an engine has sampled so far."""
@@ -33,6 +40,8 @@ class SampledTokens:
     versions: list[VersionSpan] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     """Alternatives for each token, (id, logprob), where the engine gave some: in any order, the token itself among them."""
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
+    """For each token of the prompt its log-probability and those of its alternatives, where they were asked for."""
 
     def add(self, answer: EngineResponse, api: EngineApi, version: int) -> list[int]:
         """Take in one response or chunk; returns its ids. `version` is stamped where the engine stamps none.
@@ -42,6 +51,7 @@ class SampledTokens:
         if not answer.choices:
             raise EngineError("the engine answered without a choice")
         choice = answer.choices[0]
+        self.prompt_logprobs = answer.prompt_logprobs or choice.prompt_logprobs or self.prompt_logprobs
         ids = choice.token_ids or []
         if ids:
             self.ids += ids
@@ -111,12 +121,16 @@ class _Choice(msgspec.Struct):
     weight_versions: list[_Versions] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
+    """Only from completions."""
 
 
 class EngineResponse(msgspec.Struct):
     """A response or chunk of either form. What is not here, text and bytes of every token first of all, is skipped."""
 
     choices: list[_Choice] = []
+    prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
+    """Only from generate."""
     error: Any = None
 
 

@@ -43,6 +43,8 @@ class ResponseDecoder:
         self._calls: list[tuple[str, list[str]]] = []
         self._tokens = 0
         """Tokens whose logprobs have been given out."""
+        self._ids = 0
+        """Ids that have been given out."""
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -58,7 +60,7 @@ class ResponseDecoder:
     def feed(self, ids: Sequence[int]) -> Delta:
         """Decodes these ids, the newest of `sampled`; returns what may be sent."""
         if self._stopped is not None:
-            return Delta()
+            return Delta(token_ids=self._new_ids())
         before = len(self._decoded)
         self._decoded += self._text.feed(self._renderer.split_end(list(ids))[0])
         return self._take(self._release(before, last=False))
@@ -94,6 +96,7 @@ class ResponseDecoder:
             stop=self._stopped if self._stopped in self._request.stop else None,
             sampled_tokens=len(self.sampled.ids),
             logprobs=self._logprobs(0) if self._request.logprobs else None,
+            token_ids=tuple(self.sampled.ids),
         )
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -139,20 +142,33 @@ class ResponseDecoder:
         if self._request.logprobs:
             logprobs = self._logprobs(self._tokens)
             self._tokens += len(logprobs)
-        return Delta(content=content, reasoning=reasoning, tools=tuple(tools), logprobs=logprobs)
+        return Delta(
+            content=content, reasoning=reasoning, tools=tuple(tools), logprobs=logprobs, token_ids=self._new_ids()
+        )
+
+    def _new_ids(self) -> tuple[int, ...]:
+        if not self._request.return_token_ids:
+            return ()
+        ids = tuple(self.sampled.ids[self._ids :])
+        self._ids += len(ids)
+        return ids
 
     def _logprobs(self, start: int) -> tuple[TokenLogprob, ...]:
-        """Log-probabilities of the tokens from `start` on, without the end token, which has no text."""
+        """Log-probabilities of the tokens from `start` on."""
         sampled, text = self.sampled, self._renderer.token_text
-        body, _ = self._renderer.split_end(sampled.ids)
-        return tuple(
-            TokenLogprob(
-                text=text(sampled.ids[at]),
-                logprob=sampled.logprobs[at],
-                top=tuple((text(index), logprob) for index, logprob in self._likeliest(at)),
+        found = []
+        for at in range(start, len(shown_ids(self._request, self._renderer, sampled.ids))):
+            top = self._likeliest(at)
+            found.append(
+                TokenLogprob(
+                    text=text(sampled.ids[at]),
+                    logprob=sampled.logprobs[at],
+                    top=tuple((text(index), logprob) for index, logprob in top),
+                    id=sampled.ids[at],
+                    top_ids=tuple(index for index, _ in top),
+                )
             )
-            for at in range(start, len(body))
-        )
+        return tuple(found)
 
     def _likeliest(self, at: int) -> list[tuple[int, float]]:
         """The requested number of alternatives: engines also return the token itself, wherever it ranks."""
@@ -160,3 +176,9 @@ class ResponseDecoder:
         if not most or not self.sampled.top:
             return []
         return sorted(self.sampled.top[at], key=lambda pair: -pair[1])[:most]
+
+
+def shown_ids(request: CompletionRequest, renderer: Renderer, ids: list[int]) -> list[int]:
+    """The sampled ids that log-probabilities are listed for: without the end token, which has no text, save where the agent
+    asks for ids and aligns the two."""
+    return ids if request.return_token_ids or request.tokens_as_ids else renderer.split_end(ids)[0]

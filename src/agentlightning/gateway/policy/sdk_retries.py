@@ -13,7 +13,9 @@ from hashlib import blake2b
 
 from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.attempts import TrackedAttempt
+from agentlightning.gateway.policy.response_decoder import shown_ids
 from agentlightning.protocols.base import Choice, Completion, CompletionRequest, TokenLogprob, ToolCall
+from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids, is_whole
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.graph import Digest
 from agentlightning.rendering.renderer import Renderer
@@ -124,7 +126,7 @@ class SdkRetries:
         self, attempt: TrackedAttempt, call_id: str, request: CompletionRequest, conversation: Conversation
     ) -> Completion | None:
         calls = await self._store.calls([attempt.rollout.id], attempt.number)
-        answer = recorded_answer(calls, call_id, conversation.renderer if request.logprobs else None)
+        answer = recorded_answer(calls, call_id, conversation.renderer, request)
         if answer is not None:
             await mark_delivered(self._store, calls, answer)
         return answer
@@ -140,10 +142,13 @@ async def mark_delivered(store: LightningStore, calls: Sequence[Call], answer: C
         await store.mark_delivered(late[0].rollout_id, late[0].attempt, [call.id for call in late], True)
 
 
-def recorded_answer(calls: list[Call], call_id: str, renderer: Renderer | None = None) -> Completion | None:
+def recorded_answer(
+    calls: list[Call], call_id: str, renderer: Renderer | None = None, request: CompletionRequest | None = None
+) -> Completion | None:
     """The completion that was recorded as `call_id`, with all its choices; None where there is none among `calls`.
 
-    With a renderer it has the log-probabilities of its tokens, without the alternatives, which are not kept.
+    With a renderer it has what `request` asks for: log-probabilities of its tokens, without the alternatives, which are not
+    kept, and the ids of its prompt.
     """
     first = call_id.partition(".")[0]
     found = {call.id: call for call in calls if call.id.partition(".")[0] == first}
@@ -151,22 +156,24 @@ def recorded_answer(calls: list[Call], call_id: str, renderer: Renderer | None =
     if call is None or call.finish_reason == ABANDONED:
         return None
     ordered = [call, *(found[f"{first}.{index}"] for index in range(1, len(found)))]
+    asks = request is not None and (request.return_token_ids or request.prompt_logprobs is not None)
+    chain = call_chain(call, {one.id: one for one in calls}) if asks else []
     return Completion(
         call_id=first,
         model=call.model,
         created_s=call.started_ns // 10**9,
         prompt_tokens=call.prompt_tokens,
-        choices=tuple(_choice(one, renderer) for one in ordered),
+        choices=tuple(_choice(one, renderer, request) for one in ordered),
         cached_tokens=call.prompt_tokens - len(call.suffix_ids),
+        prompt_ids=tuple(chain_prompt_ids(chain)) if chain and is_whole(chain) else None,
     )
 
 
-def _choice(call: Call, renderer: Renderer | None) -> Choice:
+def _choice(call: Call, renderer: Renderer | None, request: CompletionRequest | None) -> Choice:
     tokens = None
-    if renderer is not None:
-        body, _ = renderer.split_end(call.sampled_ids)
-        pairs = zip(body, call.logprobs, strict=False)
-        tokens = tuple(TokenLogprob(text=renderer.token_text(index), logprob=logprob) for index, logprob in pairs)
+    if renderer is not None and request is not None and request.logprobs:
+        pairs = zip(shown_ids(request, renderer, call.sampled_ids), call.logprobs, strict=False)
+        tokens = tuple(TokenLogprob(text=renderer.token_text(one), logprob=logprob, id=one) for one, logprob in pairs)
     return Choice(
         content=call.completion.get("content"),
         reasoning=call.completion.get("reasoning_content"),
@@ -177,6 +184,7 @@ def _choice(call: Call, renderer: Renderer | None) -> Choice:
         finish_reason=call.finish_reason,
         sampled_tokens=len(call.sampled_ids),
         logprobs=tokens,
+        token_ids=tuple(call.sampled_ids),
     )
 
 
