@@ -62,7 +62,7 @@ async def open_house(
     def answer(request: JSON) -> list[int]:
         return [*renderer.encode(says(renderer.decode(request["token_ids"], special=True))), END]
 
-    engine = await ScriptedEngine(answer).start()
+    engine = await ScriptedEngine(answer, tokenizer=tokenizer).start()
     value = {"model": "policy", "endpoints": [engine.url], "tokenizer": str(tokenizer), "seed": 7}
     # Not "127.0.0.1": an address of this machine that no rule about loopback exempts from a proxy.
     with AgentLightningServer("memory://", host="0.0.0.0", server_key=KEY) as server:

@@ -106,7 +106,7 @@ async def open_stage(folder: Folder, speaker: Speaker) -> AsyncIterator[Stage]:
         role, _, text = prompt.rsplit("<|im_start|>", 2)[-2].removesuffix("<|im_end|>\n").partition("\n")
         return [*renderer.encode(speaker(role, text)), END]
 
-    engine = await ScriptedEngine(answers).start()
+    engine = await ScriptedEngine(answers, tokenizer=tokenizer).start()
     try:
         async with open_stage_of(folder, engine.url, tokenizer) as stage:
             yield stage

@@ -31,8 +31,8 @@ def renderer(tokenizer_folder: Path) -> Renderer:
 
 
 @pytest.fixture
-async def engine(renderer: Renderer) -> AsyncIterator[ScriptedEngine]:
-    engine = await ScriptedEngine(lambda _: [*renderer.encode("It is sunny."), END]).start()
+async def engine(renderer: Renderer, tokenizer_folder: Path) -> AsyncIterator[ScriptedEngine]:
+    engine = await ScriptedEngine(lambda _: [*renderer.encode("It is sunny."), END], tokenizer=tokenizer_folder).start()
     yield engine
     await engine.close()
 

@@ -6,9 +6,11 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from constrained import constrained
 
 Answers = Callable[[dict[str, Any]], list[int]]
 
@@ -36,6 +38,10 @@ class ScriptedEngine:
     """Where set: health probes are not answered."""
     probes: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
     chunk: int = 1
+    tokenizer: Path | None = None
+    """Folder of a tokenizer: where set, completions follow the grammar of their request, whatever was scripted."""
+    end: int = 2
+    """The tokenizer's end token."""
     url: str = ""
     _runner: web.AppRunner | None = None
 
@@ -74,6 +80,8 @@ class ScriptedEngine:
         if self.raw is not None:
             return web.Response(text=f"data: {self.raw}\n\n" if request["stream"] else self.raw)
         ids = self.answers(request)
+        if self.tokenizer is not None:
+            ids = constrained(self.tokenizer, self.end, request, ids)
         limit = request["sampling_params"].get("max_tokens") or 1000
         finish = "stop" if len(ids) <= limit else "length"
         ids = ids[:limit]

@@ -109,11 +109,9 @@ async def test_an_engine_without_seeds_is_sent_none_and_refuses_those_of_agents(
 # --- what the run's sampling policy does --------------------------------------------------------------------------------
 
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("presence_penalty", 0.5),
-    ("logit_bias", {"5": 10}),
-    ("top_k", 3),
-    ("response_format", {"type": "json_object"}),
-    ("tool_choice", "required"),
+    ("top_a", 0.5),
+    ("min_tokens", 3),
+    ("bad_words", ["sunny"]),
 ]
 
 

@@ -51,7 +51,7 @@ def events(data: bytes) -> list[Any]:
         ({"suffix": "", "echo": False, "user": "u"}, {"unsupported": {}}),
         ({"suffix": "x"}, {"unsupported": {"suffix": "x"}}),
         ({"n": 2, "best_of": 3}, {"unsupported": {"best_of": 3}}),
-        ({"logit_bias": {"1": 1}}, {"unsupported": {"logit_bias": {"1": 1}}}),
+        ({"logit_bias": {"1": 1}}, {"logits": {"logit_bias": {"1": 1.0}}}),
     ],
 )
 def test_a_request_is_understood(given: dict[str, Any], understood: dict[str, Any]) -> None:

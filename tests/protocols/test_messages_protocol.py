@@ -54,7 +54,7 @@ def stream() -> Any:
         ({"stop_sequences": ["x", "y"], "stream": True}, {"stop": ("x", "y"), "stream": True}),
         ({"temperature": 1, "top_p": 0.5}, {"forced": {"temperature": 1, "top_p": 0.5}}),
         ({"tools": [TOOL]}, {"tools": [FUNCTION], "parse_tools": True, "one_tool_call": False}),
-        ({"tools": [{**TOOL, "type": "custom", "cache_control": {}, "strict": True}]}, {"tools": [FUNCTION]}),
+        ({"tools": [{**TOOL, "type": "custom", "cache_control": {}, "strict": False}]}, {"tools": [FUNCTION]}),
         ({"tools": []}, {"tools": None, "parse_tools": False}),
         ({"tools": [TOOL], "tool_choice": {"type": "none"}}, {"tools": [FUNCTION], "parse_tools": False}),
         (
@@ -126,11 +126,9 @@ NO_EFFECT: dict[str, Any] = {
     "fallbacks": "default",
     "fallback_credit_token": "t",
 }
-COLLECTED: dict[str, Any] = {
-    "top_k": 5,
-    "output_format": {"type": "json_schema"},
-    "tool_choice": {"type": "any"},
-}
+GRAMMAR = {"top_k", "output_config", "output_format", "tool_choice"}
+"""Fields that say how to decode."""
+
 NOT_OURS: dict[str, Any] = {
     "container": "c",
     "mcp_servers": [{"type": "url"}],
@@ -147,7 +145,7 @@ HEADERS = {"betas", "user_profile_id", "workspace_id"}
 
 def test_every_field_that_the_sdk_documents_stands_in_a_table_here() -> None:
     documented = Fields.__annotations__.keys() | BetaFields.__annotations__.keys()
-    assert documented - HEADERS <= HONOURED | NO_EFFECT.keys() | COLLECTED.keys() | NOT_OURS.keys()
+    assert documented - HEADERS <= HONOURED | GRAMMAR | NO_EFFECT.keys() | NOT_OURS.keys()
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)
@@ -156,17 +154,16 @@ def test_what_changes_nothing_is_accepted_and_its_kind_is_checked(name: str) -> 
     assert (refusal(**{name: 1}).param or "").startswith(name)
 
 
-@pytest.mark.parametrize("name", COLLECTED)
-def test_what_would_change_sampling_is_collected_with_its_value(name: str) -> None:
-    assert parse(**{name: COLLECTED[name]}).unsupported == {name: COLLECTED[name]}
-    assert refusal(**{name: [1]}).param == name
+def test_effort_is_collected_and_the_format_beside_it_is_a_grammar() -> None:
+    schema = {"type": "object"}
+    request = parse(output_config={"effort": "low", "format": {"type": "json_schema", "schema": schema}})
+    assert (request.unsupported, request.not_applied) == ({}, {"output_config.effort": "low"})
+    assert request.grammar == {"content": {"kind": "json_schema", "schema": schema, "field": "output_config.format"}}
 
 
 def test_effort_is_accepted_and_recorded_and_what_else_is_configured_is_collected() -> None:
     assert parse(output_config={"effort": "high"}).not_applied == {"output_config.effort": "high"}
-    form = {"type": "json_schema", "schema": {}}
-    request = parse(output_config={"effort": None, "format": form})
-    assert (request.not_applied, request.unsupported) == ({}, {"output_config.format": form})
+    assert parse(output_config={"depth": 3}).unsupported == {"output_config.depth": 3}
     assert refusal(output_config={"effort": 1}).param == "output_config.effort"
 
 
@@ -274,7 +271,7 @@ message = st.fixed_dictionaries(
 
 
 @given(
-    data=requests("system", "stop_sequences", *NO_EFFECT, *COLLECTED, *NOT_OURS),
+    data=requests("system", "stop_sequences", *NO_EFFECT, *sorted(GRAMMAR), *NOT_OURS),
     given_messages=st.lists(message, min_size=1, max_size=2) | anything(),
     trained=st.booleans(),
 )

@@ -132,10 +132,7 @@ NO_EFFECT: dict[str, Any] = {
 COLLECTED: dict[str, Any] = {
     "moderation": {"model": "o"},
     "truncation": "auto",
-    "tool_choice": {"type": "function", "name": "f"},
-    "presence_penalty": 0.1,
-    "repetition_penalty": 1.1,
-    "guided_regex": "a*",
+    "min_tokens": 3,
 }
 NOT_OURS: dict[str, Any] = {
     "background": True,
@@ -144,7 +141,7 @@ NOT_OURS: dict[str, Any] = {
     "prompt": {"id": "pmpt_1"},
 }
 HONOURED = {"input", "instructions", "max_output_tokens", "model", "parallel_tool_calls", "previous_response_id"}
-HONOURED |= {"reasoning", "stream", "temperature", "text", "tools", "top_logprobs", "top_p"}
+HONOURED |= {"reasoning", "stream", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p"}
 REASONING = {"effort": "low", "context": "all_turns", "mode": "pro"}
 
 
@@ -185,11 +182,7 @@ def test_each_wish_about_reasoning_is_collected(name: str) -> None:
 
 
 def test_each_wish_about_text_is_collected() -> None:
-    form = {"type": "json_schema", "name": "s", "schema": {}}
-    assert parse(text={"format": form, "verbosity": "low"}).unsupported == {
-        "text.format": form,
-        "text.verbosity": "low",
-    }
+    assert parse(text={"verbosity": "low"}).unsupported == {"text.verbosity": "low"}
 
 
 @pytest.mark.parametrize("name", NOT_OURS)

@@ -107,13 +107,13 @@ def test_further_samples_of_a_request_do_not_move_its_place(chatml: Renderer) ->
         conversation.record(plan, call_id, ids, answer)
         calls.append(as_call(conversation, plan, call_id, ids, answer))
     for graph in (conversation, Conversation(chatml, calls)):
-        assert graph.unanswered(plan.request_hash) == "x"
+        assert graph.unanswered(plan.request_hash) == ["x"]
         assert graph.plan(RequestView.of(question, None)).position == 1
         follow = graph.plan(RequestView.of([*question, calls[1].completion, *question], None))
         assert follow.parent is not None
         assert follow.parent.call_id == "x.1"
         graph.record(follow, "y", [1], {"role": "assistant", "content": "y"})
-        assert graph.unanswered(plan.request_hash) is None
+        assert graph.unanswered(plan.request_hash) == []
 
 
 def test_abandoned_calls_and_calls_of_unknown_parents_are_left_out(hermes: Renderer) -> None:
@@ -193,8 +193,8 @@ def test_what_an_external_model_said_is_not_continued_by_the_policy(chatml: Rend
     question: list[Message] = [{"role": "user", "content": "q"}]
     call = external(conversation, question, "judge", {"role": "assistant", "content": "fine"})
     for graph in (conversation, Conversation(chatml, [call])):
-        assert graph.unanswered(RequestView.of(question, None).request_hash) is None
-        assert graph.unanswered(RequestView.of_external(question, None).request_hash) == "judge"
+        assert graph.unanswered(RequestView.of(question, None).request_hash) == []
+        assert graph.unanswered(RequestView.of_external(question, None).request_hash) == ["judge"]
         assert not graph.lacks_answer(RequestView.of([*question, call.completion, *question], None))
         plan = graph.plan(RequestView.of([*question, call.completion, *question], None))
         assert (plan.parent, plan.fork_cause, plan.position) == (None, None, 0)
@@ -232,8 +232,8 @@ def test_a_prompt_continues_the_longest_text_it_begins_with(chatml: Renderer) ->
     assert again.prompt_ids == third.prompt_ids
     assert again.parent is not None
     assert again.parent.call_id == "1"
-    assert rebuilt.unanswered(prompt_hash("question: the answer is")) == "1"
-    assert rebuilt.unanswered(prompt_hash("question: ")) is None
+    assert rebuilt.unanswered(prompt_hash("question: the answer is")) == ["1"]
+    assert rebuilt.unanswered(prompt_hash("question: ")) == []
 
 
 def test_a_prompt_of_ids_is_used_as_it_is(chatml: Renderer) -> None:

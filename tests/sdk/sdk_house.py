@@ -109,7 +109,7 @@ class SdkHouse:
 async def open_house(folder: Path) -> AsyncIterator[SdkHouse]:
     """Everything started, and ended with the block."""
     renderer = Renderer(write_tokenizer(folder / "tokenizer", TEMPLATE))
-    engine = await ScriptedEngine(lambda _: []).start()
+    engine = await ScriptedEngine(lambda _: [], tokenizer=folder / "tokenizer").start()
     with AgentLightningServer("memory://") as server:
         async with LightningStoreClient(server.url) as store:
             run = await store.create_run("sdks", {})

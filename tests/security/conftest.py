@@ -38,7 +38,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def scene(server: ServerProcess, tokenizer: Path) -> AsyncIterator[Scene]:
     """One server for all tests: what one attack leaves behind, the next one meets."""
     renderer = Renderer(tokenizer)
-    engine = await ScriptedEngine(lambda _: [*renderer.encode("It is sunny."), END]).start()
+    engine = await ScriptedEngine(lambda _: [*renderer.encode("It is sunny."), END], tokenizer=tokenizer).start()
     async with LightningStoreClient(server.url, SERVER_KEY) as store:
         run = await store.create_run("attacked", {"agent": {"allow_posted_rewards": True}})
         value = {"model": "policy", "endpoints": [engine.url], "tokenizer": str(tokenizer), "seed": 7}

@@ -29,12 +29,13 @@ async def a_full_call(store: LightningStore) -> Call:
         usage={"prompt_tokens": 3},
         untrained_tokens=4,
         delivered=False,
+        decoding={"logits": {"top_k": 5}},
     )
 
 
 async def test_calls_are_the_same_after_their_binary_form(store: LightningStore) -> None:
     call = await a_full_call(store)
-    bare = replace(call, tools=None, overridden_params={}, agent=None, span_id=None)
+    bare = replace(call, tools=None, overridden_params={}, agent=None, span_id=None, decoding={})
     assert decode_calls(encode_calls([call, bare])) == [call, bare]
     assert decode_calls(encode_calls([])) == []
 
@@ -48,8 +49,8 @@ async def test_ids_and_logprobs_take_four_bytes_each(store: LightningStore) -> N
 async def test_a_row_of_before_a_field_was_added_has_its_default(store: LightningStore) -> None:
     call = await a_full_call(store)
     shorter = CALLS.row(call)[:-1]
-    assert CALLS.names[-1] == "delivered"
-    assert CALLS.of_row(shorter) == replace(call, delivered=True)
+    assert CALLS.names[-1] == "decoding"
+    assert CALLS.of_row(shorter) == replace(call, decoding={})
 
 
 async def test_a_row_that_lacks_fields_is_bad_input(store: LightningStore) -> None:

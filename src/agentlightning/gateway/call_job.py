@@ -34,6 +34,7 @@ class CallJob:
     """The name that the sub-agent gives itself."""
     span_id: str | None
     overridden_params: JSON = field(default_factory=dict)
+    decoding: JSON = field(default_factory=dict)
     gone: bool = False
     """The agent has disconnected."""
 
@@ -81,6 +82,7 @@ class CallJob:
             fork_cause=plan.fork_cause,
             untrained_tokens=plan.untrained_tokens,
             overridden_params=self.overridden_params,
+            decoding=self.decoding,
             usage=usage or {},
             agent=self.agent,
             finish_reason=finish_reason,

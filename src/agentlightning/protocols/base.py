@@ -70,9 +70,12 @@ class CompletionRequest:
     context_edits: tuple[ContextEdit, ...] = ()
     """Messages only: what to clear from the conversation before the model reads it."""
     unsupported: JSON = field(default_factory=dict)
-    """Fields (as the agent named them) that would change what the policy samples and that no trainer could account for:
-    top_k, penalties, logit_bias, response_format, a forced tool call, … with their values. The run's sampling policy
-    refuses them or leaves them out, and the call says which."""
+    """Fields (as the agent named them) that would change what the policy samples and that no trainer could account for,
+    with their values. The run's sampling policy refuses them or leaves them out, and the call says which."""
+    grammar: JSON = field(default_factory=dict)
+    """What the completion must look like, as protocols/decoding.py reads it: `content`, `tool_call`, or both."""
+    logits: JSON = field(default_factory=dict)
+    """What is done to the logits: penalties, logit_bias, top_k, min_p, where they are not neutral."""
     previous_id: str | None = None
     """Responses only: the response that this request continues (previous_response_id)."""
     echo: JSON = field(default_factory=dict)

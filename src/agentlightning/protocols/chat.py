@@ -3,7 +3,7 @@ protocol respond. Pure.
 
 Driven by the gateway, which chooses the protocol by route. Every documented field is honoured, refused, collected as
 unsupported, or accepted because it has no effect on what is sampled (metadata, user, store, caching, service tiers, a
-prediction, `strict` of a tool); the tables below say which. Fields that the protocol does not have are passed over, save
+prediction); the tables below say which. Fields that the protocol does not have are passed over, save
 those of the engines behind it, which would change what is sampled.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols import fields, sse
+from agentlightning.protocols import decoding, fields, sse
 from agentlightning.protocols.base import (
     ApiError,
     Choice,
@@ -75,7 +75,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     fields.check_kinds(data, WITHOUT_EFFECT)
     _refuse_functions(data)
     tools = fields.tools(data)
-    parse_tools, forced_choice = tool_choice(data, tools)
+    parse_tools, tool_call = tool_choice(data, tools)
     logprobs = fields.boolean(data, "logprobs")
     stream = fields.boolean(data, "stream")
     return CompletionRequest(
@@ -96,9 +96,9 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         forced=fields.forced(data),
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),
-            **output_format(data, "response_format"),
-            **forced_choice,
         },
+        grammar=decoding.combined(tool_call, decoding.content(data), decoding.structured_outputs(data)),
+        logits=decoding.logits(data),
     )
 
 
@@ -311,31 +311,18 @@ def _refuse_functions(data: JSON) -> None:
 
 
 def tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, JSON]:
-    """(tool calls are parsed, the choice where it would force or narrow them)."""
+    """(tool calls are parsed, `tool_call` of the grammar)."""
     value = data.get("tool_choice")
     if value == "none":
         return False, {}
-    offered = tools is not None
-    if value is None or value == "auto":
-        return offered, {}
-    if value == "required" or (
+    known = value in (None, "auto", "required") or (
         isinstance(value, dict) and value.get("type") in ("function", "allowed_tools", "custom")
-    ):
-        return offered, {"tool_choice": value}
-    raise expected(
-        '"auto", "none", "required", or an object of type "function" or "allowed_tools"', value, "tool_choice"
     )
-
-
-def output_format(data: JSON, name: str, at: str = "") -> JSON:
-    """The format, by its path, where it asks for a grammar."""
-    value = fields.record(data, name, at)
-    if value is None or value.get("type") == "text":
-        return {}
-    path = f"{at}.{name}" if at else name
-    if value.get("type") not in ("json_object", "json_schema"):
-        raise expected("text, json_object or json_schema", value.get("type"), "type", path)
-    return {path: value}
+    if not known:
+        raise expected(
+            '"auto", "none", "required", or an object of type "function" or "allowed_tools"', value, "tool_choice"
+        )
+    return tools is not None, decoding.tool_call(value, tools)
 
 
 def _max_tokens(data: JSON) -> int | None:

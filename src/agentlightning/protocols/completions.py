@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols import chat, fields
+from agentlightning.protocols import chat, decoding, fields
 from agentlightning.protocols.base import (
     ApiError,
     Completion,
@@ -31,7 +31,6 @@ NAME = "completions"
 UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
     **ENGINE_PARAMS,
     "suffix": UnsupportedParam(str, ("",)),
-    "response_format": UnsupportedParam(dict, ({"type": "text"},)),
 }
 """Fields that ask for another prompt or another distribution than the trained policy's own."""
 
@@ -68,6 +67,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         include_usage=chat.include_usage(data, stream),
         forced=fields.forced(data),
         unsupported={**fields.unsupported(data, UNSUPPORTED_PARAMS), **_best_of(data, count)},
+        grammar=decoding.combined({}, decoding.content(data), decoding.structured_outputs(data)),
+        logits=decoding.logits(data),
     )
 
 

@@ -35,14 +35,8 @@ class UnsupportedParam:
 
 
 ENGINE_PARAMS: dict[str, UnsupportedParam] = {
-    "presence_penalty": UnsupportedParam(float, (0,)),
-    "frequency_penalty": UnsupportedParam(float, (0,)),
-    "logit_bias": UnsupportedParam(dict, ({},)),
-    "top_k": UnsupportedParam(int, (0, -1)),
-    "min_p": UnsupportedParam(float, (0,)),
     "top_a": UnsupportedParam(float, (0,)),
     "typical_p": UnsupportedParam(float, (1,)),
-    "repetition_penalty": UnsupportedParam(float, (1,)),
     "repeat_penalty": UnsupportedParam(float, (1,)),
     "length_penalty": UnsupportedParam(float, (1,)),
     "min_tokens": UnsupportedParam(int, (0,)),
@@ -55,17 +49,9 @@ ENGINE_PARAMS: dict[str, UnsupportedParam] = {
     "logits_processors": UnsupportedParam(list, ([],)),
     "use_beam_search": UnsupportedParam(bool, (False,)),
     "truncate_prompt_tokens": UnsupportedParam(int),
-    "guided_json": UnsupportedParam((dict, str, bool)),
-    "guided_regex": UnsupportedParam(str),
-    "guided_choice": UnsupportedParam(list),
-    "guided_grammar": UnsupportedParam(str),
-    "structured_outputs": UnsupportedParam(dict),
-    "json_schema": UnsupportedParam((dict, str)),
-    "regex": UnsupportedParam(str),
-    "ebnf": UnsupportedParam(str),
-    "grammar": UnsupportedParam(str),
 }
-"""Sampling fields that the OpenAI APIs and the engines behind them (vLLM, SGLang, llama.cpp) take in common."""
+"""Sampling fields that the OpenAI APIs and the engines behind them (vLLM, SGLang, llama.cpp) take in common and that nobody
+accounts for; those that are honoured are read by decoding.py."""
 
 TOKEN_PARAMS: dict[str, UnsupportedParam] = {
     "return_token_ids": UnsupportedParam(bool, (False,)),
@@ -185,6 +171,15 @@ def unsupported(data: JSON, params: Mapping[str, UnsupportedParam]) -> JSON:
     return result
 
 
+def json_object(text: str) -> JSON | None:
+    """The object that a text is the JSON of; None where it is none."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def user_message(data: JSON, name: str) -> JSON:
     """A field of any kind as the message of a user, for the record: text as it is, all else as JSON."""
     value = data.get(name)
@@ -222,7 +217,7 @@ def tools(data: JSON) -> list[JSON] | None:
 def check_function(function: JSON, at: str) -> None:
     """Refuse the definition of a function that has no name, or fields of another kind.
 
-    `strict` is accepted and promises nothing: what is sampled is the policy's own, without a grammar.
+    With `strict` its calls are sampled under a grammar; see decoding.py.
     """
     if not text(function, "name", at=at):
         raise expected("the name of a function", function.get("name"), "name", at)

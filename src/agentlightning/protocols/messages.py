@@ -15,21 +15,14 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols import fields
+from agentlightning.protocols import decoding, fields
 from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream, short
 from agentlightning.protocols.edit_fields import parse_edits
-from agentlightning.protocols.fields import UnsupportedParam, expected
+from agentlightning.protocols.fields import expected
 from agentlightning.protocols.message_blocks import MessageEvents, MessageReader, arguments_text, finished
 from agentlightning.types import JSON
 
 NAME = "messages"
-
-UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
-    "top_k": UnsupportedParam(int),
-    "output_format": UnsupportedParam(dict),
-    **fields.TOKEN_PARAMS,
-}
-"""Fields that ask for another distribution than the trained policy's own."""
 
 WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
     "metadata": dict,
@@ -80,7 +73,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         )
     _check_thinking(data)
     tools = _tools(data)
-    parse_tools, one_call, forced_choice = _tool_choice(data, tools)
+    parse_tools, one_call, tool_call = _tool_choice(data, tools)
     edits, unknown_edits = parse_edits(data)
     effort, output_config = _output_config(data)
     return CompletionRequest(
@@ -96,12 +89,13 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         not_applied=effort,
         context_edits=edits,
         unsupported={
-            **fields.unsupported(data, UNSUPPORTED_PARAMS),
+            **fields.unsupported(data, fields.TOKEN_PARAMS),
             **output_config,
             **_examples(data),
-            **forced_choice,
             **unknown_edits,
         },
+        grammar=decoding.combined(tool_call, *_formats(data)),
+        logits={} if (top_k := decoding.top_k(data)) is None else {"top_k": top_k},
     )
 
 
@@ -295,6 +289,7 @@ def _tools(data: JSON) -> list[JSON] | None:
             raise expected("the name of a tool", tool.get("name"), "name", where)
         fields.check_kind(tool, "description", str, where)
         fields.check_kind(tool, "input_schema", dict, where)
+        fields.check_kind(tool, "strict", bool, where)
         result.append(_tool(tool))
     return result or None
 
@@ -315,28 +310,43 @@ def _tool(tool: JSON) -> JSON:
         function["description"] = tool["description"]
     if tool.get("input_schema") is not None:
         function["parameters"] = tool["input_schema"]
+    if tool.get("strict") is True:
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 
 def _tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, bool, JSON]:
-    """(tool calls are parsed, at most one is allowed, the choice where it forces one)."""
+    """(tool calls are parsed, at most one is allowed, `tool_call` of the grammar)."""
     value = fields.record(data, "tool_choice")
     if value is None:
-        return tools is not None, False, {}
+        return tools is not None, False, decoding.strict(tools)
     kind = value.get("type")
     if kind not in ("auto", "any", "tool", "none"):
         raise expected("auto, any, tool or none", kind, "type", "tool_choice")
     one_call = fields.boolean(value, "disable_parallel_tool_use", at="tool_choice")
     if kind == "none":
         return False, False, {}
-    return tools is not None, one_call, {"tool_choice": value} if kind in ("any", "tool") else {}
+    if kind == "auto":
+        return tools is not None, one_call, decoding.strict(tools)
+    names = [fields.text(value, "name", at="tool_choice")] if kind == "tool" else None
+    return tools is not None, one_call, decoding.forced_call(names, tools)
+
+
+def _formats(data: JSON) -> list[JSON]:
+    """What says how the content must look: `output_config.format`, and its older name."""
+    config = fields.record(data, "output_config") or {}
+    return [decoding.content(config, "format", "output_config"), decoding.content(data, "output_format")]
 
 
 def _output_config(data: JSON) -> tuple[JSON, JSON]:
     """(the effort, which changes nothing; what would change the response), by path."""
     given = fields.record(data, "output_config") or {}
     effort = fields.optional_text(given, "effort", "output_config")
-    others = {f"output_config.{name}": value for name, value in given.items() if name != "effort" and value is not None}
+    others = {
+        f"output_config.{name}": value
+        for name, value in given.items()
+        if name not in ("effort", "format") and value is not None
+    }
     return {} if effort is None else {"output_config.effort": effort}, others
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols import chat, fields
+from agentlightning.protocols import chat, decoding, fields
 from agentlightning.protocols.base import Completion, CompletionRequest, EventStream, call_id, short
 from agentlightning.protocols.fields import UnsupportedParam, expected
 from agentlightning.protocols.response_items import (
@@ -86,7 +86,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         if data.get(name) not in (None, False, []):
             raise fields.refused(name, "not supported by the trained policy")
     tools = _tools(data)
-    parse_tools, forced_choice = chat.tool_choice(data, tools)
+    parse_tools, tool_call = chat.tool_choice(data, tools)
     included = _included(data)
     top_logprobs = fields.whole(data, "top_logprobs", 0, fields.MAX_TOP_LOGPROBS) or 0
     logprobs = "message.output_text.logprobs" in included or top_logprobs > 0
@@ -105,10 +105,13 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         forced=fields.forced(data),
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),
-            **_format(data),
+            **_verbosity(data),
             **_reasoning(data),
-            **forced_choice,
         },
+        grammar=decoding.combined(
+            tool_call, decoding.content(data.get("text") or {}, "format", "text"), decoding.structured_outputs(data)
+        ),
+        logits=decoding.logits(data),
         previous_id=_previous(data),
         echo={**echo, "_sealed": "reasoning.encrypted_content" in included},
     )
@@ -243,14 +246,10 @@ def _included(data: JSON) -> list[Any]:
     return [one for one in fields.items(data, "include") if one in INCLUDED]
 
 
-def _format(data: JSON) -> JSON:
-    text = fields.record(data, "text")
-    if text is None:
-        return {}
-    unsupported = chat.output_format(text, "format", "text")
-    if fields.optional_text(text, "verbosity", "text") is not None:
-        unsupported["text.verbosity"] = text["verbosity"]
-    return unsupported
+def _verbosity(data: JSON) -> JSON:
+    text = fields.record(data, "text") or {}
+    given = fields.optional_text(text, "verbosity", "text")
+    return {} if given is None else {"text.verbosity": given}
 
 
 def _reasoning(data: JSON) -> JSON:

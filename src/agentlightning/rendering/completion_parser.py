@@ -52,19 +52,20 @@ class CompletionParser:
     """The parser of one model's completions."""
 
     def __init__(self, chat_template: str, response_template: JSON | None = None) -> None:
-        self._syntax = None if response_template is not None else syntax_of(chat_template)
+        self.syntax = None if response_template is not None else syntax_of(chat_template)
+        """How the model writes tool calls; None where that is not known."""
         self._response_template = _compiled(response_template)
         self.thinks = THINK_CLOSE in chat_template and "reasoning_content" in chat_template
         self.needs_special = response_template is not None
         """True where special tokens are part of what is parsed."""
-        self.tool_end = CLOSE if self._syntax in ("hermes", "tags", "pairs") else _close(response_template)
+        self.tool_end = CLOSE if self.syntax in ("hermes", "tags", "pairs") else _close(response_template)
         """The text that ends a tool call; None where there is no such text."""
 
     def splitter(self, prompt: str, tools: list[JSON] | None, parse_tools: bool) -> Splitter | WholeSplitter:
         """Reads one completion as it is sampled."""
         if self._response_template is not None:
             return WholeSplitter(self._response_template, prompt, tools, parse_tools)
-        syntax = self._syntax if parse_tools else None
+        syntax = self.syntax if parse_tools else None
         return Splitter(syntax, tools, thinks=self.thinks, inside=self.thinks and _opens_reasoning(prompt))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentlightning.rendering.diagnosis import ForkCause, diagnose
@@ -131,8 +131,14 @@ class Conversation:
 
     # --- before a call ----------------------------------------------------------------------------------------------
 
-    def plan(self, view: RequestView) -> PromptPlan:
-        """The exact prompt of a request. Raises RenderError where the model's template refuses the messages."""
+    def plan(self, view: RequestView, note: str | None = None) -> PromptPlan:
+        """The exact prompt of a request. Raises RenderError where the model's template refuses the messages.
+
+        A `note` is rendered at the end of the last message. It is part of this prompt's tokens, which later turns continue,
+        and of no message: the agent, which does not send it again, continues the call all the same.
+        """
+        if note is not None:
+            view = _with_note(view, note)
         known, node = self._sampled.longest_path(view.roles, view.hashes)
         cause: ForkCause | None = None
         lost = 0
@@ -158,7 +164,8 @@ class Conversation:
             fork_cause=cause,
             untrained_tokens=lost,
             prompt_text=text,
-            head=(len(text), fingerprint(text)) if whole else None,
+            # Later renderings have this request's messages without the note.
+            head=(len(text), fingerprint(text)) if whole and note is None else None,
         )
 
     def plan_external(self, view: RequestView) -> PromptPlan:
@@ -207,15 +214,17 @@ class Conversation:
         """The hash of the history up to and with this completion."""
         return link(plan.request_hash, verbatim(answer))
 
-    def unanswered(self, request_hash: Digest) -> str | None:
-        """The call that recorded this request's completion, if nothing continued it: the agent may never have got it.
+    def unanswered(self, request_hash: Digest) -> list[str]:
+        """The calls that recorded this request's completion and that nothing continued, newest first: the agent may never
+        have got them.
 
         Of several samples of one request the first is named, and all must be without successor.
         """
         nodes = [*self._sampled.by_request.get(request_hash, ()), *self._external.by_request.get(request_hash, ())]
         nodes += self._prompts.by_request.get(request_hash, ())
         continued = {_first(node.call_id) for node in nodes if node.children}
-        return next((_first(node.call_id) for node in reversed(nodes) if _first(node.call_id) not in continued), None)
+        newest = dict.fromkeys(_first(node.call_id) for node in reversed(nodes))
+        return [call_id for call_id in newest if call_id not in continued]
 
     def lacks_answer(self, view: RequestView) -> bool:
         """True where the request has an assistant message that no recorded call explains: another gateway may know it.
@@ -429,6 +438,12 @@ def _step(digests: list[Digest], roles: str, answer: JSON, external: bool) -> Tu
         return Turn(digests, roles, {}, answer_digests(answer, verbatim))
     answer = normal(answer)
     return Turn(digests, roles, answer, answer_digests(answer, digest))
+
+
+def _with_note(view: RequestView, note: str) -> RequestView:
+    last = view.normal[-1]
+    before = f"{last['content']}\n\n" if last.get("content") else ""
+    return replace(view, normal=[*view.normal[:-1], {**last, "content": before + note}])
 
 
 def _with_answers(view: list[JSON], node: CallNode) -> list[JSON]:

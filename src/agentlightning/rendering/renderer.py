@@ -19,6 +19,7 @@ from tokenizers.decoders import DecodeStream
 from agentlightning.errors import InputError, ModelError
 from agentlightning.rendering.completion_parser import CompletionParser
 from agentlightning.rendering.families import find_family
+from agentlightning.rendering.grammar import Model
 from agentlightning.types import JSON
 
 PROBE = "agl-probe-7f3a9c"
@@ -54,6 +55,10 @@ class Renderer:
         self.closing = self._find_closing()
         """Text that the template puts after a completion's text, before anything else; None where it is unknown."""
         self.parser = CompletionParser(self._source, settings.get("response_template"))
+        self.grammar_model = Model(
+            syntax=self.parser.syntax, thinks=self.parser.thinks, special=_grammar_tokens(self._tokenizer).get
+        )
+        """What a grammar of completions needs to know of the model."""
         # Looked up here, since folders are loaded in a thread: the package takes half a second to import.
         self._family = find_family(self, self._tokenizer)
 
@@ -248,6 +253,16 @@ def _cuts(tokenizer: Tokenizer) -> tuple[re.Pattern[str], frozenset[str]] | None
         return None
     longest_first = sorted((token.content for token in found), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))), cutting
+
+
+def _grammar_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """The tokens that llguidance takes for special ones, by text: those that are, and added ones that are written so."""
+    added = tokenizer.get_added_tokens_decoder().items()
+    return {
+        token.content: index
+        for index, token in added
+        if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+    }
 
 
 def _special_tokens(settings: JSON) -> dict[str, str]:

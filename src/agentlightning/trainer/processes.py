@@ -159,6 +159,7 @@ class Processes:
                     "seed": _seed(self._config, alias),
                     "api": "generate",
                     "unsupported_params": self._config.agent.unsupported_params,
+                    "structured": "refuse",
                 }
                 for alias, model in models.items()
             }

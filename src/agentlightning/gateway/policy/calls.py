@@ -22,6 +22,13 @@ from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.call_job import CallJob
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.policy.decoding import (
+    GrammarChecker,
+    decoding_of,
+    engine_params,
+    request_digest,
+    schema_note,
+)
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.prompt_scores import prompt_table
@@ -87,6 +94,7 @@ class PolicyCalls:
         self._grace_s = grace_s
         self._deadline_s = deadline_s
         self._retries = SdkRetries(store)
+        self._grammars = GrammarChecker()
         self._abandoned: set[Deadline] = set()
         """The deadlines of calls whose agents have gone."""
 
@@ -113,14 +121,21 @@ class PolicyCalls:
         request_hash = view.request_hash if request.prompt is None else prompt_hash(request.prompt)
         if incoming.is_retry or incoming.idempotency_key is not None:
             await self._attempts.refresh(attempt)
-            found = await self._retries.find(attempt, policy.alias, conversation, request, request_hash, incoming)
+            found = await self._retries.find(
+                attempt, policy.alias, conversation, request, request_hash, incoming, request_digest(request)
+            )
             if found is not None:
                 found = await self._rescored(policy, request, found, attempt)
                 self._metrics.call(wire.NAME, "replayed")
                 await _replay(wire, request, replace(found, applied_edits=applied_edits), reply)
                 return
-        admission.begin()
-        plan = _planned(conversation, request, view)
+        plan = _planned(conversation, request, view, schema_note(request) if policy.show_schema else None)
+        try:
+            decoding = await decoding_of(request, policy, plan.prompt_text, self._grammars, overridden_params)
+            admission.begin()
+        except BaseException:
+            conversation.withdraw(plan)
+            raise
         seeds = [_seed(policy, attempt, plan, request, index) for index in range(request.n)]
         job = PolicyJob(
             id=str(uuid7()),
@@ -134,6 +149,7 @@ class PolicyCalls:
             sampling=sampling,
             overridden_params=overridden_params,
             applied_edits=applied_edits,
+            decoding=decoding,
             started_ns=started_ns,
             agent=incoming.agent,
             span_id=incoming.span_id(attempt.rollout.id, attempt.number),
@@ -145,7 +161,9 @@ class PolicyCalls:
         if request.return_token_ids:
             job.request = replace(request, planned_ids=plan.prompt_ids)
         reply.request_id = job.id
-        pending = self._retries.begin(attempt, policy.alias, request_hash, incoming.idempotency_key)
+        pending = self._retries.begin(
+            attempt, policy.alias, request_hash, incoming.idempotency_key, request_digest(request)
+        )
         self._metrics.in_flight.inc()
         try:
             await self._run(job, pending, incoming, reply)
@@ -427,8 +445,12 @@ def _count(conversation: Conversation, request: CompletionRequest, view: Request
     return len(plan.prompt_ids)
 
 
-def _planned(conversation: Conversation, request: CompletionRequest, view: RequestView) -> PromptPlan:
-    return conversation.plan(view) if request.prompt is None else conversation.plan_prompt(request.prompt)
+def _planned(
+    conversation: Conversation, request: CompletionRequest, view: RequestView, note: str | None = None
+) -> PromptPlan:
+    if request.prompt is not None:
+        return conversation.plan_prompt(request.prompt)
+    return conversation.plan(view, note)
 
 
 def _seed(policy: Policy, attempt: TrackedAttempt, plan: PromptPlan, request: CompletionRequest, index: int) -> int:
@@ -451,6 +473,7 @@ def _engine_request(job: PolicyJob, index: int) -> JSON:
         "logprobs": min(job.request.top_logprobs + 1, 20) if job.request.top_logprobs else 0,
         "stop": list(job.decoders[index].stops),
         "stop_token_ids": job.decoders[index].stop_ids,
+        **engine_params(job.decoding),
     }
     if job.request.prompt_logprobs is not None and index == 0:
         parameters["prompt_logprobs"] = job.request.prompt_logprobs

@@ -69,6 +69,11 @@ class Policy:
     """Log-probabilities of the distribution that was sampled from (processed), or of the bare logits (raw)."""
     unsupported_params: Literal["error", "drop"] = "error"
     """Treatment of a call with sampling parameters that no trainer could account for."""
+    structured: Literal["mask", "context_only", "refuse"] = "mask"
+    """Treatment of calls with a grammar, penalties or cuts: learned from under the same mask, context and no more, or
+    refused (or left out, by `unsupported_params`), since the run's engine cannot rebuild masks."""
+    show_schema: bool = False
+    """The form that a request asks for is told to the model, too, at the end of the prompt's last message."""
     key_env: str | None = None
     """Variable of this server's environment with the endpoints' key."""
     stall_timeout_s: float | None = None
@@ -234,6 +239,8 @@ class EngineRouter:
             api=value.get("api"),
             logprobs=value.get("logprobs") or "processed",
             unsupported_params=value.get("unsupported_params") or "error",
+            structured=value.get("structured") or "mask",
+            show_schema=bool(value.get("show_schema")),
             key_env=value.get("key_env"),
             stall_timeout_s=_seconds(resource, "stall_timeout_s"),
         )
@@ -297,6 +304,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "api": ("generate", "completions"),
     "logprobs": ("processed", "raw"),
     "unsupported_params": ("error", "drop"),
+    "structured": ("mask", "context_only", "refuse"),
 }
 
 

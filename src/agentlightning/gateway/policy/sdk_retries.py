@@ -65,12 +65,17 @@ class SdkRetries:
         self._undelivered: OrderedDict[Place, deque[str]] = OrderedDict()
 
     def begin(
-        self, attempt: TrackedAttempt, policy: str, request_hash: Digest, idempotency_key: str | None
+        self,
+        attempt: TrackedAttempt,
+        policy: str,
+        request_hash: Digest,
+        idempotency_key: str | None,
+        decoding_digest: str = "",
     ) -> PendingCall:
-        """Note a call under way; `end` must follow."""
+        """Note a call under way; `end` must follow. Requests for other decoding (a grammar, penalties) are others."""
         identity = attempt.rollout.id, attempt.number, policy
         keyed = None if idempotency_key is None else (*identity, _key_hash(idempotency_key))
-        pending = PendingCall((*identity, request_hash), keyed)
+        pending = PendingCall((*identity, request_hash + decoding_digest.encode()), keyed)
         self._pending.setdefault(pending.place, []).append(pending)
         if pending.keyed is not None:
             self._keyed[pending.keyed] = pending
@@ -99,28 +104,34 @@ class SdkRetries:
         request: CompletionRequest,
         request_hash: Digest,
         incoming: AgentRequest,
+        decoding_digest: str = "",
     ) -> Completion | None:
         """The completion that this request is another try at; None where it is the first."""
         identity = attempt.rollout.id, attempt.number, policy
+        whole_hash = request_hash + decoding_digest.encode()
         if incoming.idempotency_key is not None:
             keyed = self._keyed.get((*identity, _key_hash(incoming.idempotency_key)))
-            if keyed is not None and keyed.place[3] == request_hash and (answered := await keyed.wait()) is not None:
+            if keyed is not None and keyed.place[3] == whole_hash and (answered := await keyed.wait()) is not None:
                 return await self._recorded(attempt, answered, request, conversation)
         if not incoming.is_retry:
             return None
-        place = *identity, request_hash
+        place = *identity, whole_hash
         while joinable := [one for one in self._pending.get(place, ()) if not one.joined]:
             pending = next((one for one in joinable if one.abandoned), joinable[0])
             pending.joined = True
             if (answered := await pending.wait()) is not None:
                 return await self._recorded(attempt, answered, request, conversation)
         if undelivered := self._undelivered.get(place):
-            call_id: str | None = undelivered.popleft()
+            call_id = undelivered.popleft()
             if not undelivered:
                 del self._undelivered[place]
-        else:
-            call_id = conversation.unanswered(request_hash)
-        return None if call_id is None else await self._recorded(attempt, call_id, request, conversation)
+            return await self._recorded(attempt, call_id, request, conversation)
+        if not (unanswered := conversation.unanswered(request_hash)):
+            return None
+        calls = {call.id: call for call in await self._store.calls([attempt.rollout.id], attempt.number)}
+        same = (one for one in unanswered if one in calls and calls[one].decoding.get("request", "") == decoding_digest)
+        call_id = next(same, "")
+        return await self._recorded(attempt, call_id, request, conversation) if call_id else None
 
     async def _recorded(
         self, attempt: TrackedAttempt, call_id: str, request: CompletionRequest, conversation: Conversation

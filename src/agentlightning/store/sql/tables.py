@@ -64,7 +64,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -85,6 +85,7 @@ _DEFAULTS: dict[tuple[type, str], Any] = {
     (Call, "overridden_params"): "{}",
     (Call, "usage"): "{}",
     (Call, "delivered"): true(),
+    (Call, "decoding"): "{}",
     (Span, "kind"): "internal",
     (Span, "status"): "unset",
     (Span, "status_message"): "",

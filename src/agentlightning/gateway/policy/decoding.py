@@ -1,0 +1,143 @@
+"""Decoding: what is done to the logits of one call, from the request to the engine's parameters and to the record.
+
+Driven by policy/calls.py. A grammar is made of the request (rendering/grammar.py) and checked in a thread, once; what
+the run's engine cannot account for in learning is refused, or left out and recorded, as the run says. Knows no wire format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from agentlightning.gateway.policy.engine_router import Policy
+from agentlightning.protocols.base import ApiError, CompletionRequest
+from agentlightning.rendering.grammar import GrammarError, check_grammar, make_grammar
+from agentlightning.types import JSON
+
+MAX_CHECKED = 256
+"""Grammars whose check is remembered, the newest ones."""
+
+
+class GrammarChecker:
+    """Checks grammars beside the event loop, each once, one at a time: what compiles one may take all of a core."""
+
+    def __init__(self) -> None:
+        self._said: OrderedDict[bytes, str | None] = OrderedDict()
+        self._one = asyncio.Lock()
+
+    async def check(self, spec: JSON, field: str) -> None:
+        """Raises GrammarError where the library refuses the grammar."""
+        key = blake2b(spec["lark"].encode(), digest_size=16).digest()
+        if key not in self._said:
+            async with self._one:
+                if key not in self._said:
+                    self._said[key] = await asyncio.to_thread(_refusal, spec)
+        while len(self._said) > MAX_CHECKED:
+            self._said.popitem(last=False)
+        if (said := self._said.get(key)) is not None:
+            raise GrammarError(field, said)
+
+
+async def decoding_of(
+    request: CompletionRequest, policy: Policy, prompt: str, checker: GrammarChecker, overridden_params: JSON
+) -> JSON:
+    """What is applied to this call's logits, for its record; {} where nothing is. Raises ApiError.
+
+    What cannot be applied goes to `overridden_params`, where the run drops such fields.
+    """
+    asked = asked_fields(request)
+    if not asked:
+        return {}
+    if policy.structured == "refuse" and asked.keys() == {_strict_field(request)}:
+        return {}  # it forces nothing: a policy that cannot promise it samples calls as it does without
+    if policy.structured == "refuse":
+        why = "the run's engine cannot account for it in learning; say so, or leave it out of training: "
+        why += 'agent.structured = "context_only"'
+        _refuse_or_drop(policy, overridden_params, asked, why)
+        return {}
+    result: JSON = {"request": request_digest(request)}
+    if request.grammar:
+        try:
+            spec = make_grammar(
+                request.grammar,
+                request.tools,
+                policy.renderer.grammar_model,
+                prompt=prompt if request.prompt is None else None,
+                one_call=request.one_tool_call,
+            )
+            await checker.check(spec, _field(request.grammar))
+            result["grammar"] = spec
+        except GrammarError as error:
+            _refuse_or_drop(policy, overridden_params, {error.field: request.grammar}, str(error))
+    if request.logits:
+        result["logits"] = request.logits
+    if policy.structured == "context_only":
+        result["untrained"] = True
+    return result if len(result) > 1 + ("untrained" in result) else {}
+
+
+def engine_params(decoding: Mapping[str, Any]) -> JSON:
+    """What is applied, as the engine's sampling parameters: vLLM's names."""
+    params: JSON = dict(decoding.get("logits", {}))
+    if "grammar" in decoding:
+        params["structured_outputs"] = {"grammar": decoding["grammar"]["lark"]}
+    return params
+
+
+def request_digest(request: CompletionRequest) -> str:
+    """Tells requests apart that differ in what they ask of decoding alone; '' where one asks nothing."""
+    if not asked_fields(request):
+        return ""
+    data = orjson.dumps([request.grammar, request.logits], option=orjson.OPT_SORT_KEYS)
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def asked_fields(request: CompletionRequest) -> JSON:
+    """The fields that ask for something, with what they ask."""
+    return {**{part["field"]: part for part in request.grammar.values()}, **request.logits}
+
+
+def schema_note(request: CompletionRequest) -> str | None:
+    """What the model is told of the content's form, in the prompt's last message, where the run says so."""
+    content = request.grammar.get("content")
+    if content is None or content["kind"] == "lark":
+        return None
+    if content["kind"] == "json_schema":
+        said = f"{content['description']}\n" if content.get("description") else ""
+        return f"{said}Answer with JSON of this schema:\n{orjson.dumps(content['schema']).decode()}"
+    if content["kind"] == "json_object":
+        return "Answer with a JSON object."
+    if content["kind"] == "choice":
+        return f"Answer with one of: {', '.join(content['choices'])}"
+    return f"Answer with text that matches this regular expression: {content['pattern']}"
+
+
+def _strict_field(request: CompletionRequest) -> str | None:
+    calls = request.grammar.get("tool_call")
+    return calls["field"] if calls is not None and calls["field"].endswith(".strict") else None
+
+
+def _refusal(spec: JSON) -> str | None:
+    try:
+        check_grammar(spec, "")
+    except GrammarError as error:
+        return str(error).removeprefix(": ")
+    return None
+
+
+def _field(grammar: Mapping[str, Any]) -> str:
+    return str(next(iter(grammar.values()))["field"])
+
+
+def _refuse_or_drop(policy: Policy, overridden_params: JSON, fields: JSON, why: str) -> None:
+    if policy.unsupported_params == "drop":
+        overridden_params |= fields
+        return
+    [*names] = fields
+    prefix = "" if why.startswith(tuple(names)) else f"{', '.join(names)}: "
+    raise ApiError(prefix + why, param=names[0], code="unsupported_value")

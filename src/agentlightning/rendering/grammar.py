@@ -1,0 +1,293 @@
+"""Grammar: what a completion must look like, as one text that engines decode under and learners rebuild masks from.
+
+Driven by the gateway, which gives it what the request says (protocols/decoding.py), the model's syntax of tool calls and the
+end of the prompt. The result is a spec, plain JSON that is recorded on the call:
+
+    {"kind": "json_schema", "lark": "start: …", "library": "llguidance", "version": "1.9.1"}
+
+Engines read `lark` alone, in the dialect of llguidance, which vLLM reads too (`structured_outputs.grammar`). White space in
+JSON is settled (", " and ": "): left open, a policy would learn blanks. A template's thinking may come before what is
+constrained. Pure; knows no request's wire format and no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from agentlightning.errors import InputError, MissingExtraError
+from agentlightning.rendering.tool_syntax import CLOSE, OPEN, Syntax
+from agentlightning.types import JSON
+
+LIBRARY = "llguidance"
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
+
+MAX_GRAMMAR = 256 * 1024
+"""Bytes of a grammar's text: what compiles one takes seconds for some of megabytes."""
+
+STYLE: JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""White space in JSON, as json.dumps and chat templates write it."""
+
+ANY_TEXT = "/(?s:.+)/"
+
+
+class GrammarError(InputError):
+    """A request asks for a grammar that cannot be made; `field` names what asked for it."""
+
+    def __init__(self, field: str, why: str) -> None:
+        super().__init__(f"{field}: {why}")
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """What a grammar needs to know of the model."""
+
+    syntax: Syntax | None
+    """How it writes tool calls; None: a way for which no grammar can be made here."""
+    thinks: bool = False
+    special: Callable[[str], int | None] = lambda text: None
+    """The id of the token that the grammar's library takes for a special one and that is written so; None where none is."""
+
+
+def make_grammar(
+    wanted: Mapping[str, Any], tools: list[JSON] | None, model: Model, *, prompt: str | None, one_call: bool = False
+) -> JSON:
+    """The spec for what a request wants: `content`, `tool_call` or both (then the completion is either).
+
+    `prompt` is the rendered one, by whose end one knows whether the model is thinking already; None for raw prompts, after
+    which there is neither thinking nor a tool call. Raises GrammarError; `check_grammar` finds what the library refuses.
+    """
+    content, calls = wanted.get("content"), wanted.get("tool_call")
+    writer = _Writer(model)
+    kind = "tool_call" if calls else str(content["kind"]) if content else ""
+    if not calls and content and content["kind"] == "lark":
+        return _spec("lark", content["lark"], content["field"])
+    if calls and model.syntax is None:
+        raise GrammarError(calls["field"], "the model's way of writing tool calls is not known, so none can be forced")
+    if content and content["kind"] == "lark":
+        raise GrammarError(
+            content["field"], "a grammar of one's own cannot be combined with tools that it does not know"
+        )
+    options = []
+    if calls and (tools or ()):
+        options.append(
+            writer.calls(
+                calls, tools or [], one_call or bool(calls.get("one")), text=not calls["required"] and not content
+            )
+        )
+    if content and not (calls and calls["required"]):
+        options.append(writer.content(content))
+    elif calls and not calls["required"]:
+        options.append(writer.rule("TEXT", writer.plain_text()))
+    start = " | ".join(options)
+    if prompt is not None and model.thinks:
+        start = writer.after_thinking(start, prompt)
+    field = (calls or content or {}).get("field", "")
+    return _spec(kind, "\n".join([f"start: {start}", *writer.rules]), field)
+
+
+def check_grammar(spec: JSON, field: str) -> None:
+    """Raises GrammarError where the library cannot compile it, within its bounds. It may take a second."""
+    try:
+        from llguidance import LLMatcher
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("llguidance", "server") from error
+    failed, said = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_lark(spec["lark"]))
+    if failed:
+        raise GrammarError(field, f"no grammar can be made of it: {_sentence(said[0])}")
+
+
+def structured_outputs(given: Mapping[str, Any]) -> JSON:
+    """The spec for vLLM's `structured_outputs`: json, json_object, regex, choice or grammar. Raises GrammarError."""
+    kinds: dict[str, Callable[[Any], JSON]] = {
+        "json": lambda value: {"kind": "json_schema", "schema": json.loads(value) if isinstance(value, str) else value},
+        "json_object": lambda value: {"kind": "json_object"},
+        "regex": lambda value: {"kind": "regex", "pattern": value},
+        "choice": lambda value: {"kind": "choice", "choices": value},
+        "grammar": lambda value: {"kind": "lark", "lark": value},
+    }
+    found = [name for name in kinds if given.get(name) not in (None, False)]
+    if len(found) != 1:
+        raise GrammarError(
+            "structured_outputs", f"expected one of {', '.join(kinds)}, got {', '.join(found) or 'none'}"
+        )
+    [name] = found
+    content: JSON = {**kinds[name](given[name]), "field": f"structured_outputs.{name}"}
+    return make_grammar({"content": content}, None, Model(syntax=None), prompt=None)
+
+
+class _Writer:
+    """Rules of one grammar."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.rules: list[str] = []
+
+    def rule(self, name: str, body: str, options: str = "") -> str:
+        """A new rule; returns its name, which is made unique."""
+        name = f"{name}_{len(self.rules)}"
+        self.rules.append(f"{name}{options}: {body}")
+        return name
+
+    def mark(self, text: str) -> str:
+        """A mark of the template: a token of its own where the library knows it as a special one, else text."""
+        index = self._model.special(text)
+        return quoted(text) if index is None else f"<[{index}]>"
+
+    def until(self, close: str) -> str:
+        """Any text up to a mark, and the mark."""
+        if self._model.special(close) is not None:
+            return f"{self.rule('text', ANY_TEXT)}? {self.mark(close)}"
+        return self.rule("text", f"/(?s:.*){_escaped(close)}/", "[lazy]")
+
+    def schema(self, schema: JSON, *, lenient: bool = False) -> str:
+        """JSON of a schema."""
+        style = {**STYLE, "lenient": True} if lenient else STYLE
+        text = json.dumps({**schema, "x-guidance": style}, ensure_ascii=False)
+        return self.rule("json", f"%json {text}")
+
+    # --- content ------------------------------------------------------------------------------------------------------
+
+    def content(self, content: Mapping[str, Any]) -> str:
+        kind = content["kind"]
+        if kind == "json_schema":
+            return self.schema(content["schema"])
+        if kind == "json_object":
+            return self.schema({"type": "object"})
+        if kind == "regex":
+            return self.rule("regex", f"/{_slashed(content['pattern'])}/")
+        return self.rule("choice", " | ".join(map(quoted, content["choices"])))
+
+    def plain_text(self) -> str:
+        """Text in which no tool call can be read."""
+        if self._model.syntax == "bare":
+            return r"/\s*[^{\s](?s:.*)/"
+        return f"{ANY_TEXT} & ~/(?s:.*){_escaped(OPEN)}(?s:.*)/"
+
+    def after_thinking(self, start: str, prompt: str) -> str:
+        """What follows the template's thinking: one that has begun must end, one that is over does not come back."""
+        end = prompt.rstrip()
+        if end.endswith(THINK_CLOSE):
+            return start
+        newlines = self.rule("newlines", r"/\n+/")
+        rest = f"{self.until(THINK_CLOSE)} {newlines}?"
+        if end.endswith(THINK_OPEN):
+            return f"{rest} ({start})"
+        thinking = self.rule("thinking", f"{self.mark(THINK_OPEN)} {rest}")
+        return f"{thinking}? ({start})"
+
+    # --- tool calls ---------------------------------------------------------------------------------------------------
+
+    def calls(self, wanted: Mapping[str, Any], tools: Sequence[JSON], one: bool, *, text: bool) -> str:
+        """Calls of the tools that may be called: one, or any number of them; with `text`, text may come before."""
+        names = wanted["names"]
+        functions = [tool["function"] for tool in tools if names is None or tool["function"]["name"] in names]
+        syntax = self._model.syntax
+        write = {"hermes": self._json_call, "bare": self._json_call, "tags": self._tag_call, "pairs": self._pair_call}
+        assert syntax is not None
+        bodies = self.rule("call", " | ".join(write[syntax](function) for function in functions))
+        if syntax == "bare":
+            return bodies
+        first = opened = self.mark(OPEN)
+        if text and self._model.special(OPEN) is None:
+            first = self.until(OPEN)
+        elif text:
+            first = f"{self.rule('BEFORE', self.plain_text())}? {opened}"
+        close = self.mark(CLOSE)
+        more = "" if one else f' ("\\n" {opened} {bodies} {close})*'
+        return f"{first} {bodies} {close}{more}"
+
+    def _json_call(self, function: JSON) -> str:
+        bare = self._model.syntax == "bare"
+        key, edge = ("parameters", "") if bare else ("arguments", "\n")
+        name = json.dumps(function["name"], ensure_ascii=False)
+        opening = quoted(f'{edge}{{"name": {name}, "{key}": ')
+        closing = quoted("}" + edge)
+        return self.rule("function", f"{opening} {self.schema(*_parameters(function)[:1], lenient=True)} {closing}")
+
+    def _tag_call(self, function: JSON) -> str:
+        parts = [quoted(f"\n<function={function['name']}>\n")]
+        for name, schema, required in _arguments(function):
+            value = (
+                f"{quoted(f'<parameter={name}>' + chr(10))} {self._value(schema, chr(10) + '</parameter>' + chr(10))}"
+            )
+            argument = self.rule("argument", value)
+            parts.append(argument if required else f"{argument}?")
+        return self.rule("function", " ".join([*parts, quoted("</function>\n")]))
+
+    def _pair_call(self, function: JSON) -> str:
+        parts = [quoted(f"{function['name']}\n")]
+        for name, schema, required in _arguments(function):
+            key = f"{self.mark('<arg_key>')} {quoted(name)} {self.mark('</arg_key>')} {quoted(chr(10))}"
+            value = f"{self.mark('<arg_value>')} {self._value(schema, '</arg_value>')} {quoted(chr(10))}"
+            argument = self.rule("argument", f"{key} {value}")
+            parts.append(argument if required else f"{argument}?")
+        return self.rule("function", " ".join(parts))
+
+    def _value(self, schema: JSON, close: str) -> str:
+        """The value of an argument with what closes it: texts are written as they are, all else as JSON."""
+        if schema.get("type") == "string" and isinstance(schema.get("enum"), list):
+            choices = [quoted(one) for one in schema["enum"] if isinstance(one, str)]
+            return f"({' | '.join(choices)}) {self.mark(close)}"
+        if schema.get("type") == "string":
+            return self.until(close)
+        return f"{self.schema(schema, lenient=True)} {self.mark(close)}"
+
+
+def quoted(text: str) -> str:
+    """A text as the grammar's literal."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _parameters(function: JSON) -> tuple[JSON, JSON]:
+    """The schema of a function's arguments, an object's; and its properties."""
+    schema = function.get("parameters")
+    schema = schema if isinstance(schema, dict) else {}
+    properties = schema.get("properties")
+    return {"type": "object", **schema}, properties if isinstance(properties, dict) else {}
+
+
+def _arguments(function: JSON) -> list[tuple[str, JSON, bool]]:
+    """(name, schema, whether it must be given) of each argument, in order."""
+    schema, properties = _parameters(function)
+    required = schema.get("required")
+    shared: JSON = {name: schema[name] for name in ["$defs", "definitions"] if name in schema}
+    return [
+        (name, {**shared, **(one if isinstance(one, dict) else {})}, isinstance(required, list) and name in required)
+        for name, one in properties.items()
+    ]
+
+
+def _spec(kind: str, lark: str, field: str) -> JSON:
+    if len(lark.encode()) > MAX_GRAMMAR:
+        raise GrammarError(field, f"its grammar has {len(lark.encode())} bytes; expected at most {MAX_GRAMMAR}")
+    try:
+        known = version(LIBRARY)
+    except PackageNotFoundError as error:
+        raise MissingExtraError("llguidance", "server") from error
+    return {"kind": kind, "lark": lark, "library": LIBRARY, "version": known}
+
+
+def _escaped(text: str) -> str:
+    """A text as a part of a regular expression between slashes."""
+    special = set("\\.+*?()|[]{}^$/#&-~")
+    return "".join("\\n" if one == "\n" else f"\\{one}" if one in special else one for one in text)
+
+
+def _slashed(pattern: str) -> str:
+    """A regular expression as it stands between slashes."""
+    result, escaped = "", False
+    for one in pattern:
+        result += "\\/" if one == "/" and not escaped else "\\n" if one == "\n" else one
+        escaped = one == "\\" and not escaped
+    return result
+
+
+def _sentence(said: str) -> str:
+    """The first lines of what the library says, as one."""
+    return " ".join(said.split())[:300]

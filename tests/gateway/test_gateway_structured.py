@@ -1,0 +1,157 @@
+"""Structured output at the gateway: what the engine is asked, what the agent gets, what is recorded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from gateway_house import House, path
+
+from agentlightning.types import Call, Claim
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "unit": {"type": "string", "enum": ["C", "F"]}},
+    "required": ["n", "unit"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}},
+]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+async def answered(house: House, claim: Claim, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
+    body = {"model": "policy", "messages": [{"role": "user", "content": "what is it like?"}], **fields}
+    reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=body, headers=headers)
+    return {"status": reply.status_code, **reply.json()}
+
+
+async def calls_of(house: House, claim: Claim) -> list[Call]:
+    return await house.store.calls([claim.rollout.id], 1)
+
+
+async def test_a_schema_goes_to_the_engine_as_a_grammar_and_is_recorded(house: House) -> None:
+    claim = await house.claim()
+    reply = await answered(house, claim, response_format=FORMAT)
+    answer = json.loads(reply["choices"][0]["message"]["content"])
+    assert answer.keys() == {"n", "unit"}
+    [call] = await calls_of(house, claim)
+    spec = call.decoding["grammar"]
+    assert (spec["kind"], spec["library"], call.overridden_params) == ("json_schema", "llguidance", {})
+    assert house.engine.requests[0]["sampling_params"]["structured_outputs"] == {"grammar": spec["lark"]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [(NAMED, {"weather"}), ("required", {"weather", "time"})],
+)
+async def test_a_tool_call_that_is_forced_is_made(house: House, choice: Any, names: set[str]) -> None:
+    claim = await house.claim()
+    reply = await answered(house, claim, tools=TOOLS, tool_choice=choice)
+    [made, *_] = reply["choices"][0]["message"]["tool_calls"]
+    assert made["function"]["name"] in names
+    assert isinstance(json.loads(made["function"]["arguments"]), dict)
+    [call] = await calls_of(house, claim)
+    assert call.decoding["grammar"]["kind"] == "tool_call"
+
+
+async def test_penalties_go_to_the_engine_by_the_names_of_vllm_and_are_recorded(house: House) -> None:
+    claim = await house.claim()
+    given = {"presence_penalty": 0.5, "logit_bias": {"5": 10}, "top_k": 3}
+    assert (await answered(house, claim, **given))["status"] == 200
+    [call] = await calls_of(house, claim)
+    assert call.decoding["logits"] == {"presence_penalty": 0.5, "logit_bias": {"5": 10.0}, "top_k": 3}
+    params = house.engine.requests[0]["sampling_params"]
+    assert (params["presence_penalty"], params["logit_bias"], params["top_k"]) == (0.5, {"5": 10.0}, 3)
+
+
+async def test_a_call_that_asks_for_nothing_records_nothing(house: House) -> None:
+    claim = await house.claim()
+    await answered(house, claim)
+    assert [call.decoding for call in await calls_of(house, claim)] == [{}]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "s", "schema": {"not": {}}}}),
+        ("guided_regex", "(?=look)ahead"),
+        ("guided_grammar", "start: nowhere"),
+        ("guided_json", {"enum": ["x" * 1000] * 1000}),
+    ],
+)
+async def test_a_grammar_that_cannot_be_made_is_refused_by_the_name_of_its_field(
+    house: House, field: str, value: Any
+) -> None:
+    claim = await house.claim()
+    reply = await answered(house, claim, **{field: value})
+    assert (reply["status"], reply["error"]["param"]) == (400, field)
+    assert house.engine.requests == []
+
+
+async def test_or_left_out_and_recorded_where_the_run_drops_what_it_cannot_do(house: House) -> None:
+    await house.serve_policy(unsupported_params="drop")
+    claim = await house.claim()
+    assert (await answered(house, claim, guided_regex="(?=look)ahead"))["status"] == 200
+    [call] = await calls_of(house, claim)
+    assert (list(call.overridden_params), call.decoding) == (["guided_regex"], {})
+
+
+async def test_a_retry_with_another_grammar_is_another_call(house: House) -> None:
+    claim = await house.claim()
+    retried = {"x-stainless-retry-count": "1"}
+    await answered(house, claim, response_format=FORMAT)
+    await answered(house, claim, retried, guided_choice=["yes"])
+    await answered(house, claim, retried, response_format=FORMAT)
+    kinds = [call.decoding["grammar"]["kind"] for call in await calls_of(house, claim)]
+    assert sorted(kinds) == ["choice", "json_schema"]
+
+
+async def test_a_retry_after_a_restart_finds_the_answer_of_its_grammar_only(house: House) -> None:
+    claim = await house.claim()
+    await answered(house, claim, guided_choice=["yes"])
+    again = house.gateway()
+    body = {"model": "policy", "messages": [{"role": "user", "content": "what is it like?"}]}
+    url, retried = f"{path(claim)}/v1/chat/completions", {"x-stainless-retry-count": "1"}
+    same = await house.http(again).post(url, json={**body, "guided_choice": ["yes"]}, headers=retried)
+    assert (same.status_code, len(house.engine.requests)) == (200, 1)
+    other = await house.http(again).post(url, json={**body, "guided_choice": ["no"]}, headers=retried)
+    assert (other.status_code, len(house.engine.requests)) == (200, 2)
+
+
+async def test_a_run_whose_engine_cannot_rebuild_masks_refuses_by_name(house: House) -> None:
+    await house.serve_policy(structured="refuse")
+    claim = await house.claim()
+    reply = await answered(house, claim, response_format=FORMAT, top_k=3)
+    assert (reply["status"], reply["error"]["param"]) == (400, "response_format")
+    assert "response_format, top_k" in reply["error"]["message"]
+    assert "context_only" in reply["error"]["message"]
+
+
+async def test_or_says_on_the_call_that_nothing_is_learned_from_it(house: House) -> None:
+    await house.serve_policy(structured="context_only")
+    claim = await house.claim()
+    await answered(house, claim, response_format=FORMAT)
+    await answered(house, claim)
+    assert [call.decoding.get("untrained") for call in await calls_of(house, claim)] == [True, None]
+
+
+async def test_the_schema_is_shown_to_the_model_and_later_turns_still_continue(house: House) -> None:
+    await house.serve_policy(show_schema=True)
+    claim = await house.claim()
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "what is it like?"}]
+    for turn in range(3):
+        reply = await answered(house, claim, messages=messages, response_format=FORMAT)
+        messages += [reply["choices"][0]["message"], {"role": "user", "content": f"and {turn}?"}]
+    prompts = [house.renderer.decode(one["token_ids"], special=True) for one in house.engine.requests]
+    assert [prompt.count('"additionalProperties":false') for prompt in prompts] == [1, 2, 3]
+    calls = await calls_of(house, claim)
+    assert [call.continuation for call in calls] == ["first_turn", "continued", "continued"]
+    again = house.gateway()
+    body = {"model": "policy", "messages": messages, "response_format": FORMAT}
+    await house.http(again).post(f"{path(claim)}/v1/chat/completions", json=body)
+    assert (await calls_of(house, claim))[-1].continuation == "continued"
