@@ -29,7 +29,7 @@ class ExternalModelConfig(Table):
 
     url: str
     """Everything before the route: ``https://api.openai.com/v1``, ``https://api.anthropic.com/v1``."""
-    protocol: Literal["openai", "anthropic"] = "openai"
+    protocol: Literal["openai", "anthropic", "google"] = "openai"
     models: tuple[str, ...] = Field(min_length=1)
     """Names that agents ask for; ``*`` stands for any text, ``?`` for one character."""
     key_env: str | None = None
@@ -65,6 +65,10 @@ class ExternalModelConfig(Table):
             raise ValueError("url: expected http(s)://HOST/PATH without user, query or fragment; a key goes by key_env")
         if self.protocol == "anthropic" and not self.url.rstrip("/").endswith("/v1"):
             raise ValueError("url: expected the URL of an Anthropic endpoint with its /v1, as in …anthropic.com/v1")
+        if self.protocol == "google" and not self.url.rstrip("/").endswith(("/v1beta", "/v1")):
+            raise ValueError(
+                "url: expected the URL of a Google endpoint with its version, as in …googleapis.com/v1beta"
+            )
         if (self.input_cost_per_token is None) != (self.output_cost_per_token is None):
             raise ValueError("input_cost_per_token, output_cost_per_token: give both, or neither; 0 for what is free")
         if not all(self.models) or any("[" in name for name in self.models):

@@ -25,7 +25,8 @@ class Exchange:
         scope = {
             "type": "http",
             "method": "POST",
-            "path": path,
+            "path": path.partition("?")[0],
+            "query_string": path.partition("?")[2].encode(),
             "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
             "client": ("127.0.0.1", 1),
         }

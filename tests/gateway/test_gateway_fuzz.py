@@ -233,6 +233,27 @@ MESSAGES = {
     "tool_choice": {"type": "auto", "disable_parallel_tool_use": False}, "stop_sequences": ["x"], "stream": False,
     "temperature": 1.0, "top_p": 1.0, "thinking": {"type": "disabled"}, "metadata": {"user_id": "u"},
 }  # fmt: skip
+CONTENTS = {
+    "systemInstruction": {"parts": [{"text": "You know the weather."}]},
+    "contents": [
+        {"role": "user", "parts": [{"text": "Paris?"}]},
+        {
+            "role": "model",
+            "parts": [
+                {"text": "hm", "thought": True},
+                {"functionCall": {"id": "c", "name": "weather", "args": {"city": "Paris"}}},
+            ],
+        },
+        {"role": "user", "parts": [{"functionResponse": {"id": "c", "name": "weather", "response": {"output": "sunny"}}}]},
+    ],
+    "tools": [{"functionDeclarations": [{"name": "weather", "description": "d", "parametersJsonSchema": TOOL}]}],
+    "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
+    "generationConfig": {
+        "temperature": 1.0, "topP": 1.0, "topK": 3, "maxOutputTokens": 20, "candidateCount": 1, "stopSequences": ["x"],
+        "responseLogprobs": True, "logprobs": 1, "thinkingConfig": {"includeThoughts": True}, "seed": 3,
+    },
+    "safetySettings": [],
+}  # fmt: skip
 EMBEDDINGS = {"model": "policy", "input": ["a", "b"], "encoding_format": "float", "dimensions": 3, "user": "u"}
 REWARD = {"value": 0.5, "name": "reward", "call_id": None}
 
@@ -242,6 +263,9 @@ VALID = {
     "responses": RESPONSES,
     "messages": MESSAGES,
     "messages/count_tokens": MESSAGES,
+    "/v1beta/models/policy:generateContent": CONTENTS,
+    "/v1beta/models/policy:streamGenerateContent?alt=sse": CONTENTS,
+    "/v1beta/models/policy:countTokens": CONTENTS,
     "embeddings": EMBEDDINGS,
     "reward": REWARD,
 }
@@ -303,9 +327,17 @@ def mutated(draw: Any, valid: Any) -> bytes:
 def in_shape(route: str, body: bytes) -> bool:
     """Whether an error has the shape of its protocol."""
     said = json.loads(body)
+    if route.startswith("/v1beta"):
+        error = json.loads(body)["error"]
+        return set(error) - {"details"} == {"code", "message", "status"} and isinstance(error["message"], str)
     if route.startswith("messages"):
         return bool(said["type"] == "error" and said["error"]["type"] and isinstance(said["error"]["message"], str))
     return set(said["error"]) == {"message", "type", "param", "code"} and isinstance(said["error"]["message"], str)
+
+
+def under_root(route: str) -> str:
+    """The path under that of the attempt."""
+    return route if route.startswith("/") else f"/v1/{route}"
 
 
 async def fuzz_route(house: House, route: str, how: settings) -> None:
@@ -322,7 +354,7 @@ async def fuzz_route(house: House, route: str, how: settings) -> None:
     http = house.http()
     for body in bodies:
         async with asyncio.timeout(MAX_WAIT_S):
-            reply = await http.post(f"{path(claim)}/v1/{route}", content=body)
+            reply = await http.post(f"{path(claim)}{under_root(route)}", content=body)
         assert reply.status_code < 500, (body, reply.text)
         if reply.status_code != 200:
             assert in_shape(route, reply.content), reply.text
@@ -346,12 +378,12 @@ async def test_many_requests_that_were_tampered_with_are_answered_or_refused(hou
 async def test_the_request_that_is_tampered_with_is_valid(house: House, route: str) -> None:
     await house.serve_policy(unsupported_params="drop")
     claim = await house.claim()
-    reply = await house.http().post(f"{path(claim)}/v1/{route}", json=VALID[route])
+    reply = await house.http().post(f"{path(claim)}{under_root(route)}", json=VALID[route])
     assert reply.status_code == 200, reply.text
 
 
 @pytest.mark.parametrize(
-    "route", ["", "chat", "chat/completions/x", "responses/resp_x", "models/x", "é", "%00", "a" * 5000]
+    "route", ["chat", "chat/completions/x", "responses/resp_x", "models/x", "é", "%00", "a" * 5000]
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "HEAD", "OPTIONS", "TRACE"])
 async def test_a_random_route_is_refused(house: House, route: str, method: str) -> None:

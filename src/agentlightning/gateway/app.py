@@ -36,8 +36,8 @@ from agentlightning.gateway.rest import create_api
 from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.statistics_cache import StatisticsCache
-from agentlightning.protocols import chat, messages
-from agentlightning.protocols.base import ApiError
+from agentlightning.protocols import chat, generate_content, messages
+from agentlightning.protocols.base import ApiError, WireFormat
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
@@ -262,5 +262,9 @@ class App:
 
 async def _refuse_stopping(path: str, reply: AgentResponse) -> None:
     refusal = ApiError(STOPPING, status=503, type="server_error", code="stopping")
-    shape = messages if path.endswith(("/v1/messages", "/v1/messages/count_tokens")) else chat
+    shape: WireFormat = chat
+    if path.endswith(("/v1/messages", "/v1/messages/count_tokens")):
+        shape = messages
+    elif "/v1beta/models" in path:
+        shape = generate_content
     await reply.whole(503, shape.error(refusal), headers=AWAY)

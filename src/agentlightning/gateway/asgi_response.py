@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 from agentlightning.protocols.base import ApiError
 
@@ -40,6 +40,11 @@ _TRACEPARENT = re.compile(
     rb"\s*[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?\s*", re.DOTALL
 )
 
+GOOGLE_CALLS = ("generateContent", "streamGenerateContent", "countTokens")
+"""Methods of a model in Google's protocol: ``/v1beta/models/{model}:generateContent``."""
+
+_GOOGLE_PATH = re.compile(rf"/v1(?:beta|alpha)?/models/(.+):({'|'.join(GOOGLE_CALLS)})", re.DOTALL)
+
 STOPPING = "the server is stopping; try again"
 AWAY = ((b"retry-after", b"1"), (b"connection", b"close"))
 """Headers of a refusal that the next server on this address will not repeat."""
@@ -54,7 +59,7 @@ class AgentRequest:
 
     __slots__ = (
         "_host", "_receive", "_scheme", "agent", "client", "headers", "idempotency_key", "is_retry", "key", "length",
-        "method", "named", "path", "route", "traceparent",
+        "method", "model", "named", "path", "query", "route", "traceparent",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -80,7 +85,7 @@ class AgentRequest:
                 scheme, _, credentials = value.decode("latin-1").partition(" ")
                 if scheme.lower() == "bearer":
                     self.key = credentials.strip()
-            elif name == b"x-api-key":
+            elif name in (b"x-api-key", b"x-goog-api-key"):
                 self.key = self.key or value.decode("latin-1").strip()
             elif name == b"x-stainless-retry-count":
                 self.is_retry = value != b"0"
@@ -100,8 +105,13 @@ class AgentRequest:
                 self._host = value.decode("latin-1")
         if baggage and self.agent is None:
             self.agent = baggage_agent(baggage)
-        self.named, self.route = _split(self.path)
-        """The attempt that the path names, and what comes after /v1/ (None where the path is not of that form)."""
+        self.named, rest = _split(self.path)
+        self.model, self.route = _route(rest)
+        """The model where the path names it, and what comes after /v1/ (None where the path is not of that form)."""
+        query: bytes = scope.get("query_string", b"")
+        self.query = dict(parse_qsl(query.decode("latin-1"))) if query else {}
+        if self.key is None and self.model is not None:
+            self.key = self.query.get("key")
 
     async def body(self, take: Callable[[int], None] | None = None) -> bytes:
         """The whole body; `take` gets the size of each part, and may raise. Raises ApiError as `read_body` does."""
@@ -296,30 +306,42 @@ def too_large(max_bytes: int) -> ApiError:
     return ApiError(f"the body is larger than {max_bytes} bytes", status=413, code="body_too_large")
 
 
-def _split(path: str) -> tuple[tuple[str, int] | None, str | None]:
-    """(attempt, route under /v1/) of a path.
+def _split(path: str) -> tuple[tuple[str, int] | None, str]:
+    """(attempt, the rest) of a path.
 
     >>> _split("/r/abc/2/v1/chat/completions")
-    (('abc', 2), 'chat/completions')
+    (('abc', 2), '/v1/chat/completions')
     >>> _split("/v1/models")
-    (None, 'models')
-    >>> _split("/r/abc/2/chat/completions")
-    (('abc', 2), None)
+    (None, '/v1/models')
     """
-    named = None
-    rest = path
-    if path.startswith("/r/"):
-        rollout_id, _, rest = path[3:].partition("/")
-        number, slash, rest = rest.partition("/")
-        if not (number.isascii() and number.isdigit() and len(number) < 6):
-            raise ApiError(
-                f"{path}: expected /r/<rollout>/<attempt>/v1/…, with the number of the attempt",
-                status=404,
-                code="unknown_route",
-            )
-        named = (rollout_id, int(number))
-        rest = slash + rest
-    return named, rest[4:] if rest.startswith("/v1/") else None
+    if not path.startswith("/r/"):
+        return None, path
+    rollout_id, _, rest = path[3:].partition("/")
+    number, slash, rest = rest.partition("/")
+    if not (number.isascii() and number.isdigit() and len(number) < 6):
+        raise ApiError(
+            f"{path}: expected /r/<rollout>/<attempt>/v1/…, with the number of the attempt",
+            status=404,
+            code="unknown_route",
+        )
+    return (rollout_id, int(number)), slash + rest
+
+
+def _route(rest: str) -> tuple[str | None, str | None]:
+    """(the model that the path names, the route) of a path without its attempt.
+
+    >>> _route("/v1/chat/completions"), _route("/chat/completions")
+    ((None, 'chat/completions'), (None, None))
+    >>> _route("/v1beta/models/org/name:generateContent"), _route("/v1beta/models")
+    (('org/name', 'models:generateContent'), (None, 'v1beta/models'))
+    """
+    if match := _GOOGLE_PATH.fullmatch(rest):
+        return match[1], f"models:{match[2]}"
+    if rest.rstrip("/") in ("", "/v1", "/v1beta"):
+        return None, ""
+    if rest.startswith("/v1beta/"):
+        return None, rest[1:]
+    return None, rest[4:] if rest.startswith("/v1/") and len(rest) > 4 else None
 
 
 def parent_span(traceparent: bytes, rollout_id: str, attempt: int) -> str | None:

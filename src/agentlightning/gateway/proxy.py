@@ -1,16 +1,15 @@
 """The proxy: what agents call, by route: model calls in every protocol, models, stored responses, rewards, traces.
 
-Driven by the ASGI app for paths under ``/r/{rollout}/{attempt}/v1`` and, with a key, under ``/v1``. It finds who calls and
-which model is meant, and puts whatever goes wrong into the shape of the protocol in use. A call of the policy goes to
-policy/calls.py, one of a configured external model to external/calls.py, traces to otlp.py, which answers in OTLP's own
-terms.
+Driven by the ASGI app for paths under ``/r/{rollout}/{attempt}/v1`` (Google's protocol: ``…/v1beta``) and, with a key,
+under ``/v1``. It finds who calls and which model is meant, and puts whatever goes wrong into the shape of the protocol in
+use. A call of the policy goes to policy/calls.py, one of a configured external model to external/calls.py, traces to
+otlp.py, which answers in OTLP's own terms.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import cast
 
 import orjson
 from uuid_utils import uuid7
@@ -25,7 +24,7 @@ from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.policy.sdk_retries import mark_delivered, recorded_answer
-from agentlightning.protocols import chat, completions, embeddings, messages, responses
+from agentlightning.protocols import chat, completions, embeddings, generate_content, messages, responses
 from agentlightning.protocols.base import ApiError, CompletionRequest, WireFormat, call_id, read_object
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.store.base import UNKNOWN_ROUTE, LightningStore, reward_number
@@ -62,13 +61,17 @@ class Proxy:
             "responses": responses,
             "messages": messages,
             "embeddings": embeddings,
+            "models:generateContent": generate_content,
+            "models:streamGenerateContent": generate_content,
         }
 
     async def __call__(self, incoming: AgentRequest, reply: AgentResponse) -> None:
         """Answer one request; whatever goes wrong becomes an error in the protocol's shape."""
         wire = self._wire(incoming)
         try:
-            if incoming.route == "traces" and incoming.method == "POST":
+            if incoming.route == "" and incoming.method in ("GET", "HEAD"):
+                await reply.whole(200, b'{"status":"ok"}')  # programs look whether their base URL is there
+            elif incoming.route == "traces" and incoming.method == "POST":
                 await self._traces.answer(incoming, reply)
             else:
                 await self._answer(wire, incoming, reply)
@@ -90,6 +93,8 @@ class Proxy:
     def _wire(self, incoming: AgentRequest) -> WireFormat:
         """The protocol that a route belongs to, for calls and for errors."""
         route = incoming.route or ""
+        if route.startswith(("models:", "v1beta/")):
+            return generate_content
         if route.startswith("models"):
             return messages if any(name == b"anthropic-version" for name, _ in incoming.headers) else chat
         return self._wires.get(route) or self._wires.get(route.partition("/")[0]) or chat
@@ -130,10 +135,15 @@ class Proxy:
         elif method == "POST" and route == "messages/count_tokens":
             data = {"max_tokens": 1, **read_object(await incoming.body(admission.take))}
             await reply.whole(200, messages.count(*await self._calls.count(wire, data, attempt)))
+        elif method == "POST" and route == "models:countTokens":
+            data = generate_content.count_request(read_object(await incoming.body(admission.take)))
+            data = generate_content.with_route(data, incoming.model or "", False)
+            tokens, _ = await self._calls.count(wire, data, attempt)
+            await reply.whole(200, generate_content.count(tokens))
         elif method == "POST" and route == "reward":
             await self._reward(attempt, await incoming.body(admission.take), reply)
-        elif method == "GET" and (route == "models" or route.startswith("models/")):
-            await self._models(wire, route, attempt, reply)
+        elif method == "GET" and (named := _named_model(route)) is not None:
+            await self._models(wire, named, attempt, reply)
         elif method == "GET" and route.startswith("responses/") and route.count("/") == 1:
             await self._stored(route.partition("/")[2], attempt, reply)
         else:
@@ -149,6 +159,8 @@ class Proxy:
     ) -> None:
         body = await incoming.body(admission.take)
         data = read_object(body)
+        if incoming.model is not None:
+            data = generate_content.with_route(data, incoming.model, _google_stream(incoming))
         model = data.get("model")
         external = (
             await self._external.directory.find(attempt.rollout.run_id, model) if isinstance(model, str) else None
@@ -161,12 +173,12 @@ class Proxy:
 
     # --- everything else --------------------------------------------------------------------------------------------
 
-    async def _models(self, wire: WireFormat, route: str, attempt: TrackedAttempt, reply: AgentResponse) -> None:
+    async def _models(self, wire: WireFormat, name: str, attempt: TrackedAttempt, reply: AgentResponse) -> None:
         run_id = attempt.rollout.run_id
         names = [policy.model for policy in (await self._engine_router.policies(run_id)).values()]
         names += await self._external.directory.names(run_id)
-        shape = messages if wire is cast(WireFormat, messages) else chat
-        name = route.partition("/")[2]
+        shapes = {module.NAME: module for module in (messages, generate_content)}
+        shape = shapes.get(wire.NAME, chat)
         if not name:
             await reply.whole(200, shape.models(names))
         elif name in names:
@@ -238,10 +250,25 @@ class Proxy:
         raise ApiError(
             f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, "
             "once), that of an Anthropic client ends before /v1; routes under /v1 are chat/completions, completions, "
-            "responses, messages, messages/count_tokens, embeddings, models, reward and traces",
+            "responses, messages, messages/count_tokens, embeddings, models, reward and traces; Google's calls are under "
+            "/v1beta/models",
             status=404,
             code="unknown_route",
         )
+
+
+def _named_model(route: str) -> str | None:
+    """The model that GET models/{name} asks for, '' for all of them; None for another route."""
+    base, _, name = route.removeprefix("v1beta/").partition("/")
+    return name if base == "models" else None
+
+
+def _google_stream(incoming: AgentRequest) -> bool:
+    """True where a request of Google's protocol wants a stream. Raises ApiError where not as server-sent events."""
+    streamed = incoming.route == "models:streamGenerateContent"
+    if streamed and incoming.query.get("alt") != "sse":
+        raise ApiError("alt: expected sse (streamGenerateContent?alt=sse), the only form of a stream here", param="alt")
+    return streamed
 
 
 def _retry_headers(refusal: ApiError) -> tuple[tuple[bytes, bytes], ...]:

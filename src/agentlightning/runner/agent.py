@@ -43,6 +43,11 @@ class LLM:
     connections: ConnectionPool = field(default_factory=ConnectionPool, repr=False, compare=False)
 
     @property
+    def google_base_url(self) -> str:
+        """For Google clients, which add /v1beta themselves."""
+        return self.anthropic_base_url
+
+    @property
     def http_client(self) -> Any:
         """``AsyncOpenAI(http_client=llm.http_client)``: one connection pool for a worker's event loop. Do not close it.
 

@@ -200,12 +200,16 @@ def command_environment(inherited: Mapping[str, str], claim: Claim, llm: LLM, ta
         "OPENAI_API_KEY": llm.api_key,
         "ANTHROPIC_BASE_URL": llm.anthropic_base_url,
         "ANTHROPIC_API_KEY": llm.api_key,
+        "GOOGLE_GEMINI_BASE_URL": llm.google_base_url,
+        "GEMINI_API_KEY": llm.api_key,
         "AGL_MODEL": llm.model,
         "AGL_TASK": str(task),
         "AGL_REWARD_URL": f"{llm.base_url}/reward",
         "AGL_ROLLOUT_ID": claim.rollout.id,
         "AGL_ATTEMPT": str(claim.lease.attempt),
     }
+    if "GOOGLE_API_KEY" in environment:  # Google's SDKs prefer it to the other
+        environment["GOOGLE_API_KEY"] = llm.api_key
     environment |= tracing_environment(inherited, claim, llm)
     environment["NO_PROXY"] = environment["no_proxy"] = without_proxy(inherited, llm.base_url)
     return environment

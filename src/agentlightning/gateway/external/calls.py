@@ -14,6 +14,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import quote
 
 import orjson
 from uuid_utils import uuid7
@@ -25,6 +26,7 @@ from agentlightning.gateway.external.client import Exchange, ExternalClient, Ext
 from agentlightning.gateway.external.directory import ExternalDirectory, ExternalModel
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.protocols import generate_content
 from agentlightning.protocols.base import ApiError, CompletionReader, CompletionRequest, WireFormat
 from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
 from agentlightning.store.base import LightningStore
@@ -85,6 +87,8 @@ class ExternalCalls:
         """Answer one request; `data` is what `body` says. Raises ApiError and the errors of the store."""
         started_ns = time.time_ns()
         request = wire.parse(data, trained=False)
+        if wire.NAME == generate_content.NAME:
+            data = {**data, **generate_content.external_settings(data)}
         if admission.counts_tokens and data.get("background") not in (None, False):
             raise ApiError(
                 "background: expected false, since this run limits tokens or spend: what a response in the background "
@@ -140,11 +144,16 @@ class ExternalCalls:
 
     def _exchange(self, job: _ExternalJob, route: str, incoming: AgentRequest, data: JSON, body: bytes) -> Exchange:
         settings, choices = job.external.settings, data.get("n")
+        headers = request_headers(job.external, route, incoming.headers)
+        if incoming.model is not None:  # Google's protocol: the path names the model, not the body
+            route = _google_route(route, settings.rename or incoming.model)
+        elif settings.rename is not None:
+            body = orjson.dumps({**data, "model": settings.rename})
         return Exchange(
             external=job.external,
             route=route,
-            headers=request_headers(job.external, route, incoming.headers),
-            body=body if settings.rename is None else orjson.dumps({**data, "model": settings.rename}),
+            headers=headers,
+            body=body,
             choices=max(1, choices) if isinstance(choices, int) else 1,
             deadline_s=asyncio.get_running_loop().time() + settings.timeout_s,
             max_sampled_tokens=_max_sampled_tokens(data),
@@ -313,6 +322,16 @@ def _max_sampled_tokens(data: JSON) -> int:
     several = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
     bound = largest(0, "max_completion_tokens", "max_output_tokens", "max_tokens")
     return min(MAX_TOKEN_COUNT, max(0, bound) * max(1, largest(1, "n", "best_of")) * several)
+
+
+def _google_route(route: str, model: str) -> str:
+    """The route of a call in Google's protocol, for this model.
+
+    >>> _google_route("models:streamGenerateContent", "gemini-3-pro")
+    'models/gemini-3-pro:streamGenerateContent?alt=sse'
+    """
+    method = route.removeprefix("models:")
+    return f"models/{quote(model)}:{method}" + ("?alt=sse" if method.startswith("stream") else "")
 
 
 def _sampling(data: JSON) -> Sampling:

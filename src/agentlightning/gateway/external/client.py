@@ -29,6 +29,7 @@ from agentlightning.types import JSON
 ROUTES = {
     "openai": ("chat/completions", "completions", "responses", "embeddings"),
     "anthropic": ("messages",),
+    "google": ("models:generateContent", "models:streamGenerateContent"),
 }
 """Routes that an external model of each protocol serves."""
 
@@ -169,6 +170,8 @@ def request_headers(external: ExternalModel, route: str, given: list[tuple[bytes
         )
     if settings.protocol == "anthropic":
         headers["x-api-key"] = key
+    elif settings.protocol == "google":
+        headers["x-goog-api-key"] = key
     else:
         headers["authorization"] = f"Bearer {key}"
     return headers
@@ -260,6 +263,9 @@ class _RecordedFields(TypedDict, total=False):
     choices: list[_Choice]
     output: Any
     content: Any
+    candidates: Any
+    usageMetadata: Any
+    promptFeedback: Any
     status: Any
     stop_reason: Any
     usage: Any

@@ -22,8 +22,8 @@ MAX_BLANK_LINE = 4
 LAST_EVENTS = frozenset(
     {"message_delta", "message_stop", "response.completed", "response.incomplete", "response.failed", "error"}
 )
-"""Types of events from which on nothing is said any more. Chunks of OpenAI's older protocols have none: they end where every
-choice has a finish reason."""
+"""Types of events from which on nothing is said any more. Chunks of OpenAI's older protocols and of Google's have none: they
+end where every choice has a finish reason, or where Google's model declines the prompt."""
 
 
 class StreamPassthrough:
@@ -90,11 +90,16 @@ class StreamPassthrough:
                 self.ended = self.ended or self.error is not None or self._is_last(data)
 
     def _is_last(self, data: JSON) -> bool:
-        choices = data.get("choices")
+        choices = data.get("choices") or data.get("candidates")
         if not choices or not isinstance(choices, list):
-            kind = data.get("type")
-            return isinstance(kind, str) and kind in LAST_EVENTS
-        finished = [choice for choice in choices if isinstance(choice, dict) and choice.get("finish_reason")]
+            kind, feedback = data.get("type"), data.get("promptFeedback")
+            declined = isinstance(feedback, dict) and bool(feedback.get("blockReason"))
+            return declined or (isinstance(kind, str) and kind in LAST_EVENTS)
+        finished = [
+            choice
+            for choice in choices
+            if isinstance(choice, dict) and (choice.get("finish_reason") or choice.get("finishReason"))
+        ]
         self._finished |= {str(choice.get("index", 0)) for choice in finished}
         return len(self._finished) >= self._choices
 
