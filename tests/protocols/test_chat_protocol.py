@@ -106,8 +106,6 @@ def test_what_changes_nothing_is_accepted(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"reasoning_effort": "low"},
-        {"verbosity": "high"},
         {"modalities": ["text", "audio"]},
         {"min_tokens": 3},
         {"chat_template_kwargs": {"enable_thinking": False}},
@@ -140,7 +138,11 @@ def test_what_would_change_sampling_is_collected_with_its_value(given: dict[str,
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"tool_choice": "maybe"}, "tool_choice"),
         ({"tools": {}}, "tools"),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
+        ({"tools": [{"custom": {"name": "f"}}]}, "tools[0]"),
+        ({"reasoning_effort": 1}, "reasoning_effort"),
+        ({"verbosity": 1}, "verbosity"),
+        ({"reasoning": {"effort": 1}}, "reasoning.effort"),
+        ({"include_reasoning": "no"}, "include_reasoning"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
@@ -154,7 +156,44 @@ def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param
 
 @pytest.mark.parametrize("given", [{"functions": [{"name": "f"}]}, {"function_call": {"name": "f"}}])
 def test_the_older_form_of_tools_is_refused_with_the_newer_one_named(given: dict[str, Any]) -> None:
-    assert "`tools`" in refusal(**given).message
+    request = parse(**given)
+    assert list(request.refused) == list(given)
+    assert all("`tools`" in why for why in request.refused.values())
+
+
+def test_effort_and_verbosity_are_accepted_and_recorded() -> None:
+    request = parse(reasoning_effort="low", verbosity="high", reasoning={"effort": "high", "exclude": True})
+    assert request.not_applied == {"reasoning_effort": "low", "verbosity": "high", "reasoning.effort": "high"}
+    assert (request.unsupported, request.include_reasoning) == ({}, False)
+    assert parse(reasoning={"max_tokens": 5, "enabled": True}).unsupported == {"reasoning.max_tokens": 5}
+
+
+def test_tools_that_are_no_functions_are_collected_by_path() -> None:
+    custom = {"type": "custom", "custom": {"name": "f"}}
+    request = parse(tools=[custom, *TOOLS, {"type": "web_search"}])
+    assert (request.tools, request.parse_tools) == (TOOLS, True)
+    assert request.unsupported == {"tools[0]": custom, f"tools[{len(TOOLS) + 1}]": {"type": "web_search"}}
+    assert parse(tools=[custom]).tools is None
+
+
+def test_reasoning_that_was_not_asked_for_is_left_out_whole_and_streamed() -> None:
+    request = parse(include_reasoning=False, stream=True)
+    completion = answer(Choice(content="yes", reasoning="hm", sampled_tokens=3))
+    whole = json.loads(chat.body(request, completion))
+    assert "reasoning_content" not in whole["choices"][0]["message"]
+    events = chat.stream(request, "0", "m", 5, 3)
+    assert b"hm" not in events.delta(0, Delta(reasoning="hm"))
+    assert b"yes" in events.delta(0, Delta(content="yes"))
+
+
+def test_continuous_usage_counts_the_tokens_of_all_choices_so_far() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = chat.stream(parse(n=2, stream=True, stream_options=options), "0", "m", 5, 3)
+    sent = events.delta(0, Delta(content="a", sampled_tokens=2)) + events.delta(1, Delta(content="b", sampled_tokens=5))
+    counts = [json.loads(line[6:])["usage"] for line in sent.decode().splitlines() if line]
+    assert [one["completion_tokens"] for one in counts] == [2, 7]
+    assert [one["total_tokens"] for one in counts] == [5, 10]
+    assert not parse(stream=True, stream_options={"continuous_usage_stats": True}).continuous_usage
 
 
 @pytest.mark.parametrize(

@@ -130,9 +130,11 @@ GRAMMAR = {"top_k", "output_config", "output_format", "tool_choice"}
 """Fields that say how to decode."""
 
 NOT_OURS: dict[str, Any] = {
-    "container": "c",
     "mcp_servers": [{"type": "url"}],
     "compaction": {"type": "enabled"},
+}
+REFUSED: dict[str, Any] = {
+    "container": "c",
     "thread": {"type": "continue", "previous_message_id": "msg_1"},
 }
 HONOURED = {
@@ -145,7 +147,7 @@ HEADERS = {"betas", "user_profile_id", "workspace_id"}
 
 def test_every_field_that_the_sdk_documents_stands_in_a_table_here() -> None:
     documented = Fields.__annotations__.keys() | BetaFields.__annotations__.keys()
-    assert documented - HEADERS <= HONOURED | GRAMMAR | NO_EFFECT.keys() | NOT_OURS.keys()
+    assert documented - HEADERS <= HONOURED | GRAMMAR | NO_EFFECT.keys() | NOT_OURS.keys() | REFUSED.keys()
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)
@@ -173,9 +175,19 @@ def test_examples_of_a_tools_input_are_collected() -> None:
 
 
 @pytest.mark.parametrize("name", NOT_OURS)
-def test_what_only_anthropics_service_could_do_is_refused(name: str) -> None:
-    refused = refusal(**{name: NOT_OURS[name]})
-    assert (refused.param, refused.code) == (name, "unsupported_value")
+def test_what_only_anthropics_service_could_do_is_collected(name: str) -> None:
+    assert parse(**{name: NOT_OURS[name]}).unsupported == {name: NOT_OURS[name]}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_continue_something_at_anthropic_is_refused(name: str) -> None:
+    assert list(parse(**{name: REFUSED[name]}).refused) == [name]
+
+
+def test_tools_that_anthropic_runs_are_collected_by_path() -> None:
+    search = {"type": "web_search_20250305", "name": "web_search"}
+    request = parse(tools=[search, TOOL])
+    assert (request.tools, request.unsupported) == ([FUNCTION], {"tools[0]": search})
 
 
 @pytest.mark.parametrize(
@@ -199,7 +211,7 @@ def test_what_only_anthropics_service_could_do_is_refused(name: str) -> None:
         ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, "tool_choice.disable_parallel_tool_use"),
         ({"tools": TOOL}, "tools"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": 1, "name": "web_search"}]}, "tools[0]"),
         ({"tools": [TOOL, {"input_schema": {}}]}, "tools[1].name"),
         ({"tools": [{"name": "f", "input_schema": []}]}, "tools[0].input_schema"),
         ({"tools": [{"name": "f", "description": 1}]}, "tools[0].description"),

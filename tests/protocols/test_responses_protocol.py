@@ -131,23 +131,27 @@ NO_EFFECT: dict[str, Any] = {
 }
 COLLECTED: dict[str, Any] = {
     "moderation": {"model": "o"},
-    "truncation": "auto",
     "min_tokens": 3,
 }
-NOT_OURS: dict[str, Any] = {
+NOT_OURS: dict[str, Any] = {"context_management": [{"type": "compaction"}]}
+REFUSED: dict[str, Any] = {
     "background": True,
-    "context_management": [{"type": "compaction"}],
     "conversation": "conv_1",
     "prompt": {"id": "pmpt_1"},
 }
 HONOURED = {"input", "instructions", "max_output_tokens", "model", "parallel_tool_calls", "previous_response_id"}
-HONOURED |= {"reasoning", "stream", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p"}
-REASONING = {"effort": "low", "context": "all_turns", "mode": "pro"}
+HONOURED |= {
+    "truncation", "reasoning", "stream", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p",
+}  # fmt: skip
+REASONING = {"context": "all_turns", "mode": "pro"}
 
 
 def test_every_field_that_the_sdk_documents_stands_in_a_table_here() -> None:
-    assert Fields.__annotations__.keys() <= HONOURED | NO_EFFECT.keys() | COLLECTED.keys() | NOT_OURS.keys()
-    assert Reasoning.__annotations__.keys() <= REASONING.keys() | {"summary", "generate_summary"}
+    assert (
+        Fields.__annotations__.keys()
+        <= HONOURED | NO_EFFECT.keys() | COLLECTED.keys() | NOT_OURS.keys() | REFUSED.keys()
+    )
+    assert Reasoning.__annotations__.keys() <= REASONING.keys() | {"effort", "summary", "generate_summary"}
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)
@@ -181,14 +185,31 @@ def test_each_wish_about_reasoning_is_collected(name: str) -> None:
     assert refusal(reasoning={name: 1}).param == f"reasoning.{name}"
 
 
-def test_each_wish_about_text_is_collected() -> None:
-    assert parse(text={"verbosity": "low"}).unsupported == {"text.verbosity": "low"}
+def test_effort_and_verbosity_are_accepted_and_recorded() -> None:
+    request = parse(text={"verbosity": "low"}, reasoning={"effort": "high"})
+    assert request.not_applied == {"text.verbosity": "low", "reasoning.effort": "high"}
+    assert request.unsupported == {}
+
+
+def test_truncation_is_noted_for_prompts_that_do_not_fit() -> None:
+    assert [parse(truncation=one).truncates for one in ("auto", "disabled", None)] == [True, False, False]
+    assert refusal(truncation="some").param == "truncation"
+
+
+def test_tools_that_are_no_functions_are_collected_by_path() -> None:
+    request = parse(tools=[{"type": "web_search"}, TOOL])
+    assert request.tools is not None
+    assert (len(request.tools), request.unsupported) == (1, {"tools[0]": {"type": "web_search"}})
 
 
 @pytest.mark.parametrize("name", NOT_OURS)
-def test_what_only_openais_service_could_do_is_refused(name: str) -> None:
-    refused = refusal(**{name: NOT_OURS[name]})
-    assert (refused.param, refused.code) == (name, "unsupported_value")
+def test_what_only_openais_service_could_do_is_collected(name: str) -> None:
+    assert parse(**{name: NOT_OURS[name]}).unsupported == {name: NOT_OURS[name]}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_make_it_another_response_is_refused(name: str) -> None:
+    assert list(parse(**{name: REFUSED[name]}).refused) == [name]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +238,7 @@ def test_what_only_openais_service_could_do_is_refused(name: str) -> None:
         ({"text": {"verbosity": 1}}, "text.verbosity"),
         ({"tool_choice": "maybe"}, "tool_choice"),
         ({"tools": TOOL}, "tools"),
-        ({"tools": [TOOL, {"type": "web_search"}]}, "tools[1]"),
+        ({"tools": [TOOL, {"type": 1}]}, "tools[1]"),
         ({"tools": [{"type": "function", "name": ""}]}, "tools[0].name"),
         ({"tools": [{**TOOL, "parameters": []}]}, "tools[0].parameters"),
     ],

@@ -248,7 +248,7 @@ class Deadline:
 class AgentResponse:
     """The answer to one request: whole, or a stream of events."""
 
-    __slots__ = ("_boot", "_send", "failed", "request_id", "started")
+    __slots__ = ("_boot", "_send", "failed", "ignored", "request_id", "started")
 
     def __init__(self, send: Send, boot: bytes) -> None:
         self._send = send
@@ -256,6 +256,8 @@ class AgentResponse:
         self.started = False
         self.request_id = ""
         """Sent as x-request-id and request-id, where SDKs look for it."""
+        self.ignored = b""
+        """Sent as x-agl-ignored: names of the request's fields that were dropped."""
         self.failed: Callable[[ApiError], bytes] | None = None
         """Writes the event that ends a started stream with an error."""
 
@@ -298,6 +300,8 @@ class AgentResponse:
         if self.request_id:
             name = self.request_id.encode()
             headers += [(b"x-request-id", name), (b"request-id", name)]
+        if self.ignored:
+            headers.append((b"x-agl-ignored", self.ignored))
         return headers
 
 

@@ -76,6 +76,15 @@ class CompletionRequest:
     """What the completion must look like, as protocols/decoding.py reads it: `content`, `tool_call`, or both."""
     logits: JSON = field(default_factory=dict)
     """What is done to the logits: penalties, logit_bias, top_k, min_p, where they are not neutral."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Fields (as the agent named them) that no setting makes the gateway serve, and why: the response would be another
+    without them."""
+    include_reasoning: bool = True
+    """False: the response leaves the reasoning out. It is recorded, and restored when the completion comes back."""
+    continuous_usage: bool = False
+    """Streaming: every chunk has the token counts so far."""
+    truncates: bool = False
+    """Responses only: the agent would have the oldest items cut where the prompt does not fit; it is refused then."""
     previous_id: str | None = None
     """Responses only: the response that this request continues (previous_response_id)."""
     echo: JSON = field(default_factory=dict)
@@ -176,6 +185,8 @@ class Delta:
     """Log-probabilities of the tokens since the last delta; None where they were not requested."""
     token_ids: tuple[int, ...] = ()
     """The ids since the last delta, also of tokens whose text is held back, where they were requested."""
+    sampled_tokens: int = 0
+    """Tokens of the choice so far."""
 
 
 class EventStream(Interface):

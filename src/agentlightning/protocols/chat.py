@@ -40,8 +40,6 @@ UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
     "audio": UnsupportedParam(dict),
     "modalities": UnsupportedParam(list, (["text"],)),
     "moderation": UnsupportedParam(dict),
-    "reasoning_effort": UnsupportedParam(str),
-    "verbosity": UnsupportedParam(str),
     "web_search_options": UnsupportedParam(dict),
     "add_generation_prompt": UnsupportedParam(bool, (True,)),
     "continue_final_message": UnsupportedParam(bool, (False,)),
@@ -51,9 +49,23 @@ UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
     "documents": UnsupportedParam(list, ([],)),
     "enable_thinking": UnsupportedParam(bool),
     "thinking": UnsupportedParam(dict),
-    "reasoning": UnsupportedParam(dict),
 }
 """Fields that ask for another prompt or another distribution than the trained policy's own."""
+
+LEGACY = {
+    "functions": "no longer supported; give them as `tools`",
+    "function_call": "no longer supported; give `tools` and `tool_choice`",
+}
+"""Fields that others have replaced."""
+
+NOT_APPLIED: dict[str, type] = {"reasoning_effort": str, "verbosity": str}
+"""Fields that no trained policy has a setting for; they are recorded."""
+
+REASONING: dict[str, UnsupportedParam] = {
+    "max_tokens": UnsupportedParam(int),
+    "enabled": UnsupportedParam(bool, (True,)),
+}
+"""Fields of OpenRouter's `reasoning` that ask for more or less thinking than the policy's own."""
 
 WITHOUT_EFFECT: dict[str, type] = {
     "metadata": dict,
@@ -73,11 +85,11 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     if not trained:
         return _external_request(data)
     fields.check_kinds(data, WITHOUT_EFFECT)
-    _refuse_functions(data)
-    tools = fields.tools(data)
+    tools, other_tools = fields.tools(data)
     parse_tools, tool_call = tool_choice(data, tools)
     logprobs = fields.boolean(data, "logprobs")
     stream = fields.boolean(data, "stream")
+    reasoning = fields.record(data, "reasoning") or {}
     return CompletionRequest(
         model=fields.text(data, "model"),
         messages=_messages(data),
@@ -93,9 +105,19 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         **fields.token_options(data, stream),
         stream=stream,
         include_usage=include_usage(data, stream),
+        continuous_usage=continuous_usage(data),
+        include_reasoning=fields.boolean(data, "include_reasoning", default=True)
+        and not fields.boolean(reasoning, "exclude", at="reasoning"),
         forced=fields.forced(data),
+        refused={name: LEGACY[name] for name in fields.given(data, LEGACY, neutral=(None, [], "auto", "none"))},
+        not_applied={
+            **fields.not_applied(data, NOT_APPLIED),
+            **fields.not_applied(reasoning, {"effort": str}, "reasoning"),
+        },
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),
+            **{f"reasoning.{name}": value for name, value in fields.unsupported(reasoning, REASONING).items()},
+            **other_tools,
         },
         grammar=decoding.combined(tool_call, decoding.content(data), decoding.structured_outputs(data)),
         logits=decoding.logits(data),
@@ -106,7 +128,7 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
     choices = [
         {
             "index": index,
-            "message": {**assistant_message(choice), "refusal": None},
+            "message": {**_message_of(choice, request), "refusal": None},
             "logprobs": _logprobs(request, choice.logprobs),
             "finish_reason": choice.finish_reason,
             **choice_ids(request, choice),
@@ -119,7 +141,8 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    return _ChatEvents(request, _frame("chat.completion.chunk", call_id, model, created_s), {"delta": {}})
+    frame = _frame("chat.completion.chunk", call_id, model, created_s)
+    return _ChatEvents(request, frame, {"delta": {}}, prompt_tokens)
 
 
 def error(refusal: ApiError) -> bytes:
@@ -202,6 +225,13 @@ def include_usage(data: JSON, streamed: bool) -> bool:
     return fields.boolean(options, "include_usage", at="stream_options")
 
 
+def continuous_usage(data: JSON) -> bool:
+    """True where every chunk is to have the token counts, as vLLM streams them; only with `include_usage`."""
+    options = fields.record(data, "stream_options") or {}
+    wanted = fields.boolean(options, "continuous_usage_stats", at="stream_options")
+    return wanted and fields.boolean(options, "include_usage", at="stream_options")
+
+
 def usage(completion: Completion) -> JSON:
     """The token counts of a completion."""
     return {
@@ -227,16 +257,21 @@ def shown(request: CompletionRequest, tokens: tuple[TokenLogprob, ...]) -> Seque
 class ChunkStream:
     """The chunks of a streamed response, as far as both protocols have the same."""
 
-    def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON) -> None:
+    def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON, prompt_tokens: int) -> None:
         self._request = request
         self._count = request.n
         self._usage = request.include_usage
         self._frame = {**frame, "usage": None} if self._usage else frame
         self._empty = empty
         """The part of a choice that says nothing more."""
+        self._prompt_tokens = prompt_tokens
+        self._sampled: dict[int, int] | None = {} if request.continuous_usage else None
+        """Sampled tokens so far, by choice, where every chunk has the counts."""
 
     def last(self, completion: Completion) -> bytes:
         """The finish reasons, the usage where asked for, and the end mark."""
+        for index, choice in enumerate(completion.choices):
+            self.sampled(index, choice.sampled_tokens)
         parts = [
             self.chunk(index, self._empty, choice.finish_reason) for index, choice in enumerate(completion.choices)
         ]
@@ -248,13 +283,29 @@ class ChunkStream:
     def failed(self, refusal: ApiError) -> bytes:
         return b"data: " + error(refusal) + b"\n\n"
 
+    def sampled(self, index: int, tokens: int) -> None:
+        """Note the tokens of a choice so far."""
+        if self._sampled is not None:
+            self._sampled[index] = tokens
+
     def chunk(self, index: int, part: JSON, finish_reason: str | None = None, logprobs: JSON | None = None) -> bytes:
         """One chunk of one choice."""
         return self.whole_chunk({"index": index, **part, "logprobs": logprobs, "finish_reason": finish_reason})
 
     def whole_chunk(self, choice: JSON, **more: Any) -> bytes:
         """A chunk with this choice, and with what else it has."""
-        return sse.event({**self._frame, "choices": [choice], **more})
+        return sse.event({**self._frame, "choices": [choice], **self._counts(), **more})
+
+    def _counts(self) -> JSON:
+        if self._sampled is None:
+            return {}
+        tokens = sum(self._sampled.values())
+        counts = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": self._prompt_tokens + tokens,
+        }
+        return {"usage": counts}
 
 
 def logprob_list(tokens: Sequence[TokenLogprob]) -> list[JSON]:
@@ -301,13 +352,6 @@ def _external_messages(data: JSON) -> list[JSON]:
         fields.check_kind(message, "content", (str, list), where)
         fields.check_kind(message, "tool_calls", list, where)
     return messages
-
-
-def _refuse_functions(data: JSON) -> None:
-    if fields.items(data, "functions"):
-        raise fields.refused("functions", "no longer supported; give them as `tools`")
-    if data.get("function_call") not in (None, "auto", "none"):
-        raise fields.refused("function_call", "no longer supported; give `tools` and `tool_choice`")
 
 
 def tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, JSON]:
@@ -406,6 +450,10 @@ def _check_tool_call(call: Any, where: str) -> None:
 
 
 class _ChatEvents(ChunkStream):
+    def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON, prompt_tokens: int) -> None:
+        super().__init__(request, frame, empty, prompt_tokens)
+        self._with_reasoning = request.include_reasoning
+
     def first(self) -> bytes:
         """Opens every choice, in order: SDKs number them as they come."""
         opening = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
@@ -417,9 +465,11 @@ class _ChatEvents(ChunkStream):
     def delta(self, index: int, delta: Delta) -> bytes:
         """More of choice `index`: a chunk for each kind of text, since many clients read only one kind from each."""
         parts: list[JSON] = []
-        if delta.reasoning:
+        self.sampled(index, delta.sampled_tokens)
+        if delta.reasoning and self._with_reasoning:
             parts.append({"reasoning_content": delta.reasoning})
-        if delta.content or ((delta.logprobs or delta.token_ids) and not delta.reasoning and not delta.tools):
+        shown = delta.reasoning and self._with_reasoning
+        if delta.content or ((delta.logprobs or delta.token_ids) and not shown and not delta.tools):
             parts.append({"content": delta.content})
         parts += ({"tool_calls": [_tool_delta(tool)]} for tool in delta.tools)
         logprobs = _logprobs(self._request, delta.logprobs or None)
@@ -429,6 +479,13 @@ class _ChatEvents(ChunkStream):
             chunks.append(self.chunk(index, {"delta": part, **ids}, logprobs=logprobs))
             logprobs, ids = None, {}
         return b"".join(chunks)
+
+
+def _message_of(choice: Choice, request: CompletionRequest) -> JSON:
+    message = assistant_message(choice)
+    if not request.include_reasoning:
+        message.pop("reasoning_content", None)
+    return message
 
 
 def _frame(kind: str, call_id: str, model: str, created_s: int) -> JSON:

@@ -65,6 +65,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         **fields.token_options(data, stream),
         stream=stream,
         include_usage=chat.include_usage(data, stream),
+        continuous_usage=chat.continuous_usage(data),
         forced=fields.forced(data),
         unsupported={**fields.unsupported(data, UNSUPPORTED_PARAMS), **_best_of(data, count)},
         grammar=decoding.combined({}, decoding.content(data), decoding.structured_outputs(data)),
@@ -90,7 +91,7 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    return _TextCompletionEvents(request, _frame(call_id, model, created_s), {"text": ""})
+    return _TextCompletionEvents(request, _frame(call_id, model, created_s), {"text": ""}, prompt_tokens)
 
 
 error = chat.error
@@ -152,8 +153,8 @@ def _best_of(data: JSON, count: int) -> JSON:
 
 
 class _TextCompletionEvents(chat.ChunkStream):
-    def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON) -> None:
-        super().__init__(request, frame, empty)
+    def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON, prompt_tokens: int) -> None:
+        super().__init__(request, frame, empty, prompt_tokens)
         self._unsaid = set(range(request.n)) if request.planned_ids is not None else set[int]()
         """Choices whose first chunk, with the prompt's ids, is still to come."""
         self._offsets = [0] * request.n
@@ -164,6 +165,7 @@ class _TextCompletionEvents(chat.ChunkStream):
         return b""
 
     def delta(self, index: int, delta: Delta) -> bytes:
+        self.sampled(index, delta.sampled_tokens)
         if not delta.content and not delta.logprobs and not delta.token_ids:
             return b""
         tokens = shown(self._request, delta.logprobs or ())

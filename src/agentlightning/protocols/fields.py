@@ -7,7 +7,7 @@ itself. Pure: knows no protocol.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -180,6 +180,25 @@ def json_object(text: str) -> JSON | None:
     return value if isinstance(value, dict) else None
 
 
+def not_applied(data: JSON, kinds: Mapping[str, type | tuple[type, ...]], at: str = "") -> JSON:
+    """The fields of `kinds`, by path, that ask for what no trained policy has a setting for."""
+    for name in kinds:
+        check_kind(data, name, kinds[name], at)
+    return {f"{at}.{name}" if at else name: data[name] for name in kinds if data.get(name) is not None}
+
+
+def given(data: JSON, names: Iterable[str], neutral: Sequence[Any] = (None, False, [], {})) -> JSON:
+    """The fields among `names` with a value that is not neutral."""
+    return {name: data[name] for name in names if name in data and not _among(data[name], neutral)}
+
+
+def services(data: JSON, names: Iterable[str]) -> dict[str, str]:
+    """The fields among `names` that a provider's service would have to serve, with the reason why they are refused."""
+    return {
+        name: f"{short(value)} is not supported by the trained policy" for name, value in given(data, names).items()
+    }
+
+
 def user_message(data: JSON, name: str) -> JSON:
     """A field of any kind as the message of a user, for the record: text as it is, all else as JSON."""
     value = data.get(name)
@@ -200,18 +219,29 @@ def check_kind(data: JSON, name: str, kind: type | tuple[type, ...], at: str = "
         raise expected(" or ".join(NAMES[one] for one in kinds), value, name, at)
 
 
-def tools(data: JSON) -> list[JSON] | None:
-    """Function tools in the form of Chat Completions, or None where there are none."""
-    values = items(data, "tools")
-    for index, tool in enumerate(values):
-        where = f"tools[{index}]"
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise expected('{"type": "function", "function": …}, the only kind the trained policy has', tool, where)
+def tools(data: JSON) -> tuple[list[JSON] | None, JSON]:
+    """Function tools in the form of Chat Completions (None where there are none), and the tools that are no functions, by
+    path."""
+    functions, others = split_tools(data)
+    for where, tool in functions.items():
         function = record(tool, "function", where)
         if function is None:
             raise expected('{"type": "function", "function": {"name": …}}', tool, where)
         check_function(function, f"{where}.function")
-    return values or None
+    return list(functions.values()) or None, others
+
+
+def split_tools(data: JSON) -> tuple[dict[str, JSON], JSON]:
+    """Function tools and the others, which no policy can be trained to use: they are run by a provider. By path."""
+    functions: dict[str, JSON] = {}
+    others: JSON = {}
+    for index, tool in enumerate(items(data, "tools")):
+        where = f"tools[{index}]"
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if not isinstance(kind, str):
+            raise expected('{"type": "function", …}', tool, where)
+        (functions if kind == "function" else others)[where] = tool
+    return functions, others
 
 
 def check_function(function: JSON, at: str) -> None:

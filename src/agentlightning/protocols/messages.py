@@ -37,8 +37,11 @@ WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
 }
 """Fields that change nothing of what is sampled; what a model is to do that declines to answer never comes to pass."""
 
-NOT_OURS = ("container", "mcp_servers", "compaction", "thread")
-"""Fields for services that stand before Anthropic's models."""
+NOT_OURS = ("mcp_servers", "compaction")
+"""Fields for services that stand before Anthropic's models, without which a model responds all the same."""
+
+REFUSED = ("container", "thread")
+"""Fields for such services that the response would have to continue."""
 
 ERROR_TYPES = {
     401: "authentication_error",
@@ -61,9 +64,6 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             stream=fields.boolean(data, "stream"),
         )
     fields.check_kinds(data, WITHOUT_EFFECT)
-    for name in NOT_OURS:
-        if data.get(name) not in (None, [], {}):
-            raise fields.refused(name, "not supported by the trained policy")
     limit = fields.whole(data, "max_tokens", 1)
     if limit is None:
         raise expected("a whole number of at least 1", None, "max_tokens")
@@ -72,7 +72,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             "messages", "expected the last one to be the user's; the trained policy continues no message that was begun"
         )
     _check_thinking(data)
-    tools = _tools(data)
+    tools, other_tools = _tools(data)
     parse_tools, one_call, tool_call = _tool_choice(data, tools)
     edits, unknown_edits = parse_edits(data)
     effort, output_config = _output_config(data)
@@ -88,8 +88,11 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         forced=fields.forced(data, hottest=1),
         not_applied=effort,
         context_edits=edits,
+        refused=fields.services(data, REFUSED),
         unsupported={
             **fields.unsupported(data, fields.TOKEN_PARAMS),
+            **fields.given(data, NOT_OURS),
+            **other_tools,
             **output_config,
             **_examples(data),
             **unknown_edits,
@@ -279,19 +282,24 @@ def _not_text(part: Any, where: str) -> ApiError:
     return fields.refused(where, f"expected {what}, got {short(part)}")
 
 
-def _tools(data: JSON) -> list[JSON] | None:
+def _tools(data: JSON) -> tuple[list[JSON] | None, JSON]:
+    """Functions in the form of Chat Completions, and the tools that Anthropic runs itself, by path."""
     result: list[JSON] = []
+    others: JSON = {}
     for index, tool in enumerate(fields.items(data, "tools")):
         where = f"tools[{index}]"
-        if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
-            raise expected('{"name", "description", "input_schema"}, the only kind the trained policy has', tool, where)
+        if not isinstance(tool, dict) or not isinstance(tool.get("type", ""), str | None):
+            raise expected('{"name", "description", "input_schema"}', tool, where)
+        if tool.get("type") not in (None, "custom"):
+            others[where] = tool
+            continue
         if not fields.text(tool, "name", at=where):
             raise expected("the name of a tool", tool.get("name"), "name", where)
         fields.check_kind(tool, "description", str, where)
         fields.check_kind(tool, "input_schema", dict, where)
         fields.check_kind(tool, "strict", bool, where)
         result.append(_tool(tool))
-    return result or None
+    return result or None, others
 
 
 def _examples(data: JSON) -> JSON:

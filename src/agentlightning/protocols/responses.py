@@ -30,7 +30,6 @@ from agentlightning.types import JSON
 NAME = "responses"
 
 UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
-    "truncation": UnsupportedParam(str, ("disabled",)),
     "moderation": UnsupportedParam(dict),
     **fields.ENGINE_PARAMS,
     **fields.TOKEN_PARAMS,
@@ -53,13 +52,16 @@ WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
 """Fields that change nothing of what is sampled."""
 
 REASONING: dict[str, UnsupportedParam] = {
-    "effort": UnsupportedParam(str),
     "context": UnsupportedParam(str, ("auto",)),
     "mode": UnsupportedParam(str, ("standard",)),
 }
 """Fields of `reasoning` that ask for another prompt or more thinking than the policy's own."""
 
-NOT_OURS = ("background", "context_management", "conversation", "prompt")
+NOT_OURS = ("context_management",)
+"""Fields for services that stand before OpenAI's models, without which a model responds all the same."""
+
+REFUSED = ("background", "conversation", "prompt")
+"""Fields for such services without which the response would be another."""
 
 ECHOED = (
     "instructions", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls", "previous_response_id",
@@ -82,10 +84,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             previous_id=_previous(data),
         )
     fields.check_kinds(data, WITHOUT_EFFECT)
-    for name in NOT_OURS:
-        if data.get(name) not in (None, False, []):
-            raise fields.refused(name, "not supported by the trained policy")
-    tools = _tools(data)
+    tools, other_tools = _tools(data)
     parse_tools, tool_call = chat.tool_choice(data, tools)
     included = _included(data)
     top_logprobs = fields.whole(data, "top_logprobs", 0, fields.MAX_TOP_LOGPROBS) or 0
@@ -103,9 +102,13 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         top_logprobs=top_logprobs,
         stream=fields.boolean(data, "stream"),
         forced=fields.forced(data),
+        not_applied=_not_applied(data),
+        truncates=_truncates(data),
+        refused=fields.services(data, REFUSED),
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),
-            **_verbosity(data),
+            **fields.given(data, NOT_OURS),
+            **other_tools,
             **_reasoning(data),
         },
         grammar=decoding.combined(
@@ -222,15 +225,12 @@ def _check_content(content: Any, where: str, trained: bool) -> None:
             raise expected("an object", part, f"{where}[{index}]")
 
 
-def _tools(data: JSON) -> list[JSON] | None:
-    result: list[JSON] = []
-    for index, tool in enumerate(fields.items(data, "tools")):
-        where = f"tools[{index}]"
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise expected('{"type": "function", "name": …}, the only kind the trained policy has', tool, where)
+def _tools(data: JSON) -> tuple[list[JSON] | None, JSON]:
+    """Functions in the form of Chat Completions, and the tools that are none, by path."""
+    functions, others = fields.split_tools(data)
+    for where, tool in functions.items():
         fields.check_function(tool, where)
-        result.append(_tool(tool))
-    return result or None
+    return [_tool(tool) for tool in functions.values()] or None, others
 
 
 def _tool(tool: JSON) -> JSON:
@@ -246,10 +246,20 @@ def _included(data: JSON) -> list[Any]:
     return [one for one in fields.items(data, "include") if one in INCLUDED]
 
 
-def _verbosity(data: JSON) -> JSON:
-    text = fields.record(data, "text") or {}
-    given = fields.optional_text(text, "verbosity", "text")
-    return {} if given is None else {"text.verbosity": given}
+def _not_applied(data: JSON) -> JSON:
+    """Effort and verbosity, which no trained policy has a setting for."""
+    reasoning, text = fields.record(data, "reasoning") or {}, fields.record(data, "text") or {}
+    return {
+        **fields.not_applied(reasoning, {"effort": str}, "reasoning"),
+        **fields.not_applied(text, {"verbosity": str}, "text"),
+    }
+
+
+def _truncates(data: JSON) -> bool:
+    given = fields.optional_text(data, "truncation")
+    if given not in (None, "auto", "disabled"):
+        raise expected("auto or disabled", given, "truncation")
+    return given == "auto"
 
 
 def _reasoning(data: JSON) -> JSON:

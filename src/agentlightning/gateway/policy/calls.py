@@ -34,6 +34,7 @@ from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.prompt_scores import prompt_table
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
+from agentlightning.gateway.policy.unsupported import ignored_header, unsupported_error
 from agentlightning.protocols.base import (
     ApiError,
     Completion,
@@ -42,7 +43,6 @@ from agentlightning.protocols.base import (
     ToolDelta,
     WireFormat,
     assistant_message,
-    short,
 )
 from agentlightning.protocols.context_edits import apply_edits
 from agentlightning.rendering.call_chain import call_chain, chain_messages, is_whole
@@ -117,7 +117,8 @@ class PolicyCalls:
         started_ns = time.time_ns()
         request, policy, conversation, view = await self._understood(wire, data, attempt)
         view, applied_edits = _edited(conversation, request, view)
-        request, sampling, overridden_params = _sampling(request, policy, attempt)
+        request, sampling, overridden_params, dropped = _sampling(request, policy, attempt)
+        reply.ignored = ignored_header(dropped)
         request_hash = view.request_hash if request.prompt is None else prompt_hash(request.prompt)
         if incoming.is_retry or incoming.idempotency_key is not None:
             await self._attempts.refresh(attempt)
@@ -167,6 +168,10 @@ class PolicyCalls:
         self._metrics.in_flight.inc()
         try:
             await self._run(job, pending, incoming, reply)
+        except ApiError as refusal:
+            if request.truncates and refusal.code == "context_length_exceeded":
+                raise _would_truncate(len(plan.prompt_ids), refusal) from refusal
+            raise
         finally:
             self._metrics.in_flight.dec()
             self._retries.end(pending)
@@ -386,9 +391,9 @@ def _says(delta: Delta) -> bool:
 
 def _sampling(
     request: CompletionRequest, policy: Policy, attempt: TrackedAttempt
-) -> tuple[CompletionRequest, Sampling, JSON]:
-    """The sampling parameters of a request, by the rollout and `agent.unsupported_params`, and the parameters that were
-    overridden.
+) -> tuple[CompletionRequest, Sampling, JSON, list[str]]:
+    """The sampling parameters of a request, by the rollout and `agent.unsupported_params`, the parameters that were
+    overridden, and the names of those among them that were dropped.
 
     What the agent asks for never reaches the engine where it would make recorded log-probabilities wrong.
     """
@@ -398,14 +403,9 @@ def _sampling(
         unsupported["seed"] = request.seed
     if request.one_tool_call and request.parse_tools and policy.renderer.parser.tool_end is None:
         unsupported["parallel_tool_calls"] = False
-    if unsupported and policy.unsupported_params == "error":
-        name, value = next(iter(unsupported.items()))
-        raise ApiError(
-            f"{name}: {short(value)} is not supported, because it would change what the trained policy samples; leave it "
-            'out, or let the run ignore it (agent.unsupported_params = "drop")',
-            param=name,
-            code="unsupported_value",
-        )
+    drops = policy.unsupported_params == "drop"
+    if request.refused or (unsupported and not drops):
+        raise unsupported_error({} if drops else unsupported, request.refused)
     reason = policy.check_sampling(given.temperature, given.top_p) if attempt.rollout.mode == "train" else None
     if reason is not None:
         raise ApiError(
@@ -417,7 +417,16 @@ def _sampling(
     forced = {name: value for name, value in request.forced.items() if value != applied.get(name)}
     if "seed" in unsupported:
         request = replace(request, seed=None)
-    return request, sampling, {**forced, **request.not_applied, **unsupported}
+    return request, sampling, {**forced, **request.not_applied, **unsupported}, list(unsupported)
+
+
+def _would_truncate(tokens: int, refusal: ApiError) -> ApiError:
+    return ApiError(
+        f"truncation: auto would have to cut the prompt of {tokens} tokens ({refusal.message}); the gateway cuts no items, "
+        "because the policy would be trained on prompts that nobody sent: send less of the history",
+        param="truncation",
+        code="context_length_exceeded",
+    )
 
 
 def _after(before: list[JSON], messages: list[JSON]) -> list[JSON]:

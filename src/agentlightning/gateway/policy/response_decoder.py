@@ -143,7 +143,12 @@ class ResponseDecoder:
             logprobs = self._logprobs(self._tokens)
             self._tokens += len(logprobs)
         return Delta(
-            content=content, reasoning=reasoning, tools=tuple(tools), logprobs=logprobs, token_ids=self._new_ids()
+            content=content,
+            reasoning=reasoning,
+            tools=tuple(tools),
+            logprobs=logprobs,
+            token_ids=self._new_ids(),
+            sampled_tokens=len(self.sampled.ids),
         )
 
     def _new_ids(self) -> tuple[int, ...]:

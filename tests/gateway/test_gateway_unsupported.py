@@ -1,0 +1,90 @@
+"""Parameters that the gateway cannot honour: named together where they are refused, in a header where they are dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from gateway_house import House, path
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.gateway.policy.unsupported import MAX_HEADER_BYTES, ignored_header, unsupported_error
+from agentlightning.store.base import RolloutQuery
+
+FUNCTION = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+BODIES: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "custom"}, FUNCTION]},
+    "responses": {"input": "hi", "tools": [{"type": "web_search"}, {"type": "function", "name": "weather"}]},
+    "messages": {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 9,
+        "tools": [{"type": "computer_20250124", "name": "computer"}, {"name": "weather", "input_schema": {}}],
+    },
+}
+
+
+async def post(house: House, route: str, **body: Any) -> httpx.Response:
+    claim = await house.claim(group=f"{len(house.engine.requests)}")
+    return await house.http().post(f"{path(claim)}/v1/{route}", json={"model": "policy", **body})
+
+
+async def test_one_answer_names_all_parameters_and_the_way_out(house: House) -> None:
+    body = {**BODIES["chat/completions"], "top_a": 0.5, "documents": [{}], "functions": [{"name": "f"}]}
+    error = (await post(house, "chat/completions", **body)).json()["error"]
+    for name in ("tools[0]", "top_a", "documents", "functions: ", 'agent.unsupported_params = "drop"'):
+        assert name in error["message"]
+    assert error["code"] == "unsupported_value"
+
+
+@pytest.mark.parametrize("route", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_dropped_tools_are_named_in_a_header_and_recorded_and_functions_stay(
+    house: House, route: str, stream: bool
+) -> None:
+    await house.serve_policy(unsupported_params="drop")
+    answer = await post(house, route, stream=stream, **BODIES[route])
+    assert (answer.status_code, answer.headers["x-agl-ignored"]) == (200, "tools[0]")
+    prompt = house.renderer.decode(house.engine.requests[-1]["token_ids"], special=True)
+    assert "weather" in prompt
+    assert "computer" not in prompt
+    [rollout] = await house.store.rollouts(RolloutQuery(run_id=house.run_id))
+    [call] = await house.store.calls([rollout.id])
+    assert call.overridden_params == {"tools[0]": BODIES[route]["tools"][0]}
+
+
+async def test_an_answer_to_which_everything_was_applied_has_no_such_header(house: House) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "reasoning_effort": "low", "verbosity": "low"}
+    answer = await post(house, "chat/completions", **body)
+    assert answer.status_code == 200
+    assert "x-agl-ignored" not in answer.headers
+
+
+async def test_what_would_make_it_another_response_is_refused_though_the_run_drops(house: House) -> None:
+    await house.serve_policy(unsupported_params="drop")
+    answer = await post(house, "responses", input="hi", background=True, top_a=0.5)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "background: true is not supported by the trained policy"
+
+
+async def test_truncation_is_accepted_while_the_prompt_fits_and_names_itself_where_it_does_not(house: House) -> None:
+    assert (await post(house, "responses", input="hi", truncation="auto")).status_code == 200
+    house.engine.refusals = [(400, {"error": {"message": "the prompt is longer than the context"}})]
+    answer = await post(house, "responses", input="hi", truncation="auto")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "truncation", "context_length_exceeded")
+    assert error["message"].startswith("truncation: auto would have to cut the prompt of ")
+
+
+@given(st.lists(st.text(max_size=60), max_size=60))
+def test_the_header_is_safe_and_bounded_whatever_the_names_hold(names: list[str]) -> None:
+    value = ignored_header(names)
+    assert len(value) <= MAX_HEADER_BYTES
+    assert all(32 <= byte < 127 for byte in value)
+
+
+def test_an_error_names_a_bounded_number_of_parameters() -> None:
+    error = unsupported_error({f"tools[{index}]": {"type": "x" * 1000} for index in range(1000)}, {})
+    assert len(error.message) < 3000
+    assert "and 980 more" in error.message
