@@ -28,6 +28,9 @@ WATCH_AFTER_S = 0.05
 AGENT_HEADER = b"x-agl-agent"
 """Header with the name of the sub-agent that makes a call; `algorithm.agents` selects by it."""
 
+SUBAGENT_HEADERS = (b"x-claude-code-agent-id", b"x-openai-subagent")
+"""Headers in which Claude Code and Codex name the sub-agent that calls; `AGENT_HEADER` and baggage take precedence."""
+
 MAX_AGENT_CHARS = 200
 
 AGENT_NAMES = ("agl.agent", "gen_ai.agent.name")
@@ -79,7 +82,7 @@ class AgentRequest:
         self.agent: str | None = None
         """The name that the sub-agent behind the request gives itself, or that its trace's baggage gives it."""
         self.traceparent = b""
-        baggage = b""
+        baggage = subagent = b""
         for name, value in self.headers:
             if name == b"authorization":
                 scheme, _, credentials = value.decode("latin-1").partition(" ")
@@ -93,6 +96,8 @@ class AgentRequest:
                 self.idempotency_key = value.decode("latin-1")
             elif name == AGENT_HEADER:
                 self.agent = value[:MAX_AGENT_CHARS].decode("latin-1").strip() or None
+            elif name in SUBAGENT_HEADERS:
+                subagent = value
             elif name == b"traceparent":
                 self.traceparent = value
             elif name == b"baggage":
@@ -105,6 +110,8 @@ class AgentRequest:
                 self._host = value.decode("latin-1")
         if baggage and self.agent is None:
             self.agent = baggage_agent(baggage)
+        if subagent and self.agent is None:
+            self.agent = shown_name(subagent.decode("latin-1"))
         self.named, rest = _split(self.path)
         self.model, self.route = _route(rest)
         """The model where the path names it, and what comes after /v1/ (None where the path is not of that form)."""
@@ -358,6 +365,15 @@ def parent_span(traceparent: bytes, rollout_id: str, attempt: int) -> str | None
     return f"{rollout_id}.{attempt}.{match[1].decode()}" if match is not None else None
 
 
+def shown_name(given: str) -> str | None:
+    """The name of an agent without characters that cannot be shown, cut to its bound; None where nothing is left.
+
+    >>> shown_name(" researcher\x00 ")
+    'researcher'
+    """
+    return "".join(filter(str.isprintable, given))[:MAX_AGENT_CHARS].strip() or None
+
+
 def baggage_agent(baggage: bytes) -> str | None:
     """The agent's name by the request's baggage, without characters that cannot be shown: no database takes all of them.
 
@@ -368,6 +384,5 @@ def baggage_agent(baggage: bytes) -> str | None:
     for member in baggage[:MAX_BAGGAGE_BYTES].decode("latin-1").split(","):
         key, given, rest = member.partition("=")
         if given and key.strip() in AGENT_NAMES:
-            name = "".join(filter(str.isprintable, unquote(rest.partition(";")[0].strip())))
-            found.setdefault(key.strip(), name[:MAX_AGENT_CHARS].strip())
+            found.setdefault(key.strip(), shown_name(unquote(rest.partition(";")[0].strip())) or "")
     return next((found[key] for key in AGENT_NAMES if found.get(key)), None)

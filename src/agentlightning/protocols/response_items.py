@@ -24,6 +24,7 @@ from agentlightning.protocols.base import (
     ToolDelta,
 )
 from agentlightning.protocols.chat import logprob_list
+from agentlightning.protocols.tool_folding import FOLDS, fold, freeform
 from agentlightning.types import JSON
 
 SEALED = "agl:"
@@ -93,7 +94,8 @@ def output_items(choice: Choice, response_id: str, echo: JSON) -> list[JSON]:
         found = tokens[spoken(tokens, text, choice.reasoning or "")]
         items.append(message_item(f"msg_{response_id}", text, status, found))
     for index, call in enumerate(choice.tool_calls):
-        items.append(call_item(f"fc_{response_id}_{index}", call.id, call.name, call.arguments, status))
+        item = call_item(f"fc_{response_id}_{index}", call.id, call.name, call.arguments, status)
+        items.append(fold(item, echo.get(FOLDS, {})))
     return items
 
 
@@ -299,8 +301,12 @@ class ResponseEvents:
             begun = self._end("completed")
             self._tool = tool.index
             item_id = f"fc_{self._call_id}_{tool.index}"
-            begun += self._add(call_item(item_id, tool.id or "", tool.name, "", "in_progress"))
+            item = call_item(item_id, tool.id or "", tool.name, "", "in_progress")
+            begun += self._add(fold(item, self._echo.get(FOLDS, {})))
         if not tool.arguments:
+            return begun
+        if self._open is not None and self._open["type"] == "custom_tool_call":
+            self._text.append(tool.arguments)  # its input is known once the arguments are whole
             return begun
         return begun + self._more("response.function_call_arguments.delta", tool.arguments)
 
@@ -349,6 +355,10 @@ class ResponseEvents:
             found = item["content"][0]["logprobs"]
             parts.append(self._whole("response.output_text.done", text=text, content_index=0, logprobs=found))
             parts.append(self._part("done", item["content"][0]))
+        elif item["type"] == "custom_tool_call":
+            item = {**item, "input": freeform(text), "status": status}
+            parts.append(self._whole("response.custom_tool_call_input.delta", delta=item["input"]))
+            parts.append(self._whole("response.custom_tool_call_input.done", input=item["input"]))
         else:
             item = {**item, "arguments": text, "status": status}
             parts.append(self._whole("response.function_call_arguments.done", name=item["name"], arguments=text))

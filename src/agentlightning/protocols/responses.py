@@ -25,6 +25,7 @@ from agentlightning.protocols.response_items import (
     output_items,
     plain,
 )
+from agentlightning.protocols.tool_folding import FOLDS, flatten
 from agentlightning.types import JSON
 
 NAME = "responses"
@@ -74,6 +75,8 @@ INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
+    given = data
+    data, folds = flatten(data) if trained else (data, {})
     messages = _instructions(data) + _messages(data, trained)
     if not trained:
         return CompletionRequest(
@@ -90,7 +93,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     top_logprobs = fields.whole(data, "top_logprobs", 0, fields.MAX_TOP_LOGPROBS) or 0
     logprobs = "message.output_text.logprobs" in included or top_logprobs > 0
     _check_stream_options(data)
-    echo = {name: data[name] for name in ECHOED if data.get(name) is not None}
+    echo = {name: given[name] for name in ECHOED if given.get(name) is not None}
     return CompletionRequest(
         model=fields.text(data, "model"),
         messages=messages,
@@ -116,7 +119,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         ),
         logits=decoding.logits(data),
         previous_id=_previous(data),
-        echo={**echo, "_sealed": "reasoning.encrypted_content" in included},
+        echo={**echo, "_sealed": "reasoning.encrypted_content" in included, FOLDS: folds},
     )
 
 
