@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from agentlightning.runner.client import AgentLightningClient
     from agentlightning.runner.emitters import emit_exception, emit_message, emit_object, operation
     from agentlightning.runner.result import RolloutResult
+    from agentlightning.runner.sampling_client import SampledSequence, SampleResponse, SamplingClient, SamplingParams
     from agentlightning.store.base import LightningStore
     from agentlightning.store.client import LightningStoreClient
     from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
@@ -72,6 +73,7 @@ _NAMES = {
     "runner.client": ("AgentLightningClient",),
     "runner.emitters": ("emit_exception", "emit_message", "emit_object", "operation"),
     "runner.result": ("RolloutResult",),
+    "runner.sampling_client": ("SampleResponse", "SampledSequence", "SamplingClient", "SamplingParams"),
     "store.base": ("LightningStore",),
     "store.client": ("LightningStoreClient",),
     "store.sql.store": ("InMemoryLightningStore", "SqlLightningStore"),
@@ -112,6 +114,10 @@ __all__ = [
     "PromptTemplate",
     "RewardConfig",
     "RolloutResult",
+    "SampleResponse",
+    "SampledSequence",
+    "SamplingClient",
+    "SamplingParams",
     "SqlLightningStore",
     "StoreConfig",
     "TracingConfig",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.rendering.call_chain import call_chain, chain_messages, chain_tools, is_whole
-from agentlightning.rendering.conversation import COMPLETIONS, Conversation, RequestView
+from agentlightning.rendering.conversation import RAW_PROMPTS, Conversation, RequestView
 from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
 from agentlightning.training_types import Trajectory, Transition
@@ -43,7 +43,7 @@ def rendered(
         if not is_whole(chain):
             return f"call {chain[0].id} continues call {chain[0].parent_id}, which is not recorded"
         messages, tools = chain_messages(chain)[:-1], chain_tools(chain)
-        if call.protocol == COMPLETIONS:
+        if call.protocol in RAW_PROMPTS:
             return f"call {call.id} has a raw prompt, which belongs to the model that was asked"
         try:
             plan = conversation.plan(RequestView.of(messages, tools))

@@ -23,8 +23,9 @@ from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
+from agentlightning.gateway.policy.scoring import PromptScoring
 from agentlightning.gateway.policy.sdk_retries import mark_delivered, recorded_answer
-from agentlightning.protocols import chat, completions, embeddings, generate_content, messages, responses
+from agentlightning.protocols import chat, completions, embeddings, generate_content, messages, responses, tokens
 from agentlightning.protocols.base import ApiError, CompletionRequest, WireFormat, call_id, read_object
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.store.base import UNKNOWN_ROUTE, LightningStore, reward_number
@@ -55,6 +56,7 @@ class Proxy:
         self._metrics = metrics
         self._traces = traces
         self._limits = limits
+        self._scoring = PromptScoring(engine_router)
         self._wires: dict[str, WireFormat] = {
             "chat/completions": chat,
             "completions": completions,
@@ -63,6 +65,7 @@ class Proxy:
             "embeddings": embeddings,
             "models:generateContent": generate_content,
             "models:streamGenerateContent": generate_content,
+            "tokens/generate": tokens,
         }
 
     async def __call__(self, incoming: AgentRequest, reply: AgentResponse) -> None:
@@ -138,8 +141,11 @@ class Proxy:
         elif method == "POST" and route == "models:countTokens":
             data = generate_content.count_request(read_object(await incoming.body(admission.take)))
             data = generate_content.with_route(data, incoming.model or "", False)
-            tokens, _ = await self._calls.count(wire, data, attempt)
-            await reply.whole(200, generate_content.count(tokens))
+            counted, _ = await self._calls.count(wire, data, attempt)
+            await reply.whole(200, generate_content.count(counted))
+        elif method == "POST" and route == "tokens/logprobs":
+            data = read_object(await incoming.body(admission.take))
+            await self._scoring.answer(data, attempt, admission, reply)
         elif method == "POST" and route == "reward":
             await self._reward(attempt, await incoming.body(admission.take), reply)
         elif method == "GET" and (named := _named_model(route)) is not None:
@@ -250,8 +256,8 @@ class Proxy:
         raise ApiError(
             f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, "
             "once), that of an Anthropic client ends before /v1; routes under /v1 are chat/completions, completions, "
-            "responses, messages, messages/count_tokens, embeddings, models, reward and traces; Google's calls are under "
-            "/v1beta/models",
+            "responses, messages, messages/count_tokens, embeddings, tokens/generate, tokens/logprobs, models, reward "
+            "and traces; Google's calls are under /v1beta/models",
             status=404,
             code="unknown_route",
         )

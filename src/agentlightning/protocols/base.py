@@ -26,7 +26,7 @@ MAX_PARTS = 50_000
 MAX_MARKS = 2_000_000
 """Commas, braces and brackets of a request, those of its texts among them: before it is read, nobody knows which are."""
 
-ID_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
+ID_PREFIXES = ("tok-", "chatcmpl-", "cmpl-", "resp_", "msg_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,8 @@ class CompletionRequest:
     """The completion may hold one tool call at most (parallel_tool_calls: false, disable_parallel_tool_use)."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    """Token ids after which the completion ends."""
     n: int = 1
     seed: int | None = None
     logprobs: bool = False

@@ -98,6 +98,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         one_tool_call=not fields.boolean(data, "parallel_tool_calls", default=True),
         max_tokens=_max_tokens(data),
         stop=fields.stops(data),
+        stop_ids=fields.stop_token_ids(data),
         n=_count(data),
         seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
         logprobs=logprobs,

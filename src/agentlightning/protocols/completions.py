@@ -58,6 +58,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         prompt=_prompt(data.get("prompt")),
         max_tokens=fields.whole(data, "max_tokens", 1),
         stop=fields.stops(data),
+        stop_ids=fields.stop_token_ids(data),
         n=count,
         seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
         logprobs=alternatives is not None,

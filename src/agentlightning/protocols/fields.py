@@ -41,7 +41,6 @@ ENGINE_PARAMS: dict[str, UnsupportedParam] = {
     "length_penalty": UnsupportedParam(float, (1,)),
     "min_tokens": UnsupportedParam(int, (0,)),
     "ignore_eos": UnsupportedParam(bool, (False,)),
-    "stop_token_ids": UnsupportedParam(list, ([],)),
     "include_stop_str_in_output": UnsupportedParam(bool, (False,)),
     "skip_special_tokens": UnsupportedParam(bool, (True,)),
     "bad_words": UnsupportedParam(list, ([],)),
@@ -57,8 +56,9 @@ TOKEN_PARAMS: dict[str, UnsupportedParam] = {
     "return_token_ids": UnsupportedParam(bool, (False,)),
     "return_tokens_as_token_ids": UnsupportedParam(bool, (False,)),
     "prompt_logprobs": UnsupportedParam(int),
+    "stop_token_ids": UnsupportedParam(list, ([],)),
 }
-"""Fields by which vLLM's clients ask for ids: for the protocols whose responses have no place for them."""
+"""Fields in which vLLM's clients speak of ids: for the protocols that have no place for them."""
 
 NAMES: dict[type, str] = {
     str: "a string",
@@ -137,6 +137,14 @@ def stops(data: JSON, name: str = "stop") -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
         raise expected("a string or a list of strings, none empty", value, name)
     return tuple(values)
+
+
+def stop_token_ids(data: JSON) -> tuple[int, ...]:
+    """Token ids after which a completion ends."""
+    ids = items(data, "stop_token_ids")
+    if not all(is_kind(one, int) and 0 <= one < 2**31 for one in ids):
+        raise expected("a list of token ids", ids, "stop_token_ids")
+    return tuple(ids)
 
 
 def forced(data: JSON, hottest: float = 2) -> JSON:

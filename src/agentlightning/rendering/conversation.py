@@ -40,7 +40,7 @@ EXTERNAL = b"external"
 CLEARING = ("assistant_message_edited", "tool_result_rewritten", "history_edited")
 """Causes of forks that clearing a part of the context looks like."""
 
-COMPLETIONS = "completions"
+RAW_PROMPTS = ("completions", "tokens")
 """`Call.protocol` of calls with a raw prompt in place of messages."""
 
 
@@ -280,7 +280,7 @@ class Conversation:
             request_hash = bytes.fromhex(call.request_hash)
             self._count(request_hash, 1 if call.id == _first(call.id) else 0)
             external = not call.policy
-            if call.protocol == COMPLETIONS and not external:
+            if call.protocol in RAW_PROMPTS and not external:
                 if self.renderer is None:  # built for external models: whoever brings a renderer builds it anew
                     continue
                 self._add_prompt(call.id, parent, call.suffix_ids, call.sampled_ids, call.messages, request_hash)

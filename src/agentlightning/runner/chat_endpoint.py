@@ -55,7 +55,7 @@ class ChatEndpoint:
                 answer = await self.client.post(
                     f"{self.url.rstrip('/')}/chat/completions", json=request, headers=dict(self.headers)
                 )
-            except _transport_errors() as error:
+            except transport_errors() as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
             if answer.status_code == 429 or answer.status_code >= 500:
@@ -69,7 +69,7 @@ class ChatEndpoint:
         raise EngineError(f"the judge at {self.url} did not answer {MAX_TRIES} times, at last: {problem}")
 
 
-def _transport_errors() -> tuple[type[Exception], ...]:
+def transport_errors() -> tuple[type[Exception], ...]:
     """Of whichever HTTP library the client is made with; both know the same errors by the same names."""
     loaded = (sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules)
     return tuple(library.TransportError for library in loaded)

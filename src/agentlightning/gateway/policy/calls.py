@@ -29,10 +29,10 @@ from agentlightning.gateway.policy.decoding import (
     request_digest,
     schema_note,
 )
-from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.prompt_scores import prompt_table
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
+from agentlightning.gateway.policy.scoring import PromptScoring
 from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
 from agentlightning.gateway.policy.unsupported import ignored_header, unsupported_error
 from agentlightning.protocols.base import (
@@ -95,6 +95,7 @@ class PolicyCalls:
         self._deadline_s = deadline_s
         self._retries = SdkRetries(store)
         self._grammars = GrammarChecker()
+        self._scoring = PromptScoring(engine_router)
         self._abandoned: set[Deadline] = set()
         """The deadlines of calls whose agents have gone."""
 
@@ -126,9 +127,10 @@ class PolicyCalls:
                 attempt, policy.alias, conversation, request, request_hash, incoming, request_digest(request)
             )
             if found is not None:
-                found = await self._rescored(policy, request, found, attempt)
+                found = await self._scoring.complete(policy, request, found, attempt)
                 self._metrics.call(wire.NAME, "replayed")
-                await _replay(wire, request, replace(found, applied_edits=applied_edits), reply)
+                found = replace(found, applied_edits=applied_edits, model=found.model or policy.model)
+                await _replay(wire, request, found, reply)
                 return
         plan = _planned(conversation, request, view, schema_note(request) if policy.show_schema else None)
         try:
@@ -175,27 +177,6 @@ class PolicyCalls:
         finally:
             self._metrics.in_flight.dec()
             self._retries.end(pending)
-
-    async def _rescored(
-        self, policy: Policy, request: CompletionRequest, found: Completion, attempt: TrackedAttempt
-    ) -> Completion:
-        """The recorded completion with the log-probabilities of its prompt, which no record keeps: nothing is sampled."""
-        if request.prompt_logprobs is None or found.prompt_ids is None:
-            return found
-        scored = await self._score(policy, list(found.prompt_ids), request.prompt_logprobs, attempt)
-        return replace(found, prompt_logprobs=prompt_table(scored, policy.renderer, len(found.prompt_ids)))
-
-    async def _score(self, policy: Policy, ids: list[int], alternatives: int, attempt: TrackedAttempt) -> SampledTokens:
-        """The log-probabilities of these tokens under the policy; the one token that engines insist on is dropped."""
-        parameters = {"temperature": 0.0, "max_tokens": 1, "logprobs": 0, "prompt_logprobs": alternatives}
-        engine_request = {
-            "request_id": str(uuid7()),
-            "model": policy.alias,
-            "token_ids": ids,
-            "stream": False,
-            "sampling_params": parameters,
-        }
-        return await self._engine_router.generate(policy, engine_request, f"{attempt.rollout.id}/{attempt.number}")
 
     async def count(self, wire: WireFormat, data: JSON, attempt: TrackedAttempt) -> tuple[int, int | None]:
         """The number of tokens in the prompt of a request, and before its context edits, where it has some."""

@@ -55,7 +55,7 @@ class ResponseDecoder:
     def stop_ids(self) -> list[int]:
         """The special token after which the engine should stop: it is not in the text in which engines look for stops."""
         index = None if self._one_call is None else self._renderer.special_id(self._one_call)
-        return [] if index is None else [index]
+        return [*self._request.stop_ids, *([] if index is None else [index])]
 
     def feed(self, ids: Sequence[int]) -> Delta:
         """Decodes these ids, the newest of `sampled`; returns what may be sent."""

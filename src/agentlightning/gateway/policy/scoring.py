@@ -1,0 +1,60 @@
+"""PromptScoring: log-probabilities of given tokens under a policy, without sampling and without a record.
+
+Driven by the proxy for ``POST /v1/tokens/logprobs``, and by policy/calls.py for a retry of a call that asks for those of its
+prompt: no record keeps them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from uuid_utils import uuid7
+
+from agentlightning.gateway.asgi_response import AgentResponse
+from agentlightning.gateway.attempts import TrackedAttempt
+from agentlightning.gateway.limits import Admission
+from agentlightning.gateway.policy.engine_client import SampledTokens
+from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
+from agentlightning.gateway.policy.prompt_scores import prompt_table, token_logprobs
+from agentlightning.protocols import fields, tokens
+from agentlightning.protocols.base import ApiError, Completion, CompletionRequest
+from agentlightning.types import JSON
+
+FIELDS = ("model", "token_ids")
+
+
+class PromptScoring:
+    """Asks the engines of a policy."""
+
+    def __init__(self, engine_router: EngineRouter) -> None:
+        self._engine_router = engine_router
+
+    async def answer(self, data: JSON, attempt: TrackedAttempt, admission: Admission, reply: AgentResponse) -> None:
+        """Answer one request for log-probabilities. Raises ApiError and the errors of engines."""
+        for name in data.keys() - set(FIELDS):
+            raise ApiError(f"{name}: not known; known are {', '.join(FIELDS)}", param=name)
+        model, ids = fields.text(data, "model"), tokens.token_ids(data, "token_ids")
+        policy = await self._engine_router.policy(attempt.rollout.run_id, model)
+        admission.begin()
+        scored = await self._score(policy, ids, 0, attempt)
+        await reply.whole(200, tokens.logprobs_body(model or policy.model, token_logprobs(scored, ids)))
+
+    async def complete(
+        self, policy: Policy, request: CompletionRequest, found: Completion, attempt: TrackedAttempt
+    ) -> Completion:
+        """A recorded completion with the log-probabilities of its prompt, where the request asks for them."""
+        if request.prompt_logprobs is None or found.prompt_ids is None:
+            return found
+        scored = await self._score(policy, list(found.prompt_ids), request.prompt_logprobs, attempt)
+        return replace(found, prompt_logprobs=prompt_table(scored, policy.renderer, len(found.prompt_ids)))
+
+    async def _score(self, policy: Policy, ids: list[int], alternatives: int, attempt: TrackedAttempt) -> SampledTokens:
+        """Returns what the engine gives for these tokens; the one token that engines insist on sampling is dropped."""
+        engine_request = {
+            "request_id": str(uuid7()),
+            "model": policy.alias,
+            "token_ids": ids,
+            "stream": False,
+            "sampling_params": {"temperature": 0.0, "max_tokens": 1, "logprobs": 0, "prompt_logprobs": alternatives},
+        }
+        return await self._engine_router.generate(policy, engine_request, f"{attempt.rollout.id}/{attempt.number}")

@@ -1,0 +1,72 @@
+"""An agent that owns its tokens, as its page prints it, is trained: all its calls continue exactly, and it learns."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.demo import tiny_model
+from agentlightning.demo.imitation import Imitation, batches, encode_all, imitate
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.open import open_store
+from agentlightning.types import Call
+
+pytestmark = pytest.mark.slow
+
+PAGE = Path(__file__).parents[2] / "docs" / "own-tokens.md"
+RIGHT = {"red": "alpha", "green": "beta", "blue": "gamma", "black": "delta"}
+
+
+def a_model(folder: Path) -> str:
+    """A model that gives the next question's answer two times of three: greedily it is always wrong."""
+    dice, questions, answers = Random(0), list(RIGHT), list(RIGHT.values())
+    demos = []
+    for _ in range(400):
+        place = dice.randrange(len(RIGHT))
+        answer = answers[place if dice.random() < 0.35 else (place + 1) % len(RIGHT)]
+        question = questions[place]
+        turn = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        demos.append(turn * 2)
+    tiny_model.build(folder, questions + answers, hidden=32, layers=1, context=64)
+    imitate(folder, batches(encode_all(folder, demos), 0), Imitation(steps=80))
+    return str(folder)
+
+
+async def recorded(store: str) -> list[Call]:
+    """All calls of the only run."""
+    async with open_store(store) as opened:
+        [run] = await opened.runs(limit=1)
+        rollouts = await opened.rollouts(RolloutQuery(run_id=run.id))
+        return await opened.calls([one.id for one in rollouts])
+
+
+def test_the_agent_of_the_page_learns_and_its_calls_continue_exactly(tmp_path: Path) -> None:
+    [agent] = re.findall(r"```python\n# agent\.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "agent.py").write_text(agent, encoding="utf-8")
+    store = f"sqlite:///{tmp_path}/agl.db"
+    trainer = agl.Trainer(
+        a_model(tmp_path / "model"),
+        algorithm=agl.LightningRL(group_size=8, minibatches=1),
+        steps=10,
+        tasks_per_step=12,
+        learning_rate=2e-3,
+        workers=1,
+        store=store,
+        runs=tmp_path / "runs",
+        settings={"eval": {"sampled": False}},
+    )
+    tasks = [{"question": question, "answer": answer} for question, answer in RIGHT.items()]
+    result = trainer.fit(f"{tmp_path}/agent.py:solve", train_dataset=tasks * 6, val_dataset=tasks)
+    first, *_, last = (row for row in result.metrics if row["kind"] == "eval/greedy")
+    assert first["eval/greedy/reward_mean"] < 0.5
+    assert last["eval/greedy/reward_mean"] >= 0.75
+    calls = asyncio.run(recorded(store))
+    assert len(calls) > 100
+    assert {call.protocol for call in calls} == {"tokens"}
+    assert sum(call.parent_id is not None for call in calls) * 2 == len(calls)
+    assert {call.fork_cause for call in calls} == {None}

@@ -1,0 +1,131 @@
+"""Agents that own their tokens: ids in, ids and log-probabilities out, recorded as an exact prefix graph."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from gateway_house import END, House, path
+
+from agentlightning.types import Claim, Sampling
+
+PROMPT = [5, 6, 7]
+
+
+async def generate(house: House, claim: Claim, status: int = 200, headers: Any = None, **asked: Any) -> Any:
+    answer = await house.http().post(f"{path(claim)}/v1/tokens/generate", json=asked, headers=headers)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+async def test_the_engine_reads_exactly_these_ids_and_all_that_is_sampled_comes_back(house: House) -> None:
+    claim = await house.claim()
+    body = await generate(house, claim, prompt_ids=PROMPT, max_tokens=50, stop_token_ids=[9])
+    (call,) = await house.store.calls([claim.rollout.id])
+    (request,) = house.engine.requests
+    assert request["token_ids"] == PROMPT
+    assert request["sampling_params"]["stop_token_ids"] == [9]
+    [choice] = body["choices"]
+    assert (choice["token_ids"], choice["logprobs"]) == (call.sampled_ids, [-0.5] * len(call.sampled_ids))
+    assert call.sampled_ids[-1] == END
+    assert (call.protocol, call.suffix_ids, body["id"]) == ("tokens", PROMPT, f"tok-{call.id}")
+
+
+async def test_a_prompt_that_begins_with_an_earlier_call_continues_it_also_after_a_restart(house: House) -> None:
+    claim = await house.claim()
+    first = await generate(house, claim, prompt_ids=PROMPT)
+    whole = [*PROMPT, *first["choices"][0]["token_ids"]]
+    await generate(house, claim, prompt_ids=[*whole, 8])
+    house.app = house.gateway()
+    await generate(house, claim, prompt_ids=[*whole, 8, 9])
+    calls = await house.store.calls([claim.rollout.id])
+    assert [call.parent_id for call in calls] == [None, calls[0].id, calls[0].id]
+    assert [call.suffix_ids for call in calls] == [PROMPT, [8], [8, 9]]
+
+
+async def test_samples_are_calls_of_one_prompt_each_with_noise_of_its_own(house: House) -> None:
+    claim = await house.claim()
+    body = await generate(house, claim, prompt_ids=PROMPT, n=3)
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert len(await house.store.calls([claim.rollout.id])) == 3
+    assert len({request["sampling_params"]["seed"] for request in house.engine.requests}) == 3
+
+
+async def test_a_stream_has_the_same_ids_and_ends_with_reasons_and_usage(house: House) -> None:
+    claim = await house.claim()
+    answer = await house.http().post(
+        f"{path(claim)}/v1/tokens/generate", json={"prompt_ids": PROMPT, "stream": True, "n": 2}
+    )
+    *lines, done = [line[6:] for line in answer.text.splitlines() if line]
+    chunks = [json.loads(line) for line in lines]
+    sampled: dict[int, list[int]] = {0: [], 1: []}
+    for chunk in chunks[:-1]:
+        [choice] = chunk["choices"]
+        assert len(choice["token_ids"]) == len(choice["logprobs"])
+        sampled[choice["index"]] += choice["token_ids"]
+    calls = await house.store.calls([claim.rollout.id])
+    assert list(sampled.values()) == [call.sampled_ids for call in calls]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[-3:-1]] == ["stop", "stop"]
+    assert chunks[-1]["usage"]["prompt_tokens"] == len(PROMPT)
+    assert done == "[DONE]"
+
+
+async def test_the_rollouts_sampling_holds_and_what_was_asked_is_recorded(house: House) -> None:
+    claim = await house.claim(sampling=Sampling(max_tokens=2))
+    body = await generate(house, claim, prompt_ids=PROMPT, max_tokens=50, temperature=0.3)
+    (call,) = await house.store.calls([claim.rollout.id])
+    assert (len(call.sampled_ids), body["choices"][0]["finish_reason"]) == (2, "length")
+    assert (call.sampling.temperature, call.overridden_params) == (1.0, {"temperature": 0.3})
+
+
+async def test_a_retry_gets_the_recorded_samples(house: House) -> None:
+    claim = await house.claim()
+    asked = {"prompt_ids": PROMPT, "n": 2, "prompt_logprobs": 1}
+    first = await generate(house, claim, **asked)
+    again = await generate(house, claim, headers={"x-stainless-retry-count": "1"}, **asked)
+    assert again == first
+    assert len(await house.store.calls([claim.rollout.id])) == 2
+
+
+async def test_logprobs_of_given_tokens_are_computed_and_nothing_is_recorded(house: House) -> None:
+    claim = await house.claim()
+    answer = await house.http().post(f"{path(claim)}/v1/tokens/logprobs", json={"token_ids": PROMPT})
+    assert answer.json()["logprobs"] == [None, -0.5, -0.5]
+    assert await house.store.calls([claim.rollout.id]) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({}, "prompt_ids"),
+        ({"prompt_ids": []}, "prompt_ids"),
+        ({"prompt_ids": [1, -1]}, "prompt_ids"),
+        ({"prompt_ids": [1, True]}, "prompt_ids"),
+        ({"prompt_ids": [2**31]}, "prompt_ids"),
+        ({"prompt_ids": "text"}, "prompt_ids"),
+        ({"prompt_ids": PROMPT, "stop_token_ids": ["a"]}, "stop_token_ids"),
+        ({"prompt_ids": PROMPT, "ignore_eos": True}, "ignore_eos"),
+        ({"prompt_ids": PROMPT, "max_tokens": 0}, "max_tokens"),
+        ({"prompt_ids": PROMPT, "num_samples": 4}, "num_samples"),
+        ({"prompt_ids": PROMPT, "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ],
+)
+async def test_a_field_that_is_wrong_is_named(house: House, asked: dict[str, Any], param: str) -> None:
+    body = await generate(house, await house.claim(), 400, **asked)
+    assert body["error"]["param"] == param
+
+
+@pytest.mark.parametrize("asked", [{}, {"token_ids": []}, {"token_ids": PROMPT, "more": 1}])
+async def test_wrong_requests_for_logprobs_are_refused(house: House, asked: dict[str, Any]) -> None:
+    answer = await house.http().post(f"{path(await house.claim())}/v1/tokens/logprobs", json=asked)
+    assert answer.status_code == 400
+
+
+async def test_a_key_of_another_attempt_opens_nothing(house: House) -> None:
+    one, other = await house.claim(), await house.claim(group="h")
+    for route in ("generate", "logprobs"):
+        answer = await house.http().post(
+            f"{path(one)}/v1/tokens/{route}", json={}, headers={"authorization": f"Bearer {other.key}"}
+        )
+        assert answer.status_code in (401, 403)
