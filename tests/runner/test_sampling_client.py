@@ -12,6 +12,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.errors import InputError
+from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.tracing.frameworks import use_agent
 from agentlightning.tracing.propagation import ContextPropagator
 
@@ -27,6 +28,7 @@ class Gateway:
     def __init__(self) -> None:
         self.script: list[tuple[int, Any]] = [(200, SAMPLED)]
         self.requests: list[tuple[str, dict[str, str], Any]] = []
+        self.connections = ConnectionPool()
         gateway = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -50,15 +52,15 @@ class Gateway:
 
     @property
     def client(self) -> agl.SamplingClient:
-        return agl.SamplingClient(
-            agl.LLM(base_url=f"{self.url}/v1", anthropic_base_url=self.url, api_key="k", model="policy")
-        )
+        urls = {"base_url": f"{self.url}/v1", "anthropic_base_url": self.url}
+        return agl.SamplingClient(agl.LLM(**urls, api_key="k", model="policy", connections=self.connections))
 
 
 @pytest.fixture
 def gateway() -> Iterator[Gateway]:
     made = Gateway()
     yield made
+    made.connections.close()
     made.server.shutdown()
     made.server.server_close()
 

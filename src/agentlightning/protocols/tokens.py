@@ -19,8 +19,8 @@ NAME = "tokens"
 FIELDS = frozenset(
     {
         "model", "prompt_ids", "n", "max_tokens", "stop", "stop_token_ids", "seed", "stream", "prompt_logprobs",
-        "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
-        "structured_outputs", *ENGINE_PARAMS,
+        "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+        "logit_bias", "structured_outputs", *ENGINE_PARAMS,
     }
 )  # fmt: skip
 

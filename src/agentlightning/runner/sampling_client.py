@@ -31,7 +31,7 @@ MAX_RETRIES = 4
 
 
 class TokenInput(Protocol):
-    """What holds a prompt's ids, such as Tinker's ModelInput."""
+    """A holder of a prompt's ids, such as Tinker's ModelInput."""
 
     def to_ints(self) -> list[int]: ...
 
