@@ -33,6 +33,8 @@ class Transition:
     """Step rewards recorded on this call, summed; 0 where none was."""
     rewards: dict[str, float] = field(default_factory=dict)
     """The same by name."""
+    decoding: JSON = field(default_factory=dict)
+    """The constraints on the logits beside the temperature: `Call.decoding`."""
     messages: list[JSON] = field(default_factory=list)
     """The messages that the parent's history did not have."""
     completion: JSON = field(default_factory=dict)
@@ -94,6 +96,9 @@ class TrainingSequence:
     segments: list[tuple[int, int]]
     """[start, end) of each call's sampled tokens."""
     temperature: float = 1.0
+    decodings: list[JSON] = field(default_factory=list)
+    """The constraints on the logits of each segment (`Call.decoding`), in their order; where it ends early, the rest has
+    none. A learner rebuilds the masks from it and computes every log-probability under them."""
     ref_logprobs: list[float] | None = None
     """Logprobs of a frozen reference on masked tokens, for the loss's KL term."""
     old_logprobs: list[float] | None = None

@@ -285,7 +285,7 @@ class Call:
     """False where the agent was gone before the end of the completion was sent to it: nothing is learned from the call."""
 
     decoding: JSON = field(default_factory=dict)
-    """What was applied to the model's logits beside the temperature: ``grammar`` (kind, lark, library, version), ``logits``
+    """The constraints on the model's logits beside the temperature: ``grammar`` (kind, lark, library, version), ``logits``
     (penalties, logit_bias, top_k, min_p), ``request`` (hash of the fields that asked for it), and ``untrained`` where the
     run learns nothing from such a call. Empty where nothing was."""
 

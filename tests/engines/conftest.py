@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+sys.path.append(str(Path(__file__).parents[1] / "gateway"))  # its toy model
 
 
 @pytest.fixture(scope="session")

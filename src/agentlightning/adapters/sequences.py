@@ -152,4 +152,7 @@ def _append(
         if len(each) != len(sampled):
             raise ValueError(f"{name}: expected {len(sampled)} numbers for call {transition.call_id}, got {len(each)}")
         getattr(row, name).extend([0.0] * unread + each)
+    if transition.decoding:
+        row.decodings.extend({} for _ in range(len(row.segments) - len(row.decodings)))
+        row.decodings.append(transition.decoding)
     row.segments.append((start, start + len(sampled)))

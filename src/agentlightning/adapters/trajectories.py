@@ -32,7 +32,8 @@ def trajectories(
     they finished. Posted rewards count until the rollout finished, and what it was rescored with never does: a later
     one would make a step that is executed again another step. With `keep_unrewarded` a rollout that succeeded without
     a final reward is kept, with NaN. A call is trained where the policy sampled it and it was delivered whole: one that
-    an external model answered (policy '') is context at most, and so are an undelivered one and a judge's. Costs O(calls):
+    an external model answered (policy '') is context at most, and so are an undelivered one, a judge's, and one that was
+    decoded under a grammar in a run that learns nothing from those. Costs O(calls):
     a transition refers to its parent's, and nothing is copied.
 
     A conversation of two calls, the second stored by its suffix alone:
@@ -109,7 +110,7 @@ def _transitions(attempt: list[Call], step_rewards: dict[str, dict[str, float]])
         missing = _add(call, by_id, step_rewards, tree, lengths)
         if missing is not None:
             return f"call {call.id} continues call {missing}, which is not recorded", []
-        if not call.policy or not call.learnable or call.agent == JUDGE:
+        if not call.policy or not call.learnable or call.agent == JUDGE or call.decoding.get("untrained"):
             continue
         length = lengths[call.id]
         if not call.sampled_ids or not length:  # without a prompt, the first token has no condition
@@ -151,6 +152,7 @@ def _add(
             temperature=one.sampling.temperature or 1.0,
             policy=one.policy,
             agent=one.agent,
+            decoding=one.decoding,
             reward=sum(rewards.values()),
             rewards=rewards,
             messages=one.messages,

@@ -30,6 +30,8 @@ class Support:
     """Sequences with old_logprobs, to which ratios are then taken."""
     plugin_losses: bool = False
     """Losses of the user's own, loaded where the weights are."""
+    masks: bool = False
+    """Log-probabilities under the grammars, penalties and cuts that sequences carry (`TrainingSequence.decodings`)."""
     values: bool = False
     """A value head: `values`, and losses that train it."""
 

@@ -75,9 +75,9 @@ class CompletionRequest:
     """Fields (as the agent named them) that would change what the policy samples and that no trainer could account for,
     with their values. The run's sampling policy refuses them or leaves them out, and the call says which."""
     grammar: JSON = field(default_factory=dict)
-    """What the completion must look like, as protocols/decoding.py reads it: `content`, `tool_call`, or both."""
+    """The form of the completion, as protocols/decoding.py reads it: `content`, `tool_call`, or both."""
     logits: JSON = field(default_factory=dict)
-    """What is done to the logits: penalties, logit_bias, top_k, min_p, where they are not neutral."""
+    """Changes of the logits: penalties, logit_bias, top_k, min_p, where they are not neutral."""
     refused: dict[str, str] = field(default_factory=dict)
     """Fields (as the agent named them) that no setting makes the gateway serve, and why: the response would be another
     without them."""

@@ -1,4 +1,4 @@
-"""What a request says about decoding: the grammar that its completion must follow, and what is done to the logits.
+"""Fields about decoding: the grammar that a completion must follow, and penalties, biases and cuts of the logits.
 
 Used by the protocols' parsers; each gives the fields that it has. The result is plain JSON that knows no tokenizer and no
 template: rendering/grammar.py makes a grammar of it that engines decode under, and that learners rebuild their masks from.
@@ -24,7 +24,7 @@ MAX_BIASED = 1024
 """Tokens that `logit_bias` may name; OpenAI's own bound is 300."""
 
 STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
-"""What vLLM's `structured_outputs` may hold, one of them."""
+"""Fields of vLLM's `structured_outputs`, of which a request has one."""
 
 WITHOUT_EFFECT = frozenset({"disable_fallback", "disable_any_whitespace", "disable_additional_properties", "backend"})
 """Options of `structured_outputs` beside these: white space is always settled, and there is one backend."""

@@ -341,7 +341,7 @@ def _tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, bool, JSON
 
 
 def _formats(data: JSON) -> list[JSON]:
-    """What says how the content must look: `output_config.format`, and its older name."""
+    """The fields for the form of the content: `output_config.format`, and its older name."""
     config = fields.record(data, "output_config") or {}
     return [decoding.content(config, "format", "output_config"), decoding.content(data, "output_format")]
 

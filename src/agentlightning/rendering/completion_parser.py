@@ -53,7 +53,7 @@ class CompletionParser:
 
     def __init__(self, chat_template: str, response_template: JSON | None = None) -> None:
         self.syntax = None if response_template is not None else syntax_of(chat_template)
-        """How the model writes tool calls; None where that is not known."""
+        """The way in which the model writes tool calls; None where that is not known."""
         self._response_template = _compiled(response_template)
         self.thinks = THINK_CLOSE in chat_template and "reasoning_content" in chat_template
         self.needs_special = response_template is not None

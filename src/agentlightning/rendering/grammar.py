@@ -44,18 +44,23 @@ class GrammarError(InputError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What a grammar needs to know of the model."""
+class TemplateModel:
+    """The facts about a model that a grammar of its completions needs."""
 
     syntax: Syntax | None
-    """How it writes tool calls; None: a way for which no grammar can be made here."""
+    """The way in which it writes tool calls; None: one for which no grammar can be made here."""
     thinks: bool = False
     special: Callable[[str], int | None] = lambda text: None
     """The id of the token that the grammar's library takes for a special one and that is written so; None where none is."""
 
 
 def make_grammar(
-    wanted: Mapping[str, Any], tools: list[JSON] | None, model: Model, *, prompt: str | None, one_call: bool = False
+    wanted: Mapping[str, Any],
+    tools: list[JSON] | None,
+    model: TemplateModel,
+    *,
+    prompt: str | None,
+    one_call: bool = False,
 ) -> JSON:
     """The spec for what a request wants: `content`, `tool_call` or both (then the completion is either).
 
@@ -118,13 +123,13 @@ def structured_outputs(given: Mapping[str, Any]) -> JSON:
         )
     [name] = found
     content: JSON = {**kinds[name](given[name]), "field": f"structured_outputs.{name}"}
-    return make_grammar({"content": content}, None, Model(syntax=None), prompt=None)
+    return make_grammar({"content": content}, None, TemplateModel(syntax=None), prompt=None)
 
 
 class _Writer:
     """Rules of one grammar."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: TemplateModel) -> None:
         self._model = model
         self.rules: list[str] = []
 
@@ -170,7 +175,7 @@ class _Writer:
         return f"{ANY_TEXT} & ~/(?s:.*){_escaped(OPEN)}(?s:.*)/"
 
     def after_thinking(self, start: str, prompt: str) -> str:
-        """What follows the template's thinking: one that has begun must end, one that is over does not come back."""
+        """The grammar after the template's thinking: one that has begun must end, one that is over does not come back."""
         end = prompt.rstrip()
         if end.endswith(THINK_CLOSE):
             return start

@@ -19,7 +19,7 @@ from tokenizers.decoders import DecodeStream
 from agentlightning.errors import InputError, ModelError
 from agentlightning.rendering.completion_parser import CompletionParser
 from agentlightning.rendering.families import find_family
-from agentlightning.rendering.grammar import Model
+from agentlightning.rendering.grammar import TemplateModel
 from agentlightning.types import JSON
 
 PROBE = "agl-probe-7f3a9c"
@@ -55,10 +55,10 @@ class Renderer:
         self.closing = self._find_closing()
         """Text that the template puts after a completion's text, before anything else; None where it is unknown."""
         self.parser = CompletionParser(self._source, settings.get("response_template"))
-        self.grammar_model = Model(
+        self.grammar_model = TemplateModel(
             syntax=self.parser.syntax, thinks=self.parser.thinks, special=_grammar_tokens(self._tokenizer).get
         )
-        """What a grammar of completions needs to know of the model."""
+        """The facts that a grammar of completions needs."""
         # Looked up here, since folders are loaded in a thread: the package takes half a second to import.
         self._family = find_family(self, self._tokenizer)
 

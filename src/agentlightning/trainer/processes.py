@@ -159,7 +159,8 @@ class Processes:
                     "seed": _seed(self._config, alias),
                     "api": "generate",
                     "unsupported_params": self._config.agent.unsupported_params,
-                    "structured": "refuse",
+                    "structured": _structured(self._config, engines[alias].support),
+                    "show_schema": self._config.agent.show_schema,
                 }
                 for alias, model in models.items()
             }
@@ -360,6 +361,11 @@ async def put_gateway_settings(config: Config, run_id: str, store: LightningStor
         changed.append(Resource(run_id=run_id, name=LIMITS_RESOURCE, kind="limits", value=limits))
     if changed:
         await store.put_resources(changed)
+
+
+def _structured(config: Config, support: Support) -> str:
+    """The treatment of calls with a grammar, penalties or cuts, for the gateways."""
+    return "refuse" if config.agent.structured == "mask" and not support.masks else config.agent.structured
 
 
 def engine_support(config: Config, *, reference: bool = False, critic_learning_rate: float | None = None) -> Support:

@@ -31,7 +31,8 @@ from agentlightning.engines.local import layers
 from agentlightning.engines.local.adapter import FOLDER as ADAPTER
 from agentlightning.engines.local.adapter import Adapter
 from agentlightning.engines.local.batches import Batch, batches, known_tokens
-from agentlightning.engines.local.checkpoint import load_model, write_model
+from agentlightning.engines.local.checkpoint import load_model, read_config, stop_ids, write_model
+from agentlightning.engines.local.decoding import BatchRules, Grammars, batch_rules
 from agentlightning.engines.local.device import check_device, settle
 from agentlightning.engines.local.llama import LLAMA_SHAPED
 from agentlightning.engines.local.models import copy_tokenizer, first_line
@@ -93,6 +94,11 @@ class Learner:
         self._adapter = Adapter(self.model, self._folder, options.lora, options.seed) if options.lora else None
         self.model.to(self._device)
         self._optimizer = Optimizer(self.model, options)
+        ends = stop_ids(self._folder, read_config(self._folder))
+        vocab = self.model.config.get_text_config().vocab_size
+        self._grammars = Grammars(self._folder, vocab, sorted(ends))
+        self._cuts = [0, 0]
+        """Tokens of this forward_backward whose own cut took out what was sampled, and tokens with a cut."""
         self._piece = max(1, logits_at_once // self.model.config.get_text_config().vocab_size)
         self._noise = torch.Generator(device=self._device).manual_seed(options.seed)
         self._training = False
@@ -119,6 +125,7 @@ class Learner:
         self._check(sequences)
         reports: list[Tensor] = []
         count = 0
+        self._cuts = [0, 0]
         self._training = True
         try:
             for batch in self._batches([s for s in sequences if any(s.mask)]):
@@ -129,7 +136,9 @@ class Learner:
             self._training = False
         self._pending = self._pending or count > 0
         critic = {} if self._critic is None or loss.value is None else self._critic.report()
-        return summary(loss, reports, count) | critic
+        cut, with_cuts = self._cuts
+        cuts = {"cut_mismatch": cut / with_cuts} if with_cuts else {}
+        return summary(loss, reports, count) | critic | cuts
 
     def forward_backward_preferences(
         self, examples: Sequence[Preference], loss: PreferenceLoss, mismatched: Sequence[TrainingSequence] = ()
@@ -188,7 +197,7 @@ class Learner:
     def values(self, sequences: Sequence[TrainingSequence]) -> list[list[float]]:
         """Values of the state before every token; 0 for the first."""
         critic = self._kept_critic()
-        return self._of_tokens(self.model, sequences, lambda states_NX, *_: critic.values(states_NX))
+        return self._of_tokens(self.model, sequences, lambda rules, states_NX, *_: critic.values(states_NX))
 
     def _kept_critic(self) -> ValueHead:
         if self._critic is None:
@@ -196,15 +205,18 @@ class Learner:
         return self._critic
 
     def _logprobs(self, model: Any, sequences: Sequence[TrainingSequence]) -> list[list[float]]:
-        def say(states_NX: Tensor, temperatures_N: Tensor, targets_N: Tensor) -> Tensor:
-            return self._distributions(model, states_NX, temperatures_N).gather(1, targets_N[:, None])[:, 0]
+        def say(
+            rules: BatchRules | None, states_NX: Tensor, temperatures_N: Tensor, targets_N: Tensor, places_N: Tensor
+        ) -> Tensor:
+            found = self._distributions(model, states_NX, temperatures_N, rules, places_N)
+            return found.gather(1, targets_N[:, None])[:, 0]
 
         return self._of_tokens(model, sequences, say)
 
     def _of_tokens(
-        self, model: Any, sequences: Sequence[TrainingSequence], say: Callable[[Tensor, Tensor, Tensor], Tensor]
+        self, model: Any, sequences: Sequence[TrainingSequence], say: Callable[..., Tensor]
     ) -> list[list[float]]:
-        """`say` of every token's state, temperature and id: [N]; 0 for the first token of a sequence."""
+        """`say` of every token's rules, state, temperature, id and place: [N]; 0 for the first token of a sequence."""
         self._check(sequences)
         found: dict[int, list[float]] = {}
         with torch.inference_mode():
@@ -214,7 +226,9 @@ class Learner:
                 if where:
                     states_NX = self._states(model, batch).flatten(0, 1)[batch.pick(where)]
                     temperatures_N, targets_N = self._temperatures(batch, where), self._targets(batch, where)
-                    parts = [say(*piece) for piece in self._pieces(states_NX, temperatures_N, targets_N)]
+                    rules, places_N = batch_rules(self._grammars, batch.sequences, where), self._places(where)
+                    pieces = self._pieces(states_NX, temperatures_N, targets_N, places_N)
+                    parts = [say(rules, *piece) for piece in pieces]
                     values = torch.cat(parts).tolist()
                 start = 0
                 for sequence in batch.sequences:
@@ -314,27 +328,31 @@ class Learner:
         # The graph is cut at the states, so that the logits of one piece at a time exist.
         cut_NX = states_NX.detach().requires_grad_()
         temperatures_N, targets_N = self._temperatures(batch, where), self._targets(batch, where)
+        rules, places_N = batch_rules(self._grammars, batch.sequences, where), self._places(where)
         if needs_calls(loss) and len(where) > self._piece:
-            known = replace(known, ratios=self._call_ratios(cut_NX, temperatures_N, targets_N, known))
+            known = replace(known, ratios=self._call_ratios(rules, known, cut_NX, temperatures_N, targets_N, places_N))
         names, columns = known.columns()
         reports = []
-        for states, temperatures, targets, *parts in self._pieces(cut_NX, temperatures_N, targets_N, *columns):
-            distributions = self._distributions(self.model, states, temperatures)
+        first = (cut_NX, temperatures_N, targets_N, places_N)
+        for states, temperatures, targets, places, *parts in self._pieces(*first, *columns):
+            distributions = self._distributions(self.model, states, temperatures, rules, places)
             tokens = Tokens(**dict(zip(names, parts, strict=True)))
             total, report = token_loss(loss, distributions, targets, tokens)
             total.backward()  # type: ignore[no-untyped-call]
             reports.append(report)
+        if rules is not None:
+            self._cuts = [total + more for total, more in zip(self._cuts, rules.cuts(), strict=True)]
         if loss.value is not None:
             self._kept_critic().backward(cut_NX, known, loss)
         states_NX.backward(cut_NX.grad)  # type: ignore[no-untyped-call]
         return reports, len(where)
 
-    def _call_ratios(self, states_NX: Tensor, temperatures_N: Tensor, targets_N: Tensor, known: Tokens) -> Tensor:
+    def _call_ratios(self, rules: BatchRules | None, known: Tokens, *columns: Tensor) -> Tensor:
         """Pieces may cut a call in two: then its ratios come from a pass of their own through the head."""
         with torch.no_grad():
             parts = [
-                self._distributions(self.model, states, temperatures).gather(1, targets[:, None])[:, 0]
-                for states, temperatures, targets in self._pieces(states_NX, temperatures_N, targets_N)
+                self._distributions(self.model, states, temperatures, rules, places).gather(1, targets[:, None])[:, 0]
+                for states, temperatures, targets, places in self._pieces(*columns)
             ]
             return call_ratios(torch.cat(parts), known)
 
@@ -345,10 +363,16 @@ class Learner:
             states: Tensor = model.model(**inputs).last_hidden_state if self._llama else model(**inputs).logits
         return states
 
-    def _distributions(self, model: Any, states_NX: Tensor, temperatures_N: Tensor) -> Tensor:
+    def _distributions(
+        self, model: Any, states_NX: Tensor, temperatures_N: Tensor, rules: BatchRules | None, places_N: Tensor
+    ) -> Tensor:
+        """Log-probabilities of the policy that acted: under the grammars, penalties and cuts of the calls."""
         with torch.autocast(self._device.split(":")[0], torch.bfloat16, enabled=self._autocast):
             logits_NV = model.lm_head(states_NX) if self._llama else states_NX
-        return torch.log_softmax(logits_NV.float() / temperatures_N[:, None], -1)
+        logits_NV = logits_NV.float()
+        if rules is not None:
+            logits_NV = rules.apply(logits_NV, places_N, temperatures_N)
+        return torch.log_softmax(logits_NV / temperatures_N[:, None], -1)
 
     def _pieces(self, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
         return zip(*(torch.split(column, self._piece) for column in columns), strict=True)
@@ -359,6 +383,10 @@ class Learner:
                 torch.set_num_threads(self.threads.count)
             self._on_progress()
             yield batch
+
+    def _places(self, where: Sequence[tuple[int, int]]) -> Tensor:
+        """Places of the states within their micro-batch, by which their rules are found."""
+        return torch.arange(len(where), device=self._device)
 
     def _targets(self, batch: Batch, where: Sequence[tuple[int, int]]) -> Tensor:
         return torch.tensor([batch.sequences[row].tokens[at + 1] for row, at in where], device=self._device)

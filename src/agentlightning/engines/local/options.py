@@ -85,5 +85,6 @@ def support(learner: LearnerOptions) -> Support:
         kl=True,
         reference=learner.reference or learner.lora is not None,
         old_logprobs=True,
+        masks=True,
         values=learner.critic_learning_rate_ratio is not None,
     )

@@ -33,12 +33,21 @@ from aiohttp import web
 from agentlightning.children import end_with_parent, keep_files_private
 from agentlightning.engines.local.checkpoint import read_config, stop_ids
 from agentlightning.engines.local.decoder import Decoder, open_decoder
+from agentlightning.engines.local.decoding import Constraint, Grammars
 from agentlightning.engines.local.device import settle
 from agentlightning.engines.local.options import WEIGHTS_KEY, SamplerOptions
 from agentlightning.engines.local.prompt_scores import Score
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
-from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError, printable
+from agentlightning.errors import (
+    AgentLightningError,
+    EngineError,
+    InputError,
+    MissingExtraError,
+    ModelError,
+    printable,
+)
 from agentlightning.log_lines import line_handler
+from agentlightning.rendering.grammar import structured_outputs
 from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
 NICE = 5
@@ -51,21 +60,27 @@ LONG_TURN_S = 0.02
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1, None),
-    "top_k": (-1, 0, None),
-    "min_p": (0, None),
     "min_tokens": (0, None),
-    "presence_penalty": (0, None),
-    "frequency_penalty": (0, None),
-    "repetition_penalty": (1, None),
     "ignore_eos": (False, None),
-    "logit_bias": (None,),
     "bad_words": (None, []),
 }
 """Sampling parameters of vLLM that are served only with the values that change nothing."""
 ABOUT_TEXT = frozenset(
     {"detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind"}
 )
-KNOWN = frozenset(
+CONSTRAINTS = frozenset(
+    {
+        "structured_outputs",
+        "logit_bias",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "top_k",
+        "min_p",
+    }
+)
+"""Parameters that change the distribution that tokens are drawn from, beside temperature and top_p; see decoding.py."""
+KNOWN = CONSTRAINTS | frozenset(
     {"temperature", "top_p", "max_tokens", "seed", "stop", "stop_token_ids", "logprobs", "prompt_logprobs"}
 )
 MAX_LOGPROBS = 20
@@ -77,9 +92,15 @@ class Sampler:
     """Requests in flight over one scheduler; `run` is the loop that does the work."""
 
     def __init__(
-        self, decoder: Decoder, scheduler: Scheduler, end_ids: frozenset[int], long_turn_s: float = LONG_TURN_S
+        self,
+        decoder: Decoder,
+        scheduler: Scheduler,
+        end_ids: frozenset[int],
+        grammars: Grammars,
+        long_turn_s: float = LONG_TURN_S,
     ) -> None:
         self.scheduler = scheduler
+        self._grammars = grammars
         self._decoder = decoder
         self._end_ids = end_ids
         self._long_turn_s = long_turn_s
@@ -204,6 +225,21 @@ class Sampler:
             else int(_number(sampling, "prompt_logprobs", 0, 0, MAX_LOGPROBS, whole=True)),
         )
 
+    def constraint(self, body: bytes, request: SamplingRequest) -> Constraint | None:
+        """The grammar, penalties and cuts of a request that `parse` has read. InputError naming the field that is wrong.
+
+        A grammar may take a second to compile: not for an event loop.
+        """
+        sampling = orjson.loads(body).get("sampling_params") or {}
+        wanted = sampling.get("structured_outputs")
+        lark = None
+        if wanted is not None:
+            if not isinstance(wanted, dict):
+                raise InputError("sampling_params.structured_outputs must be an object")
+            lark = structured_outputs(wanted)["lark"]
+        logits = _logits(sampling, self._decoder.vocab)
+        return Constraint(self._grammars, lark, logits, request.prompt) if lark or logits else None
+
     def _prompt(self, ids: Any) -> list[int]:
         if not isinstance(ids, list) or not ids:
             raise InputError("token_ids must be a list of at least one token id")
@@ -236,8 +272,11 @@ def create_app(
 
     async def generate(http: web.Request) -> web.StreamResponse:
         try:
-            request_id, request = sampler.parse(await http.read())
-        except InputError as error:
+            body = await http.read()
+            request_id, request = sampler.parse(body)
+            if any(name.encode() in body for name in CONSTRAINTS):
+                request.constraint = await asyncio.to_thread(sampler.constraint, body, request)
+        except (InputError, MissingExtraError) as error:
             return _error(400, error)
         event = sampler.submit(request)
         try:
@@ -377,7 +416,30 @@ def _number(
     return float(value)
 
 
+def _logits(sampling: dict[str, Any], vocab: int) -> dict[str, Any]:
+    """Penalties, logit_bias and cuts, without those that are neutral."""
+    found: dict[str, Any] = {
+        "presence_penalty": _number(sampling, "presence_penalty", 0.0, -2.0, 2.0),
+        "frequency_penalty": _number(sampling, "frequency_penalty", 0.0, -2.0, 2.0),
+        "repetition_penalty": _number(sampling, "repetition_penalty", 1.0, 0.0, float("inf"), above=True),
+        "min_p": _number(sampling, "min_p", 0.0, 0.0, 1.0),
+        "top_k": int(_number(sampling, "top_k", 0, -1, float("inf"), whole=True)),
+    }
+    bias = sampling.get("logit_bias") or {}
+    known = isinstance(bias, dict) and all(
+        str(token).isdecimal() and int(token) < vocab and isinstance(value, int | float)
+        for token, value in bias.items()
+    )
+    if not known:
+        raise InputError(f"sampling_params.logit_bias must map token ids from 0 to {vocab - 1} to numbers")
+    neutral = {"repetition_penalty": 1.0, "top_k": -1}
+    found = {name: value for name, value in found.items() if value and value != neutral.get(name)}
+    return {**found, **({"logit_bias": bias} if bias else {})}
+
+
 def _not_finite(request: SamplingRequest) -> EngineError:
+    if request.error is not None:
+        return EngineError(request.error)
     return EngineError(f"the model's logits are not finite (weights version {request.versions[-1][0]})")
 
 
@@ -433,7 +495,8 @@ def open_sampler(
         version=version,
         device=hardware.device,
     )
-    return Sampler(decoder, scheduler, stop_ids(folder, read_config(folder)), long_turn_s)
+    ends = stop_ids(folder, read_config(folder))
+    return Sampler(decoder, scheduler, ends, Grammars(folder, decoder.vocab, sorted(ends)), long_turn_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 
 from agentlightning.engines.local.decoder import Decoder
+from agentlightning.engines.local.decoding import Constraint, LogitRule, adjusted
 from agentlightning.engines.local.noise import alternatives, draw, stream, uniforms
 from agentlightning.engines.local.prefixes import ID_BYTES, PrefixCache
 from agentlightning.engines.local.prompt_scores import Score, score_prompt
+from agentlightning.errors import EngineError
 
 PREFILL_TOKENS = 640
 """Padded tokens of one prefill: activations of tiny models stay in a 2 MB cache."""
@@ -56,8 +58,11 @@ class SamplingRequest:
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[str, int]] = field(default_factory=list)
     """(weight version, index of its first token), oldest first."""
+    constraint: Constraint | None = None
+    """Its grammar, penalties and cuts."""
     finish: str | None = None
-    """stop, length, or error: the logits were not finite."""
+    """stop, length, or error: the logits were not finite, or `error` says what else was wrong."""
+    error: str | None = None
     stop_reason: str | None = None
     cancelled: bool = False
 
@@ -260,6 +265,7 @@ class Scheduler:
     def _accept(self, first: int, logits: torch.Tensor, updated: list[SamplingRequest]) -> None:
         """Draw a token for the rows from `first` on, and let go of those that end with it."""
         rows = slice(first, first + len(logits))
+        logits = self._adjusted(first, logits)
         noise = uniforms(self._streams[rows], self._lengths[rows] - self._starts[rows])
         drawn = draw(
             logits.cpu(),
@@ -272,12 +278,14 @@ class Scheduler:
         tokens, logprobs = drawn[0].tolist(), drawn[1].tolist()
         ended: list[int] = []
         for row, (request, token, logprob) in enumerate(zip(self._active[rows], tokens, logprobs, strict=True), first):
-            if logprob != logprob:  # not a number
+            if logprob != logprob or request.error is not None:  # not a number
                 request.finish = "error"
             else:
                 request.sampled.append(token)
                 request.logprobs.append(logprob)
                 self._check_end(request, token)
+                if request.constraint is not None and not request.finish:
+                    request.constraint.take(token)
             if request.finish:
                 ended.append(row)
                 updated.append(request)
@@ -285,6 +293,19 @@ class Scheduler:
                 updated.append(request)
         for row in reversed(ended):
             self._leave(row)
+
+    def _adjusted(self, first: int, logits: torch.Tensor) -> torch.Tensor:
+        """The logits under the rows' constraints; rows without one pay nothing."""
+        rules: list[LogitRule | None] = []
+        for request in self._active[first : first + len(logits)]:
+            try:
+                rules.append(None if request.constraint is None else request.constraint.rule(request.sampled))
+            except EngineError as error:
+                request.error = str(error)
+                rules.append(None)
+        if not any(rules):
+            return logits
+        return adjusted(logits.cpu(), rules, self._temperatures[first : first + len(logits)].tolist())
 
     def _note_alternatives(self, first: int, logits: torch.Tensor) -> None:
         """For the rows whose requests ask for them; the others pay nothing."""

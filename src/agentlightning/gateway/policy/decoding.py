@@ -46,7 +46,7 @@ class GrammarChecker:
 async def decoding_of(
     request: CompletionRequest, policy: Policy, prompt: str, checker: GrammarChecker, overridden_params: JSON
 ) -> JSON:
-    """What is applied to this call's logits, for its record; {} where nothing is. Raises ApiError.
+    """Returns the constraints on this call's logits, for its record; {} where there are none. Raises ApiError.
 
     What cannot be applied goes to `overridden_params`, where the run drops such fields.
     """
@@ -59,6 +59,10 @@ async def decoding_of(
         why = "the run's engine cannot account for it in learning; say so, or leave it out of training: "
         why += 'agent.structured = "context_only"'
         _refuse_or_drop(policy, overridden_params, asked, why)
+        return {}
+    if policy.logprobs == "raw" and policy.structured == "mask":
+        why = "the engine gives raw log-probabilities, which are not those under it; start vLLM with "
+        _refuse_or_drop(policy, overridden_params, asked, why + "--logprobs-mode processed_logprobs")
         return {}
     result: JSON = {"request": request_digest(request)}
     if request.grammar:
@@ -82,7 +86,7 @@ async def decoding_of(
 
 
 def engine_params(decoding: Mapping[str, Any]) -> JSON:
-    """What is applied, as the engine's sampling parameters: vLLM's names."""
+    """The constraints as the engine's sampling parameters: vLLM's names."""
     params: JSON = dict(decoding.get("logits", {}))
     if "grammar" in decoding:
         params["structured_outputs"] = {"grammar": decoding["grammar"]["lark"]}
@@ -103,7 +107,7 @@ def asked_fields(request: CompletionRequest) -> JSON:
 
 
 def schema_note(request: CompletionRequest) -> str | None:
-    """What the model is told of the content's form, in the prompt's last message, where the run says so."""
+    """A sentence for the prompt that tells the model of the content's form; None where none is asked for."""
     content = request.grammar.get("content")
     if content is None or content["kind"] == "lark":
         return None

@@ -1,0 +1,243 @@
+"""Decoding: what a call's grammar, penalties and cuts do to logits, the same in the sampler and in the learner.
+
+The sampler's scheduler drives it while it draws; the learner rebuilds the same masks from the recorded grammar and the
+sampled ids. The order is vLLM's: grammar, logit_bias, penalties, then (over logits / temperature) min_p and top_k. Penalties
+count what the call itself sampled, repetition_penalty the prompt as well. Refuses to know requests, rewards and losses.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentlightning.errors import EngineError, InputError, MissingExtraError
+from agentlightning.training_types import TrainingSequence
+from agentlightning.types import JSON
+
+MAX_COMPILED = 64
+"""Grammars that stay compiled, the newest ones."""
+CUTS = ("top_k", "min_p")
+
+Words = NDArray[np.int32]
+"""A mask over the vocabulary, a bit for each token."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LogitRule:
+    """The constraints on the logits of one token."""
+
+    allowed: Words | None = None
+    """The tokens that the grammar allows."""
+    logits: Mapping[str, Any] = field(default_factory=dict)
+    """Penalties, logit_bias and cuts, by vLLM's names."""
+    prompt: Sequence[int] = ()
+    sampled: Sequence[int] = ()
+    """Tokens of the call before this one."""
+    target: int | None = None
+    """In a learner: the token that was sampled, which no cut takes out."""
+    cut: bool = False
+    """True where the learner's own cut would have taken the target out."""
+
+
+def adjusted(logits_NV: Tensor, rules: Sequence[LogitRule | None], temperatures_N: Sequence[float]) -> Tensor:
+    """The logits of the distribution that is drawn from, before the temperature; -inf for tokens that cannot be drawn."""
+    masked = [(at, rule.allowed) for at, rule in enumerate(rules) if rule is not None and rule.allowed is not None]
+    if masked:
+        places = torch.tensor([at for at, _ in masked], device=logits_NV.device)
+        words = torch.from_numpy(np.stack([allowed for _, allowed in masked])).to(logits_NV.device)
+        keep_NV = torch.ones_like(logits_NV, dtype=torch.bool)
+        keep_NV[places] = _bits(words, logits_NV.shape[-1])
+        logits_NV = logits_NV.masked_fill(~keep_NV, float("-inf"))
+    processed = [at for at, rule in enumerate(rules) if rule is not None and rule.logits]
+    if processed:
+        rows = [_processed(logits_NV[at], rules[at], temperatures_N[at] or 1.0) for at in processed]
+        places = torch.tensor(processed, device=logits_NV.device)
+        logits_NV = logits_NV.index_put((places,), torch.stack(rows))
+    return logits_NV
+
+
+def _bits(words_NW: Tensor, vocab: int) -> Tensor:
+    shifts = torch.arange(32, device=words_NW.device, dtype=torch.int32)
+    bits = ((words_NW[:, :, None] >> shifts) & 1).bool().flatten(1)
+    missing = vocab - bits.shape[1]
+    return torch.nn.functional.pad(bits, (0, missing)) if missing > 0 else bits[:, :vocab]
+
+
+def _processed(row_V: Tensor, rule: LogitRule | None, temperature: float) -> Tensor:
+    assert rule is not None
+    given, device = rule.logits, row_V.device
+    if bias := given.get("logit_bias"):
+        ids = torch.tensor([int(token) for token in bias], device=device)
+        row_V = row_V.index_add(0, ids, torch.tensor(list(bias.values()), dtype=row_V.dtype, device=device))
+    repetition = given.get("repetition_penalty", 1.0)
+    if repetition != 1.0 and (rule.prompt or rule.sampled):
+        seen = torch.tensor(sorted({*rule.prompt, *rule.sampled}), device=device)
+        values = row_V[seen]
+        row_V = row_V.index_put((seen,), torch.where(values > 0, values / repetition, values * repetition))
+    frequency, presence = given.get("frequency_penalty", 0.0), given.get("presence_penalty", 0.0)
+    if rule.sampled and (frequency or presence):
+        ids_, counts = np.unique(np.asarray(rule.sampled, dtype=np.int64), return_counts=True)
+        amounts = torch.from_numpy(frequency * counts + presence).to(device, row_V.dtype)
+        row_V = row_V.index_add(0, torch.from_numpy(ids_).to(device), -amounts)
+    if any(given.get(name) for name in CUTS):
+        row_V = _cut(row_V, rule, temperature)
+    return row_V
+
+
+def _cut(row_V: Tensor, rule: LogitRule, temperature: float) -> Tensor:
+    """Without the tokens that min_p and top_k take out; ties with the last of the k likeliest stay in."""
+    scaled_V = row_V.detach() / temperature
+    keep_V = torch.ones_like(scaled_V, dtype=torch.bool)
+    if min_p := rule.logits.get("min_p"):
+        keep_V &= scaled_V >= scaled_V.max() + float(np.log(min_p))
+    top_k = rule.logits.get("top_k")
+    if top_k and top_k < len(scaled_V):
+        keep_V &= scaled_V >= scaled_V.topk(top_k).values[-1]
+    if rule.target is not None and not bool(keep_V[rule.target]):
+        rule.cut = True
+        keep_V[rule.target] = True
+    return row_V.masked_fill(~keep_V, float("-inf"))
+
+
+class Grammars:
+    """Compiled grammars for one tokenizer. `end_ids` end a completion that is whole by its grammar."""
+
+    def __init__(self, folder: Path, vocab: int, end_ids: Sequence[int]) -> None:
+        self._folder = folder
+        self._vocab = vocab
+        self._end_ids = sorted(end_ids)
+        self._loaded: Any = None
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+
+    def matcher(self, lark: str) -> Any:
+        """A matcher (llguidance.LLMatcher) at the grammar's start. InputError where it cannot be compiled."""
+        found = self._compiled.get(lark)
+        if found is None:
+            from llguidance import LLMatcher
+
+            found = LLMatcher(self._tokenizer(), LLMatcher.grammar_from_lark(lark), log_level=0)
+            if found.is_error():
+                raise InputError(f"structured_outputs: the grammar does not compile: {found.get_error()[:300]}")
+            self._compiled[lark] = found
+            while len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return found.deep_copy()
+
+    def allowed(self, matcher: Any) -> Words:
+        """The tokens that may come next. EngineError where the grammar is past its bounds."""
+        import llguidance.numpy as bitmasks
+
+        mask: Words = bitmasks.allocate_token_bitmask(1, self._tokenizer().vocab_size)
+        bitmasks.fill_next_token_bitmask(matcher, mask, 0)
+        if matcher.is_error():
+            raise EngineError(f"the grammar cannot be followed any further: {matcher.get_error()[:300]}")
+        row: Words = mask[0]
+        return row
+
+    def masks(self, spec: Mapping[str, Any], sampled: Sequence[int]) -> list[Words]:
+        """The mask before each of these tokens. EngineError where one of them was not allowed."""
+        matcher = self.matcher(spec["lark"])
+        found = []
+        for place, token in enumerate(sampled):
+            mask = self.allowed(matcher)
+            if not mask[token >> 5] >> (token & 31) & 1:
+                from llguidance import __version__ as installed
+
+                raise EngineError(
+                    f"token {place} of a call (id {token}) is none that its grammar allows: the grammar was made by "
+                    f"{spec.get('library')} {spec.get('version')}, and its mask rebuilt by {installed}"
+                )
+            found.append(mask)
+            if token not in self._end_ids:
+                matcher.consume_token(token)
+        return found
+
+    def _tokenizer(self) -> Any:
+        if self._loaded is None:
+            try:
+                from llguidance import LLTokenizer
+            except ModuleNotFoundError as error:
+                raise MissingExtraError("llguidance", "server") from error
+            file = self._folder / "tokenizer.json"
+            if not file.is_file():
+                raise InputError(
+                    f"structured_outputs: the model {self._folder} has no tokenizer.json, which grammars need"
+                )
+            known = LLTokenizer(str(file), eos_token=self._end_ids)
+            if known.vocab_size < self._vocab:
+                known = LLTokenizer(str(file), n_vocab=self._vocab, eos_token=self._end_ids)
+            self._loaded = known
+        return self._loaded
+
+
+class Constraint:
+    """The constraints on one completion while it is sampled."""
+
+    def __init__(self, grammars: Grammars, lark: str | None, logits: JSON, prompt: Sequence[int]) -> None:
+        self._grammars = grammars
+        self._matcher = None if lark is None else grammars.matcher(lark)
+        self._logits = logits
+        self._prompt = prompt
+
+    def rule(self, sampled: Sequence[int]) -> LogitRule:
+        """For the token after these. EngineError as `Grammars.allowed`."""
+        allowed = None if self._matcher is None else self._grammars.allowed(self._matcher)
+        return LogitRule(allowed=allowed, logits=self._logits, prompt=self._prompt, sampled=sampled)
+
+    def take(self, token: int) -> None:
+        """This token was drawn, and the completion goes on."""
+        if self._matcher is not None:
+            self._matcher.consume_token(token)
+
+
+class BatchRules:
+    """The rules of a micro-batch's tokens, each beside the state that predicts it."""
+
+    def __init__(self, rules: list[LogitRule | None]) -> None:
+        self._rules = rules
+
+    def apply(self, logits_NV: Tensor, places_N: Tensor, temperatures_N: Tensor) -> Tensor:
+        """The adjusted logits of a piece: those at these places of the micro-batch."""
+        rules = [self._rules[place] for place in places_N.tolist()]
+        return adjusted(logits_NV, rules, temperatures_N.tolist()) if any(rules) else logits_NV
+
+    def cuts(self) -> tuple[int, int]:
+        """(sampled tokens that the learner's own cut took out, tokens with a cut)."""
+        cut = [rule for rule in self._rules if rule is not None and any(rule.logits.get(name) for name in CUTS)]
+        return sum(rule.cut for rule in cut), len(cut)
+
+
+def batch_rules(
+    grammars: Grammars, sequences: Sequence[TrainingSequence], where: Sequence[tuple[int, int]]
+) -> BatchRules | None:
+    """For the states at these (sequence, position), each of which predicts the token after it; None where there are none."""
+    if not any(sequence.decodings for sequence in sequences):
+        return None
+    of_row = [_sequence_rules(grammars, sequence) for sequence in sequences]
+    return BatchRules([of_row[row].get(at + 1) for row, at in where])
+
+
+def _sequence_rules(grammars: Grammars, sequence: TrainingSequence) -> dict[int, LogitRule]:
+    found: dict[int, LogitRule] = {}
+    for (start, end), decoding in zip(sequence.segments, sequence.decodings, strict=False):
+        sampled = sequence.tokens[start:end]
+        spec, logits = decoding.get("grammar"), decoding.get("logits", {})
+        if spec is None and not logits:
+            continue
+        try:
+            masks: Sequence[Words | None] = [None] * len(sampled) if spec is None else grammars.masks(spec, sampled)
+        except (EngineError, InputError) as error:
+            raise EngineError(f"rollout {sequence.rollout_id}: {error}") from error
+        prompt = sequence.tokens[:start] if "repetition_penalty" in logits else ()
+        for place, (token, mask) in enumerate(zip(sampled, masks, strict=True)):
+            before = sampled[:place] if logits else ()
+            found[start + place] = LogitRule(allowed=mask, logits=logits, prompt=prompt, sampled=before, target=token)
+    return found

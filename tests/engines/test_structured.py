@@ -1,0 +1,232 @@
+"""Grammars, penalties and cuts: the sampler's distribution, and the learner's, which is the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_sequences import sequence
+from toy_model import write_tokenizer
+from transformers import AutoModelForCausalLM
+
+from agentlightning.engines.local.decoding import LogitRule, adjusted
+from agentlightning.engines.local.learner import Learner
+from agentlightning.engines.local.options import LearnerOptions, SamplerOptions
+from agentlightning.engines.local.sampler import Sampler, open_sampler
+from agentlightning.errors import EngineError, InputError
+from agentlightning.rendering.grammar import structured_outputs
+from agentlightning.training_types import Loss, TrainingSequence
+from agentlightning.types import JSON
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"unit": {"enum": ["C", "F", "K"]}, "n": {"type": "integer", "minimum": 0, "maximum": 999}},
+    "required": ["unit", "n"],
+    "additionalProperties": False,
+}
+GRAMMAR: JSON = {"structured_outputs": {"json": SCHEMA}}
+PENALTIES: JSON = {
+    "presence_penalty": 0.4,
+    "frequency_penalty": 0.3,
+    "repetition_penalty": 1.3,
+    "logit_bias": {"40": 1.5, "41": -3},
+}
+CUTS: JSON = {"top_k": 12, "min_p": 0.05}
+PROMPT = [20, 30, 40, 50]
+
+
+@pytest.fixture(scope="module")
+def folder(build: Callable[..., Path]) -> Path:
+    """A tiny model whose tokenizer knows bytes."""
+    made = build("Llama", seed=3, vocab_size=352, eos_token_id=2)
+    (made / "generation_config.json").unlink(missing_ok=True)
+    return write_tokenizer(made)
+
+
+@pytest.fixture(scope="module")
+def sampler(folder: Path) -> Sampler:
+    return open_sampler(folder, SamplerOptions(threads=1, device="cpu"))
+
+
+def sampled(
+    sampler: Sampler, seed: int = 0, prompt: list[int] = PROMPT, **params: Any
+) -> tuple[list[int], list[float]]:
+    given = {"temperature": 0.8, "max_tokens": 40, "seed": seed, **params}
+    body = json.dumps({"token_ids": prompt, "sampling_params": given}).encode()
+    _, request = sampler.parse(body)
+    request.constraint = sampler.constraint(body, request)
+    sampler.scheduler.submit(request)
+    while request.finish is None:
+        sampler.scheduler.turn()
+    assert request.finish != "error", request.error
+    return request.sampled, request.logprobs
+
+
+def decoding(params: JSON) -> JSON:
+    """What the gateway records of a call with these parameters."""
+    logits = {name: value for name, value in params.items() if name != "structured_outputs"}
+    wanted = params.get("structured_outputs")
+    return {**({"grammar": structured_outputs(wanted)} if wanted else {}), **({"logits": logits} if logits else {})}
+
+
+def row(calls: list[tuple[list[int], list[int], list[float], JSON]]) -> TrainingSequence:
+    """One merged row of calls: (what precedes it, sampled ids, their logprobs, what was applied)."""
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    spans = []
+    for before, ids, found, _ in calls:
+        tokens += before
+        logprobs += [0.0] * len(before)
+        spans.append((len(tokens), len(tokens) + len(ids)))
+        tokens += ids
+        logprobs += found
+    return sequence(tokens, spans, logprobs=logprobs, temperature=0.8, decodings=[one[3] for one in calls])
+
+
+@pytest.mark.parametrize("params", [GRAMMAR, PENALTIES, CUTS, {**GRAMMAR, **PENALTIES, **CUTS}])
+@pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
+def test_the_learners_logprobs_are_those_that_the_sampler_recorded(
+    sampler: Sampler, folder: Path, params: JSON, packing: Any
+) -> None:
+    rows = []
+    for seed in range(4):
+        ids, logprobs = sampled(sampler, seed, **params)
+        plain_ids, plain = sampled(sampler, seed, [*PROMPT, *ids, 60, 61])
+        rows.append(row([(PROMPT, ids, logprobs, decoding(params)), ([60, 61], plain_ids, plain, {})]))
+    learner = Learner(folder, LearnerOptions(packing=packing, reference=True))
+    for found in (learner.logprobs(rows), learner.reference_logprobs(rows)):
+        for one, values in zip(rows, found, strict=True):
+            for expected, value, masked in zip(one.logprobs, values, one.mask, strict=True):
+                assert not masked or value == pytest.approx(expected, abs=1e-5, rel=1e-5)
+
+
+def test_what_was_sampled_follows_the_grammar_and_forced_tokens_have_probability_one(
+    sampler: Sampler, folder: Path
+) -> None:
+    for seed in range(6):
+        ids, logprobs = sampled(sampler, seed, **GRAMMAR)
+        assert ids[-1] == 2
+        answer = json.loads(text_of(folder, ids[:-1]))
+        assert answer["unit"] in "CFK"
+        assert 0 <= answer["n"] <= 999
+        assert sum(logprob == 0.0 for logprob in logprobs) > len(ids) // 2
+
+
+def text_of(folder: Path, ids: list[int]) -> str:
+    from tokenizers import Tokenizer
+
+    return str(Tokenizer.from_file(str(folder / "tokenizer.json")).decode(ids))
+
+
+def test_gradients_and_entropy_are_those_of_autograd_over_the_masked_softmax(sampler: Sampler, folder: Path) -> None:
+    params = {**GRAMMAR, "logit_bias": {"40": 1.5}}
+    ids, logprobs = sampled(sampler, 1, **params)
+    [one] = [row([(PROMPT, ids, logprobs, decoding(params))])]
+    learner = Learner(folder, LearnerOptions())
+    metrics = learner.forward_backward([one], Loss(name="reinforce", entropy=0.1))
+    found = {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    logits = model(input_ids=torch.tensor([one.tokens])).logits[0]
+    masks = learner._grammars.masks(decoding(params)["grammar"], ids)
+    total, entropies, forced = torch.zeros(()), 0.0, 0
+    for place, (token, words) in enumerate(zip(ids, masks, strict=True)):
+        allowed = [t for t in range(342) if words[t >> 5] >> (t & 31) & 1]
+        biased = torch.stack([logits[len(PROMPT) + place - 1, t] + (1.5 if t == 40 else 0.0) for t in allowed])
+        distribution = torch.log_softmax(biased / 0.8, -1)
+        entropy = -(distribution.exp() * distribution).sum()
+        total = total - distribution[allowed.index(token)] - 0.1 * entropy
+        entropies += float(entropy.detach())
+        forced += len(allowed) == 1
+    total.backward()
+    assert forced > 0
+    assert metrics["entropy"] == pytest.approx(entropies / len(ids), abs=1e-5)
+    assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+    for name, p in model.named_parameters():
+        assert p.grad is None or torch.allclose(p.grad, found[name], atol=1e-5), name
+
+
+def test_a_row_of_forced_tokens_alone_trains_nothing(sampler: Sampler, folder: Path) -> None:
+    params = {"structured_outputs": {"choice": ["It is sunny, 21 degrees."]}}
+    ids, logprobs = sampled(sampler, 1, **params)
+    assert logprobs == [0.0] * len(ids)
+    learner = Learner(folder, LearnerOptions())
+    learner.forward_backward([row([(PROMPT, ids, logprobs, decoding(params))])], Loss(name="reinforce"))
+    assert all(not p.grad.any() for p in learner.model.parameters() if p.grad is not None)
+
+
+def test_a_token_that_the_rebuilt_mask_forbids_is_named_with_both_versions(sampler: Sampler, folder: Path) -> None:
+    ids, logprobs = sampled(sampler, 1, **GRAMMAR)
+    applied = decoding(GRAMMAR)
+    applied["grammar"] = {**applied["grammar"], "version": "0.1"}
+    wrong = row([(PROMPT, [ids[1], *ids[1:]], logprobs, applied)])
+    with pytest.raises(EngineError, match=r"rollout r: token 0 of a call .*llguidance 0\.1, .*rebuilt by 1\."):
+        Learner(folder, LearnerOptions()).logprobs([wrong])
+
+
+def test_a_cut_that_the_learner_would_have_made_elsewhere_is_counted_and_keeps_the_token(
+    sampler: Sampler, folder: Path
+) -> None:
+    ids, logprobs = sampled(sampler, 1)
+    learner = Learner(folder, LearnerOptions())
+    metrics = learner.forward_backward([row([(PROMPT, ids, logprobs, decoding({"top_k": 1}))])], Loss())
+    assert 0 < metrics["cut_mismatch"] <= 1
+    same, own = sampled(sampler, 1, **CUTS)
+    assert learner.forward_backward([row([(PROMPT, same, own, decoding(CUTS))])], Loss())["cut_mismatch"] == 0
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": "json"}, "structured_outputs"),
+        ({"logit_bias": {"9999": 1}}, "logit_bias"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"top_k": -2}, "top_k"),
+    ],
+)
+def test_what_cannot_be_applied_is_refused_by_name(sampler: Sampler, params: JSON, named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        sampled(sampler, **params)
+
+
+def test_penalties_and_cuts_by_hand() -> None:
+    logits = torch.tensor([[2.0, 1.0, -1.0, 0.0, 0.5]])
+    given = {"repetition_penalty": 2.0, "presence_penalty": 0.5, "frequency_penalty": 0.25, "logit_bias": {"3": 1.0}}
+    rule = LogitRule(logits=given, prompt=[2], sampled=[0, 0, 4])
+    # 0: 2 / 2 - .5 - 2 x .25; 2: -1 x 2; 3: 0 + 1; 4: .5 / 2 - .5 - .25
+    assert adjusted(logits, [rule], [1.0]).tolist() == [[0.0, 1.0, -2.0, 1.0, -0.5]]
+    [cut] = adjusted(logits, [LogitRule(logits={"top_k": 2})], [1.0]).tolist()
+    assert [value > -1e9 for value in cut] == [True, True, False, False, False]
+    # at temperature .5 the second has e^-2 = .135 of the likeliest's probability
+    [by_share] = adjusted(logits, [LogitRule(logits={"min_p": 0.15})], [0.5]).tolist()
+    assert [value > -1e9 for value in by_share] == [True, False, False, False, False]
+
+
+def test_rows_without_a_rule_are_left_as_they_are() -> None:
+    logits = torch.randn(3, 5)
+    rules = [None, LogitRule(logits={"top_k": 1}), None]
+    found = adjusted(logits, rules, [1.0, 1.0, 1.0])
+    assert torch.equal(found[0], logits[0])
+    assert torch.equal(found[2], logits[2])
+
+
+def test_unmerged_rows_have_the_gradient_of_merged_ones(sampler: Sampler, folder: Path) -> None:
+    first = sampled(sampler, 1, **GRAMMAR)
+    second = sampled(sampler, 2, [*PROMPT, *first[0], 60], **GRAMMAR)
+    applied = decoding(GRAMMAR)
+    merged = row([(PROMPT, *first, applied), ([60], *second, applied)])
+    apart = [row([(PROMPT, *first, applied)]), row([([*PROMPT, *first[0], 60], *second, applied)])]
+    apart = [replace(one, advantages=[float(m) for m in one.mask]) for one in apart]
+    gradients = []
+    for rows in ([merged], apart):
+        learner = Learner(folder, LearnerOptions())
+        learner.forward_backward(rows, Loss())
+        gradients.append(torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]))
+    assert torch.allclose(*gradients, atol=1e-5)
