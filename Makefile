@@ -131,8 +131,10 @@ frameworks: .venv-frameworks-openai2/.installed .venv-frameworks-openai3/.instal
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $< && touch $@ || \
 		{ echo "the agent frameworks of $< cannot be installed here: their tests are left out"; rm -rf $(@D); }
 
-# Clients of the tests in tests/clients: an environment for each conflict over versions.
-clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-clients-verifiers/.installed
+# Clients of the tests in tests/clients, and frameworks whose pages only `make test-clients` runs: an environment for each conflict over
+# versions.
+clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-clients-verifiers/.installed \
+	.venv-frameworks-agents/.installed .venv-frameworks-kernel/.installed tests/frameworks/node/node_modules/.installed
 
 .venv-clients-%/.installed: tests/clients/%.lock
 	rm -rf $(@D)
@@ -147,4 +149,4 @@ clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-c
 		for each in $(@D)/sources/*.tar.gz; do tar xzf $$each -C $(@D)/sources; done && touch $@; }
 
 clean:
-	rm -rf site build .venv .venv-vllm .venv-frameworks-* .venv-clients-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site build .venv .venv-vllm .venv-frameworks-* .venv-clients-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -19,6 +19,7 @@ from agentlightning.store.client import LightningStoreClient
 from agentlightning.types import Call, NewRollout, Resource, WorkerStatus
 
 KEY = "key-of-the-tests"
+MODEL = "policy"
 END = 2
 LEASE_S = 3600.0
 """Longer than any suite: nobody sends heartbeats."""
@@ -32,6 +33,7 @@ class ClientHouse:
     store: LightningStoreClient
     run_id: str
     engine: ScriptedEngine
+    model: str
     rollout_id: str = ""
 
     async def variables(self) -> dict[str, str]:
@@ -46,7 +48,8 @@ class ClientHouse:
             "OPENAI_API_KEY": claim.key,
             "ANTHROPIC_BASE_URL": root,
             "ANTHROPIC_API_KEY": claim.key,
-            "AGL_MODEL": "policy",
+            "AGL_KEY": claim.key,
+            "AGL_MODEL": self.model,
         }
 
     async def calls(self) -> list[Call]:
@@ -55,8 +58,8 @@ class ClientHouse:
 
 
 @asynccontextmanager
-async def open_house(folder: Path, **policy: Any) -> AsyncIterator[ClientHouse]:
-    """Everything started, and ended with the block; `policy` adds to the resource that names the model."""
+async def open_house(folder: Path, model: str = MODEL) -> AsyncIterator[ClientHouse]:
+    """Everything started, and ended with the block; agents know the model by this name."""
     renderer = Renderer(write_tokenizer(folder / "tokenizer", TEMPLATE))
 
     def answers(request: dict[str, Any]) -> list[int]:
@@ -68,10 +71,10 @@ async def open_house(folder: Path, **policy: Any) -> AsyncIterator[ClientHouse]:
     try:
         async with LightningStoreClient(server.url, KEY) as store:
             run = await store.create_run("clients", {})
-            value = {"model": "policy", "endpoints": [engine.url], "tokenizer": str(folder / "tokenizer"), "seed": 7}
-            value |= {"api": "generate", **policy}
+            value = {"model": model, "endpoints": [engine.url], "tokenizer": str(folder / "tokenizer"), "seed": 7}
+            value["api"] = "generate"
             await store.put_resources([Resource(run_id=run.id, name="default", kind="policy", value=value)])
-            yield ClientHouse(server.url, store, run.id, engine)
+            yield ClientHouse(server.url, store, run.id, engine, model)
     finally:
         server.close()
         await engine.close()

@@ -12,8 +12,9 @@ import os
 import tomllib
 import xml.etree.ElementTree
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,20 @@ TEST_TIMEOUT_S = 60
 """What one test of a suite may take; a test that hangs fails, and the others go on."""
 
 SUITE_TIMEOUT_S = 800.0
+BARE = {"PYTHONPATH": str(HERE / "suites"), "PYTHONDONTWRITEBYTECODE": "1"}
+"""Plugins for pytest stand beside the suites, which are not written to."""
+
+
+@dataclass(frozen=True)
+class SourceTests:
+    """The tests of API resources in the source distribution of an SDK, of which those of served resources are run."""
+
+    name: str
+    address: str
+    """Variable with the address that they read as TEST_API_BASE_URL."""
+    model: str
+    """A model that they look up."""
+    folder: str = "tests/api_resources"
 
 
 @dataclass(frozen=True)
@@ -31,23 +46,51 @@ class Suite:
 
     name: str
     environment: str
-    """Suffix of the virtual environment, `.venv-clients-…`, and name of its lock file."""
-    paths: Sequence[str] = ()
-    """Files or folders relative to this folder; by default `suites/NAME`."""
+    """Suffix of the virtual environment, as in `.venv-clients-langchain`."""
+    source: SourceTests | None = None
+    """Where its tests are not in `suites/NAME`."""
     options: Sequence[str] = ()
     least: int = 1
     """How many of its tests have to pass."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables of its environment."""
+
+    @property
+    def expected(self) -> dict[str, Any]:
+        """What is checked in about it: `expected` failures, and for an SDK which files are `served`, and which are not."""
+        path = HERE / "expected" / f"{self.name}.toml"
+        return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     @property
     def folder(self) -> Path:
         """The virtual environment."""
-        return ROOT / f".venv-clients-{self.environment}"
+        return ROOT / f".venv-{self.environment}"
+
+    @property
+    def root(self) -> Path:
+        """The folder that the suite's tests import from."""
+        if self.source is None:
+            return HERE / "suites"
+        return next((self.folder / "sources").glob(f"{self.source.name}-*/"))
+
+    def files(self) -> list[str]:
+        """What its pytest is given."""
+        if self.source is None:
+            return [str(self.root / self.name)]
+        return [str(self.root / self.source.folder / path) for path in self.expected["served"]]
+
+    def options_of(self, report: Path) -> list[str]:
+        """Options of its pytest."""
+        plugins = ("-p", "attempt_key", "-k", "not aiohttp") if self.source else ()  # aiohttp: the same bytes once more
+        configuration = ("-c", str(HERE / "suites" / "pytest.ini"), f"--rootdir={self.root}")
+        quiet = ("-q", "-p", "no:cacheprovider", f"--basetemp={report.parent / 'tests'}")
+        return [*quiet, *configuration, *plugins, f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={report}", *self.options]
+
+    def adapt(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """The variables of a client, by which the suite's tests find the gateway."""
+        return {**variables, **({"TEST_API_BASE_URL": variables[self.source.address]} if self.source else {})}
 
     def need(self) -> None:
         """Leaves the test out where the environment is not installed."""
-        if not (self.folder / ".installed").exists():
+        if not (self.folder / (".unpacked" if self.source else ".installed")).exists():
             pytest.skip(f"needs {self.folder.name}: `make clients` installs it")
 
 
@@ -70,13 +113,10 @@ class Results:
 async def run_suite(suite: Suite, variables: Mapping[str, str], folder: Path) -> Results:
     """Runs a suite whose tests find the gateway by these variables."""
     report = folder / "report.xml"
-    paths = [str(HERE / path) for path in suite.paths or (f"suites/{suite.name}",)]
-    options = ("-q", "-p", "no:cacheprovider", f"--basetemp={folder / 'tests'}", f"--timeout={TEST_TIMEOUT_S}")
     process = await asyncio.create_subprocess_exec(
-        *(str(suite.folder / "bin" / "python"), "-m", "pytest", *options, f"--junitxml={report}", *suite.options),
-        *("-c", str(HERE / "suites" / "pytest.ini"), *paths),
-        cwd=folder,
-        env={**_bare_environment(), "HOME": str(folder), **suite.variables, **variables},
+        *(str(suite.folder / "bin" / "python"), "-m", "pytest", *suite.options_of(report), *suite.files()),
+        cwd=suite.root,
+        env={**_bare_environment(), "HOME": str(folder), **BARE, **suite.adapt(variables)},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -95,7 +135,7 @@ def read_report(report: Path) -> dict[str, str]:
     """Reads a JUnit report: by `file::class::test` what became of it. A test with a failed teardown has failed."""
     found: dict[str, str] = {}
     for case in xml.etree.ElementTree.parse(report).getroot().iter("testcase"):
-        name = f"{case.get('classname', '')}::{case.get('name', '')}".replace("suites.", "")
+        name = f"{case.get('classname', '')}::{case.get('name', '')}"
         result = "passed"
         for kind in case:
             if kind.tag in ("failure", "error"):
@@ -109,11 +149,16 @@ def read_report(report: Path) -> dict[str, str]:
 
 def expected_failures(suite: Suite) -> dict[str, str]:
     """Patterns of the tests of a suite that are known not to pass, with the reason."""
-    path = HERE / "expected" / f"{suite.name}.toml"
-    if not path.exists():
-        return {}
-    groups = tomllib.loads(path.read_text(encoding="utf-8"))["expected"]
-    return {pattern: group["reason"] for group in groups for pattern in group["tests"]}
+    return {pattern: group["reason"] for group in suite.expected.get("expected", ()) for pattern in group["tests"]}
+
+
+def unlisted_files(suite: Suite) -> list[str]:
+    """Files with tests in a source distribution that are listed neither as served nor as not served."""
+    assert suite.source is not None
+    folder = suite.root / suite.source.folder
+    listed = [*suite.expected["served"], *(each for group in suite.expected["not_served"] for each in group["files"])]
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("test_*.py"))
+    return [path for path in found if not any(fnmatch.fnmatchcase(path, each) for each in listed)]
 
 
 def check_results(results: Results, expected: Mapping[str, str], least: int) -> None:

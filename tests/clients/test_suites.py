@@ -5,19 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from client_house import open_house
-from suites import Suite, check_results, expected_failures, run_suite
+from client_house import MODEL, open_house
+from suites import SourceTests, Suite, check_results, expected_failures, run_suite
 
 pytestmark = pytest.mark.slow
 
+LANGCHAIN = ("--benchmark-disable", "-p", "no:codspeed")
+LANGCHAIN_SUITE = Suite("langchain", "clients-langchain", options=LANGCHAIN, least=140)
 SUITES = [
-    Suite("langchain", "langchain", options=("--benchmark-disable", "-p", "no:codspeed"), least=140),
+    Suite("openai", "clients-sdks", source=SourceTests("openai", "OPENAI_BASE_URL", "model")),
+    Suite("anthropic", "clients-sdks", source=SourceTests("anthropic", "ANTHROPIC_BASE_URL", "model_id")),
+    Suite("pydantic_ai_surface", "clients-sdks", least=40),
+    Suite("litellm_surface", "frameworks-agents", least=20),
 ]
 
 
+async def test_the_standard_tests_of_langchain_pass_but_for_what_is_listed(tmp_path: Path) -> None:
+    await check_suite(LANGCHAIN_SUITE, tmp_path)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
 async def test_a_suite_passes_but_for_what_is_listed(suite: Suite, tmp_path: Path) -> None:
+    await check_suite(suite, tmp_path)
+
+
+async def check_suite(suite: Suite, tmp_path: Path) -> None:
+    """Runs a suite against a gateway of its own, and compares what became of its tests with the list."""
     suite.need()
-    async with open_house(tmp_path) as house:
+    async with open_house(tmp_path, suite.source.model if suite.source else MODEL) as house:
         results = await run_suite(suite, await house.variables(), tmp_path)
     check_results(results, expected_failures(suite), suite.least)

@@ -28,6 +28,40 @@ async def test_the_program_of_the_page_is_recorded_and_rewarded(folder: Folder, 
     check_population(await play(folder, name, speaker))
 
 
+LONG = ["litellm", "strands", "agno", "haystack", "agent-framework", "adk", "mcp", "camel"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LONG)
+async def test_the_program_of_the_page_is_recorded_and_rewarded_in_time(folder: Folder, name: str) -> None:
+    check_population(await play(folder, name, speaker))
+
+
+@pytest.mark.long
+async def test_tools_of_semantic_kernel_have_the_names_of_their_plugins(folder: Folder) -> None:
+    def speak(role: str, text: str) -> str:
+        return speaker(role, text).replace('"population"', '"Cities-population"')
+
+    check_population(await play(folder, "semantic-kernel", speak))
+
+
+def reason_and_act(role: str, text: str) -> str:
+    """Speaks as the signatures of DSPy's ReAct ask for, and looks the city up in between."""
+    if "next_tool_name" not in text:
+        return "[[ ## reasoning ## ]]\nIt was looked up.\n\n[[ ## answer ## ]]\n717710\n\n[[ ## completed ## ]]"
+    tool, arguments = ("finish", "{}") if "717710" in text else ("population", '{"city": "Oslo"}')
+    fields = {"next_thought": "I look.", "next_tool_name": tool, "next_tool_args": arguments}
+    return "".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in fields.items()) + "[[ ## completed ## ]]"
+
+
+@pytest.mark.long
+async def test_dspy_renders_every_call_anew_as_its_page_says(folder: Folder) -> None:
+    played = await play(folder, "dspy", reason_and_act)
+    assert (played.rollout.state, played.rollout.reward, played.rollout.warning) == ("succeeded", 1.0, None)
+    assert len(played.calls) == 3
+    assert "continued" not in [call.continuation for call in played.calls]
+
+
 async def test_a_crew_whose_model_says_nothing_gets_a_reward_of_zero(folder: Folder) -> None:
     played = await play(folder, "crewai", lambda role, text: "")
     assert (played.rollout.state, played.rollout.reward) == ("succeeded", 0.0)

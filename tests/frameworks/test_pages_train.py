@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apart import QUARRELS, stand_apart
+from apart import BY_HAND, NODE, QUARRELS, need_node, stand_apart
 from command_line import Folder
 from pages import FOLDER, page
 from stage import open_stage_of
-from test_installed_frameworks import need_node
 from tiny_policy import build_policy
 
 from agentlightning.children import listen, start_child, stop_child
@@ -25,7 +24,10 @@ from agentlightning.store.open import open_store
 
 pytestmark = pytest.mark.slow
 
-NAMES = sorted(path.stem for path in FOLDER.glob("*.md"))
+NAMES = [
+    pytest.param(path.stem, marks=pytest.mark.long if path.stem in BY_HAND else ())
+    for path in sorted(FOLDER.glob("*.md"))
+]
 SMALL = {
     "trainer.steps": 1,
     "trainer.tasks_per_step": 1,
@@ -90,7 +92,7 @@ async def test_the_command_of_the_page_trains(folder: Folder, policy: Path, name
 
 def prepare(folder: Folder, name: str) -> None:
     """What the page has its reader install."""
-    if name == "node":
-        need_node(folder.path)
+    if name in NODE:
+        need_node(folder.path, name)
     if name in QUARRELS:
         stand_apart(folder.path, name)
