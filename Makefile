@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: demo test lint test-slow test-pythons test-clients docs test-vllm test-phoenix install node-packages servers frameworks clients clean
+.PHONY: coding-agents test-coding-agents demo test lint test-slow test-pythons test-clients docs test-vllm test-phoenix install node-packages servers frameworks clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
 demo: .venv/.demo
@@ -27,7 +27,7 @@ demo: .venv/.demo
 test: lint node-packages servers
 	$(BIN)/pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
 
-test-slow: install node-packages servers frameworks .venv-clients-langchain/.installed .venv-vllm/.installed
+test-slow: install node-packages servers frameworks coding-agents .venv-clients-langchain/.installed .venv-vllm/.installed
 	$(BIN)/pytest -m "slow and not long" -n 2 --dist loadfile $(ARGS)
 
 # The light core on every Python we promise; part of test-slow. A Python that is not here is left out.
@@ -44,6 +44,13 @@ test-vllm: install .venv-vllm/.installed
 
 test-phoenix: install .venv-phoenix/.installed
 	$(BIN)/pytest tests/tracing/test_phoenix.py $(ARGS)
+
+# Claude Code, Codex, Gemini CLI, Qwen Code, opencode, llm and aider as shipped: 1.4 GB of npm packages, about 2 minutes, and two
+# environments. Those that cannot be installed here are left out of the tests.
+coding-agents: tests/coding_agents/node_modules/.installed .venv-frameworks-llm/.installed .venv-frameworks-aider/.installed
+
+test-coding-agents: install coding-agents
+	$(BIN)/pytest -m slow tests/coding_agents -rs $(ARGS)
 
 # The npm packages of OpenAI, Anthropic and OpenTelemetry, for the tests that run them; without npm those tests are left out.
 node-packages: tests/sdk/node/node_modules/.installed tests/runner/node/node_modules/.installed
@@ -123,7 +130,7 @@ docs: .venv-docs/.installed
 
 # Agent frameworks that conflict over versions of a package, for the tests of their pages in docs/agents: an environment for each
 # conflict. Where one cannot be installed, its tests are left out.
-frameworks: .venv-frameworks-openai2/.installed .venv-frameworks-openai3/.installed .venv-frameworks-crewai/.installed
+frameworks: .venv-frameworks-google/.installed .venv-frameworks-openai2/.installed .venv-frameworks-openai3/.installed .venv-frameworks-crewai/.installed
 
 .venv-frameworks-%/.installed: tests/frameworks/%.lock
 	rm -rf $(@D)
@@ -149,4 +156,4 @@ clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-c
 		for each in $(@D)/sources/*.tar.gz; do tar xzf $$each -C $(@D)/sources; done && touch $@; }
 
 clean:
-	rm -rf site build .venv .venv-vllm .venv-frameworks-* .venv-clients-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site build .venv .venv-vllm .venv-frameworks-* .venv-clients-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules tests/coding_agents/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -77,13 +77,13 @@ class SdkHouse:
     run_id: str
     claimed: int = 0
 
-    async def place(self) -> Place:
+    async def place(self, lease_s: float = 30.0) -> Place:
         """A new attempt."""
         self.claimed += 1
         rollout = NewRollout(run_id=self.run_id, task={}, group_id=str(self.claimed), replica=0)
         await self.store.enqueue([rollout])
         worker = WorkerStatus(id="w", run_id=self.run_id, host="h", pid=1, running=0, seen_ns=0)
-        [claim] = await self.store.claim(worker)
+        [claim] = await self.store.claim(worker, lease_s=lease_s)
         root = f"{self.url}/r/{claim.rollout.id}/{claim.lease.attempt}"
         return Place(f"{root}/v1", root, claim.key, claim.rollout.id)
 

@@ -1,0 +1,130 @@
+"""Coding agents as shipped, run in a folder of their own against a real gateway whose model says what a test scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "sdk"))  # its gateway with a scripted model
+
+from sdk_house import END, Place, SdkHouse, open_house
+
+from agentlightning.types import Call, Resource
+
+PROGRAMS = Path(__file__).parent / "node_modules" / ".bin"
+ENVIRONMENTS = Path(__file__).parents[2]
+
+TASK = "Write hello into greeting.txt, then read it. Say FIRST."
+AGAIN = "Thank you. Say SECOND."
+DONE, WELCOME = "The file says hello.", "You are welcome."
+WRITE = "echo hello > greeting.txt && echo wrote-it"
+READ = "cat greeting.txt && echo read-it"
+
+RUN_TIMEOUT_S = 120.0
+LEASE_S = 3600.0
+"""Nobody renews it: longer than any of these tests."""
+
+
+def tool_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """A tool call as the scripted model writes it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+def node_program(name: str) -> str:
+    """The path of an agent from the lock of this folder; without it the test is left out."""
+    program = PROGRAMS / name
+    if shutil.which("node") is None or not program.exists():
+        pytest.skip(f"needs {name}: `make coding-agents` installs it where npm is there")
+    return str(program)
+
+
+def python_program(name: str, environment: str) -> str:
+    """The path of an agent in an environment of its own; without it the test is left out."""
+    folder = ENVIRONMENTS / f".venv-frameworks-{environment}"
+    if not (folder / ".installed").exists():
+        pytest.skip(f"needs {name}: `make coding-agents` installs it")
+    return str(folder / "bin" / name)
+
+
+@dataclass
+class AgentHouse:
+    """A gateway, one attempt, and an empty folder in which an agent works."""
+
+    house: SdkHouse
+    place: Place
+    folder: Path
+    home: Path
+    answers: list[tuple[str, str]] = field(default_factory=list)
+    """(what the messages since the last completion contain, what the model then says), the first that fits."""
+
+    def shell_turns(self, tool: str, argument: str, **others: Any) -> None:
+        """Script two shell commands and an answer, then an answer to the second turn."""
+        self.answers = [
+            ("Say SECOND", WELCOME),
+            ("read-it", DONE),
+            ("wrote-it", tool_call(tool, {argument: READ, **others})),
+            ("Say FIRST", tool_call(tool, {argument: WRITE, **others})),
+        ]
+
+    def answer(self, request: dict[str, Any]) -> list[int]:
+        """The ids of what the model says next."""
+        prompt = self.house.renderer.decode(request["token_ids"], special=True)
+        last = prompt.rsplit("<|im_start|>assistant", 2)[-2]
+        text = next((answer for needle, answer in self.answers if needle in last), "OK.")
+        return [*self.house.renderer.encode(text), END]
+
+    async def run(self, *command: str, **variables: str) -> str:
+        """The output of a program that was run in the folder as a user would, with a home of its own."""
+        environment = {name: os.environ[name] for name in ("PATH", "LANG", "SSL_CERT_FILE") if name in os.environ}
+        environment |= {"HOME": str(self.home), "NO_PROXY": "*", "TERM": "dumb", "CI": "1"}
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=self.folder, env=environment | variables, stdin=asyncio.subprocess.DEVNULL, stdout=pipe,
+            stderr=pipe,
+        )  # fmt: skip
+        try:
+            out, err = await asyncio.wait_for(process.communicate(), RUN_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            raise
+        assert process.returncode == 0, (out + err).decode()[-3000:]
+        return out.decode()
+
+    async def calls(self) -> list[Call]:
+        """What was recorded of the attempt."""
+        return await self.house.calls(self.place)
+
+    async def forks(self) -> list[str]:
+        """Causes of the calls that continue no earlier one though they could."""
+        return [call.fork_cause for call in await self.calls() if call.fork_cause is not None]
+
+    def check_work(self) -> None:
+        """The tools really ran."""
+        assert (self.folder / "greeting.txt").read_text() == "hello\n"
+
+
+@asynccontextmanager
+async def open_agent_house(folder: Path) -> AsyncIterator[AgentHouse]:
+    """Everything started, and ended with the block."""
+    async with open_house(folder) as house:
+        policy = {
+            "model": "policy", "endpoints": [house.engine.url], "tokenizer": str(folder / "tokenizer"), "seed": 7,
+            "api": "generate", "unsupported_params": "drop",
+        }  # fmt: skip
+        await house.store.put_resources([Resource(run_id=house.run_id, name="default", kind="policy", value=policy)])
+        for name in ("work", "home"):
+            (folder / name).mkdir()
+        agents = AgentHouse(house, await house.place(LEASE_S), folder / "work", folder / "home")
+        house.engine.answers = agents.answer
+        house.engine.chunk = 50
+        yield agents
