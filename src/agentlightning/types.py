@@ -288,6 +288,8 @@ class Call:
     """The constraints on the model's logits beside the temperature: ``grammar`` (kind, lark, library, version), ``logits``
     (penalties, logit_bias, top_k, min_p), ``request`` (hash of the fields that asked for it), and ``untrained`` where the
     run learns nothing from such a call. Empty where nothing was."""
+    request_fields: JSON = field(default_factory=dict)
+    """Fields of a Responses request that its stored response repeats (metadata, instructions, `store`, …); else empty."""
 
     @property
     def learnable(self) -> bool:

@@ -289,6 +289,7 @@ def test_the_body_of_an_answer_has_every_choice_and_the_counts() -> None:
         "completion_tokens": 6,
         "total_tokens": 9,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -63,6 +63,7 @@ def test_the_body_of_an_answer_has_an_item_for_every_part_the_request_and_the_co
     given = {"tools": [TOOL], "temperature": 0.5, "metadata": {"a": "b"}, "previous_response_id": "resp_x"}
     found = json.loads(responses.body(parse(**given), answer(REASONED, cached_tokens=2)))
     Response.model_validate(found)
+    given["tools"] = [{"description": None, **TOOL}]
     assert {name: found[name] for name in given} == given
     assert (found["id"], found["status"], found["incomplete_details"]) == (f"resp_{CALL_ID}", "completed", None)
     part = {"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}

@@ -32,10 +32,12 @@ from agentlightning.gateway.policy.engine_health import ProbeSettings
 from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
+from agentlightning.gateway.responses_api import ResponsesApi
 from agentlightning.gateway.rest import create_api
 from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.server_settings import ServerSettings
 from agentlightning.gateway.statistics_cache import StatisticsCache
+from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.protocols import chat, generate_content, messages
 from agentlightning.protocols.base import ApiError, WireFormat
 from agentlightning.rendering.renderer import Renderer
@@ -98,8 +100,9 @@ class App:
         self._external = ExternalCalls(store, self._attempts, directory, self._metrics, grace_s=grace_s)
         self._limits = CallLimits(store, self._watcher, directory, self._settings.limits)
         self._authentication = Authentication(store, server_key)
+        stored = StoredResponses(store)
         self._policy_calls = PolicyCalls(
-            store, self._attempts, self._engine_router, self._metrics, grace_s=grace_s, deadline_s=deadline_s
+            store, self._attempts, self._engine_router, self._metrics, stored, grace_s=grace_s, deadline_s=deadline_s
         )
         traces = TraceReceiver(store, self._attempts, self._limits, self._metrics, self._authentication)
         self._proxy = Proxy(
@@ -111,6 +114,7 @@ class App:
             self._metrics,
             traces,
             self._limits,
+            ResponsesApi(store, stored, self._policy_calls, self._engine_router),
         )
         self._api = create_api(
             store,

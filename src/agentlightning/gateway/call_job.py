@@ -13,6 +13,7 @@ from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.protocols.base import CompletionRequest, WireFormat
+from agentlightning.protocols.tool_folding import FOLDS
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.types import ABANDONED, JSON, Call, Sampling
 
@@ -35,6 +36,8 @@ class CallJob:
     span_id: str | None
     overridden_params: JSON = field(default_factory=dict)
     decoding: JSON = field(default_factory=dict)
+    finished_ns: int = 0
+    """Time at which the last token was sampled; 0 where the record's own time is meant."""
     gone: bool = False
     """The agent has disconnected."""
 
@@ -87,7 +90,12 @@ class CallJob:
             agent=self.agent,
             finish_reason=finish_reason,
             started_ns=self.started_ns,
-            finished_ns=time.time_ns(),
+            finished_ns=self.finished_ns or time.time_ns(),
             span_id=self.span_id,
             delivered=not self.gone and finish_reason != ABANDONED,
+            request_fields={
+                name: value
+                for name, value in self.request.echo.items()
+                if (value if name == FOLDS else not name.startswith("_"))
+            },
         )

@@ -24,9 +24,18 @@ from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.policy.scoring import PromptScoring
-from agentlightning.gateway.policy.sdk_retries import mark_delivered, recorded_answer
-from agentlightning.protocols import chat, completions, embeddings, generate_content, messages, responses, tokens
-from agentlightning.protocols.base import ApiError, CompletionRequest, WireFormat, call_id, read_object
+from agentlightning.gateway.responses_api import COMPACT, COUNT, ResponsesApi
+from agentlightning.protocols import (
+    chat,
+    compaction,
+    completions,
+    embeddings,
+    generate_content,
+    messages,
+    responses,
+    tokens,
+)
+from agentlightning.protocols.base import ApiError, WireFormat, call_id, read_object
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.store.base import UNKNOWN_ROUTE, LightningStore, reward_number
 from agentlightning.types import Reward, Span
@@ -47,6 +56,7 @@ class Proxy:
         metrics: GatewayMetrics,
         traces: TraceReceiver,
         limits: CallLimits,
+        responses_api: ResponsesApi,
     ) -> None:
         self._store = store
         self._attempts = attempts
@@ -57,10 +67,12 @@ class Proxy:
         self._traces = traces
         self._limits = limits
         self._scoring = PromptScoring(engine_router)
+        self._responses = responses_api
         self._wires: dict[str, WireFormat] = {
             "chat/completions": chat,
             "completions": completions,
             "responses": responses,
+            COMPACT: compaction,
             "messages": messages,
             "embeddings": embeddings,
             "models:generateContent": generate_content,
@@ -150,8 +162,11 @@ class Proxy:
             await self._reward(attempt, await incoming.body(admission.take), reply)
         elif method == "GET" and (named := _named_model(route)) is not None:
             await self._models(wire, named, attempt, reply)
-        elif method == "GET" and route.startswith("responses/") and route.count("/") == 1:
-            await self._stored(route.partition("/")[2], attempt, reply)
+        elif method == "POST" and route == COUNT:
+            data = read_object(await incoming.body(admission.take))
+            await reply.whole(200, await self._responses.count(data, attempt))
+        elif self._responses.knows(route, method):
+            await self._responses.answer(incoming, attempt, reply)
         else:
             await self._unknown(attempt, incoming)
 
@@ -172,6 +187,8 @@ class Proxy:
             await self._external.directory.find(attempt.rollout.run_id, model) if isinstance(model, str) else None
         )
         if external is None:
+            if wire.NAME == responses.NAME:
+                data = await self._responses.prepared(incoming.route or "", data, attempt)
             await self._calls.answer(wire, data, attempt, admission, incoming, reply)
         else:
             route = incoming.route or ""
@@ -192,14 +209,6 @@ class Proxy:
         else:
             known = ", ".join(names) or "none yet"
             raise ApiError(f"no model is named {name!r}; known are {known}", status=404, param="model")
-
-    async def _stored(self, response_id: str, attempt: TrackedAttempt, reply: AgentResponse) -> None:
-        calls = await self._store.calls([attempt.rollout.id], attempt.number)
-        answer = recorded_answer(calls, call_id(response_id))
-        if answer is None:
-            raise ApiError(f"this attempt has no response {response_id!r}", status=404, code="response_not_found")
-        await mark_delivered(self._store, calls, answer)
-        await reply.whole(200, responses.body(CompletionRequest(model=answer.model, messages=[]), answer))
 
     async def _reward(self, attempt: TrackedAttempt, body: bytes, reply: AgentResponse) -> None:
         if not await self._attempts.may_reward(attempt):

@@ -136,6 +136,8 @@ class Choice:
     stop: str | None = None
     """The stop string that ended it."""
     sampled_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Sampled tokens up to the end of the reasoning, its marks among them."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     token_ids: tuple[int, ...] = ()
     """All ids that were sampled, the one that ended the completion among them."""
@@ -159,11 +161,18 @@ class Completion:
     """The prompt's ids, where the request asks for them."""
     prompt_logprobs: list[JSON | None] | None = None
     """By token of the prompt a table of {logprob, rank, decoded_token} by id, None for the first; if asked for."""
+    completed_s: int | None = None
+    """Unix time at which its last token was sampled."""
 
     @property
     def sampled_tokens(self) -> int:
         """Sampled tokens of all choices."""
         return sum(choice.sampled_tokens for choice in self.choices)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Reasoning tokens of all choices."""
+        return sum(choice.reasoning_tokens for choice in self.choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -240,6 +240,7 @@ def usage(completion: Completion) -> JSON:
         "completion_tokens": completion.sampled_tokens,
         "total_tokens": completion.prompt_tokens + completion.sampled_tokens,
         "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": completion.reasoning_tokens},
     }
 
 

@@ -1,4 +1,4 @@
-"""Items of OpenAI Responses: completions as items, whole or streamed, and items as messages. Pure.
+"""Items of OpenAI Responses: completions as items, and items as messages. Pure.
 
 Every item of a response carries the id of its call (``rs_ID``, ``msg_ID``, ``fc_ID_0``), so that items which an agent sends
 back are put together to the message that was recorded.
@@ -13,18 +13,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from agentlightning.protocols import sse
-from agentlightning.protocols.base import (
-    ApiError,
-    Choice,
-    Completion,
-    CompletionReader,
-    Delta,
-    TokenLogprob,
-    ToolDelta,
-)
+from agentlightning.protocols.base import Choice, CompletionReader, TokenLogprob
 from agentlightning.protocols.chat import logprob_list
-from agentlightning.protocols.tool_folding import FOLDS, fold, freeform
+from agentlightning.protocols.tool_folding import FOLDS, fold
 from agentlightning.types import JSON
 
 SEALED = "agl:"
@@ -34,53 +25,6 @@ OUR_ID = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-
 """Calls have a UUID of version 7, which says that an item with another is not ours."""
 
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
-
-
-def response(response_id: str, model: str, created_s: int, echo: JSON, status: str, output: list[JSON]) -> JSON:
-    """A response object; the caller adds usage, error and details."""
-    return {
-        "id": f"resp_{response_id}",
-        "object": "response",
-        "created_at": created_s,
-        "status": status,
-        "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": None,
-        "max_output_tokens": None,
-        "metadata": {},
-        "model": model,
-        "output": output,
-        "parallel_tool_calls": True,
-        "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
-        "store": True,
-        "temperature": 1.0,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
-        "top_p": 1.0,
-        "truncation": "disabled",
-        "usage": None,
-        **{name: value for name, value in echo.items() if not name.startswith("_")},
-    }
-
-
-def finished(completion: Completion, echo: JSON, output: list[JSON]) -> JSON:
-    """The response object of a finished completion."""
-    cut = completion.choices[0].finish_reason == "length"
-    status = "incomplete" if cut else "completed"
-    return {
-        **response(completion.call_id, completion.model, completion.created_s, echo, status, output),
-        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "usage": {
-            "input_tokens": completion.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": completion.sampled_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": completion.prompt_tokens + completion.sampled_tokens,
-        },
-    }
 
 
 def output_items(choice: Choice, response_id: str, echo: JSON) -> list[JSON]:
@@ -193,12 +137,19 @@ def reasoning_text(item: JSON) -> str:
         return said
     sealed = item.get("encrypted_content")
     if isinstance(sealed, str) and sealed.startswith(SEALED):
-        try:
-            return base64.b64decode(sealed[len(SEALED) :], validate=True).decode()
-        except ValueError:
-            return ""
+        return opened(sealed) or ""
     summary = plain(item.get("summary") or "")
     return summary if isinstance(summary, str) else ""
+
+
+def opened(sealed: str) -> str | None:
+    """The text in an encrypted_content of ours; None where it is not, or was changed."""
+    if not sealed.startswith(SEALED):
+        return None
+    try:
+        return base64.b64decode(sealed[len(SEALED) :], validate=True).decode()
+    except ValueError:
+        return None
 
 
 def plain(content: Any) -> Any:
@@ -219,175 +170,6 @@ def _origin(item: JSON) -> str:
     """The call behind an item's id; empty where it has none of ours. Other servers give each item an id of its own."""
     found = OUR_ID.match(str(item.get("id") or ""))
     return "" if found is None else found[1]
-
-
-class ResponseEvents:
-    """The events of one streamed response; every item opens, grows and closes before the next."""
-
-    def __init__(self, echo: JSON, call_id: str, model: str, created_s: int) -> None:
-        self._echo = echo
-        self._call_id = call_id
-        self._model = model
-        self._created_s = created_s
-        self._number = 0
-        """Sequence number of the next event."""
-        self._output: list[JSON] = []
-        """Items that are closed."""
-        self._open: JSON | None = None
-        """The item under way."""
-        self._text: list[str] = []
-        """The text of the open item."""
-        self._logprobs: list[TokenLogprob] = []
-        """Log-probabilities of the open message's tokens."""
-        self._unplaced: list[TokenLogprob] = []
-        """Log-probabilities of tokens whose text is held back: their item is known with their text."""
-        self._tool = -1
-        """Index of the tool call under way."""
-        self._messages = 0
-
-    def first(self) -> bytes:
-        """Opens the response."""
-        begun = response(self._call_id, self._model, self._created_s, self._echo, "in_progress", [])
-        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
-
-    def delta(self, index: int, delta: Delta) -> bytes:
-        """More reasoning, text, or tool calls. There is one choice."""
-        parts: list[bytes] = []
-        self._unplaced += delta.logprobs or ()
-        if delta.reasoning:
-            parts.append(self._begin("reasoning"))
-            parts.append(self._more("response.reasoning_text.delta", delta.reasoning, content_index=0))
-            if summarises(self._echo):
-                more = {"item_id": self._item_id(), "output_index": len(self._output), "summary_index": 0}
-                parts.append(self._event("response.reasoning_summary_text.delta", delta=delta.reasoning, **more))
-        if delta.content:
-            parts.append(self._begin("message"))
-            place = spoken(self._unplaced, delta.content, delta.reasoning)
-            found = self._unplaced[place]
-            del self._unplaced[: place.stop]
-            self._logprobs += found
-            more = {"content_index": 0, "logprobs": logprob_list(found)}
-            parts.append(self._more("response.output_text.delta", delta.content, **more))
-        if delta.tools or (delta.reasoning and not delta.content):
-            self._unplaced.clear()
-        parts += [self._tool_call(tool) for tool in delta.tools]
-        return b"".join(parts)
-
-    def last(self, completion: Completion) -> bytes:
-        """Closes the open item and the response."""
-        choice = completion.choices[0]
-        parts: list[bytes] = []
-        status = "incomplete" if choice.finish_reason == "length" else "completed"
-        if not choice.content and not choice.tool_calls and not self._messages:
-            parts.append(self._begin("message"))
-        parts.append(self._end(status))
-        whole = finished(completion, self._echo, self._output)
-        parts.append(self._event(f"response.{whole['status']}", response=whole))
-        return b"".join(parts)
-
-    def failed(self, refusal: ApiError) -> bytes:
-        about = {"message": refusal.message, "code": refusal.code, "param": refusal.param}
-        whole = response(self._call_id, self._model, self._created_s, self._echo, "failed", self._output)
-        whole["error"] = {"code": "server_error", "message": refusal.message}
-        return self._event("response.failed", response=whole) + self._event(
-            "error", **about, error={**about, "type": refusal.type}
-        )
-
-    # --- items ------------------------------------------------------------------------------------------------------
-
-    def _tool_call(self, tool: ToolDelta) -> bytes:
-        begun = b""
-        if tool.name is not None:
-            begun = self._end("completed")
-            self._tool = tool.index
-            item_id = f"fc_{self._call_id}_{tool.index}"
-            item = call_item(item_id, tool.id or "", tool.name, "", "in_progress")
-            begun += self._add(fold(item, self._echo.get(FOLDS, {})))
-        if not tool.arguments:
-            return begun
-        if self._open is not None and self._open["type"] == "custom_tool_call":
-            self._text.append(tool.arguments)  # its input is known once the arguments are whole
-            return begun
-        return begun + self._more("response.function_call_arguments.delta", tool.arguments)
-
-    def _begin(self, kind: str) -> bytes:
-        """Open an item of reasoning or text, where none is open."""
-        if self._open is not None and self._open["type"] == kind:
-            return b""
-        closed = self._end("completed")
-        if kind == "reasoning":
-            item = {
-                "id": f"rs_{self._call_id}",
-                "type": "reasoning",
-                "summary": [],
-                "content": [],
-                "status": "in_progress",
-            }
-            opened = self._add(item) + self._part("added", {"type": "reasoning_text", "text": ""})
-            if summarises(self._echo):
-                opened += self._summary_part("added", "")
-            return closed + opened
-        number = f"_{self._messages}" if self._messages else ""
-        self._messages += 1
-        item = {**message_item(f"msg_{self._call_id}{number}", "", "in_progress"), "content": []}
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        return closed + self._add(item) + self._part("added", part)
-
-    def _add(self, item: JSON) -> bytes:
-        self._open, self._text, self._logprobs = item, [], []
-        return self._event("response.output_item.added", output_index=len(self._output), item=item)
-
-    def _end(self, status: str) -> bytes:
-        """Close the open item."""
-        if self._open is None:
-            return b""
-        item, text = self._open, "".join(self._text)
-        parts: list[bytes] = []
-        if item["type"] == "reasoning":
-            item = reasoning_item(item["id"], text, self._echo, status)
-            parts.append(self._whole("response.reasoning_text.done", text=text, content_index=0))
-            parts.append(self._part("done", {"type": "reasoning_text", "text": text}))
-            if summarises(self._echo):
-                parts.append(self._whole("response.reasoning_summary_text.done", text=text, summary_index=0))
-                parts.append(self._summary_part("done", text))
-        elif item["type"] == "message":
-            item = message_item(item["id"], text, status, self._logprobs)
-            found = item["content"][0]["logprobs"]
-            parts.append(self._whole("response.output_text.done", text=text, content_index=0, logprobs=found))
-            parts.append(self._part("done", item["content"][0]))
-        elif item["type"] == "custom_tool_call":
-            item = {**item, "input": freeform(text), "status": status}
-            parts.append(self._whole("response.custom_tool_call_input.delta", delta=item["input"]))
-            parts.append(self._whole("response.custom_tool_call_input.done", input=item["input"]))
-        else:
-            item = {**item, "arguments": text, "status": status}
-            parts.append(self._whole("response.function_call_arguments.done", name=item["name"], arguments=text))
-        parts.append(self._event("response.output_item.done", output_index=len(self._output), item=item))
-        self._output.append(item)
-        self._open = None
-        return b"".join(parts)
-
-    def _item_id(self) -> str:
-        return str(self._open["id"]) if self._open is not None else ""
-
-    def _more(self, kind: str, text: str, **fields: Any) -> bytes:
-        self._text.append(text)
-        return self._whole(kind, delta=text, **fields)
-
-    def _whole(self, kind: str, **fields: Any) -> bytes:
-        return self._event(kind, item_id=self._item_id(), output_index=len(self._output), **fields)
-
-    def _part(self, what: str, part: JSON) -> bytes:
-        return self._whole(f"response.content_part.{what}", content_index=0, part=part)
-
-    def _summary_part(self, what: str, text: str) -> bytes:
-        part = {"type": "summary_text", "text": text}
-        return self._whole(f"response.reasoning_summary_part.{what}", summary_index=0, part=part)
-
-    def _event(self, kind: str, **data: Any) -> bytes:
-        number = self._number
-        self._number += 1
-        return sse.event({"type": kind, "sequence_number": number, **data}, kind)
 
 
 class ResponseReader(CompletionReader):

@@ -3,8 +3,8 @@ respond. Pure.
 
 Driven by the gateway, which chooses the protocol by route. Function tools are the policy's only ones. Every documented field
 is honoured, refused, collected as unsupported, or accepted because it changes nothing of what is sampled; the tables say
-which. Unknown fields are passed over. Responses are stored as the record: `previous_response_id` and GET responses/ID find
-them.
+which. Unknown fields are passed over. Responses are stored as the record: `previous_response_id`, items that refer to it and
+GET responses/ID find them (gateway/stored_responses.py).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import orjson
 from agentlightning.protocols import chat, decoding, fields
 from agentlightning.protocols.base import Completion, CompletionRequest, EventStream, call_id, short
 from agentlightning.protocols.fields import UnsupportedParam, expected
+from agentlightning.protocols.response_events import ResponseEvents
 from agentlightning.protocols.response_items import (
     AssistantTurn,
-    ResponseEvents,
     ResponseReader,
-    finished,
     is_text,
+    opened,
     output_items,
     plain,
 )
+from agentlightning.protocols.response_object import echoed, finished
 from agentlightning.protocols.tool_folding import FOLDS, flatten
 from agentlightning.types import JSON
 
@@ -64,12 +65,8 @@ NOT_OURS = ("context_management",)
 REFUSED = ("background", "conversation", "prompt")
 """Fields for such services without which the response would be another."""
 
-ECHOED = (
-    "instructions", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls", "previous_response_id",
-    "prompt_cache_key", "reasoning", "safety_identifier", "service_tier", "store", "temperature", "text", "tool_choice",
-    "tools", "top_logprobs", "top_p", "truncation", "user",
-)  # fmt: skip
-"""Fields of the request that a response repeats."""
+SUMMARY = "Summary of the conversation so far:\n"
+"""Stands before the summary that a compaction item holds."""
 
 INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 
@@ -93,7 +90,6 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     top_logprobs = fields.whole(data, "top_logprobs", 0, fields.MAX_TOP_LOGPROBS) or 0
     logprobs = "message.output_text.logprobs" in included or top_logprobs > 0
     _check_stream_options(data)
-    echo = {name: given[name] for name in ECHOED if given.get(name) is not None}
     return CompletionRequest(
         model=fields.text(data, "model"),
         messages=messages,
@@ -119,7 +115,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         ),
         logits=decoding.logits(data),
         previous_id=_previous(data),
-        echo={**echo, "_sealed": "reasoning.encrypted_content" in included, FOLDS: folds},
+        echo={**echoed(given), "_sealed": "reasoning.encrypted_content" in included, FOLDS: folds},
     )
 
 
@@ -210,8 +206,13 @@ def _message(item: JSON, where: str, trained: bool) -> JSON:
             "tool_call_id": fields.text(item, "call_id", at=where),
             "content": plain(item.get("output")),
         }
+    if kind == "compaction" and (summary := opened(fields.text(item, "encrypted_content", at=where))) is not None:
+        return {"role": "user", "content": SUMMARY + summary}
     if trained:
-        what = "a message, reasoning, function_call or function_call_output item, all that the trained policy reads"
+        what = (
+            "a message, reasoning, function_call, function_call_output, or a compaction or item_reference of this attempt, "
+            "all that the trained policy reads"
+        )
         raise fields.refused(where, f"expected {what}, got {short(item)}")
     return {"role": "assistant" if str(kind).endswith("_call") else "user", "content": [item]}
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from agentlightning.errors import InputError, ModelError
-from agentlightning.rendering.completion_parser import CompletionParser
+from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser
 from agentlightning.rendering.families import find_family
 from agentlightning.rendering.grammar import TemplateModel
 from agentlightning.types import JSON
@@ -107,6 +107,18 @@ class Renderer:
         """The special token that is written as `text`."""
         index = self._tokenizer.token_to_id(text)
         return index if index in self._special else None
+
+    def reasoning_size(self, ids: list[int], reasoning: str | None) -> int:
+        """Number of sampled ids up to the end of the reasoning that was read in them, its marks among them.
+
+        Where the end mark is no token of its own, the count is that of the reasoning encoded alone.
+        """
+        if not reasoning:
+            return 0
+        end = self._tokenizer.token_to_id(THINK_CLOSE)
+        if end is not None and end in ids:
+            return ids.index(end) + 1
+        return min(len(ids), len(self.encode(reasoning)))
 
     def after_answer(self, end: int | None, rest: str, whole: str) -> str | None:
         """The text after sampled ids that ended with token `end` (None: cut), where the template goes on with `rest`

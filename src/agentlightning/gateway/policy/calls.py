@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -19,7 +19,6 @@ from uuid_utils import uuid7
 
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse, Deadline, DisconnectWatch
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
-from agentlightning.gateway.call_job import CallJob
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.decoding import (
@@ -34,18 +33,18 @@ from agentlightning.gateway.policy.prompt_scores import prompt_table
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.gateway.policy.scoring import PromptScoring
 from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
+from agentlightning.gateway.policy.streamed_response import PolicyJob, StreamedResponse, replay
 from agentlightning.gateway.policy.unsupported import ignored_header, unsupported_error
+from agentlightning.gateway.stored_responses import StoredResponses
 from agentlightning.protocols.base import (
     ApiError,
     Completion,
     CompletionRequest,
-    Delta,
-    ToolDelta,
     WireFormat,
     assistant_message,
 )
 from agentlightning.protocols.context_edits import apply_edits
-from agentlightning.rendering.call_chain import call_chain, chain_messages, is_whole
+from agentlightning.rendering.call_chain import chain_messages
 from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
 from agentlightning.rendering.prompts import prompt_hash
 from agentlightning.store.base import LightningStore
@@ -60,20 +59,6 @@ DEADLINE_S = 600.0
 """Time limit of one call, in seconds."""
 
 
-@dataclass(slots=True, kw_only=True)
-class PolicyJob(CallJob):
-    """One call under way: n samples of one prompt."""
-
-    policy: Policy
-    seeds: list[int]
-    decoders: list[ResponseDecoder]
-    applied_edits: tuple[JSON, ...] = ()
-
-    @property
-    def alias(self) -> str:
-        return self.policy.alias
-
-
 class PolicyCalls:
     """The token path."""
 
@@ -83,6 +68,7 @@ class PolicyCalls:
         attempts: AttemptCache,
         engine_router: EngineRouter,
         metrics: GatewayMetrics,
+        responses: StoredResponses,
         *,
         grace_s: float = GRACE_S,
         deadline_s: float = DEADLINE_S,
@@ -91,6 +77,7 @@ class PolicyCalls:
         self._attempts = attempts
         self._engine_router = engine_router
         self._metrics = metrics
+        self._responses = responses
         self._grace_s = grace_s
         self._deadline_s = deadline_s
         self._retries = SdkRetries(store)
@@ -130,7 +117,7 @@ class PolicyCalls:
                 found = await self._scoring.complete(policy, request, found, attempt)
                 self._metrics.call(wire.NAME, "replayed")
                 found = replace(found, applied_edits=applied_edits, model=found.model or policy.model)
-                await _replay(wire, request, found, reply)
+                await replay(wire, request, found, reply)
                 return
         plan = _planned(conversation, request, view, schema_note(request) if policy.show_schema else None)
         try:
@@ -193,9 +180,8 @@ class PolicyCalls:
         policy = await self._engine_router.policy(attempt.rollout.run_id, request.model)
         conversation = await self._attempts.conversation(attempt, policy.renderer, policy.alias)
         if request.previous_id is not None:
-            by_id = {call.id: call for call in await self._store.calls([attempt.rollout.id], attempt.number)}
-            before = call_chain(by_id[request.previous_id], by_id) if request.previous_id in by_id else []
-            if not before or not is_whole(before):
+            before = await self._responses.chain(attempt, request.previous_id)
+            if not before:
                 raise ApiError(
                     f"previous_response_id: this attempt has no response {request.previous_id!r}",
                     status=404,
@@ -211,13 +197,14 @@ class PolicyCalls:
     # --- one call, step by step -------------------------------------------------------------------------------------
 
     async def _run(self, job: PolicyJob, pending: PendingCall, incoming: AgentRequest, reply: AgentResponse) -> None:
-        stream = _StreamedResponse(job, reply, self._metrics) if job.request.stream else None
+        stream = StreamedResponse(job, reply, self._metrics) if job.request.stream else None
         deadline = Deadline(self._deadline_s)
         watch = incoming.on_disconnect(lambda: self._abandon(job, pending, deadline))
         try:
             with deadline:
                 await self._sample(job, stream)
             rest = [decoder.finish() for decoder in job.decoders]
+            job.finished_ns = time.time_ns()
             answer = _answer(job)
             watch.look()
             recorded_as_gone = job.gone  # the watch may say so at any time from here on
@@ -256,7 +243,7 @@ class PolicyCalls:
         self._abandoned.add(deadline)
         deadline.shorten(self._grace_s)
 
-    async def _sample(self, job: PolicyJob, stream: _StreamedResponse | None) -> None:
+    async def _sample(self, job: PolicyJob, stream: StreamedResponse | None) -> None:
         if len(job.seeds) == 1:
             await self._sample_one(job, 0, stream)
             return
@@ -267,7 +254,7 @@ class PolicyCalls:
         except* Exception as several:
             raise several.exceptions[0] from None
 
-    async def _sample_one(self, job: PolicyJob, index: int, stream: _StreamedResponse | None) -> None:
+    async def _sample_one(self, job: PolicyJob, index: int, stream: StreamedResponse | None) -> None:
         decoder, request = job.decoders[index], _engine_request(job, index)
         affinity = f"{job.attempt.rollout.id}/{job.attempt.number}"
         if stream is None:
@@ -303,71 +290,6 @@ class PolicyCalls:
         job.admission.record(calls)
         for call in calls:
             self._metrics.record(call)
-
-
-class _StreamedResponse:
-    """The completion goes out as it is sampled; its end waits for the record."""
-
-    def __init__(self, job: PolicyJob, reply: AgentResponse, metrics: GatewayMetrics) -> None:
-        model = job.request.model or job.policy.model
-        created_s = job.started_ns // 10**9
-        self._events = job.wire.stream(job.request, job.id, model, created_s, len(job.plan.prompt_ids))
-        self._started_ns = job.started_ns
-        self._reply = reply
-        self._metrics = metrics
-        reply.failed = self._events.failed
-
-    async def more(self, index: int, delta: Delta) -> None:
-        """Send what a choice adds."""
-        if _says(delta):
-            await self._send(self._events.delta(index, delta))
-
-    async def last(self, rest: list[Delta], answer: Completion) -> None:
-        """Send what was held back, and the end."""
-        deltas = [self._events.delta(index, delta) for index, delta in enumerate(rest) if _says(delta)]
-        if not self._reply.started:
-            await self._start()
-        await self._reply.end(b"".join(deltas) + self._events.last(answer))
-
-    async def _send(self, events: bytes) -> None:
-        if not self._reply.started:
-            await self._start()
-        await self._reply.more(events)
-
-    async def _start(self) -> None:
-        self._metrics.first_token.observe((time.time_ns() - self._started_ns) / 1e9)
-        await self._reply.start_events(self._events.first())
-
-
-async def _replay(wire: WireFormat, request: CompletionRequest, answer: Completion, reply: AgentResponse) -> None:
-    """Send a completion that is recorded already."""
-    reply.request_id = answer.call_id
-    if request.return_token_ids and answer.prompt_ids is not None:
-        request = replace(request, planned_ids=list(answer.prompt_ids))
-    if not request.stream:
-        await reply.whole(200, wire.body(request, answer))
-        return
-    events = wire.stream(request, answer.call_id, answer.model, answer.created_s, answer.prompt_tokens)
-    deltas = [events.first()]
-    for index, choice in enumerate(answer.choices):
-        tools = tuple(
-            ToolDelta(index=place, arguments=call.arguments, id=call.id, name=call.name)
-            for place, call in enumerate(choice.tool_calls)
-        )
-        delta = Delta(
-            content=choice.content or "",
-            reasoning=choice.reasoning or "",
-            tools=tools,
-            logprobs=choice.logprobs,
-            token_ids=choice.token_ids if request.return_token_ids else (),
-        )
-        deltas.append(events.delta(index, delta))
-    await reply.start_events(b"".join(deltas))
-    await reply.end(events.last(answer))
-
-
-def _says(delta: Delta) -> bool:
-    return bool(delta.content or delta.reasoning or delta.tools or delta.logprobs or delta.token_ids)
 
 
 def _sampling(
@@ -493,6 +415,7 @@ def _answer(job: PolicyJob) -> Completion:
         cached_tokens=len(prompt_ids) - len(job.plan.suffix_ids),
         prompt_ids=tuple(prompt_ids) if request.return_token_ids else None,
         prompt_logprobs=prompt_table(job.decoders[0].sampled, job.policy.renderer, len(prompt_ids)) if asked else None,
+        completed_s=job.finished_ns // 10**9,
     )
 
 

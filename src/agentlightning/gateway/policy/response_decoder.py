@@ -87,14 +87,16 @@ class ResponseDecoder:
             for index, (name, parts) in enumerate(self._calls)
         )
         content = "".join(self._content)
+        reasoning = "".join(self._reasoning) or None
         limited = self.sampled.finish_reason == "length"
         return Choice(
             content=content if content or not calls else None,
-            reasoning="".join(self._reasoning) or None,
+            reasoning=reasoning,
             tool_calls=calls,
             finish_reason="length" if limited else "tool_calls" if calls else "stop",
             stop=self._stopped if self._stopped in self._request.stop else None,
             sampled_tokens=len(self.sampled.ids),
+            reasoning_tokens=self._renderer.reasoning_size(self.sampled.ids, reasoning),
             logprobs=self._logprobs(0) if self._request.logprobs else None,
             token_ids=tuple(self.sampled.ids),
         )

@@ -154,12 +154,13 @@ async def mark_delivered(store: LightningStore, calls: Sequence[Call], answer: C
 
 
 def recorded_answer(
-    calls: list[Call], call_id: str, renderer: Renderer | None = None, request: CompletionRequest | None = None
+    calls: Sequence[Call], call_id: str, renderer: Renderer | None, request: CompletionRequest | None = None
 ) -> Completion | None:
     """The completion that was recorded as `call_id`, with all its choices; None where there is none among `calls`.
 
-    With a renderer it has what `request` asks for: log-probabilities of its tokens, without the alternatives, which are not
-    kept, and the ids of its prompt.
+    It has what `request` asks for: log-probabilities of its tokens, without the alternatives, which are not kept, and the
+    ids of its prompt. Without a renderer, which the calls of external models have none of, neither these nor the number of
+    reasoning tokens can be told.
     """
     first = call_id.partition(".")[0]
     found = {call.id: call for call in calls if call.id.partition(".")[0] == first}
@@ -176,24 +177,27 @@ def recorded_answer(
         prompt_tokens=call.prompt_tokens,
         choices=tuple(_choice(one, renderer, request) for one in ordered),
         cached_tokens=call.prompt_tokens - len(call.suffix_ids),
+        completed_s=call.finished_ns // 10**9,
         prompt_ids=tuple(chain_prompt_ids(chain)) if chain and is_whole(chain) else None,
     )
 
 
 def _choice(call: Call, renderer: Renderer | None, request: CompletionRequest | None) -> Choice:
     tokens = None
+    reasoning = call.completion.get("reasoning_content")
     if renderer is not None and request is not None and request.logprobs:
         pairs = zip(shown_ids(request, renderer, call.sampled_ids), call.logprobs, strict=False)
         tokens = tuple(TokenLogprob(text=renderer.token_text(one), logprob=logprob, id=one) for one, logprob in pairs)
     return Choice(
         content=call.completion.get("content"),
-        reasoning=call.completion.get("reasoning_content"),
+        reasoning=reasoning,
         tool_calls=tuple(
             ToolCall(id=one["id"], name=one["function"]["name"], arguments=one["function"]["arguments"])
             for one in call.completion.get("tool_calls", ())
         ),
         finish_reason=call.finish_reason,
         sampled_tokens=len(call.sampled_ids),
+        reasoning_tokens=0 if renderer is None else renderer.reasoning_size(call.sampled_ids, reasoning),
         logprobs=tokens,
         token_ids=tuple(call.sampled_ids),
     )

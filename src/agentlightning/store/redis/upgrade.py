@@ -35,7 +35,7 @@ async def upgrade(url: str) -> Upgraded:
         before = int(known)
         if before > SCHEMA_VERSION:
             raise newer_schema(name, before)
-        if before < 2:  # 3 and 4 have fields that may be absent, and rewrite nothing
+        if before < 2:  # later ones have fields that may be absent, and rewrite nothing
             [members] = await connection.query([("ZRANGEBYLEX", "runs", "-", "+")])
             for member in members:
                 await _Run(connection, member.decode().partition(":")[2]).upgrade()

@@ -64,7 +64,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -86,6 +86,7 @@ _DEFAULTS: dict[tuple[type, str], Any] = {
     (Call, "usage"): "{}",
     (Call, "delivered"): true(),
     (Call, "decoding"): "{}",
+    (Call, "request_fields"): "{}",
     (Span, "kind"): "internal",
     (Span, "status"): "unset",
     (Span, "status_message"): "",

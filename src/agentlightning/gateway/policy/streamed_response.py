@@ -1,0 +1,82 @@
+"""StreamedResponse: a completion of the policy as it goes out to its agent, sampled now or recorded before.
+
+Driven by policy/calls.py. Knows no wire format beyond its events, and no engine.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from agentlightning.gateway.asgi_response import AgentResponse
+from agentlightning.gateway.call_job import CallJob
+from agentlightning.gateway.metrics import GatewayMetrics
+from agentlightning.gateway.policy.engine_router import Policy
+from agentlightning.gateway.policy.response_decoder import ResponseDecoder
+from agentlightning.protocols.base import Completion, CompletionRequest, Delta, WireFormat
+from agentlightning.protocols.response_events import replayed
+from agentlightning.types import JSON
+
+
+@dataclass(slots=True, kw_only=True)
+class PolicyJob(CallJob):
+    """One call under way: n samples of one prompt."""
+
+    policy: Policy
+    seeds: list[int]
+    decoders: list[ResponseDecoder]
+    applied_edits: tuple[JSON, ...] = ()
+
+    @property
+    def alias(self) -> str:
+        return self.policy.alias
+
+
+class StreamedResponse:
+    """The completion goes out as it is sampled; its end waits for the record."""
+
+    def __init__(self, job: PolicyJob, reply: AgentResponse, metrics: GatewayMetrics) -> None:
+        model = job.request.model or job.policy.model
+        created_s = job.started_ns // 10**9
+        self._events = job.wire.stream(job.request, job.id, model, created_s, len(job.plan.prompt_ids))
+        self._started_ns = job.started_ns
+        self._reply = reply
+        self._metrics = metrics
+        reply.failed = self._events.failed
+
+    async def more(self, index: int, delta: Delta) -> None:
+        """Send what a choice adds. The opening is rendered first: events are numbered as they are made."""
+        if not _says(delta):
+            return
+        if not self._reply.started:
+            await self._start()
+        await self._reply.more(self._events.delta(index, delta))
+
+    async def last(self, rest: list[Delta], answer: Completion) -> None:
+        """Send what was held back, and the end."""
+        if not self._reply.started:
+            await self._start()
+        deltas = [self._events.delta(index, delta) for index, delta in enumerate(rest) if _says(delta)]
+        await self._reply.end(b"".join(deltas) + self._events.last(answer))
+
+    async def _start(self) -> None:
+        self._metrics.first_token.observe((time.time_ns() - self._started_ns) / 1e9)
+        await self._reply.start_events(self._events.first())
+
+
+async def replay(wire: WireFormat, request: CompletionRequest, answer: Completion, reply: AgentResponse) -> None:
+    """Send a completion that is recorded already."""
+    reply.request_id = answer.call_id
+    if request.return_token_ids and answer.prompt_ids is not None:
+        request = replace(request, planned_ids=list(answer.prompt_ids))
+    if not request.stream:
+        await reply.whole(200, wire.body(request, answer))
+        return
+    events = wire.stream(request, answer.call_id, answer.model, answer.created_s, answer.prompt_tokens)
+    *parts, end = replayed(events, answer, bool(request.return_token_ids))
+    await reply.start_events(b"".join(parts))
+    await reply.end(end)
+
+
+def _says(delta: Delta) -> bool:
+    return bool(delta.content or delta.reasoning or delta.tools or delta.logprobs or delta.token_ids)

@@ -1,0 +1,127 @@
+"""StoredResponses: the responses of an attempt that its agent may fetch, continue, refer to and delete.
+
+Driven by responses_api.py, and by policy/calls.py for `previous_response_id`. A response is its recorded call; what is
+deleted here leaves a span, since a record is never changed: it is neither fetched nor continued by id any more, and trained
+on as before. Responses with ``store: false`` are no stored ones. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from uuid_utils import uuid7
+
+from agentlightning.gateway.attempts import SHARED_ATTEMPT_AGE_S, TrackedAttempt
+from agentlightning.protocols import responses
+from agentlightning.protocols.base import ApiError
+from agentlightning.protocols.input_items import call_of_item, dereferenced, referenced_ids
+from agentlightning.rendering.call_chain import call_chain, is_whole
+from agentlightning.store.base import LightningStore
+from agentlightning.types import ABANDONED, JSON, Call, Span
+
+DELETED = "gateway.response_deleted"
+"""Name of the span that a deleted response leaves."""
+
+MAX_ATTEMPTS = 4096
+"""Attempts whose deletions are kept in memory; of others they are read again."""
+
+
+@dataclass(slots=True)
+class _Deleted:
+    """Ids of calls."""
+
+    ids: set[str]
+    read_s: float
+
+
+class StoredResponses:
+    """Use from one event loop."""
+
+    def __init__(self, store: LightningStore) -> None:
+        self._store = store
+        self._deleted: OrderedDict[tuple[str, int], _Deleted] = OrderedDict()
+
+    async def chain(self, attempt: TrackedAttempt, call_id: str) -> list[Call]:
+        """The response of this id and the calls that it continues, oldest first; empty where none is stored."""
+        by_id = await self._calls(attempt)
+        if call_id not in await self._fetchable(attempt, by_id, [call_id]):
+            return []
+        chain = call_chain(by_id[call_id], by_id)
+        return chain if is_whole(chain) else []
+
+    async def dereference(self, attempt: TrackedAttempt, data: JSON) -> JSON:
+        """The request with the recorded items that its input refers to. Raises ApiError where one is not stored."""
+        names = referenced_ids(data)
+        if not names:
+            return data
+        by_id = await self._calls(attempt)
+        ids = await self._fetchable(attempt, by_id, {call_of_item(name) for name in names})
+        return dereferenced(data, {call_id: by_id[call_id] for call_id in ids})
+
+    async def delete(self, attempt: TrackedAttempt, call_id: str) -> bool:
+        """Delete a response; False where none is stored. Durable when it returns."""
+        if not await self.chain(attempt, call_id):
+            return False
+        now = time.time_ns()
+        rollout = attempt.rollout
+        span = Span(
+            id=str(uuid7()),
+            run_id=rollout.run_id,
+            rollout_id=rollout.id,
+            attempt=attempt.number,
+            name=DELETED,
+            attributes={"call_id": call_id},
+            started_ns=now,
+            finished_ns=now,
+        )
+        await self._store.append_spans([span])
+        (await self._deletions(attempt)).add(call_id)
+        return True
+
+    async def _calls(self, attempt: TrackedAttempt) -> dict[str, Call]:
+        return {call.id: call for call in await self._store.calls([attempt.rollout.id], attempt.number)}
+
+    async def _fetchable(self, attempt: TrackedAttempt, by_id: dict[str, Call], ids: Iterable[str]) -> set[str]:
+        """Those of `ids` that name responses which are stored and not deleted."""
+        found = {call_id for call_id in ids if call_id in by_id and _is_stored(by_id[call_id])}
+        return found - await self._deletions(attempt) if found else found
+
+    async def _deletions(self, attempt: TrackedAttempt) -> set[str]:
+        """Ids of the responses that were deleted, by way of this server or a few seconds ago by another."""
+        identity = attempt.rollout.id, attempt.number
+        known = self._deleted.get(identity)
+        now = time.monotonic()
+        if known is None or (not attempt.complete and now - known.read_s > SHARED_ATTEMPT_AGE_S):
+            spans = await self._store.spans([attempt.rollout.id])
+            ids = {
+                str(span.attributes.get("call_id"))
+                for span in spans
+                if span.name == DELETED and span.attempt == attempt.number
+            }
+            known = self._deleted[identity] = _Deleted(ids, now)
+            while len(self._deleted) > MAX_ATTEMPTS:
+                self._deleted.popitem(last=False)
+        self._deleted.move_to_end(identity)
+        return known.ids
+
+
+def not_found(response_id: str) -> ApiError:
+    """The refusal of a response that is not stored."""
+    return ApiError(
+        f"response_id: this attempt has no stored response {response_id!r}",
+        status=404,
+        param="response_id",
+        code="response_not_found",
+    )
+
+
+def _is_stored(call: Call) -> bool:
+    return (
+        call.protocol == responses.NAME
+        and bool(call.policy)
+        and call.finish_reason != ABANDONED
+        and call.request_fields.get("store", True) is True
+    )

@@ -1,0 +1,289 @@
+"""What Open Responses requires of a server over HTTP: every field of a response, of its items and of its events."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from gateway_house import House, path
+from openai.types.responses import CompactedResponse, Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from agentlightning.protocols.sse import EventReader
+from agentlightning.types import Claim
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+TOOL = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the current weather for a location",
+    "parameters": {"type": "object", "properties": {"location": {"type": "string"}}, "required": ["location"]},
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "San Francisco, CA"}}\n</tool_call>'
+ASKED = {"type": "message", "role": "user", "content": "What's the weather like in San Francisco?"}
+
+TEXT_OR_NONE, COUNT, NUMBER = (str, type(None)), int, (int, float)
+RESPONSE: dict[str, Any] = {
+    "id": str, "object": str, "created_at": COUNT, "completed_at": (int, type(None)), "status": str,
+    "incomplete_details": (dict, type(None)), "model": str, "previous_response_id": TEXT_OR_NONE,
+    "instructions": TEXT_OR_NONE, "output": list, "error": (dict, type(None)), "tools": list, "tool_choice": (str, dict),
+    "truncation": str, "parallel_tool_calls": bool, "text": dict, "top_p": NUMBER, "presence_penalty": NUMBER,
+    "frequency_penalty": NUMBER, "top_logprobs": COUNT, "temperature": NUMBER, "reasoning": (dict, type(None)),
+    "user": TEXT_OR_NONE, "usage": (dict, type(None)), "max_output_tokens": (int, type(None)),
+    "max_tool_calls": (int, type(None)), "store": bool, "background": bool, "service_tier": str, "metadata": dict,
+    "safety_identifier": TEXT_OR_NONE, "prompt_cache_key": TEXT_OR_NONE,
+}  # fmt: skip
+"""All of them are required."""
+USAGE = {
+    "input_tokens": int, "output_tokens": int, "total_tokens": int, "input_tokens_details": dict,
+    "output_tokens_details": dict,
+}  # fmt: skip
+ITEMS: dict[str, dict[str, Any]] = {
+    "message": {"id": str, "status": str, "role": str, "content": list},
+    "function_call": {"id": str, "call_id": str, "name": str, "arguments": str, "status": str},
+    "function_call_output": {"id": str, "call_id": str, "output": (str, list), "status": str},
+    "reasoning": {"id": str, "summary": list},
+    "compaction": {"id": str, "encrypted_content": str},
+}
+FUNCTION = {"name": str, "description": TEXT_OR_NONE, "parameters": (dict, type(None)), "strict": (bool, type(None))}
+OF_ITEM = {"item_id": str, "output_index": int}
+OF_PART = {**OF_ITEM, "content_index": int}
+EVENTS: dict[str, dict[str, Any]] = {
+    "response.created": {"response": dict},
+    "response.in_progress": {"response": dict},
+    "response.completed": {"response": dict},
+    "response.incomplete": {"response": dict},
+    "response.output_item.added": {"output_index": int, "item": dict},
+    "response.output_item.done": {"output_index": int, "item": dict},
+    "response.content_part.added": {**OF_PART, "part": dict},
+    "response.content_part.done": {**OF_PART, "part": dict},
+    "response.output_text.delta": {**OF_PART, "delta": str, "logprobs": list},
+    "response.output_text.done": {**OF_PART, "text": str, "logprobs": list},
+    "response.function_call_arguments.delta": {**OF_ITEM, "delta": str},
+    "response.function_call_arguments.done": {**OF_ITEM, "arguments": str},
+}
+
+
+def has(value: Any, fields: dict[str, Any]) -> None:
+    """Every field is there, with a value of its kind."""
+    wrong = [name for name, kind in fields.items() if name not in value or not isinstance(value[name], kind)]
+    assert not wrong, {name: value.get(name, "missing") for name in wrong}
+
+
+def check_response(found: Any) -> Any:
+    """The response is whole, by Open Responses and by the SDK."""
+    Response.model_validate(found)
+    has(found, RESPONSE)
+    for item in found["output"]:
+        check_item(item)
+    for tool in found["tools"]:
+        has(tool, FUNCTION)
+    has(found["reasoning"], {"effort": TEXT_OR_NONE, "summary": TEXT_OR_NONE})
+    has(found["text"]["format"], {"type": str})
+    assert found["text"].get("verbosity", "low") in ("low", "medium", "high")
+    assert found["truncation"] in ("auto", "disabled")
+    if found["usage"] is not None:
+        has(found["usage"], USAGE)
+        has(found["usage"]["input_tokens_details"], {"cached_tokens": int})
+        has(found["usage"]["output_tokens_details"], {"reasoning_tokens": int})
+    return found
+
+
+def check_item(item: Any) -> None:
+    has(item, ITEMS[item["type"]])
+    assert item.get("status", "completed") in ("in_progress", "completed", "incomplete")
+    if item["type"] == "message":
+        assert item["role"] in ("user", "assistant", "system", "developer")
+        for part in item["content"]:
+            has(part, {"annotations": list, "text": str} if part["type"] == "output_text" else {"text": str})
+
+
+async def ask(house: House, claim: Claim, **given: Any) -> Any:
+    """A response that is not streamed."""
+    reply = await house.http().post(f"{path(claim)}/v1/responses", json={"model": "policy", **given})
+    assert reply.status_code == 200, reply.text
+    return check_response(reply.json())
+
+
+async def stream(house: House, claim: Claim, **given: Any) -> list[Any]:
+    """The events of a streamed one, each checked."""
+    reply = await house.http().post(f"{path(claim)}/v1/responses", json={"model": "policy", "stream": True, **given})
+    assert (reply.status_code, reply.headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
+    found = [json.loads(data) for data in EventReader().feed(reply.content)]
+    for event in found:
+        EVENT.validate_python(event)
+        has(event, EVENTS[event["type"]])
+        if "response" in event:
+            check_response(event["response"])
+        if "item" in event:
+            check_item(event["item"])
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+async def test_a_basic_response_has_every_required_field(house: House) -> None:
+    found = await ask(house, await house.claim(), input=[{"type": "message", "role": "user", "content": "Say hello."}])
+    assert found["status"] == "completed"
+    assert found["completed_at"] >= found["created_at"]
+    assert [item["type"] for item in found["output"]] == ["message"]
+
+
+async def test_a_stream_opens_grows_and_ends_in_order_with_numbers_from_zero(house: House) -> None:
+    events = await stream(house, await house.claim(), input=[{"role": "user", "content": "Count from 1 to 5."}])
+    kinds = [event["type"] for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert events[-1]["response"]["status"] == "completed"
+
+
+async def test_a_system_message_in_the_input_is_read(house: House) -> None:
+    given = [{"type": "message", "role": "system", "content": "You are a pirate."}, ASKED]
+    found = await ask(house, await house.claim(), input=given)
+    assert (found["status"], len(found["output"])) == ("completed", 1)
+    assert "pirate" in house.renderer.decode(house.engine.requests[-1]["token_ids"])
+
+
+async def test_a_tool_is_called(house: House) -> None:
+    house.say(CALL)
+    found = await ask(house, await house.claim(), input=[ASKED], tools=[TOOL])
+    (item,) = found["output"]
+    assert (item["type"], item["name"]) == ("function_call", "get_weather")
+    assert json.loads(item["arguments"]) == {"location": "San Francisco, CA"}
+    assert found["tools"] == [{**TOOL, "strict": False}]
+
+
+async def test_a_tool_without_description_and_parameters_is_repeated_with_nulls(house: House) -> None:
+    found = await ask(house, await house.claim(), input=[ASKED], tools=[{"type": "function", "name": "f"}])
+    whole = {"type": "function", "name": "f", "description": None, "parameters": None, "strict": False}
+    assert found["tools"] == [whole]
+
+
+async def test_a_streamed_tool_call_has_its_own_events(house: House) -> None:
+    house.say(CALL)
+    events = await stream(house, await house.claim(), input=[ASKED], tools=[TOOL])
+    added, done = (
+        [event["item"] for event in events if event["type"] == f"response.output_item.{what}"]
+        for what in ("added", "done")
+    )
+    assert [item["type"] for item in added] == [item["type"] for item in done] == ["function_call"]
+    deltas = [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]
+    (whole,) = [event for event in events if event["type"] == "response.function_call_arguments.done"]
+    assert "".join(deltas) == whole["arguments"] == done[0]["arguments"]
+
+
+async def test_a_conversation_with_the_assistants_messages_goes_on(house: House) -> None:
+    given = [
+        {"type": "message", "role": "user", "content": "My name is Alice."},
+        {"type": "message", "role": "assistant", "content": "Hello Alice!", "phase": "final_answer"},
+        {"type": "message", "role": "user", "content": "What is my name?"},
+    ]
+    assert (await ask(house, await house.claim(), input=given))["status"] == "completed"
+
+
+async def test_an_image_is_refused_by_a_model_that_reads_text(house: House) -> None:
+    claim = await house.claim()
+    part = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
+    given = {"model": "policy", "input": [{"role": "user", "content": [part]}]}
+    reply = await house.http().post(f"{path(claim)}/v1/responses", json=given)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input[0].content[0]")
+
+
+async def test_settings_of_the_request_are_repeated_in_full(house: House) -> None:
+    given = {
+        "instructions": "Be brief.", "max_output_tokens": 20, "max_tool_calls": 3, "metadata": {"a": "b"},
+        "prompt_cache_key": "k", "safety_identifier": "s", "user": "u", "store": False, "top_logprobs": 2,
+        "reasoning": {"summary": "auto"}, "service_tier": "auto", "parallel_tool_calls": True, "truncation": "disabled",
+    }  # fmt: skip
+    found = await ask(house, await house.claim(), input="Hi", **given)
+    expected = {**given, "reasoning": {"effort": None, "summary": "auto"}, "service_tier": "default"}
+    assert {name: found[name] for name in expected} == expected
+
+
+async def test_a_response_that_was_cut_is_incomplete_and_not_completed(house: House) -> None:
+    found = await ask(house, await house.claim(), input="Hi", max_output_tokens=1)
+    assert (found["status"], found["completed_at"]) == ("incomplete", None)
+    assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+# --- compaction ---------------------------------------------------------------------------------------------------------
+
+
+async def compact(house: House, claim: Claim, **given: Any) -> Any:
+    reply = await house.http().post(f"{path(claim)}/v1/responses/compact", json={"model": "policy", **given})
+    assert reply.status_code == 200, reply.text
+    found = reply.json()
+    CompactedResponse.model_validate(
+        {**found, "output": found["output"][-1:]}
+    )  # the SDK knows no message of a user there
+    has(found, {"id": str, "output": list, "created_at": int, "usage": dict})
+    has(found["usage"], USAGE)
+    assert found["object"] == "response.compaction"
+    for item in found["output"]:
+        check_item(item)
+    return found
+
+
+async def test_a_conversation_is_compacted_to_the_users_messages_and_a_summary(house: House) -> None:
+    given = [ASKED, {"type": "message", "role": "assistant", "content": "It is sunny."}]
+    found = await compact(house, await house.claim(), input=given)
+    asked, summary = found["output"]
+    assert (asked["role"], asked["content"][0]["text"]) == ("user", ASKED["content"])
+    assert summary["type"] == "compaction"
+    assert "sunny" not in summary["encrypted_content"]
+
+
+async def test_a_compacted_conversation_goes_on_from_its_summary(house: House) -> None:
+    claim = await house.claim()
+    house.say("The answer is 42.", "It is sunny.")
+    compacted = await compact(house, claim, input=[ASKED])
+    goes_on = [*compacted["output"], {"type": "message", "role": "user", "content": "And in Oslo?"}]
+    await ask(house, claim, input=goes_on)
+    prompt = house.renderer.decode(house.engine.requests[-1]["token_ids"])
+    assert "The answer is 42." in prompt
+
+
+async def test_a_compaction_is_a_call_that_continues_what_it_compacts(house: House) -> None:
+    claim = await house.claim()
+    first = await ask(house, claim, input=[ASKED], tools=[TOOL])
+    await compact(house, claim, previous_response_id=first["id"])
+    before, compaction = await house.store.calls([claim.rollout.id])
+    assert (compaction.parent_id, compaction.fork_cause, compaction.untrained_tokens) == (before.id, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({}, "input"),
+        ({"input": 3}, "input"),
+        ({"input": [{"type": "compaction", "encrypted_content": "theirs"}]}, "input[0]"),
+        ({"input": [{"type": "compaction"}]}, "input[0]"),
+        ({"input": [{"type": "compaction", "encrypted_content": 3}]}, "input[0].encrypted_content"),
+        ({"input": [{"type": "item_reference", "id": 3}]}, "input[0].id"),
+    ],
+)
+async def test_a_malformed_compaction_is_refused_by_its_field(house: House, given: dict[str, Any], param: str) -> None:
+    claim = await house.claim()
+    reply = await house.http().post(f"{path(claim)}/v1/responses/compact", json={"model": "policy", **given})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_summary_that_was_tampered_with_is_refused(house: House) -> None:
+    claim = await house.claim()
+    sealed = "agl:" + base64.b64encode(b"\xff").decode()
+    given = {"model": "policy", "input": [{"type": "compaction", "encrypted_content": sealed}]}
+    reply = await house.http().post(f"{path(claim)}/v1/responses", json=given)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input[0]")

@@ -1,0 +1,243 @@
+"""Stored responses: fetched, streamed, listed, continued, referred to and deleted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from gateway_house import House, path
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai.types.responses import Response
+
+from agentlightning.protocols.sse import EventReader
+from agentlightning.types import Claim
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+
+
+@pytest.fixture
+async def run(house: House) -> Claim:
+    return await house.claim()
+
+
+@pytest.fixture
+async def client(house: House, run: Claim) -> AsyncOpenAI:
+    return house.openai(run)
+
+
+async def made(client: AsyncOpenAI, **given: Any) -> Response:
+    found: Response = await client.responses.create(**{"model": "policy", "input": "Hi", **given})
+    return found
+
+
+async def test_a_stored_response_is_fetched_as_it_was_given(client: AsyncOpenAI, house: House) -> None:
+    house.say(CALL)
+    first = await made(client, instructions="Be brief.", metadata={"a": "b"}, tools=[TOOL], max_output_tokens=99)
+    assert (await client.responses.retrieve(first.id)).to_dict() == first.to_dict()
+
+
+async def test_a_stored_response_is_fetched_from_a_gateway_that_was_started_again(
+    client: AsyncOpenAI, house: House, run: Claim
+) -> None:
+    first = await made(client, metadata={"a": "b"})
+    again = house.openai(run, house.gateway())
+    assert (await again.responses.retrieve(first.id)).to_dict() == first.to_dict()
+
+
+async def test_a_stored_response_is_fetched_as_a_stream(client: AsyncOpenAI) -> None:
+    first = await made(client)
+    events = [event async for event in await client.responses.retrieve(first.id, stream=True)]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    assert events[-1].response.to_dict() == first.to_dict()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("after", "first"), [(0, 1), (3, 4), (999, 1000)])
+async def test_a_stream_goes_on_after_the_number_that_is_known_and_always_ends(
+    client: AsyncOpenAI, after: int, first: int
+) -> None:
+    made_first = await made(client)
+    found = await client.responses.retrieve(made_first.id, stream=True, starting_after=after)
+    events = [event async for event in found]
+    assert (events[0].sequence_number, events[-1].type) == (first, "response.completed")
+
+
+@pytest.mark.parametrize("store", [None, True])
+async def test_a_response_is_continued_by_its_id_where_it_is_stored(client: AsyncOpenAI, store: bool | None) -> None:
+    first = await made(client, **({} if store is None else {"store": store}))
+    second = await made(client, input="And?", previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+
+
+async def test_a_response_that_was_not_to_be_stored_is_not_found(client: AsyncOpenAI, house: House, run: Claim) -> None:
+    first = await made(client, store=False)
+    item = {"type": "item_reference", "id": first.output[0].id}
+    for again in (client, house.openai(run, house.gateway())):
+        for attempt in (
+            again.responses.retrieve(first.id),
+            again.responses.delete(first.id),
+            again.responses.cancel(first.id),
+            again.responses.input_items.list(first.id),
+            made(again, previous_response_id=first.id),
+            made(again, input=[item]),
+        ):
+            with pytest.raises(NotFoundError):
+                await attempt
+
+
+async def test_a_response_that_was_deleted_is_not_found_even_after_a_restart(
+    client: AsyncOpenAI, house: House, run: Claim
+) -> None:
+    first, other = await made(client), await made(client)
+    reply = await house.http().delete(f"{path(run)}/v1/responses/{first.id}")
+    assert reply.json() == {"id": first.id, "object": "response", "deleted": True}
+    for again in (client, house.openai(run, house.gateway())):
+        for attempt in (
+            again.responses.retrieve(first.id),
+            again.responses.delete(first.id),
+            made(again, previous_response_id=first.id),
+        ):
+            with pytest.raises(NotFoundError):
+                await attempt
+        assert (await again.responses.retrieve(other.id)).id == other.id
+
+
+async def test_a_deleted_response_stays_in_the_record(client: AsyncOpenAI, house: House, run: Claim) -> None:
+    first = await made(client)
+    await client.responses.delete(first.id)
+    (call,) = await house.store.calls([run.rollout.id])
+    assert call.learnable
+    (span,) = await house.store.spans([run.rollout.id])
+    assert (span.name, span.attributes) == ("gateway.response_deleted", {"call_id": call.id})
+
+
+async def test_only_a_response_in_the_background_can_be_cancelled(client: AsyncOpenAI) -> None:
+    first = await made(client)
+    with pytest.raises(BadRequestError, match="background"):
+        await client.responses.cancel(first.id)
+
+
+async def test_the_input_of_a_response_is_counted_before_it_is_made(client: AsyncOpenAI) -> None:
+    counted = await client.responses.input_tokens.count(model="policy", input="Hi", instructions="Be brief.")
+    first = await made(client, instructions="Be brief.")
+    assert first.usage is not None
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", first.usage.input_tokens)
+
+
+# --- input items --------------------------------------------------------------------------------------------------------
+
+
+async def three_turns(client: AsyncOpenAI, house: House) -> Response:
+    house.say(CALL, "It is sunny.")
+    first = await made(client, tools=[TOOL], instructions="Be brief.")
+    output: Any = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "21"}  # type: ignore[union-attr]
+    second = await made(client, tools=[TOOL], input=[output], previous_response_id=first.id)
+    return await made(client, tools=[TOOL], input="And?", previous_response_id=second.id)
+
+
+async def test_the_input_of_a_response_is_listed_newest_first_or_oldest_first(
+    client: AsyncOpenAI, house: House
+) -> None:
+    last = await three_turns(client, house)
+    kinds = ["message", "function_call", "function_call_output", "message", "message"]
+    oldest = await client.responses.input_items.list(last.id, order="asc")
+    assert [item.type for item in oldest.data] == kinds
+    newest = await client.responses.input_items.list(last.id)
+    assert [item.id for item in newest.data] == [item.id for item in oldest.data][::-1]
+
+
+async def test_the_pages_of_an_input_make_up_the_whole(client: AsyncOpenAI, house: House) -> None:
+    last = await three_turns(client, house)
+    whole = [item.id for item in (await client.responses.input_items.list(last.id)).data]
+    pages = [item.id async for item in client.responses.input_items.list(last.id, limit=2)]
+    assert pages == whole
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=0", "limit"),
+        ("limit=101", "limit"),
+        ("limit=x", "limit"),
+        ("order=up", "order"),
+        ("after=msg_x", "after"),
+    ],
+)
+async def test_a_malformed_page_is_refused_by_its_field(
+    house: House, run: Claim, client: AsyncOpenAI, query: str, param: str
+) -> None:
+    first = await made(client)
+    reply = await house.http().get(f"{path(run)}/v1/responses/{first.id}/input_items?{query}")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("query", "param"), [("stream=maybe", "stream"), ("starting_after=x", "starting_after"), ("stream=1", "stream")]
+)
+async def test_a_malformed_fetch_is_refused_by_its_field(
+    house: House, run: Claim, client: AsyncOpenAI, query: str, param: str
+) -> None:
+    first = await made(client)
+    reply = await house.http().get(f"{path(run)}/v1/responses/{first.id}?{query}")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+# --- item references ----------------------------------------------------------------------------------------------------
+
+
+def reference(item_id: str | None) -> Any:
+    return {"type": "item_reference", "id": item_id}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_conversation_of_references_continues_exactly(
+    client: AsyncOpenAI, house: House, run: Claim, stream: bool, restarted: bool
+) -> None:
+    house.say("It is sunny. " + CALL, "The answer is 42.")
+    user = {"role": "user", "content": "Hi"}
+    if stream:
+        *_, end = [event async for event in await client.responses.create(  # type: ignore[call-overload]
+            model="policy", input=[user], tools=[TOOL], stream=True
+        )]  # fmt: skip
+        first = end.response
+    else:
+        first = await made(client, input=[user], tools=[TOOL])
+    result = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "21"}
+    again = house.openai(run, house.gateway()) if restarted else client
+    given = [user, *(reference(item.id) for item in first.output), result]
+    await made(again, input=given, tools=[TOOL])
+    one, two = await house.store.calls([run.rollout.id])
+    assert (two.parent_id, two.fork_cause) == (one.id, None)
+
+
+async def test_an_input_item_can_be_referred_to(client: AsyncOpenAI, house: House) -> None:
+    first = await made(client, input="What is the weather in Oslo?")
+    (item,) = (await client.responses.input_items.list(first.id)).data
+    await made(client, input=[reference(item.id)])
+    assert house.engine.requests[0]["token_ids"] == house.engine.requests[1]["token_ids"]
+
+
+async def test_a_reference_may_leave_its_type_out(client: AsyncOpenAI, house: House) -> None:
+    first = await made(client)
+    await made(
+        client, input=[{"role": "user", "content": "Hi"}, {"id": first.output[0].id}, {"role": "user", "content": "?"}]
+    )
+    assert "It is sunny." in house.renderer.decode(house.engine.requests[-1]["token_ids"])
+
+
+async def test_a_reference_to_nothing_is_not_found(client: AsyncOpenAI, house: House, run: Claim) -> None:
+    other = house.openai(await house.claim("other"))
+    theirs = await made(other)
+    for name in ("msg_1", "rs_01970000-1111-7222-8333-444455556666", theirs.output[0].id):
+        with pytest.raises(NotFoundError, match=r"input\[0\]\.id"):
+            await made(client, input=[reference(name)])
+
+
+async def test_the_events_of_a_stream_are_numbered_from_zero(house: House, run: Claim) -> None:
+    given = {"model": "policy", "input": "Hi", "stream": True}
+    reply = await house.http().post(f"{path(run)}/v1/responses", json=given)
+    numbers = [json.loads(data)["sequence_number"] for data in EventReader().feed(reply.content)]
+    assert numbers == list(range(len(numbers)))
