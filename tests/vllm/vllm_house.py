@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from agentlightning.gateway.app import App
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import Call, Claim, NewRollout, Resource, WorkerStatus
+from agentlightning.types import Call, Claim, NewRollout, Resource, Sampling, WorkerStatus
 
 
 @dataclass
@@ -57,17 +57,24 @@ class VllmHouse:
     run_id: str
     _clients: list[httpx.AsyncClient] = field(default_factory=list)
 
-    async def claim(self, group: str = "g") -> Claim:
-        await self.store.enqueue([NewRollout(run_id=self.run_id, task={}, group_id=group, replica=0)])
+    async def claim(self, group: str = "g", sampling: Sampling = Sampling()) -> Claim:
+        rollout = NewRollout(run_id=self.run_id, task={}, group_id=group, replica=0, sampling=sampling)
+        await self.store.enqueue([rollout])
         worker = WorkerStatus(id="w", run_id=self.run_id, host="h", pid=1, running=0, seen_ns=0)
         return (await self.store.claim(worker))[0]
 
     def openai(self, claim: Claim) -> AsyncOpenAI:
+        client = self.http(claim)
+        return AsyncOpenAI(base_url=str(client.base_url), api_key=claim.key, http_client=client, max_retries=0)
+
+    def http(self, claim: Claim) -> httpx.AsyncClient:
+        """A client whose paths begin under the attempt's /v1."""
         transport = httpx.ASGITransport(self.app, client=("127.0.0.1", 1))
-        client = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+        url = f"http://gateway/r/{claim.rollout.id}/{claim.lease.attempt}/v1/"
+        headers = {"authorization": f"Bearer {claim.key}"}
+        client = httpx.AsyncClient(transport=transport, base_url=url, headers=headers)
         self._clients.append(client)
-        url = f"http://gateway/r/{claim.rollout.id}/{claim.lease.attempt}/v1"
-        return AsyncOpenAI(base_url=url, api_key=claim.key, http_client=client, max_retries=0)
+        return client
 
     async def calls(self, claim: Claim) -> list[Call]:
         return await self.store.calls([claim.rollout.id])

@@ -44,7 +44,13 @@ def _table(one: dict[int, PromptLogprob], renderer: Renderer) -> JSON:
         str(index): {
             "logprob": max(score.logprob, MIN_LOGPROB),
             "rank": score.rank,
-            "decoded_token": renderer.token_text(index),
+            "decoded_token": _text(renderer, index),
         }
         for index, score in one.items()
     }
+
+
+def _text(renderer: Renderer, index: int) -> str:
+    """The token as text; a part of a character has none, as vLLM has it."""
+    text = renderer.token_text(index)
+    return "" if text.endswith("\N{REPLACEMENT CHARACTER}") else text
