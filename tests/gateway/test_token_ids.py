@@ -144,6 +144,33 @@ async def test_what_cannot_be_given_is_refused_by_name(house: House, asked: dict
     assert refused.value.param == next(iter(asked))
 
 
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ignore_eos", True),
+        ("min_tokens", 3),
+        ("allowed_token_ids", [3]),
+        ("bad_words", ["no"]),
+        ("truncate_prompt_tokens", 4),
+        ("skip_special_tokens", False),
+        ("include_stop_str_in_output", True),
+        ("add_special_tokens", True),
+        ("logprob_token_ids", [3]),
+        ("kv_transfer_params", {"do_remote_decode": True}),
+    ],
+)
+async def test_vllms_fields_that_are_not_served_are_refused_by_name(
+    house: House, route: str, name: str, value: Any
+) -> None:
+    given: dict[str, Any] = {"prompt": "hi"} if route == "completions" else {"messages": QUESTION}
+    answer = await house.http().post(
+        f"{path(await house.claim())}/v1/{route}", json={"model": "policy", **given, name: value}
+    )
+    assert answer.status_code == 400
+    assert name in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("name", ["return_token_ids", "return_tokens_as_token_ids", "prompt_logprobs"])
 async def test_protocols_without_a_place_for_ids_refuse_them(house: House, name: str) -> None:
     claim = await house.claim()

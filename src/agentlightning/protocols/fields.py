@@ -48,6 +48,10 @@ ENGINE_PARAMS: dict[str, UnsupportedParam] = {
     "logits_processors": UnsupportedParam(list, ([],)),
     "use_beam_search": UnsupportedParam(bool, (False,)),
     "truncate_prompt_tokens": UnsupportedParam(int),
+    "add_special_tokens": UnsupportedParam(bool, (False,)),
+    "logprob_token_ids": UnsupportedParam(list, ([],)),
+    "prompt_embeds": UnsupportedParam((str, list)),
+    "kv_transfer_params": UnsupportedParam(dict, ({},)),
 }
 """Sampling fields that the OpenAI APIs and the engines behind them (vLLM, SGLang, llama.cpp) take in common and that nobody
 accounts for; those that are honoured are read by decoding.py."""
