@@ -100,6 +100,22 @@ class AgentHouse:
         assert process.returncode == 0, (out + err).decode()[-3000:]
         return out.decode()
 
+    def variables(self) -> dict[str, str]:
+        """The variables that a command of a run gets."""
+        return {
+            "OPENAI_BASE_URL": self.place.base_url, "OPENAI_API_KEY": self.place.key, "AGL_MODEL": "policy",
+            "ANTHROPIC_BASE_URL": self.place.anthropic_base_url, "ANTHROPIC_API_KEY": self.place.key,
+            "GOOGLE_GEMINI_BASE_URL": self.place.anthropic_base_url, "GEMINI_API_KEY": self.place.key,
+        }  # fmt: skip
+
+    async def drop_unsupported(self) -> None:
+        """Let the run ignore what its policy does not support."""
+        (resource,) = await self.house.store.resources(self.house.run_id)
+        value = {**resource.value, "unsupported_params": "drop"}
+        await self.house.store.put_resources(
+            [Resource(run_id=self.house.run_id, name="default", kind="policy", value=value)]
+        )
+
     async def calls(self) -> list[Call]:
         """What was recorded of the attempt."""
         return await self.house.calls(self.place)
@@ -117,11 +133,6 @@ class AgentHouse:
 async def open_agent_house(folder: Path) -> AsyncIterator[AgentHouse]:
     """Everything started, and ended with the block."""
     async with open_house(folder) as house:
-        policy = {
-            "model": "policy", "endpoints": [house.engine.url], "tokenizer": str(folder / "tokenizer"), "seed": 7,
-            "api": "generate", "unsupported_params": "drop",
-        }  # fmt: skip
-        await house.store.put_resources([Resource(run_id=house.run_id, name="default", kind="policy", value=policy)])
         for name in ("work", "home"):
             (folder / name).mkdir()
         agents = AgentHouse(house, await house.place(LEASE_S), folder / "work", folder / "home")

@@ -28,6 +28,7 @@ async def test_claude_code(agent_house: AgentHouse) -> None:
 
 async def test_codex(agent_house: AgentHouse) -> None:
     codex = node_program("codex")
+    await agent_house.drop_unsupported()
     agent_house.shell_turns("exec_command", "cmd")
     provider = (
         f'model_providers.agl={{name="agl",base_url="{agent_house.place.base_url}",env_key="OPENAI_API_KEY",'
@@ -86,6 +87,7 @@ async def test_qwen_code(agent_house: AgentHouse) -> None:
 @pytest.mark.long
 async def test_gemini_cli(agent_house: AgentHouse) -> None:
     gemini = node_program("gemini")
+    await agent_house.drop_unsupported()
     agent_house.shell_turns("run_shell_command", "command")
     variables = {
         "GOOGLE_GEMINI_BASE_URL": agent_house.place.anthropic_base_url,

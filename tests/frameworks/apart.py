@@ -47,6 +47,10 @@ def stand_apart(folder: Path, name: str) -> None:
     (folder / "agent-venv").symlink_to(environment)
 
 
+CODING = ("aider", "claude-code", "codex", "gemini-cli", "llm", "opencode", "qwen-code")
+"""Pages of whole programs, which tests/coding_agents runs."""
+
+
 def need_node(folder: Path, name: str) -> None:
     """The packages that the page's reader installs, where the program looks for them; without them the test is left out."""
     packages = NODE[name] / "node_modules"

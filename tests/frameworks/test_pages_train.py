@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apart import BY_HAND, NODE, QUARRELS, need_node, stand_apart
+from apart import BY_HAND, CODING, NODE, QUARRELS, need_node, stand_apart
 from command_line import Folder
 from pages import FOLDER, page
 from stage import open_stage_of
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 NAMES = [
     pytest.param(path.stem, marks=pytest.mark.long if path.stem in BY_HAND else ())
     for path in sorted(FOLDER.glob("*.md"))
+    if path.stem not in CODING
 ]
 SMALL = {
     "trainer.steps": 1,
