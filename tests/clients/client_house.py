@@ -64,7 +64,8 @@ async def open_house(folder: Path, model: str = MODEL) -> AsyncIterator[ClientHo
 
     def answers(request: dict[str, Any]) -> list[int]:
         prompt = renderer.decode(request["token_ids"], special=True)
-        return [*renderer.encode(complete(prompt)), END]
+        structured = request["sampling_params"].get("structured_outputs") or {}
+        return [*renderer.encode(complete(prompt, structured.get("grammar"))), END]
 
     engine = await ScriptedEngine(answers, chunk=4).start()
     server = ServerProcess(f"sqlite:///{folder}/agl.db", folder / "server.log", KEY).start()

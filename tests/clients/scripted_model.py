@@ -14,9 +14,15 @@ from typing import Any
 JSON = dict[str, Any]
 
 MARK = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>\n|\Z)", re.DOTALL)
-CALLED = re.compile(r'<tool_call>\s*\{"name": "([^"]+)"')
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 STRING, NUMERIC, WHOLE = "string", "number", "integer"
+NAMED = re.compile(r'\\"name\\": \\"(.+?)\\"')
+"""A literal of a grammar: the head of a call of a tool."""
+
+SCHEMA = re.compile(r"%json (\{.*\})$", re.MULTILINE)
+QUOTED = re.compile(r"`(\w+)`")
+"""A key of the JSON that a question asks for without a schema."""
+
 DEEPEST = 8
 """Levels of a recursive schema that are filled."""
 
@@ -35,17 +41,31 @@ class Prompt:
         return next((text for role, text in reversed(self.turns) if role == "user"), "")
 
 
-def complete(rendered: str, schema: JSON | None = None) -> str:
-    """The completion of a rendered prompt: an instance of the schema where one is demanded, else a call or a text."""
+def complete(rendered: str, grammar: str | None = None) -> str:
+    """The completion of a rendered prompt: a call or a text, and what the grammar demands where the engine was given one."""
     prompt = read_prompt(rendered)
-    if schema is not None:
-        return json.dumps(instance(schema, prompt.question))
     results = trailing_results(prompt)
-    if results:
+    names = NAMED.findall(grammar or "")
+    schema = None if grammar is None else content_schema(grammar)
+    if schema is not None and (results or not names):
+        return json.dumps(instance(schema, prompt.question), ensure_ascii=False)
+    if results and not forces_call(grammar):
         return f"The result is: {' '.join(results)}"
-    if prompt.tools:
-        return "\n".join(call_of(tool, prompt.question) for tool in chosen(prompt))
+    tools = [tool for tool in prompt.tools if not names or tool["name"] in names]
+    if tools:
+        return "\n".join(call_of(tool, prompt.question) for tool in chosen(prompt, tools))
     return f"Hello! You said: {prompt.question}"
+
+
+def content_schema(grammar: str) -> JSON | None:
+    """The JSON schema of the content in a grammar as the gateway writes it; schemas of arguments are lenient."""
+    found = [json.loads(each) for each in SCHEMA.findall(grammar)]
+    return next((each for each in found if not each.get("x-guidance", {}).get("lenient")), None)
+
+
+def forces_call(grammar: str | None) -> bool:
+    """True where the grammar has calls of tools, and no text beside them."""
+    return grammar is not None and bool(NAMED.search(grammar)) and "TEXT" not in grammar
 
 
 def read_prompt(rendered: str) -> Prompt:
@@ -70,18 +90,22 @@ def trailing_results(prompt: Prompt) -> list[str]:
     return results
 
 
-def chosen(prompt: Prompt) -> list[JSON]:
+def chosen(prompt: Prompt, tools: list[JSON]) -> list[JSON]:
     """The tools whose names or words the question has, else the first."""
     words = set(re.findall(r"\w+", prompt.question.lower()))
-    named = [tool for tool in prompt.tools if tool["name"].lower() in words]
-    akin = [tool for tool in prompt.tools if set(tool["name"].lower().split("_")) & words]
-    return (named or akin or prompt.tools)[:1]
+    named = [tool for tool in tools if tool["name"].lower() in words]
+    akin = [tool for tool in tools if set(tool["name"].lower().split("_")) & words]
+    return (named or akin or tools)[:1]
 
 
 def call_of(tool: JSON, question: str) -> str:
     """A call of the tool in the words of the template."""
     arguments = instance(tool.get("parameters") or {"type": "object"}, question)
-    return "<tool_call>\n" + json.dumps({"name": tool["name"], "arguments": arguments}) + "\n</tool_call>"
+    return (
+        "<tool_call>\n"
+        + json.dumps({"name": tool["name"], "arguments": arguments}, ensure_ascii=False)
+        + "\n</tool_call>"
+    )
 
 
 def instance(schema: JSON, question: str) -> Any:
@@ -115,7 +139,7 @@ class _Filler:
 
     def _of_kind(self, kind: str, schema: JSON, name: str, depth: int) -> Any:
         if kind == "object":
-            properties = schema.get("properties", {})
+            properties = schema.get("properties") or {key: {} for key in QUOTED.findall(self._question) if not depth}
             required = properties if depth < DEEPEST else schema.get("required", [])
             return {key: self.fill(properties.get(key, {}), key, depth + 1) for key in required}
         if kind == "array":

@@ -113,10 +113,18 @@ class Results:
 async def run_suite(suite: Suite, variables: Mapping[str, str], folder: Path) -> Results:
     """Runs a suite whose tests find the gateway by these variables."""
     report = folder / "report.xml"
+    words = ["python", "-m", "pytest", *suite.options_of(report), *suite.files()]
+    output = await run_program(suite, words, suite.adapt(variables), folder)
+    assert report.exists(), output[-4000:]
+    return Results(read_report(report), output)
+
+
+async def run_program(suite: Suite, words: Sequence[str], variables: Mapping[str, str], folder: Path) -> str:
+    """Runs a program of the suite's environment, which may take so long and no longer; returns what it wrote."""
     process = await asyncio.create_subprocess_exec(
-        *(str(suite.folder / "bin" / "python"), "-m", "pytest", *suite.options_of(report), *suite.files()),
+        *(str(suite.folder / "bin" / words[0]), *words[1:]),
         cwd=suite.root,
-        env={**_bare_environment(), "HOME": str(folder), **BARE, **suite.adapt(variables)},
+        env={**_bare_environment(), "HOME": str(folder), **BARE, **variables},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -126,9 +134,7 @@ async def run_suite(suite: Suite, variables: Mapping[str, str], folder: Path) ->
         if process.returncode is None:
             process.kill()
             await process.wait()
-    output = out.decode(errors="replace")
-    assert report.exists(), output[-4000:]
-    return Results(read_report(report), output)
+    return out.decode(errors="replace")
 
 
 def read_report(report: Path) -> dict[str, str]:

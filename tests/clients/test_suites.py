@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from client_house import MODEL, open_house
-from suites import SourceTests, Suite, check_results, expected_failures, run_suite
+from suites import SourceTests, Suite, check_results, expected_failures, run_program, run_suite, unlisted_files
 
 pytestmark = pytest.mark.slow
 
 LANGCHAIN = ("--benchmark-disable", "-p", "no:codspeed")
-LANGCHAIN_SUITE = Suite("langchain", "clients-langchain", options=LANGCHAIN, least=140)
+LANGCHAIN_SUITE = Suite("langchain", "clients-langchain", options=LANGCHAIN, least=200)
 SUITES = [
     Suite("openai", "clients-sdks", source=SourceTests("openai", "OPENAI_BASE_URL", "model")),
     Suite("anthropic", "clients-sdks", source=SourceTests("anthropic", "ANTHROPIC_BASE_URL", "model_id")),
@@ -25,6 +26,23 @@ async def test_the_standard_tests_of_langchain_pass_but_for_what_is_listed(tmp_p
 
 
 @pytest.mark.long
+async def test_an_evaluation_of_verifiers_is_recorded_and_rewarded(tmp_path: Path) -> None:
+    suite = Suite("verifiers", "clients-verifiers")
+    suite.need()
+    out = tmp_path / "outputs"
+    command = ("vf-eval", "capitals", "-r", "2", "--no-push", "-o", str(out), "--env.agent.harness.id", "null")
+    async with open_house(tmp_path) as house:
+        variables = await house.variables()
+        client = ("--client.base-url", variables["OPENAI_BASE_URL"], "--client.api-key-var", "OPENAI_API_KEY")
+        output = await run_program(suite, [*command, "-m", MODEL, *client], variables, tmp_path)
+        calls = await house.calls()
+    assert len(calls) == 4, output
+    traces = [json.loads(line) for path in out.rglob("traces.jsonl") for line in path.read_text().splitlines()]
+    assert len(traces) == 4, output
+    assert all(trace["rewards"] and not trace["errors"] for trace in traces), output
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
 async def test_a_suite_passes_but_for_what_is_listed(suite: Suite, tmp_path: Path) -> None:
     await check_suite(suite, tmp_path)
@@ -33,6 +51,7 @@ async def test_a_suite_passes_but_for_what_is_listed(suite: Suite, tmp_path: Pat
 async def check_suite(suite: Suite, tmp_path: Path) -> None:
     """Runs a suite against a gateway of its own, and compares what became of its tests with the list."""
     suite.need()
+    assert suite.source is None or unlisted_files(suite) == []
     async with open_house(tmp_path, suite.source.model if suite.source else MODEL) as house:
         results = await run_suite(suite, await house.variables(), tmp_path)
     check_results(results, expected_failures(suite), suite.least)
