@@ -151,6 +151,9 @@ class Rollout:
     """Reason why the last attempt did not succeed: the traceback or the output's tail."""
     warning: str | None = None
     """Suspicious fact of an attempt that succeeded, with the likely cause (for example: no model call was recorded)."""
+    refused: bool = False
+    """The last attempt failed after its last model call had been refused by the gateway: the failure says nothing of the
+    policy, and trying again would end alike."""
     outcome: Outcome | None = None
     """Use that training made of it; None until a training step consumed it."""
 

@@ -109,3 +109,26 @@ async def test_the_command_line_shows_the_warning(house: House) -> None:
     warning = f"{NO_CALLS}: the agent did not use the base URL it was given"
     assert warning in await house.agl("rollouts", "list", house.run_id)
     assert warning in await house.agl("rollouts", "show", rollout.id)
+
+
+REFUSED = """
+import json, os, sys, urllib.request
+
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    data=json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "top_a": 0.5}).encode(),
+    headers={"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+)
+urllib.request.urlopen(request).read()
+"""
+
+
+async def test_a_program_that_ends_because_its_call_was_refused_is_refused_and_named_by_the_field(house: House) -> None:
+    house.folder.write("agent.py", REFUSED)
+    (rollout,) = await house.rollouts(f"{sys.executable} agent.py", {})
+    assert (rollout.state, rollout.refused) == ("failed", True)
+    assert rollout.warning == f"{NO_CALLS}: 1 call refused: top_a 1"
+    assert "HTTP Error 400" in (rollout.error or "")
+    listed = await house.agl("rollouts", "list", house.run_id)
+    assert "refused" in listed
+    assert "top_a" in listed

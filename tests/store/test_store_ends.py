@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from store_samples import a_call, a_reward, a_span, a_worker, claimed, ending, finished, one, some, states
 
-from agentlightning.store.base import BROKEN_SPANS, NO_CALLS, LightningStore, broken_warning
+from agentlightning.store.base import BROKEN_SPANS, NO_CALLS, REFUSED_CALLS, LightningStore, broken_warning
 from agentlightning.types import RetryPolicy
 
 DEADLINE_S = 20.0
@@ -205,6 +205,45 @@ async def test_what_was_wrong_with_spans_is_summed_by_cause_into_the_warning(sto
     assert (warnings[1] or "").startswith(NO_CALLS)
     assert (warnings[1] or "").endswith("; " + broken_warning({"cycle": 1}))
     assert warnings[2] is None
+
+
+async def test_refused_calls_are_summed_by_field_and_said_before_any_guess(store: LightningStore) -> None:
+    silent, going_on, other = await claimed(store, 3)
+    first = a_span(silent, REFUSED_CALLS, attributes={"fields": "tools", "count": 1, "message": "no"})
+    await store.append_spans([first, a_span(silent, "gateway.unknown_route", attributes={"path": "/"})])
+    await store.append_spans(
+        [first, a_span(silent, REFUSED_CALLS, attributes={"fields": "context_management", "count": 2})]
+    )
+    await store.append_spans(
+        [a_span(going_on, REFUSED_CALLS, attributes={"fields": "top_a", "count": 1}), a_span(other)]
+    )
+    await store.append_spans([a_span(other, REFUSED_CALLS, attributes={"fields": 1, "count": "x"})])
+    await store.append_calls([a_call(going_on), a_call(other)])
+    await store.finish([ending(silent, diagnosis="HTTP_PROXY is set"), ending(going_on), ending(other)])
+    found = [await one(store, claim.rollout.id) for claim in (silent, going_on, other)]
+    assert [rollout.warning for rollout in found] == [
+        f"{NO_CALLS}: 3 calls refused: context_management 2, tools 1",
+        "1 call refused: top_a 1",
+        None,
+    ]
+    assert [(rollout.state, rollout.refused) for rollout in found] == [("succeeded", False)] * 3
+
+
+async def test_a_failure_after_a_refused_call_is_refused_and_not_tried_again(store: LightningStore) -> None:
+    refused, mended, timed_out = await claimed(store, 3, retry=RetryPolicy(max_attempts=2))
+    for claim in (refused, mended, timed_out):
+        await store.append_calls([a_call(claim, finished_ns=5)])
+        spoken = {"fields": "top_a", "count": 1}
+        await store.append_spans([a_span(claim, REFUSED_CALLS, attributes=spoken, started_ns=10, finished_ns=10)])
+    await store.append_calls([a_call(mended, finished_ns=20)])
+    await store.finish(
+        [ending(refused, "failed", error="400"), ending(mended, "failed"), ending(timed_out, "timed_out")]
+    )
+    found = [await one(store, claim.rollout.id) for claim in (refused, mended, timed_out)]
+    assert [rollout.state for rollout in found] == ["failed", "queued", "queued"]
+    assert [rollout.refused for rollout in found] == [True, False, False]
+    assert found[0].warning == "1 call refused: top_a 1"
+    assert found[0].error == "400"
 
 
 async def test_what_air_saw_of_a_rollout_is_never_its_final_reward(store: LightningStore) -> None:

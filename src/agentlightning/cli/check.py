@@ -30,7 +30,8 @@ def check(
     checked = run_shown(f"check {config}", runs, lambda folder, display: check_agent(loaded, folder, display, tasks))
     print_rollout(screen(), checked.rollout, checked.attempts, checked.calls, checked.rewards)
     if checked.rollout.state != "succeeded":
-        raise AgentError("the agent failed on the first task; its error is above")
+        why = f": {checked.rollout.warning}" if checked.rollout.refused else "; its error is above"
+        raise AgentError(f"the agent failed on the first task{why}")
     if not checked.calls:
         raise NoCallsError(f"there would be nothing to learn from: {checked.rollout.warning}")
     if checked.warning:

@@ -92,7 +92,7 @@ def print_rollouts(console: Console, rollouts: list[Rollout]) -> None:
             rollout.mode,
             str(rollout.step),
             f"{rollout.group_id}/{rollout.replica}",
-            rollout.state,
+            "refused" if rollout.refused else rollout.state,
             str(rollout.attempt),
             str(rollout.calls),
             "-" if rollout.reward is None else f"{rollout.reward:.3f}",
@@ -104,7 +104,12 @@ def print_rollouts(console: Console, rollouts: list[Rollout]) -> None:
     for row, rollout in zip(rows, [None, *rollouts], strict=True):
         line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         console.print(line, soft_wrap=True, style="bold" if rollout is None else None)
-        wrong = "" if rollout is None else (rollout.error or rollout.warning or "").strip()
+        wrong = "" if rollout is None else (_why(rollout) or "").strip()
         if wrong:
             last = wrong.splitlines()[-1][:MAX_REASON_CHARS]
             console.print(f"    {last}", soft_wrap=True, style="yellow")
+
+
+def _why(rollout: Rollout) -> str | None:
+    """The reason why a rollout failed, or looks suspicious: a refusal says more than the error that it became."""
+    return rollout.warning if rollout.refused else rollout.error or rollout.warning

@@ -53,6 +53,10 @@ class TrackedAttempt:
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     size: int = 0
     """Bytes of the conversations, as counted last."""
+    refused: int = 0
+    """Calls that this gateway refused."""
+    unrecorded_refusals: int = 0
+    """Those of them that are still to be recorded."""
 
     def knows(self, call_id: str) -> bool:
         """True where a call of that id is in one of its graphs."""

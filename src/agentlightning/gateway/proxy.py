@@ -24,6 +24,7 @@ from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.policy.scoring import PromptScoring
+from agentlightning.gateway.refusals import record_refusal
 from agentlightning.gateway.responses_api import COMPACT, COUNT, ResponsesApi
 from agentlightning.protocols import (
     chat,
@@ -90,12 +91,8 @@ class Proxy:
                 await self._traces.answer(incoming, reply)
             else:
                 await self._answer(wire, incoming, reply)
-        except ApiError as refusal:
-            await self._refuse(wire, reply, refusal)
-        except RenderError as cause:
-            await self._refuse(wire, reply, ApiError(str(cause), param="messages"))
-        except InputError as cause:
-            await self._refuse(wire, reply, ApiError(str(cause), status=cause.http_status))
+        except (ApiError, InputError) as cause:
+            await self._refuse(wire, reply, _as_refusal(cause))
         except AgentLightningError as cause:
             code = "invalid_engine_response" if isinstance(cause, EngineError) else "store_unavailable"
             failure = ApiError(str(cause), status=cause.http_status, type="server_error", code=code)
@@ -146,7 +143,13 @@ class Proxy:
     ) -> None:
         route, method = incoming.route or "", incoming.method
         if method == "POST" and route in self._wires:
-            await self._call(wire, attempt, admission, incoming, reply)
+            try:
+                await self._call(wire, attempt, admission, incoming, reply)
+            except LimitReachedError:
+                raise
+            except (ApiError, InputError) as cause:
+                await record_refusal(self._store, attempt, _as_refusal(cause))
+                raise
         elif method == "POST" and route == "messages/count_tokens":
             data = {"max_tokens": 1, **read_object(await incoming.body(admission.take))}
             await reply.whole(200, messages.count(*await self._calls.count(wire, data, attempt)))
@@ -249,6 +252,7 @@ class Proxy:
         return any(call.id == name for call in await self._store.calls([attempt.rollout.id], attempt.number))
 
     async def _unknown(self, attempt: TrackedAttempt, incoming: AgentRequest) -> None:
+        """Refuse it. Where it could have been a model call, its rollout is told; who only looks (GET, HEAD) makes none."""
         now = time.time_ns()
         span = Span(
             id=str(uuid7()),
@@ -260,7 +264,8 @@ class Proxy:
             started_ns=now,
             finished_ns=now,
         )
-        await self._store.append_spans([span])
+        if incoming.method == "POST":
+            await self._store.append_spans([span])
         base = incoming.base_url(incoming.named)
         raise ApiError(
             f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, "
@@ -284,6 +289,12 @@ def _google_stream(incoming: AgentRequest) -> bool:
     if streamed and incoming.query.get("alt") != "sse":
         raise ApiError("alt: expected sse (streamGenerateContent?alt=sse), the only form of a stream here", param="alt")
     return streamed
+
+
+def _as_refusal(cause: ApiError | InputError) -> ApiError:
+    if isinstance(cause, ApiError):
+        return cause
+    return ApiError(str(cause), status=cause.http_status, param="messages" if isinstance(cause, RenderError) else None)
 
 
 def _retry_headers(refusal: ApiError) -> tuple[tuple[bytes, bytes], ...]:

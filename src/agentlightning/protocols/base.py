@@ -319,8 +319,10 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: int | None = None,
         final: bool = False,
+        fields: tuple[str, ...] = (),
     ) -> None:
-        """`retry_after_s`: when to try again. `final`: a client that would, as SDKs do by status, is told not to."""
+        """`retry_after_s`: when to try again. `final`: a client that would, as SDKs do by status, is told not to. `fields`:
+        all that it names, where those are several."""
         super().__init__(message)
         self.message = message
         self.status = status
@@ -329,6 +331,7 @@ class ApiError(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.final = final
+        self.fields = fields
 
 
 def read_object(body: bytes) -> JSON:

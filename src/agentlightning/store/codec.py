@@ -150,6 +150,8 @@ class RecordCodec(Generic[T]):
                 )
             elif (kind, name) == (Metric, "value"):
                 term, decode = f"_finite_or_none({term})", _nan_for_none
+            elif plain is bool:
+                decode = bool  # SQLite has none: prepared statements return 0 and 1
             elif name in PRINTED.get(kind, ()):
                 term = f"text({term})"
             if plain in (int, float):

@@ -44,6 +44,7 @@ REASONS = {
     "unknown_call": "{0}: expected call_id to name a recorded call of the rollout, got {1}",
     "two_rewards": "final rewards from two sources ({0}) contradict each other: give the reward in one way only",
     "broken_spans": "broken spans, of which only what was broken is lost or mended: {0}",
+    "refused_calls": "{0} refused: {1}",
     "unknown_route": "{0}: the agent asked for {1}, which is no route; its base URL must end as it was given",
 }
 

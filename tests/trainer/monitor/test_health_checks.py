@@ -109,6 +109,7 @@ def test_a_run_that_succeeds_warns_of_nothing() -> None:
 COLLAPSES = {
     "not_finite": run((12, {}), (1, {"train/loss": math.nan})),
     "processes_hung": run((12, {}), (1, {"processes/hung": 1.0})),
+    "calls_refused": run((12, {}), (1, {"rollout/refused_share": 0.02})),
     "entropy_gone": run((10, {}), (5, {"policy/entropy": 0.04})),
     "gradient_exploding": run((12, {}), (3, {"train/grad_norm": 40.0})),
     "kl_running_away": run((12, {}), (3, {"policy/ref_kl": 0.7})),
@@ -138,7 +139,8 @@ def test_each_collapse_is_warned_of_by_its_name_alone(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     sorted(
-        set(COLLAPSES) - {"reward_flat", "base_success_low", "base_success_perfect", "not_finite", "processes_hung"}
+        set(COLLAPSES)
+        - {"reward_flat", "base_success_low", "base_success_perfect", "not_finite", "processes_hung", "calls_refused"}
     ),
 )
 def test_a_trend_is_no_alarm_before_it_lasts(name: str) -> None:
@@ -197,6 +199,14 @@ def test_processes_that_hung_are_told_once_though_the_count_stays() -> None:
     rows = run((3, {}), (30, {"processes/hung": 2.0}))
     told = [(count, alarm.name) for count in range(len(rows) + 1) for alarm in new_alarms(rows[:count])]
     assert [one for one in told if one[1] == "processes_hung"] == [(5, "processes_hung")]
+
+
+def test_refused_calls_are_told_at_every_step_while_there_are_too_many() -> None:
+    rows = run((3, {}), (4, {"rollout/refused_share": 0.02}), (2, {"rollout/refused_share": 0.01}))
+    told = [
+        count for count in range(len(rows) + 1) for alarm in new_alarms(rows[:count]) if alarm.name == "calls_refused"
+    ]
+    assert told == [5, 6, 7, 8]
 
 
 def test_a_divergence_that_was_there_before_the_first_update_is_not_laid_to_the_updates() -> None:

@@ -28,7 +28,8 @@ def unsupported_error(unsupported: JSON, refused: Mapping[str, str]) -> ApiError
             f"{_named(unsupported)} {verb} not supported, because {they} would change what the trained policy reads or "
             f'samples; leave {them} out, or let the run ignore {them} (agent.unsupported_params = "drop")'
         )
-    return ApiError("; ".join(sentences), param=next(iter({**refused, **unsupported})), code="unsupported_value")
+    fields = (*refused, *unsupported)
+    return ApiError("; ".join(sentences), param=fields[0], code="unsupported_value", fields=fields)
 
 
 def _named(given: JSON) -> str:

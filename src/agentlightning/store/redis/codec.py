@@ -21,8 +21,10 @@ from agentlightning.store.base import (
     BROKEN_SPANS,
     IGNORED_BASE_URL,
     NO_CALLS,
+    REFUSED_CALLS,
     UNKNOWN_ROUTE,
     broken_counts,
+    refused_counts,
     reward_number,
 )
 from agentlightning.store.sentences import reason
@@ -158,7 +160,13 @@ def queued(new: NewRollout, rollout_id: str, created_ns: int) -> Rollout:
 def read_rollout(row: Sequence[Any]) -> Rollout:
     known, fixed = pairs(row[2:]), _FIXED.decode(row[1])
     return codec.ROLLOUTS.of_texts(
-        known, id=_text(row[0]), run_id=known["run"], task=fixed.task, sampling=fixed.sampling, retry=fixed.retry
+        known,
+        id=_text(row[0]),
+        run_id=known["run"],
+        task=fixed.task,
+        sampling=fixed.sampling,
+        retry=fixed.retry,
+        refused=known.get("refused") == "1",
     )
 
 
@@ -208,7 +216,8 @@ def span_row(span: Span) -> tuple[list[Any], bytes]:
         path = span.attributes.get("path")
         warning = codec.text(reason("unknown_route", NO_CALLS, path)) or ""
     broken = broken_counts(span.attributes) if span.name == BROKEN_SPANS else {}
-    place = [span.run_id, span.rollout_id, span.attempt, span.id, warning, whole(span.started_ns), broken]
+    refused = refused_counts(span.attributes) if span.name == REFUSED_CALLS else {}
+    place = [span.run_id, span.rollout_id, span.attempt, span.id, warning, whole(span.started_ns), broken, refused]
     return place, _packed((row[1], *row[4:]))
 
 

@@ -25,6 +25,8 @@ from agentlightning.store.base import (
     broken_counts,
     broken_warning,
     final_reward,
+    refused_counts,
+    refused_warning,
     reward_number,
 )
 from agentlightning.store.notifier import FINISHED, QUEUED
@@ -133,6 +135,7 @@ def finish(transaction: Transaction, batches: Sequence[Sequence[Finish]]) -> lis
     _record_last_rewards(transaction, ended)
     _settle_rewards(transaction.connection, ended)
     _look_at_calls(transaction.connection, ended)
+    _look_at_refusals(transaction.connection, ended)
     _look_at_spans(transaction.connection, ended)
     _end(transaction, ended)
     in_order = iter(answers)
@@ -247,6 +250,7 @@ class _End:
     reward: float | None = None
     calls: int = 0
     warning: str | None = None
+    refused: bool = False
 
     @property
     def key(self) -> tuple[str, int]:
@@ -259,6 +263,8 @@ class _End:
         retry = codec.read_retry(self.row.retry)
         if self.state == "lost":
             return "queued" if self.row.lost + 1 < retry.max_lost else "failed"
+        if self.refused:  # the same program would be refused again
+            return "failed"
         used = self.row.attempt - self.row.lost
         return "queued" if self.state in retry.retry_on and used < retry.max_attempts else "failed"
 
@@ -392,6 +398,27 @@ def _look_at_calls(connection: Connection, ended: Sequence[_End]) -> None:
             silent[rollout_id, attempt].warning = reason("unknown_route", NO_CALLS, path)
 
 
+def _look_at_refusals(connection: Connection, ended: Sequence[_End]) -> None:
+    """Say which calls were refused, which explains more than any guess, and whether that was the end of the attempt."""
+    refused: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    last_ns: dict[tuple[str, int], int] = {}
+    ids = [end.row.id for end in ended]
+    for rollout_id, attempt, attributes, started_ns in execute(connection, statements.REFUSED_CALLS, {"ids": ids}):
+        if counts := refused_counts(orjson.loads(attributes)):
+            refused[rollout_id, attempt].update(counts)
+            last_ns[rollout_id, attempt] = max(started_ns, last_ns.get((rollout_id, attempt), 0))
+    found = [end for end in ended if end.key in refused]
+    failed = [end.row.id for end in found if end.finish is not None and end.finish.state == "failed"]
+    served = {
+        (rollout_id, attempt): finished_ns
+        for rollout_id, attempt, finished_ns in execute(connection, statements.LAST_CALLS, {"ids": failed})
+    }
+    for end in found:
+        said = refused_warning(refused[end.key])
+        end.warning = f"{NO_CALLS}: {said}" if end.calls == 0 and end.state != "lost" else said
+        end.refused = end.row.id in failed and last_ns[end.key] > served.get(end.key, 0)
+
+
 def _look_at_spans(connection: Connection, ended: Sequence[_End]) -> None:
     """Say what was wrong with spans, by cause."""
     broken: defaultdict[tuple[str, int], Counter[str]] = defaultdict(Counter)
@@ -432,6 +459,7 @@ def _end(transaction: Transaction, ended: Sequence[_End], *, cancelled: bool = F
                 "calls": end.calls,
                 "error": error,
                 "warning": codec.text(end.warning),
+                "refused": end.refused,
             }
         )
     if end_attempts:

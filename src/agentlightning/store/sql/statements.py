@@ -103,6 +103,14 @@ UNKNOWN_ROUTES = (
 BROKEN_SPANS = select(spans.c.rollout_id, spans.c.attempt, spans.c.attributes).where(
     tables.BROKEN, among(spans.c.rollout_id)
 )
+REFUSED_CALLS = select(spans.c.rollout_id, spans.c.attempt, spans.c.attributes, spans.c.started_ns).where(
+    tables.REFUSED, among(spans.c.rollout_id)
+)
+LAST_CALLS = (
+    select(calls.c.rollout_id, calls.c.attempt, func.max(calls.c.finished_ns))
+    .where(among(calls.c.rollout_id))
+    .group_by(calls.c.rollout_id, calls.c.attempt)
+)
 REWARDS = select(rewards).where(among(rewards.c.rollout_id)).order_by(rewards.c.created_ns, rewards.c.seq)
 
 

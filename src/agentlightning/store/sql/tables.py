@@ -37,6 +37,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     event,
+    false,
     literal_column,
     true,
 )
@@ -64,7 +65,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -81,6 +82,7 @@ _KEYS = {"run_id": "runs.id", "rollout_id": "rollouts.id", "parent_id": "calls.i
 _COUNTERS = ("version", "parent", "finished_seq")
 _DEFAULTS: dict[tuple[type, str], Any] = {
     (Rollout, "calls"): "0",
+    (Rollout, "refused"): false(),
     (Call, "untrained_tokens"): "0",
     (Call, "overridden_params"): "{}",
     (Call, "usage"): "{}",
@@ -215,6 +217,8 @@ spans = Table("spans", metadata, *_columns(Span), _of_attempt())
 Index("spans_by_rollout", spans.c.rollout_id, spans.c.started_ns)
 BROKEN: ColumnElement[bool] = spans.c.name == literal_column("'gateway.broken_spans'")
 Index("spans_broken", spans.c.rollout_id, sqlite_where=BROKEN, postgresql_where=BROKEN)
+REFUSED: ColumnElement[bool] = spans.c.name == literal_column("'gateway.refused_calls'")
+Index("spans_refused", spans.c.rollout_id, sqlite_where=REFUSED, postgresql_where=REFUSED)
 
 rewards = Table(
     "rewards",

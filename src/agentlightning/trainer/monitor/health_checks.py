@@ -19,6 +19,8 @@ from agentlightning.types import JSON
 MIN_SUCCESS = 0.03
 """Below this base success hardly a group has anything to compare: of groups of 8, (1 - 0.03)^8 = 0.78 have no success."""
 MAX_SUCCESS = 0.98
+MAX_REFUSED_SHARE = 0.01
+"""Share of a step's rollouts that may end because a call was refused, before every step says so."""
 EARLY = 5
 """Steps at the beginning that later ones are compared with."""
 LATE = 5
@@ -104,12 +106,13 @@ def alarms(rows: Sequence[JSON], rules: Mapping[str, HealthCheck]) -> list[Alarm
 def new_alarms(rows: Sequence[JSON], rules: Mapping[str, HealthCheck]) -> list[Alarm]:
     """Of the alarms after the last row those that did not hold after any of the QUIET rows before it."""
     now = alarms(rows, rules)
+    repeated = [alarm for alarm in now if alarm.name.rpartition("/")[2] in EVERY_STEP and rows[-1]["kind"] == "step"]
     for back in range(1, min(QUIET, len(rows)) + 1):
         if not now:
             break
         told = {alarm.name for alarm in alarms(rows[: len(rows) - back], rules)}
         now = [alarm for alarm in now if alarm.name not in told]
-    return now
+    return now + [alarm for alarm in repeated if alarm not in now]
 
 
 def at_least(bound: float, name: str, text: str, per: str | None = None) -> HealthCheck:
@@ -142,6 +145,17 @@ def processes_hung(history: History) -> str | None:
     return (
         f"{told} killed and started again: the run's output and its logs folder say which; where they were only slow, raise "
         "trainer.hang_timeout_s or trainer.stall_timeout_s"
+    )
+
+
+def calls_refused(history: History) -> str | None:
+    share = _number(history.steps[-1].get("rollout/refused_share")) if history.steps else math.nan
+    if not share > MAX_REFUSED_SHARE:
+        return None
+    return (
+        f"{share:.1%} of step {history.steps[-1]['step']}'s rollouts ended because the gateway refused a model call; what "
+        "is learned is biased towards those that got through: agl rollouts list RUN --state failed names the fields; leave "
+        "them out of the agent's requests, or set agent.unsupported_params = 'drop'"
     )
 
 
@@ -301,6 +315,7 @@ HEALTH_CHECKS: dict[str, HealthCheck] = {
     "base_success_perfect": base_success_perfect,
     "not_finite": not_finite,
     "processes_hung": processes_hung,
+    "calls_refused": calls_refused,
     "no_signal": no_signal,
     "entropy_gone": entropy_gone,
     "ratio_exploding": ratio_exploding,
@@ -329,6 +344,9 @@ HEALTH_CHECKS: dict[str, HealthCheck] = {
         "what followed; agl rollouts drift RUN names the causes",
     ),
 }
+
+EVERY_STEP = frozenset({"calls_refused"})
+"""Checks that every step of which they hold is told of: others are not told again while they hold."""
 
 OFFLINE_HEALTH_CHECKS = {name: HEALTH_CHECKS[name] for name in ("not_finite", "processes_hung", "gradient_exploding")}
 """The checks of an offline run, where nothing is sampled."""

@@ -70,6 +70,7 @@ METRICS: Mapping[str, str] = {
     "rollout/forked_calls": "calls whose prompt could not continue the tokens of an earlier one",
     "rollout/forked_share": "rollout/forked_calls / rollout/calls",
     "rollout/failed": "rollouts whose attempts all failed",
+    "rollout/refused_share": "share of rollouts that failed because the gateway refused their last model call",
     "rollout/invalid": "rollouts without a reward or a call of the policy",
     "rollout/broken_spans": "spans of these rollouts that were repaired or lost; by cause: rollout/broken_spans/CAUSE",
     "rollout/unrewarded": "rollouts dropped because a reward is missing or not finite",

@@ -62,7 +62,8 @@ class LoadedTrajectories:
             self.progress.note(silence)
         failed = [rollout for rollout in self._rollouts if rollout.state != "succeeded"]
         if failed and len(failed) == len(self._rollouts):
-            raise AgentError(f"all {len(failed)} rollouts of the step failed, the first with: {failed[0].error}")
+            why = failed[0].warning if failed[0].refused else failed[0].error
+            raise AgentError(f"all {len(failed)} rollouts of the step failed, the first with: {why}")
         rollouts = with_failures(rollouts, self.on_failure)
         for start in range(0, len(rollouts), MAX_ROLLOUTS):
             await self._read(rollouts[start : start + MAX_ROLLOUTS], fixed or {})
@@ -71,7 +72,9 @@ class LoadedTrajectories:
     def metrics(self) -> Metrics:
         """Counts of rollouts and calls, of broken spans by cause, and of AIR's rules."""
         failed = sum(rollout.state != "succeeded" for rollout in self._rollouts)
+        refused = sum(rollout.refused for rollout in self._rollouts)
         found = {"rollouts": float(len(self._rollouts)), "failed": float(failed)}
+        found["refused_share"] = refused / max(1, len(self._rollouts))
         found |= {name: float(self._counts[name]) for name in ("calls", "forked_calls", "invalid")}
         if self._broken:
             found["broken_spans"] = float(self._broken.total())

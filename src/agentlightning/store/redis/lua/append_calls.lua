@@ -8,7 +8,8 @@ return answer_each(function(request)
   local refusal = refuse_missing('calls', request, 5)
   if refusal then return refusal end
   for position, row in ipairs(request) do
-    call('HSETNX', store .. 'c:' .. row[2] .. ':' .. row[3], row[4], blobs[position])
+    local new = call('HSETNX', store .. 'c:' .. row[2] .. ':' .. row[3], row[4], blobs[position])
+    if new == 1 then call('HDEL', store .. 'a:' .. row[2] .. ':' .. row[3], 'last_refused') end
   end
   return 0
 end)

@@ -1,6 +1,7 @@
--- append_spans: request {{run_id, rollout_id, attempt, id, warning, started_ns, broken}, ...}, one blob each. Ids that
+-- append_spans: request {{run_id, rollout_id, attempt, id, warning, started_ns, broken, refused}, ...}, one blob each. Ids that
 -- exist are ignored. `warning` is what an attempt without a call is then told, empty for most; the earliest counts.
--- `broken`: counts by cause of what was wrong with spans, empty for most; they are summed.
+-- `broken`: counts by cause of what was wrong with spans, empty for most; they are summed. `refused`: counts by field of
+-- calls that were refused; that the last call was one holds until a call is recorded.
 
 local function warn(row)
   local key = store .. 'a:' .. row[2] .. ':' .. row[3]
@@ -15,6 +16,14 @@ local function count_broken(row)
   end
 end
 
+local function count_refused(row)
+  local key = store .. 'a:' .. row[2] .. ':' .. row[3]
+  for field, count in pairs(row[8]) do
+    call('HINCRBY', key, 'refused:' .. field, count)
+    call('HSET', key, 'last_refused', 1)
+  end
+end
+
 return answer_each(function(request)
   local blobs = {}
   for position in ipairs(request) do
@@ -25,6 +34,7 @@ return answer_each(function(request)
   for position, row in ipairs(request) do
     local new = call('HSETNX', store .. 'sp:' .. row[2] .. ':' .. row[3], row[4], blobs[position])
     if new == 1 and next(row[7]) then count_broken(row) end
+    if new == 1 and next(row[8]) then count_refused(row) end
     if row[5] ~= '' then warn(row) end
   end
   return 0

@@ -25,7 +25,8 @@ local function attempt_key(rollout)
 end
 
 -- Every attempt that ended and was not lost used one of max_attempts.
-local function next_state(rollout, how)
+local function next_state(rollout, how, refused)
+  if refused then return 'failed' end -- the same program would be refused again
   if how == 'succeeded' then return 'succeeded' end
   if how == 'lost' then return rollout.lost + 1 < rollout.max_lost and 'queued' or 'failed' end
   local again = string.find(rollout.retry_on, ' ' .. how .. ' ', 1, true)
@@ -41,11 +42,11 @@ local function end_attempt(rollout, ending, error)
   call('SREM', store .. 'held:' .. rollout.run .. ':' .. call('HGET', attempt, 'worker_id'), rollout.id)
 end
 
--- `ending`: state of the attempt, and where known error, output, reward, calls, warning. A rollout that is then finished
+-- `ending`: state of the attempt, and where known error, output, reward, calls, warning, refused. A rollout that is then finished
 -- gets its place in the order of its run.
 local function end_rollout(rollout, ending, cancelled)
   local key = store .. 'r:' .. rollout.id
-  local state = cancelled and 'cancelled' or next_state(rollout, ending.state)
+  local state = cancelled and 'cancelled' or next_state(rollout, ending.state, ending.refused)
   local error = ending.state ~= 'succeeded' and ending.error or nil
   if rollout.state == 'running' then
     end_attempt(rollout, ending, error)
@@ -68,6 +69,7 @@ local function end_rollout(rollout, ending, cancelled)
   put(key, 'reward', ending.reward)
   put(key, 'error', error)
   put(key, 'warning', ending.warning)
+  put(key, 'refused', ending.refused and 1 or nil)
 end
 
 -- Ends as lost every attempt whose lease has run out; how many.

@@ -1,6 +1,9 @@
 -- finish: request {{lease, state, error, output, silence, rewards}, ...}; answers 1 where the lease held, else 0.
 -- `silence` is the warning of an attempt without a call. A reward that is none has `refusal`, why, for a value.
 
+local MAX_REASONS = 16 -- as in base.py
+local NO_CALLS = 'no model call was recorded'
+
 local function fail(ending, why)
   ending.state, ending.error = 'failed', why
 end
@@ -59,6 +62,34 @@ local function look_at_calls(rollout, ending, silence)
   end
 end
 
+-- See `refused_warning` in base.py.
+local function look_at_refusals(rollout, ending, failed)
+  local known, fields, total = call('HGETALL', attempt_key(rollout)), {}, 0
+  local last = false
+  for position = 1, #known, 2 do
+    local field = string.match(known[position], '^refused:(.*)$')
+    if field then
+      fields[#fields + 1] = { field, known[position + 1] }
+      total = total + tonumber(known[position + 1])
+    end
+    if known[position] == 'last_refused' then last = true end
+  end
+  if #fields == 0 then return end
+  table.sort(fields, function(one, other) return one[1] < other[1] end)
+  local named = {}
+  for position = 1, math.min(#fields, MAX_REASONS) do
+    named[position] = fields[position][1] .. ' ' .. fields[position][2]
+  end
+  local told = table.concat(named, ', ') .. (#fields > MAX_REASONS and ', …' or '')
+  local said = reason('refused_calls', total .. (total == 1 and ' call' or ' calls'), told)
+  if ending.calls == 0 and ending.state ~= 'lost' then
+    ending.warning = NO_CALLS .. ': ' .. said
+  else
+    ending.warning = said
+  end
+  ending.refused = failed and last
+end
+
 -- See `broken_warning` in base.py.
 local function look_at_spans(rollout, ending)
   local known, causes = call('HGETALL', attempt_key(rollout)), {}
@@ -82,6 +113,7 @@ return answer_each(function(request)
       record_rewards(rollout, ending, finish.rewards)
       if ending.state == 'succeeded' then settle_reward(rollout, ending) end
       look_at_calls(rollout, ending, finish.silence)
+      look_at_refusals(rollout, ending, finish.state == 'failed')
       look_at_spans(rollout, ending)
       end_rollout(rollout, ending)
     end
