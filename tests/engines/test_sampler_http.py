@@ -116,7 +116,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 1.5}, "a whole number"),
     ({"seed": "x"}, "sampling_params.seed"),
     ({"stop": [1]}, "sampling_params.stop"),
-    ({"top_k": 5}, "sampling_params.top_k is 5"),
+    ({"top_k": -5}, "sampling_params.top_k is -5"),
     ({"n": 2}, "sampling_params.n is 2"),
     ({"beam_width": 2}, "sampling_params.beam_width is not known"),
 ]
