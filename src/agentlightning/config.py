@@ -296,6 +296,8 @@ class EngineConfig(Table):
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping its activations."""
     lora: LoraConfig | None = None
+    train_vision_tower: bool = False
+    """Of a model with sight, train the vision tower too; the projector and the language model always are."""
     max_num_seqs: int = Field(64, ge=1)
     """Requests sampled at a time: on a CPU few enough for the cache."""
     sampler_threads: int = Field(1, ge=1)

@@ -13,6 +13,17 @@ from agentlightning.types import JSON, VersionSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageInput:
+    """An image in a list of token ids: ids [start, end) are its placeholders."""
+
+    hash: str
+    start: int
+    end: int
+    data: bytes = field(default=b"", repr=False)
+    """The file as the agent sent it; rows with one image share it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
     """(state, action, reward) of one call: the MDP step of the unified data interface.
 
@@ -39,6 +50,8 @@ class Transition:
     """The messages that the parent's history did not have."""
     completion: JSON = field(default_factory=dict)
     """The assistant message that was sampled."""
+    images: list[ImageInput] = field(default_factory=list)
+    """Images among `suffix_ids`."""
     parent: Transition | None = field(default=None, compare=False, repr=False)
     """The call that this one continues: one of the trajectory's, or one that is context and belongs to none."""
 
@@ -111,6 +124,8 @@ class TrainingSequence:
     """On masked tokens, what a value head is to say of the state before each: the critic's targets."""
     values: list[float] | None = None
     """On masked tokens, what the value head said before the step's first update, for `value_clip`."""
+    images: list[ImageInput] = field(default_factory=list)
+    """Images among `tokens`, in their order; none of their placeholders is sampled."""
 
 
 LOSSES = ("ppo_clip", "gspo", "cispo", "reinforce", "sft")

@@ -232,6 +232,16 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpan:
+    """The place of an image in a list of token ids: ids [start, end) are its placeholders."""
+
+    hash: str
+    """SHA-256 of the file's bytes, in hex, under which a store keeps them."""
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One model call, stored by what its parent call did not have.
 
@@ -286,13 +296,14 @@ class Call:
     """Id of the span within which the agent made the call (its `traceparent`), which may be recorded later, or never."""
     delivered: bool = True
     """False where the agent was gone before the end of the completion was sent to it: nothing is learned from the call."""
-
     decoding: JSON = field(default_factory=dict)
     """The constraints on the model's logits beside the temperature: ``grammar`` (kind, lark, library, version), ``logits``
     (penalties, logit_bias, top_k, min_p), ``request`` (hash of the fields that asked for it), and ``untrained`` where the
     run learns nothing from such a call. Empty where nothing was."""
     request_fields: JSON = field(default_factory=dict)
     """Fields of a Responses request that its stored response repeats (metadata, instructions, `store`, …); else empty."""
+    images: list[ImageSpan] = field(default_factory=list)
+    """Images among ``suffix_ids``, in their order."""
 
     @property
     def learnable(self) -> bool:

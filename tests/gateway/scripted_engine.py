@@ -42,6 +42,8 @@ class ScriptedEngine:
     """Folder of a tokenizer: where set, completions follow the grammar of their request, whatever was scripted."""
     end: int = 2
     """The tokenizer's end token."""
+    expand: Callable[[list[int]], list[int]] | None = None
+    """Where set: what it makes of a prompt's placeholders of images, told to those who ask for the prompt's ids."""
     url: str = ""
     _runner: web.AppRunner | None = None
 
@@ -120,6 +122,8 @@ class ScriptedEngine:
         wanted = request["sampling_params"].get("prompt_logprobs")
         if wanted is not None:
             body["prompt_logprobs"] = [None, *(_scores(index, wanted) for index in request["token_ids"][1:])]
+        if self.expand is not None and request.get("return_token_ids"):
+            body["prompt_token_ids"] = self.expand(request["token_ids"])
         return body
 
 

@@ -279,7 +279,7 @@ async def test_an_engine_that_dies_in_the_middle_of_a_stream_ends_it_with_an_err
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
         ({"n": 200}, "n"),
         ({"seed": 0.5}, "seed"),
         ({"presence_penalty": 5}, "presence_penalty"),

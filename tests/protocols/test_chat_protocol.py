@@ -201,7 +201,10 @@ def test_continuous_usage_counts_the_tokens_of_all_choices_so_far() -> None:
     [
         ({"role": "function", "name": "f", "content": ""}, "messages[0].role"),
         ({"role": "user", "content": 1}, "messages[0].content"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}, "messages[0].content[0]"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]},
+            "messages[0].content[0].image_url.url",
+        ),
         ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0]"),
         ({"role": "tool", "content": "", "tool_call_id": 1}, "messages[0].tool_call_id"),
         ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),

@@ -227,11 +227,11 @@ def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param
         ({"role": "tool", "content": ""}, "messages[0].role"),
         ({"role": "user", "content": None}, "messages[0].content"),
         ({"role": "user", "content": ["hi"]}, "messages[0].content[0]"),
-        ({"role": "user", "content": [{"type": "text", "text": "what?"}, IMAGE]}, "messages[0].content[1]"),
+        ({"role": "user", "content": [{"type": "text", "text": "what?"}, IMAGE]}, "messages[0].content[1].source.url"),
         ({"role": "user", "content": [TOOL_USE]}, "messages[0].content[0]"),
         (
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}]},
-            "messages[0].content[0].content[0]",
+            "messages[0].content[0].content[0].source.url",
         ),
         (
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": 1}]},

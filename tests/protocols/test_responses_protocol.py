@@ -252,13 +252,16 @@ def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param
     [
         ({"role": "tool", "content": ""}, "input[0].role"),
         ({"role": "user"}, "input[0].content"),
-        ({"role": "user", "content": [{"type": "input_text", "text": "what?"}, IMAGE]}, "input[0].content[1]"),
+        (
+            {"role": "user", "content": [{"type": "input_text", "text": "what?"}, IMAGE]},
+            "input[0].content[1].image_url",
+        ),
         ({"role": "assistant", "content": [{"type": "output_text", "text": 1}]}, "input[0].content[0]"),
         ({**CALL, "arguments": {}}, "input[0].arguments"),
         ({**CALL, "call_id": None}, "input[0].call_id"),
         ({**CALL, "name": 1}, "input[0].name"),
         ({"type": "function_call_output", "call_id": 1, "output": ""}, "input[0].call_id"),
-        ({"type": "function_call_output", "call_id": "c", "output": [IMAGE]}, "input[0].output[0]"),
+        ({"type": "function_call_output", "call_id": "c", "output": [IMAGE]}, "input[0].output[0].image_url"),
         ({"type": "reasoning", "summary": "short"}, "input[0].summary"),
         ({"type": "reasoning", "summary": [], "content": [IMAGE]}, "input[0].content[0]"),
         ({"type": "reasoning", "summary": [], "encrypted_content": 1}, "input[0].encrypted_content"),

@@ -89,7 +89,7 @@ async def test_a_store_of_an_older_schema_is_refused_until_it_is_upgraded_and_ke
     await connection.open()
     await connection.query([("HSET", "meta", "schema_version", 1)])
     await connection.close()
-    with pytest.raises(StoreError, match=r"version 1, this program needs 3.*agl store upgrade"):
+    with pytest.raises(StoreError, match=r"version 1, this program needs 7.*agl store upgrade"):
         await RedisLightningStore(url).open()
     done = await upgrade(url)
     assert (done.before, done.after) == (1, 3)

@@ -7,10 +7,11 @@ transition or by token, and merging changes how often a token is *read*, never h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from agentlightning.training_types import TrainingSequence, Trajectory, Transition
+from agentlightning.training_types import ImageInput, TrainingSequence, Trajectory, Transition
 
 Aggregation = Literal["token_mean", "sequence_mean", "rollout_mean", "fixed_length"]
 PerToken = float | Sequence[float]
@@ -134,12 +135,14 @@ def _append(
     columns: Mapping[str, Sequence[PerToken]],
 ) -> None:
     """Appends the prompt's tokens after `before`, with which the row ends, as context, then the completion, trained."""
-    context: list[list[int]] = [transition.suffix_ids]
+    context: list[tuple[list[int], list[ImageInput]]] = [(transition.suffix_ids, transition.images)]
     node = transition.parent
     while node is not None and (before is None or node.call_id != before.call_id):
-        context += (node.sampled_ids, node.suffix_ids)
+        context += ((node.sampled_ids, []), (node.suffix_ids, node.images))
         node = node.parent
-    for ids in reversed(context):
+    for ids, images in reversed(context):
+        at = len(row.tokens)
+        row.images.extend(replace(image, start=at + image.start, end=at + image.end) for image in images)
         row.tokens.extend(ids)
     start, sampled = len(row.tokens), transition.sampled_ids
     unread = start - len(row.mask)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from agentlightning.store.base import final_reward
 from agentlightning.store.scan import by_attempt
-from agentlightning.training_types import Trajectory, Transition
+from agentlightning.training_types import ImageInput, Trajectory, Transition
 from agentlightning.types import Call, Reward, Rollout
 
 JUDGE = "agl.judge"
@@ -25,6 +26,7 @@ def trajectories(
     rewards: Iterable[Reward] = (),
     *,
     keep_unrewarded: bool = False,
+    images: Mapping[str, bytes] = MappingProxyType({}),
 ) -> tuple[list[Trajectory], dict[str, str]]:
     """Trajectories in the order of `rollouts`, and the id and reason of each rollout that was left out.
 
@@ -34,7 +36,8 @@ def trajectories(
     a final reward is kept, with NaN. A call is trained where the policy sampled it and it was delivered whole: one that
     an external model answered (policy '') is context at most, and so are an undelivered one, a judge's, and one that was
     decoded under a grammar in a run that learns nothing from those. Costs O(calls):
-    a transition refers to its parent's, and nothing is copied.
+    a transition refers to its parent's, and nothing is copied. `images` are the files of the calls' images by hash: what
+    learns from tokens needs them, credit rules do not.
 
     A conversation of two calls, the second stored by its suffix alone:
 
@@ -47,7 +50,7 @@ def trajectories(
     for rollout in rollouts:
         latest = rollout.id, rollout.attempt
         told = [reward for reward in rewards_of[latest] if counts(reward, rollout)]
-        reason, transitions = _transitions(calls_of[latest], step_rewards(told))
+        reason, transitions = _transitions(calls_of[latest], step_rewards(told), images)
         if rollout.reward is None and not (keep_unrewarded and rollout.state == "succeeded"):
             left_out[rollout.id] = "it has no reward"
         elif reason is not None:
@@ -100,14 +103,16 @@ def final_rewards(rewards: Iterable[Reward]) -> dict[str, float]:
     return {name: value for name, value in settled.items() if value is not None}
 
 
-def _transitions(attempt: list[Call], step_rewards: dict[str, dict[str, float]]) -> tuple[str | None, list[Transition]]:
+def _transitions(
+    attempt: list[Call], step_rewards: dict[str, dict[str, float]], images: Mapping[str, bytes]
+) -> tuple[str | None, list[Transition]]:
     """Returns the reason why these calls cannot be trained (None where they can), and their transitions."""
     by_id = {call.id: call for call in attempt}
     tree: dict[str, Transition] = {}
     lengths: dict[str, int] = {}
     transitions = []
     for call in attempt:
-        missing = _add(call, by_id, step_rewards, tree, lengths)
+        missing = _add(call, by_id, step_rewards, images, tree, lengths)
         if missing is not None:
             return f"call {call.id} continues call {missing}, which is not recorded", []
         if not call.policy or not call.learnable or call.agent == JUDGE or call.decoding.get("untrained"):
@@ -128,6 +133,7 @@ def _add(
     call: Call,
     by_id: dict[str, Call],
     step_rewards: dict[str, dict[str, float]],
+    images: Mapping[str, bytes],
     tree: dict[str, Transition],
     lengths: dict[str, int],
 ) -> str | None:
@@ -157,6 +163,10 @@ def _add(
             rewards=rewards,
             messages=one.messages,
             completion=one.completion,
+            images=[
+                ImageInput(hash=each.hash, start=each.start, end=each.end, data=images.get(each.hash, b""))
+                for each in one.images
+            ],
             parent=parent,
         )
     return None

@@ -32,6 +32,8 @@ class Support:
     """Losses of the user's own, loaded where the weights are."""
     masks: bool = False
     """Log-probabilities under the grammars, penalties and cuts that sequences carry (`TrainingSequence.decodings`)."""
+    images: bool = False
+    """Sequences with images, where the model has sight."""
     values: bool = False
     """A value head: `values`, and losses that train it."""
 

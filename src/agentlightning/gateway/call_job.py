@@ -98,4 +98,5 @@ class CallJob:
                 for name, value in self.request.echo.items()
                 if (value if name == FOLDS else not name.startswith("_"))
             },
+            images=list(plan.images),
         )

@@ -29,6 +29,17 @@ MAX_MARKS = 2_000_000
 ID_PREFIXES = ("tok-", "chatcmpl-", "cmpl-", "resp_", "msg_")
 
 
+@dataclass(frozen=True, slots=True)
+class RequestImage:
+    """An image of a request, whose message names it by hash."""
+
+    hash: str
+    """SHA-256 of the file's bytes, in hex."""
+    data: bytes = field(repr=False)
+    path: str
+    """The field that held it, for a sentence about it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
     """One model call as the agent asked for it."""
@@ -38,6 +49,8 @@ class CompletionRequest:
     """Messages in the form of Chat Completions, whatever the protocol; empty where `prompt` is given."""
     prompt: str | list[int] | None = None
     """Completions only: raw text or token ids in place of messages."""
+    images: tuple[RequestImage, ...] = ()
+    """Images of the messages, whose parts name them by hash."""
     tools: list[JSON] | None = None
     """Function tools in the form of Chat Completions."""
     parse_tools: bool = False

@@ -28,6 +28,7 @@ from agentlightning.protocols.base import (
     assistant_message,
 )
 from agentlightning.protocols.fields import ENGINE_PARAMS, UnsupportedParam, expected
+from agentlightning.protocols.images import NO_AUDIO, image_part, take_images
 from agentlightning.types import JSON
 
 NAME = "chat"
@@ -88,11 +89,13 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     tools, other_tools = fields.tools(data)
     parse_tools, tool_call = tool_choice(data, tools)
     logprobs = fields.boolean(data, "logprobs")
+    messages, images = take_images(_messages(data))
     stream = fields.boolean(data, "stream")
     reasoning = fields.record(data, "reasoning") or {}
     return CompletionRequest(
         model=fields.text(data, "model"),
-        messages=_messages(data),
+        messages=messages,
+        images=images,
         tools=tools,
         parse_tools=parse_tools,
         one_tool_call=not fields.boolean(data, "parallel_tool_calls", default=True),
@@ -401,21 +404,23 @@ def _messages(data: JSON) -> list[JSON]:
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def _message(message: Any, where: str) -> JSON:
+def _message(given: Any, where: str) -> JSON:
     """The message, if it is one; a refusal that it repeats is its content."""
-    if not isinstance(message, dict):
-        raise expected("an object", message, where)
+    if not isinstance(given, dict):
+        raise expected("an object", given, where)
+    message: JSON = given
     role = message.get("role")
     if role not in ROLES:
         raise expected(f"one of {', '.join(ROLES)}", role, "role", where)
     if len(message) == 2 and isinstance(message.get("content"), str):
         return message  # most are so: nothing else can be wrong with them
-    _check_content(message.get("content"), f"{where}.content")
+    content = _content(message.get("content"), f"{where}.content", images=role in ("user", "tool"))
+    message = message if content is message.get("content") else {**message, "content": content}
     for name in ("tool_call_id", "reasoning_content", "name", "refusal"):
         fields.check_kind(message, name, str, where)
     for name, instead in (
         ("function_call", "use tool_calls"),
-        ("audio", "the trained policy hears and says text only"),
+        ("audio", NO_AUDIO),
     ):
         if message.get(name) is not None:
             raise fields.refused(f"{where}.{name}", f"not supported; {instead}")
@@ -426,15 +431,24 @@ def _message(message: Any, where: str) -> JSON:
     return message
 
 
-def _check_content(value: Any, where: str) -> None:
+def _content(value: Any, where: str, images: bool) -> Any:
+    """The content as it is, or with its images in our form."""
     if value is None or isinstance(value, str):
-        return
+        return value
     if not isinstance(value, list):
         raise expected("a string or a list of text parts", value, where)
-    for index, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "refusal") or not isinstance(part.get(kind), str):
-            raise fields.not_text(part, f"{where}[{index}]")
+    parts = [_part(part, f"{where}[{index}]", images) for index, part in enumerate(value)]
+    return parts if any(part["type"] == "image" for part in parts) else value
+
+
+def _part(part: Any, where: str, images: bool) -> JSON:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("text", "refusal") and isinstance(part.get(kind), str):
+        return {"type": "text", "text": part[kind]}
+    found = image_part(part, where) if images else None
+    if found is None:
+        raise fields.not_text(part, where)
+    return found
 
 
 def _check_tool_call(call: Any, where: str) -> None:

@@ -284,7 +284,7 @@ def refused(path: str, why: str) -> ApiError:
 
 def not_text(part: Any, path: str) -> ApiError:
     """The refusal of a part that is no text."""
-    return refused(path, f"expected a text part, the only kind the trained policy reads, got {short(part)}")
+    return refused(path, f"expected a text or an image part, all that the trained policy reads here, got {short(part)}")
 
 
 def is_kind(value: Any, kind: type) -> bool:

@@ -19,6 +19,7 @@ from agentlightning.protocols import decoding, fields
 from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream, short
 from agentlightning.protocols.edit_fields import parse_edits
 from agentlightning.protocols.fields import expected
+from agentlightning.protocols.images import image_part, take_images
 from agentlightning.protocols.message_blocks import MessageEvents, MessageReader, arguments_text, finished
 from agentlightning.types import JSON
 
@@ -55,7 +56,7 @@ ERROR_TYPES = {
 
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
-    messages = _messages(data, trained)
+    messages, images = take_images(_messages(data, trained))
     if not trained:
         return CompletionRequest(
             model=fields.text(data, "model"),
@@ -79,6 +80,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     return CompletionRequest(
         model=fields.text(data, "model"),
         messages=messages,
+        images=images,
         tools=tools,
         parse_tools=parse_tools,
         one_tool_call=one_call,
@@ -201,13 +203,15 @@ def _user(message: JSON, where: str, trained: bool) -> list[JSON]:
             result = {
                 "role": "tool",
                 "tool_call_id": fields.text(part, "tool_use_id", at=path),
-                "content": "" if content is None else _text_of(content, f"{path}.content", trained),
+                "content": "" if content is None else _text_of(content, f"{path}.content", trained, images=True),
             }
             if fields.boolean(part, "is_error", at=path):
                 result["is_error"] = True
             results.append(result)
         elif kind == "text" and isinstance(part.get("text"), str):
             said.append({"type": "text", "text": part["text"]})
+        elif trained and (image := image_part(part, path)) is not None:
+            said.append(image)
         elif trained or not isinstance(part, dict):
             raise _not_text(part, path)
         else:
@@ -254,7 +258,7 @@ def _tool_use(part: JSON, where: str) -> JSON:
     }
 
 
-def _text_of(value: Any, where: str, trained: bool) -> Any:
+def _text_of(value: Any, where: str, trained: bool, images: bool = False) -> Any:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -263,6 +267,8 @@ def _text_of(value: Any, where: str, trained: bool) -> Any:
     for index, part in enumerate(value):
         if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
             parts.append({"type": "text", "text": part["text"]})
+        elif images and trained and (image := image_part(part, f"{where}[{index}]")) is not None:
+            parts.append(image)
         elif trained or not isinstance(part, dict):
             raise _not_text(part, f"{where}[{index}]")
         else:
@@ -278,7 +284,7 @@ def _joined(parts: list[JSON]) -> str | list[JSON]:
 
 
 def _not_text(part: Any, where: str) -> ApiError:
-    what = "a text block, a tool call or its result, all that the trained policy reads"
+    what = "a text block, an image, a tool call or its result, all that the trained policy reads"
     return fields.refused(where, f"expected {what}, got {short(part)}")
 
 

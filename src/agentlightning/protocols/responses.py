@@ -16,6 +16,7 @@ import orjson
 from agentlightning.protocols import chat, decoding, fields
 from agentlightning.protocols.base import Completion, CompletionRequest, EventStream, call_id, short
 from agentlightning.protocols.fields import UnsupportedParam, expected
+from agentlightning.protocols.images import image_part, take_images
 from agentlightning.protocols.response_events import ResponseEvents
 from agentlightning.protocols.response_items import (
     AssistantTurn,
@@ -74,7 +75,7 @@ INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     given = data
     data, folds = flatten(data) if trained else (data, {})
-    messages = _instructions(data) + _messages(data, trained)
+    messages, images = take_images(_instructions(data) + _messages(data, trained))
     if not trained:
         return CompletionRequest(
             model=fields.text(data, "model"),
@@ -93,6 +94,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     return CompletionRequest(
         model=fields.text(data, "model"),
         messages=messages,
+        images=images,
         tools=tools,
         parse_tools=parse_tools,
         one_tool_call=not fields.boolean(data, "parallel_tool_calls", default=True),
@@ -197,14 +199,12 @@ def _message(item: JSON, where: str, trained: bool) -> JSON:
         role = item.get("role")
         if role not in ("user", "system", "developer"):
             raise expected("one of assistant, developer, system, user", role, "role", where)
-        _check_content(item.get("content"), f"{where}.content", trained)
-        return {"role": role, "content": plain(item.get("content"))}
+        return {"role": role, "content": _content(item.get("content"), f"{where}.content", trained)}
     if kind == "function_call_output":
-        _check_content(item.get("output"), f"{where}.output", trained)
         return {
             "role": "tool",
             "tool_call_id": fields.text(item, "call_id", at=where),
-            "content": plain(item.get("output")),
+            "content": _content(item.get("output"), f"{where}.output", trained),
         }
     if kind == "compaction" and (summary := opened(fields.text(item, "encrypted_content", at=where))) is not None:
         return {"role": "user", "content": SUMMARY + summary}
@@ -215,6 +215,20 @@ def _message(item: JSON, where: str, trained: bool) -> JSON:
         )
         raise fields.refused(where, f"expected {what}, got {short(item)}")
     return {"role": "assistant" if str(kind).endswith("_call") else "user", "content": [item]}
+
+
+def _content(content: Any, where: str, trained: bool) -> Any:
+    """The content as one text where it is text; else its parts, with images in our form for the trained policy."""
+    if not trained or not isinstance(content, list) or all(map(is_text, content)):
+        _check_content(content, where, trained)
+        return plain(content)
+    parts = []
+    for index, part in enumerate(content):
+        text = {"type": "text", "text": plain([part])} if is_text(part) else image_part(part, f"{where}[{index}]")
+        if text is None:
+            raise fields.not_text(part, f"{where}[{index}]")
+        parts.append(text)
+    return parts
 
 
 def _check_content(content: Any, where: str, trained: bool) -> None:

@@ -10,8 +10,8 @@ knows nothing of protocols.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentlightning.rendering.diagnosis import ForkCause, diagnose
@@ -24,6 +24,7 @@ from agentlightning.rendering.graph import (
     chain,
     digest,
     fingerprint,
+    image_hashes,
     letters,
     link,
     normal,
@@ -32,7 +33,7 @@ from agentlightning.rendering.graph import (
 )
 from agentlightning.rendering.prompts import Prompt, PromptIndex, PromptNode, RunningHash, prompt_hash
 from agentlightning.rendering.renderer import PROBE, Renderer, RenderError
-from agentlightning.types import ABANDONED, JSON, Call
+from agentlightning.types import ABANDONED, JSON, Call, ImageSpan
 
 EXTERNAL = b"external"
 """Keeps the hashes of calls to external models apart: the same question to a judge is another call."""
@@ -76,6 +77,15 @@ class PromptPlan:
     """Length and hash of `prompt_text`, where that is the whole prompt."""
     external: bool = False
     """An external model answers it."""
+    images: tuple[ImageSpan, ...] = ()
+    """Images among `suffix_ids`."""
+
+    @property
+    def prompt_images(self) -> list[ImageSpan]:
+        """Images of the whole prompt, with their places in it."""
+        at = len(self.prompt_ids) - len(self.suffix_ids)
+        before = [] if self.parent is None or not self.prompt_ids else self.parent.prompt_images()
+        return [*before, *(replace(image, start=at + image.start, end=at + image.end) for image in self.images)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +102,22 @@ class RequestView:
     """Running hashes over the tools and the messages: entry i covers the first i messages."""
     cleared: bool = False
     """The gateway cleared a part of the messages, as the request told it to."""
+    expansions: Mapping[str, list[int]] = field(default_factory=dict)
+    """The ids that stand for each image, by its hash."""
 
     @classmethod
-    def of(cls, messages: list[JSON], tools: list[JSON] | None, cleared: bool = False) -> RequestView:
+    def of(
+        cls,
+        messages: list[JSON],
+        tools: list[JSON] | None,
+        cleared: bool = False,
+        expansions: Mapping[str, list[int]] | None = None,
+    ) -> RequestView:
         """For a policy: only what its chat template reads counts."""
         view = [normal(message) for message in messages]
         digests = [digest(message) for message in view]
-        return cls(messages, tools, view, letters(view), digests, chain(root(tools), digests), cleared)
+        hashes = chain(root(tools), digests)
+        return cls(messages, tools, view, letters(view), digests, hashes, cleared, expansions or {})
 
     @classmethod
     def of_external(cls, messages: list[JSON], tools: list[JSON] | None) -> RequestView:
@@ -151,6 +170,7 @@ class Conversation:
                 cause, lost = "template_rewrites_history", node.sampled_total
                 prefix, known, node = [], 0, None
         suffix_ids, text, whole = continued or self._afresh(view.normal, view.tools)
+        suffix_ids, images = self._renderer.expand(suffix_ids, image_hashes(view.normal[known:]), view.expansions)
         if cause is None:
             cause, lost = diagnose(self._sampled, view.roles, view.digests, view.hashes, known)
             if view.cleared and cause in CLEARING:
@@ -166,6 +186,7 @@ class Conversation:
             prompt_text=text,
             # Later renderings have this request's messages without the note.
             head=(len(text), fingerprint(text)) if whole and note is None else None,
+            images=images,
         )
 
     def plan_external(self, view: RequestView) -> PromptPlan:
@@ -263,6 +284,7 @@ class Conversation:
                 step=_step(plan.step.digests, plan.step.roles, answer, plan.external),
                 request_hash=plan.request_hash,
                 head=plan.head,
+                images=plan.images,
             ),
             plan.external,
         )
@@ -295,6 +317,7 @@ class Conversation:
                 root=base if parent is None else parent.root,
                 step=_step(digests, letters(call.messages), call.completion, external),
                 request_hash=request_hash,
+                images=tuple(call.images),
             )
             self._add(node, external)
 
@@ -319,9 +342,10 @@ class Conversation:
         """
         renderer = self._renderer
         filled = _with_answers(view, node)
-        if known < len(filled) and not any(message["role"] == "assistant" for message in filled[known:]):
+        new = filled[known:]
+        if new and not image_hashes(new) and not any(message["role"] == "assistant" for message in new):
             prompt = prefix[: len(prefix) - len(node.sampled_ids)]
-            bridge = renderer.bridge(prompt, node.sampled_ids.tolist(), filled[known:], tools)
+            bridge = renderer.bridge(prompt, node.sampled_ids.tolist(), new, tools)
             if bridge is not None:
                 return bridge, renderer.decode(bridge, special=True), False
         text = renderer.render(filled, tools, generate=True)

@@ -11,14 +11,14 @@ nothing, for hashes and for chat templates; `digest` hashes what is left. Knows 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
 import orjson
 
-from agentlightning.types import JSON, REASONING_CLEARED
+from agentlightning.types import JSON, REASONING_CLEARED, ImageSpan
 
 Digest = bytes
 
@@ -56,6 +56,8 @@ class CallNode:
     head: tuple[int, Digest] | None = None
     """Length and hash of the template's rendering of the request; None where the call was read from the store."""
     children: int = 0
+    images: tuple[ImageSpan, ...] = ()
+    """Images among `suffix_ids`."""
     depth: int = field(init=False)
     """Messages up to and with the completion."""
     sampled_total: int = field(init=False)
@@ -83,6 +85,15 @@ class CallNode:
         for part in reversed(parts):
             whole.extend(part)
         return whole.tolist()
+
+    def prompt_images(self) -> list[ImageSpan]:
+        """Images of the whole path, with their places in it."""
+        found: list[ImageSpan] = []
+        at = 0
+        for node in reversed(list(self.up())):
+            found += (replace(image, start=at + image.start, end=at + image.end) for image in node.images)
+            at += len(node.suffix_ids) + len(node.sampled_ids)
+        return found
 
     @property
     def size(self) -> int:
@@ -143,7 +154,7 @@ def normal(message: JSON) -> JSON:
     {'role': 'assistant', 'content': ''}
     """
     role = message["role"]
-    result: JSON = {"role": "system" if role == "developer" else role, "content": _text(message.get("content"))}
+    result: JSON = {"role": "system" if role == "developer" else role, "content": _content(message.get("content"))}
     if reasoning := message.get("reasoning_content"):
         result["reasoning_content"] = reasoning
     if calls := message.get("tool_calls"):
@@ -164,7 +175,7 @@ def digest(message: JSON) -> Digest:
     check of the prefix notices.
     """
     role, content = message["role"], message["content"]
-    form: tuple[Any, ...] = (role, content.strip() if role == "assistant" else content)
+    form: tuple[Any, ...] = (role, content.strip() if role == "assistant" and isinstance(content, str) else content)
     calls = message.get("tool_calls")
     reasoning = message.get("reasoning_content")
     answered = message.get("tool_call_id")
@@ -240,6 +251,27 @@ def _plain(message: JSON) -> bool:
         and all(isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls)
         and all({"name", "arguments"} <= call["function"].keys() for call in calls)
     )
+
+
+def image_hashes(messages: Iterable[JSON]) -> list[str]:
+    """Hashes of the images in normal messages, in their order."""
+    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+    return [part["image"] for part in parts if part["type"] == "image"]
+
+
+def _content(content: Any) -> Any:
+    """Text, or a list of texts and images where there are any."""
+    if isinstance(content, str) or not any(part.get("type") == "image" for part in content or ()):
+        return _text(content)
+    result: list[JSON] = []
+    for part in content:
+        if part.get("type") == "image":
+            result.append({"type": "image", "image": part["image"]})
+        elif result and result[-1]["type"] == "text":
+            result[-1]["text"] += _text([part])
+        else:
+            result.append({"type": "text", "text": _text([part])})
+    return result
 
 
 def _text(content: Any) -> str:

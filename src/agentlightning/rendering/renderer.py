@@ -7,6 +7,7 @@ loads the fast tokenizer without torch. It knows nothing of recorded calls: whic
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from agentlightning.errors import InputError, ModelError
 from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser
 from agentlightning.rendering.families import find_family
 from agentlightning.rendering.grammar import TemplateModel
-from agentlightning.types import JSON
+from agentlightning.rendering.images import ImageProcessor
+from agentlightning.types import JSON, ImageSpan
 
 PROBE = "agl-probe-7f3a9c"
 """Stands for a completion's text where the template is asked what it puts after one; no template trims or rewrites it."""
@@ -52,6 +54,8 @@ class Renderer:
         }
         self.end_ids = self._end_ids(settings)
         """End tokens: id -> text."""
+        self._takes_text = True
+        self._takes_text = self._writes_text()
         self.closing = self._find_closing()
         """Text that the template puts after a completion's text, before anything else; None where it is unknown."""
         self.parser = CompletionParser(self._source, settings.get("response_template"))
@@ -61,9 +65,16 @@ class Renderer:
         """The facts that a grammar of completions needs."""
         # Looked up here, since folders are loaded in a thread: the package takes half a second to import.
         self._family = find_family(self, self._tokenizer)
+        self.images = ImageProcessor.find(Path(folder))
+        """The processor of images; None where the model has no sight."""
 
     def render(self, messages: list[JSON], tools: list[JSON] | None, generate: bool) -> str:
-        """The conversation as text, with the opening of the next completion if `generate`. Messages are normal ones."""
+        """The conversation as text, with the opening of the next completion if `generate`. Messages are normal ones.
+
+        Each image is one placeholder, as the template writes it.
+        """
+        if not self._takes_text:
+            messages = [_in_parts(message) for message in messages]
         try:
             return self._template.render(
                 messages=messages, tools=tools, documents=None, add_generation_prompt=generate, **self._variables
@@ -152,6 +163,42 @@ class Renderer:
             return None
         return self._family.bridge(prompt_ids, sampled_ids, new_messages, tools)
 
+    def expand(
+        self, ids: list[int], hashes: Sequence[str], expansions: Mapping[str, list[int]]
+    ) -> tuple[list[int], tuple[ImageSpan, ...]]:
+        """The ids with each image's own in the place of its placeholder, and where those are. RenderError where the text
+        itself holds a placeholder, or where an image is not at hand."""
+        if self.images is None and not hashes:
+            return ids, ()
+        places = [at for at, index in enumerate(ids) if self.images and index == self.images.placeholder_id]
+        if len(places) != len(hashes):
+            if self.images is None:
+                raise RenderError("messages: the model has no sight; expected text only")
+            if not hashes:
+                raise RenderError("messages: the text holds the model's placeholder of an image; leave it out")
+            raise RenderError(
+                f"messages: the prompt has {len(places)} placeholders for {len(hashes)} images: the text holds one itself, "
+                "or the model's chat template leaves an image out"
+            )
+        whole: list[int] = []
+        spans: list[ImageSpan] = []
+        before = 0
+        for at, name in zip(places, hashes, strict=True):
+            if name not in expansions:
+                raise RenderError(f"messages: the image {name[:12]}… is not at hand")
+            whole += ids[before:at]
+            spans.append(ImageSpan(hash=name, start=len(whole), end=len(whole) + len(expansions[name])))
+            whole += expansions[name]
+            before = at + 1
+        return whole + ids[before:], tuple(spans)
+
+    def _writes_text(self) -> bool:
+        """False where the template writes content only if it is a list of parts, as those of some models with sight do."""
+        try:
+            return PROBE in self.render([{"role": "user", "content": PROBE}], None, True)
+        except RenderError:
+            return True
+
     def _stretches(self, text: str) -> list[tuple[int, int]]:
         """Start and end of the parts of `text` that are tokenised independently."""
         if self._cuts is None:
@@ -191,6 +238,11 @@ class Renderer:
                 break
             end = stop
         return tails[0][2][:end]
+
+
+def _in_parts(message: JSON) -> JSON:
+    content = message["content"]
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 class TextStream:

@@ -229,6 +229,18 @@ class LightningStore(abc.ABC):
         """
 
     @abc.abstractmethod
+    async def put_images(self, run_id: str, rollout_id: str, images: Mapping[str, bytes]) -> None:
+        """Keep files of images by the SHA-256 (hex) of their bytes, each once per run; durable on return.
+
+        They stay as long as a rollout that was named with them has its records. NotFoundError if there is no such run or
+        rollout.
+        """
+
+    @abc.abstractmethod
+    async def images(self, run_id: str, hashes: Sequence[str]) -> dict[str, bytes]:
+        """Files of images by hash; those that are not kept are absent."""
+
+    @abc.abstractmethod
     async def append_spans(self, spans: Sequence[Span]) -> None:
         """Record other events of attempts; ids that exist are ignored."""
 

@@ -38,7 +38,18 @@ from agentlightning.types import JSON, Call, Finish, Metric, Reward, Run, Span
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 READING = frozenset(
-    {"attempts", "audit", "calls", "checkpoints", "count", "find_token", "follow_metrics", "metrics", "resources"}
+    {
+        "attempts",
+        "audit",
+        "calls",
+        "checkpoints",
+        "count",
+        "find_token",
+        "follow_metrics",
+        "images",
+        "metrics",
+        "resources",
+    }
     | {"rewards", "rollouts", "runs", "signing_secret", "sizes", "spans", "statistics", "steps", "tokens", "wait"}
     | {"wait_resources", "workers"}
 )
@@ -150,6 +161,8 @@ class LightningStoreClient(LightningStore):
     async def append_spans(self, spans: Sequence[Span]) -> None:
         await self._append("append_spans", "spans", spans)
 
+    put_images = _request(LightningStore.put_images)
+    images = _request(LightningStore.images)
     mark_delivered = _request(LightningStore.mark_delivered)
     calls = _request(LightningStore.calls)
     spans = _request(LightningStore.spans)

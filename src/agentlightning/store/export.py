@@ -5,6 +5,7 @@ bounded memory. The folder appears under its name once every file is complete an
 
     run.json                   the run, its resources and checkpoints, and how many records the files hold
     rollouts, attempts, calls, spans, rewards, metrics, steps      .jsonl or .parquet, one record per line or row
+    images/                    files of images as agents sent them, named by the SHA-256 of their bytes
 
 Fields are those of types.py. A call holds what its parent did not have: the whole prompt of a call is its parent's prompt,
 the parent's `sampled_ids`, then its own `suffix_ids` (so for `messages`, with the parent's `completion` between). A parent
@@ -65,6 +66,8 @@ async def export_run(
             async for kind, records in _records(store, run_id, on_progress):
                 files[kind](records)
                 counts[kind] += len(records)
+                if kind == "calls":
+                    await _write_images(store, run_id, records, partial / "images")
         about = {
             "run": run,
             "resources": await store.resources(run_id, latest=False),
@@ -114,6 +117,18 @@ async def _records(
         yield "metrics", metrics
     async for steps in read_steps(store, run_id):
         yield "steps", steps
+
+
+async def _write_images(store: LightningStore, run_id: str, calls: Iterable[Call], folder: Path) -> None:
+    for name in sorted({image.hash for call in calls for image in call.images}):
+        if (folder / name).exists():
+            continue
+        for data in (await store.images(run_id, [name])).values():  # one at a time: an image may have megabytes
+            make_private_folder(folder)
+            with open_private(folder / name, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def _parents_first(calls: Iterable[Call]) -> list[Call]:

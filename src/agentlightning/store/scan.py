@@ -25,6 +25,8 @@ MAX_CALLS = 1000
 """Most calls of a portion, as far as rollouts tell before they are read."""
 MAX_STEPS = 20
 MAX_METRICS = 5000
+MAX_IMAGES = 16
+"""Most images of one request: each may have megabytes."""
 
 
 async def find_run(store: LightningStore, run_id: str) -> Run:
@@ -74,3 +76,16 @@ async def read_metrics(store: LightningStore, run_id: str) -> AsyncIterator[list
     while page := await store.follow_metrics(run_id, after, 0.0, MAX_METRICS):
         yield page
         after = page[-1].seq
+
+
+async def read_images(store: LightningStore, calls: Iterable[Call]) -> dict[str, bytes]:
+    """The files of the images of these calls by hash, as far as they are kept."""
+    named: defaultdict[str, set[str]] = defaultdict(set)
+    for call in calls:
+        named[call.run_id].update(image.hash for image in call.images)
+    found: dict[str, bytes] = {}
+    for run_id, hashes in named.items():
+        wanted = sorted(hashes)
+        for start in range(0, len(wanted), MAX_IMAGES):
+            found |= await store.images(run_id, wanted[start : start + MAX_IMAGES])
+    return found

@@ -398,6 +398,7 @@ def _learner_options(config: Config, needs: Needs) -> LearnerOptions:
         critic_learning_rate_ratio=None if critic_rate is None else critic_rate / rate,
         gradient_checkpointing=engine.gradient_checkpointing,
         lora=_lora(engine.lora),
+        train_vision_tower=engine.train_vision_tower,
     )
 
 

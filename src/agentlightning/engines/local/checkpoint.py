@@ -23,6 +23,7 @@ from agentlightning.errors import InputError, ModelError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+LLAVA = "LlavaForConditionalGeneration"
 
 
 def read_config(folder: Path) -> Any:
@@ -36,6 +37,11 @@ def read_config(folder: Path) -> Any:
         raise ModelError(f"model {folder}: its config.json does not load ({first_line(cause)})") from cause
 
 
+def has_sight(config: Any) -> bool:
+    """True where the local engine reads the model's images: LLaVA. Others with a vision tower are read as text models."""
+    return LLAVA in (config.architectures or ())
+
+
 def stop_ids(folder: Path, config: Any) -> frozenset[int]:
     """Ids that end a completion: eos_token_id of the generation config, else of the config; either may be a list."""
     found = None
@@ -43,7 +49,7 @@ def stop_ids(folder: Path, config: Any) -> frozenset[int]:
     if path.is_file():
         found = json.loads(path.read_text()).get("eos_token_id")
     if found is None:
-        found = config.eos_token_id
+        found = config.eos_token_id if hasattr(config, "eos_token_id") else config.get_text_config().eos_token_id
     if found is None:
         return frozenset()
     return frozenset(found if isinstance(found, list) else [found])
@@ -68,14 +74,18 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
-    """The transformers causal LM of a folder, in evaluation mode. Raises ModelError where it does not load."""
-    read_config(folder)
-    from transformers import AutoModelForCausalLM
+    """The transformers causal LM of a folder, with its vision tower where it has sight, in evaluation mode.
+
+    Raises ModelError where it does not load.
+    """
+    config = read_config(folder)
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # its bars would end up in logs and in the display of a demo
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        kind = AutoModelForImageTextToText if has_sight(config) else AutoModelForCausalLM
+        model = kind.from_pretrained(folder, dtype=dtype)
     except InputError:
         raise
     except Exception as cause:  # transformers, safetensors and torch all have their own; each means the same here

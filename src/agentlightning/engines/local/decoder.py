@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from agentlightning.engines.local.checkpoint import read_config
+from agentlightning.engines.local.checkpoint import has_sight, read_config
 from agentlightning.engines.local.device import check_device
 from agentlightning.engines.local.llama import LlamaDecoder, is_llama_shaped
 
@@ -65,6 +65,10 @@ def open_decoder(folder: Path, dtype: torch.dtype = torch.float32, device: str =
     """The fastest decoder that computes this model exactly. ConfigError where torch cannot use the device."""
     check_device(device)
     config = read_config(folder)
+    if has_sight(config):
+        from agentlightning.engines.local.vision import VisionDecoder
+
+        return VisionDecoder(config, folder, dtype, device)
     if is_llama_shaped(config):
         return LlamaDecoder(config, folder, dtype, device)
     from agentlightning.engines.local.generic import TransformersDecoder

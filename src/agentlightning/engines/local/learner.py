@@ -31,7 +31,7 @@ from agentlightning.engines.local import layers
 from agentlightning.engines.local.adapter import FOLDER as ADAPTER
 from agentlightning.engines.local.adapter import Adapter
 from agentlightning.engines.local.batches import Batch, batches, known_tokens
-from agentlightning.engines.local.checkpoint import load_model, read_config, stop_ids, write_model
+from agentlightning.engines.local.checkpoint import LLAVA, has_sight, load_model, read_config, stop_ids, write_model
 from agentlightning.engines.local.decoding import BatchRules, Grammars, batch_rules
 from agentlightning.engines.local.device import check_device, settle
 from agentlightning.engines.local.llama import LLAMA_SHAPED
@@ -40,6 +40,7 @@ from agentlightning.engines.local.optimizer import Optimizer
 from agentlightning.engines.local.options import LearnerOptions, Lora
 from agentlightning.engines.local.threads import half_of_the_cores, threads_here
 from agentlightning.engines.local.value_head import ValueHead
+from agentlightning.engines.local.vision import Sight
 from agentlightning.engines.losses import summary, token_loss
 from agentlightning.engines.preferences import check_preferences, coefficients
 from agentlightning.errors import AgentLightningError, EngineError, ModelError, printable
@@ -92,6 +93,7 @@ class Learner:
         self._autocast = hardware.dtype == "bfloat16"
         self.model = load_model(self._folder, torch.float32)
         self._adapter = Adapter(self.model, self._folder, options.lora, options.seed) if options.lora else None
+        self._sight = self._new_sight()
         self.model.to(self._device)
         self._optimizer = Optimizer(self.model, options)
         ends = stop_ids(self._folder, read_config(self._folder))
@@ -107,7 +109,7 @@ class Learner:
         self.updates = 0
         """Optimizer steps taken, over resumes."""
         # Models of this shape give logits = lm_head(hidden) and nothing more, so that only sampled tokens need any.
-        self._llama = type(self.model).__name__ in LLAMA_SHAPED
+        self._llama = type(self.model).__name__ in {*LLAMA_SHAPED, LLAVA}
         if options.dropout:
             layers.add_dropout(self.model, options.dropout, self._noise, lambda: self._training)
         if options.packing == "prefix_tree":
@@ -308,6 +310,15 @@ class Learner:
         width = self.model.config.get_text_config().hidden_size
         return ValueHead(width, learning_rate_ratio=learning_rate_ratio, device=self._device, seed=seed)
 
+    def _new_sight(self) -> Sight | None:
+        if not has_sight(self.model.config):
+            if self._options.train_vision_tower:
+                raise ModelError(f"model {self._folder}: engine.train_vision_tower has no effect: it has no sight")
+            return None
+        if self._adapter is not None:
+            raise ModelError(f"model {self._folder}: engine.lora does not fit a model with sight; expected all weights")
+        return Sight(self.model, self._folder, tower=self._options.train_vision_tower)
+
     def export(self, folder: str | Path) -> None:
         """Write a transformers folder without the learner's state, for a sampler to take."""
         try:
@@ -360,6 +371,8 @@ class Learner:
         """[B, T, …] per position: hidden states where the head comes later, else logits."""
         with torch.autocast(self._device.split(":")[0], torch.bfloat16, enabled=self._autocast):
             inputs = {"input_ids": batch.tokens_BT, "use_cache": False, **batch.inputs}
+            if self._sight is not None:
+                inputs["inputs_embeds"] = self._sight.embeddings(model, batch.sequences, inputs.pop("input_ids"))
             states: Tensor = model.model(**inputs).last_hidden_state if self._llama else model(**inputs).logits
         return states
 
@@ -400,6 +413,10 @@ class Learner:
         config = self.model.config.get_text_config()
         longest = getattr(config, "max_position_embeddings", None)
         for sequence in sequences:
+            if self._sight is not None:
+                self._sight.check(sequence)
+            elif sequence.images:
+                raise EngineError(f"a sequence of rollout {sequence.rollout_id} has images, and the model has no sight")
             if not sequence.tokens or (longest and len(sequence.tokens) > longest):
                 raise EngineError(
                     f"a sequence of rollout {sequence.rollout_id} has {len(sequence.tokens)} tokens; expected 1 to {longest}"

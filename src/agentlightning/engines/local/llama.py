@@ -77,7 +77,10 @@ class LlamaDecoder:
         self.load(folder)
 
     def load(self, folder: Path) -> None:
-        weights = read_weights(folder)
+        self.take(read_weights(folder), folder)
+
+    def take(self, weights: dict[str, Tensor], folder: Path) -> None:
+        """Take weights by the names of LlamaForCausalLM; where they do not fit, ModelError, and the old ones stay."""
 
         def take(name: str, *shape: int) -> Tensor:
             tensor = weights.get(name)
@@ -145,7 +148,7 @@ class LlamaDecoder:
         mask = mask.reshape(B * self._kv_heads, self._group * M, T)
         turns = self._turns[positions_BM][:, :, None]
         rows = torch.arange(first, first + B, device=self._device)[:, None]
-        x = F.embedding(tokens_BM, self._embedding)
+        x = self.embed(tokens_BM)
         for layer, block in enumerate(self._blocks):
             y = F.rms_norm(x, (self._hidden,), block.norm, self._eps)
             qkv = F.linear(y, block.qkv, block.qkv_bias).view(B, M, -1, self._width)
@@ -165,6 +168,10 @@ class LlamaDecoder:
             x_BH = x[:, 0] if M == 1 else x[torch.arange(B, device=self._device), take_B]
         x_BH = F.rms_norm(x_BH, (self._hidden,), self._norm, self._eps)
         return F.linear(x_BH, self._head).float()
+
+    def embed(self, tokens_BM: Tensor) -> Tensor:
+        """The input of the first layer."""
+        return F.embedding(tokens_BM, self._embedding)
 
     def _place(self, block: Block, qkv_BMHD: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys (both normed where the model does so, and turned by their positions) and values."""

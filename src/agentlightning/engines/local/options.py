@@ -69,6 +69,8 @@ class LearnerOptions:
     """Compute each layer again in the backward pass, and keep no activations."""
     lora: Lora | None = None
     """Train an adapter; the reference is then the model without it, whatever `reference` says."""
+    train_vision_tower: bool = False
+    """Of a model with sight, train the vision tower too; the projector and the language model always are."""
     critic_learning_rate_ratio: float | None = None
     """Keep a value head; its learning rate over the one given to optim_step."""
 
@@ -86,5 +88,6 @@ def support(learner: LearnerOptions) -> Support:
         reference=learner.reference or learner.lora is not None,
         old_logprobs=True,
         masks=True,
+        images=True,
         values=learner.critic_learning_rate_ratio is not None,
     )

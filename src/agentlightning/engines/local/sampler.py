@@ -38,6 +38,7 @@ from agentlightning.engines.local.device import settle
 from agentlightning.engines.local.options import WEIGHTS_KEY, SamplerOptions
 from agentlightning.engines.local.prompt_scores import Score
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
+from agentlightning.engines.local.vision import place_images
 from agentlightning.errors import (
     AgentLightningError,
     EngineError,
@@ -198,6 +199,10 @@ class Sampler:
                 )
             if name not in KNOWN and name not in NEUTRAL and name not in ABOUT_TEXT:
                 raise InputError(f"sampling_params.{name} is not known to the local engine")
+        placed = place_images(self._decoder, prompt, given.get("content_parts"))
+        if placed is not None and sampling.get("prompt_logprobs") is not None:
+            raise InputError("sampling_params.prompt_logprobs: not served for prompts with images; leave it out")
+        prompt = prompt if placed is None else placed.ids
         room = self._decoder.context - len(prompt)
         max_tokens = _number(sampling, "max_tokens", room, 1, float("inf"), whole=True)
         seed = sampling.get("seed")
@@ -223,6 +228,8 @@ class Sampler:
             prompt_alternatives=None
             if sampling.get("prompt_logprobs") is None
             else int(_number(sampling, "prompt_logprobs", 0, 0, MAX_LOGPROBS, whole=True)),
+            images=[] if placed is None else placed.images,
+            shown_prompt=None if placed is None else placed.shown,
         )
 
     def constraint(self, body: bytes, request: SamplingRequest) -> Constraint | None:
@@ -238,7 +245,9 @@ class Sampler:
                 raise InputError("sampling_params.structured_outputs must be an object")
             lark = structured_outputs(wanted)["lark"]
         logits = _logits(sampling, self._decoder.vocab)
-        return Constraint(self._grammars, lark, logits, request.prompt) if lark or logits else None
+        return (
+            Constraint(self._grammars, lark, logits, request.shown_prompt or request.prompt) if lark or logits else None
+        )
 
     def _prompt(self, ids: Any) -> list[int]:
         if not isinstance(ids, list) or not ids:
@@ -380,6 +389,8 @@ def _answer(request_id: str, request: SamplingRequest, start: int, finish: str |
     body: dict[str, Any] = {"request_id": request_id, "choices": [choice]}
     if start == 0 and request.prompt_scores is not None:
         body["prompt_logprobs"] = [None, *map(_score_table, request.prompt_scores)]
+    if start == 0 and request.shown_prompt is not None:
+        body["prompt_token_ids"] = request.shown_prompt
     return orjson.dumps(body), end
 
 

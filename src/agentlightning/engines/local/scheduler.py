@@ -8,7 +8,7 @@ Refuses to know HTTP and what a model is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,6 +65,10 @@ class SamplingRequest:
     error: str | None = None
     stop_reason: str | None = None
     cancelled: bool = False
+    shown_prompt: list[int] | None = None
+    """The prompt as the model's processor writes it, where `prompt` has ids of images."""
+    images: Sequence[object] = ()
+    """Whatever the decoder needs as long as the prompt is used."""
 
     @property
     def unscored(self) -> bool:

@@ -29,6 +29,7 @@ from agentlightning.gateway.policy.decoding import (
     schema_note,
 )
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
+from agentlightning.gateway.policy.images import CallImages, check_prompt, engine_prompt, read_images
 from agentlightning.gateway.policy.prompt_scores import prompt_table
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.gateway.policy.scoring import PromptScoring
@@ -103,7 +104,7 @@ class PolicyCalls:
     ) -> None:
         """Answer one request. Raises ApiError, RenderError and the errors of the store and of engines."""
         started_ns = time.time_ns()
-        request, policy, conversation, view = await self._understood(wire, data, attempt)
+        request, policy, conversation, view, images = await self._understood(wire, data, attempt)
         view, applied_edits = _edited(conversation, request, view)
         request, sampling, overridden_params, dropped = _sampling(request, policy, attempt)
         reply.ignored = ignored_header(dropped)
@@ -144,6 +145,7 @@ class PolicyCalls:
             agent=incoming.agent,
             span_id=incoming.span_id(attempt.rollout.id, attempt.number),
             seeds=seeds,
+            images=images,
             decoders=[
                 ResponseDecoder(policy.renderer, request, plan.prompt_text, f"call_{seed:016x}") for seed in seeds
             ],
@@ -167,15 +169,16 @@ class PolicyCalls:
 
     async def count(self, wire: WireFormat, data: JSON, attempt: TrackedAttempt) -> tuple[int, int | None]:
         """The number of tokens in the prompt of a request, and before its context edits, where it has some."""
-        request, _, conversation, view = await self._understood(wire, data, attempt)
+        request, _, conversation, view, _ = await self._understood(wire, data, attempt)
         edited, _ = _edited(conversation, request, view)
         tokens = _count(conversation, request, edited)
         return tokens, _count(conversation, request, view) if request.context_edits else None
 
     async def _understood(
         self, wire: WireFormat, data: JSON, attempt: TrackedAttempt
-    ) -> tuple[CompletionRequest, Policy, Conversation, RequestView]:
-        """The request with all its messages, the policy that it means, the graph that it belongs to, and its view of it."""
+    ) -> tuple[CompletionRequest, Policy, Conversation, RequestView, CallImages]:
+        """The request with all its messages, the policy that it means, the graph that it belongs to, its view of it, and the
+        images of the messages."""
         request = wire.parse(data)
         policy = await self._engine_router.policy(attempt.rollout.run_id, request.model)
         conversation = await self._attempts.conversation(attempt, policy.renderer, policy.alias)
@@ -189,10 +192,11 @@ class PolicyCalls:
                     code="previous_response_not_found",
                 )
             request = replace(request, messages=_after(chain_messages(before), request.messages))
-        view = RequestView.of(request.messages, request.tools)
+        images = await read_images(request, policy.renderer, self._store, attempt.rollout.run_id)
+        view = RequestView.of(request.messages, request.tools, expansions=images.expansions)
         if not attempt.complete and conversation.lacks_answer(view):
             await self._attempts.refresh(attempt)
-        return request, policy, conversation, view
+        return request, policy, conversation, view, images
 
     # --- one call, step by step -------------------------------------------------------------------------------------
 
@@ -259,14 +263,17 @@ class PolicyCalls:
         affinity = f"{job.attempt.rollout.id}/{job.attempt.number}"
         if stream is None:
             decoder.sampled = await self._engine_router.generate(job.policy, request, affinity)
+            check_prompt(job.plan, decoder.sampled)
             return  # `finish` reads it at once, which costs a fraction of reading token by token
         async for ids in self._engine_router.stream(job.policy, request, decoder.sampled, affinity):
+            check_prompt(job.plan, decoder.sampled)
             await stream.more(index, decoder.feed(ids))
 
     async def _record(self, job: PolicyJob, answer: Completion) -> None:
         """Make the calls durable, then let later requests continue them."""
         messages = [assistant_message(choice) for choice in answer.choices]
         calls = _records(job, messages, [choice.finish_reason for choice in answer.choices])
+        await self._keep_images(job)
         await self._store.append_calls(calls)
         job.admission.record(calls)
         for call in calls:
@@ -280,12 +287,20 @@ class PolicyCalls:
                 job.plan.untrained_tokens,
             )
 
+    async def _keep_images(self, job: PolicyJob) -> None:
+        """Before the calls that name them: whoever reads a call finds its images."""
+        new = {image.hash: job.images.files[image.hash] for image in job.plan.images}
+        if new:
+            rollout = job.attempt.rollout
+            await self._store.put_images(rollout.run_id, rollout.id, new)
+
     async def _record_partial(self, job: PolicyJob) -> None:
         """The agent never saw the end of this call: what was sampled is kept, neither continued nor trained on."""
         for decoder in job.decoders:
             decoder.finish()
         messages = [assistant_message(decoder.choice()) for decoder in job.decoders]
         calls = _records(job, messages, [ABANDONED] * len(messages))
+        await self._keep_images(job)
         await self._store.append_calls(calls)
         job.admission.record(calls)
         for call in calls:
@@ -345,10 +360,10 @@ def _edited(
     """The view of a request after its context edits, and what those cleared."""
 
     def count(messages: list[JSON]) -> int:
-        return _count(conversation, request, RequestView.of(messages, request.tools))
+        return _count(conversation, request, RequestView.of(messages, request.tools, expansions=view.expansions))
 
     messages, applied = apply_edits(request.context_edits, request.messages, count)
-    return RequestView.of(messages, request.tools, cleared=True) if applied else view, applied
+    return RequestView.of(messages, request.tools, True, view.expansions) if applied else view, applied
 
 
 def _count(conversation: Conversation, request: CompletionRequest, view: RequestView) -> int:
@@ -396,7 +411,7 @@ def _engine_request(job: PolicyJob, index: int) -> JSON:
     return {
         "request_id": job.call_id(index),
         "model": job.policy.alias,
-        "token_ids": job.plan.prompt_ids,
+        **engine_prompt(job.plan, job.images, job.policy.renderer),
         "stream": job.request.stream,
         "sampling_params": parameters,
     }

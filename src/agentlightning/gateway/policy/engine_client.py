@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from agentlightning.errors import EngineError
+from agentlightning.protocols.base import ApiError
 from agentlightning.types import JSON, VersionSpan
 
 EngineApi = Literal["generate", "completions"]
@@ -43,6 +44,9 @@ class SampledTokens:
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
     """For each token of the prompt its log-probability and those of its alternatives, where they were asked for."""
 
+    prompt_ids: list[int] | None = None
+    """The prompt as the engine read it, where it was asked."""
+
     def add(self, answer: EngineResponse, api: EngineApi, version: int) -> list[int]:
         """Take in one response or chunk; returns its ids. `version` is stamped where the engine stamps none.
 
@@ -52,6 +56,7 @@ class SampledTokens:
             raise EngineError("the engine answered without a choice")
         choice = answer.choices[0]
         self.prompt_logprobs = answer.prompt_logprobs or choice.prompt_logprobs or self.prompt_logprobs
+        self.prompt_ids = answer.prompt_token_ids or self.prompt_ids
         ids = choice.token_ids or []
         if ids:
             self.ids += ids
@@ -131,6 +136,7 @@ class EngineResponse(msgspec.Struct):
     choices: list[_Choice] = []
     prompt_logprobs: list[dict[int, PromptLogprob] | None] | None = None
     """Only from generate."""
+    prompt_token_ids: list[int] | None = None
     error: Any = None
 
 
@@ -151,6 +157,12 @@ def body(request: JSON, api: EngineApi, model: str) -> JSON:
     """The body for a request in the form of generate; `model` is the name that the engine serves."""
     if api == "generate":
         return {**request, "model": model}
+    if request.get("content_parts"):
+        raise ApiError(
+            "the engine takes no images by /v1/completions; start vLLM with --enable-scale-out",
+            param="messages",
+            code="unsupported_value",
+        )
     return {
         "model": model,
         "prompt": request["token_ids"],

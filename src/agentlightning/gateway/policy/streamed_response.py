@@ -12,6 +12,7 @@ from agentlightning.gateway.asgi_response import AgentResponse
 from agentlightning.gateway.call_job import CallJob
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.engine_router import Policy
+from agentlightning.gateway.policy.images import CallImages
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.protocols.base import Completion, CompletionRequest, Delta, WireFormat
 from agentlightning.protocols.response_events import replayed
@@ -25,6 +26,7 @@ class PolicyJob(CallJob):
     policy: Policy
     seeds: list[int]
     decoders: list[ResponseDecoder]
+    images: CallImages
     applied_edits: tuple[JSON, ...] = ()
 
     @property

@@ -39,6 +39,7 @@ MAX_RECORD_ROLLOUTS_PER_READ = 50
 """Rollouts whose calls, spans or rewards are one reply."""
 MAX_METRICS_PER_READ = 5000
 MAX_ENTRIES_PER_READ = 1000
+MAX_IMAGES_PER_READ = 50
 
 _MODES: tuple[Mode, ...] = get_args(Mode)
 _STATES: tuple[RolloutState, ...] = get_args(RolloutState)
@@ -184,6 +185,14 @@ async def _ids_of_groups(connection: RedisConnection, query: RolloutQuery) -> li
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
+
+
+async def images(connection: RedisConnection, run_id: str, hashes: Sequence[str]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for part in chunks(hashes, MAX_IMAGES_PER_READ):
+        [files] = await connection.query([("HMGET", f"images:{run_id}", *part)])
+        found.update({name: bytes(data) for name, data in zip(part, files, strict=True) if data is not None})
+    return found
 
 
 async def calls(connection: RedisConnection, rollout_ids: Sequence[str], attempt: int | None = None) -> list[Call]:
@@ -366,7 +375,7 @@ async def size(connection: RedisConnection, run_id: str) -> RunSize:
     totals = [0, 0, 0, 0]
     cursor = b""
     while True:
-        question = {"sets": sets, "from": cursor.decode(), "portion": MAX_ROLLOUTS_PER_READ}
+        question = {"run": run_id, "sets": sets, "from": cursor.decode(), "portion": MAX_ROLLOUTS_PER_READ}
         cursor, *numbers = await connection.read("read_sizes", question)
         totals = [total + int(number) for total, number in zip(totals, numbers, strict=True)]
         if not cursor:

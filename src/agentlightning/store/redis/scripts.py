@@ -30,6 +30,7 @@ _WRITING = {
     "expire": ("prelude", "ending"),
     "append_calls": _RECORDS,
     "replace_calls": ("prelude",),
+    "put_images": ("prelude",),
     "append_spans": _RECORDS,
     "record_rewards": _RECORDS,
     "put_resources": ("prelude",),
@@ -38,8 +39,8 @@ _WRITING = {
     "close_step": _STEPS,
     "reopen_steps": _STEPS,
     "put_checkpoint": ("prelude",),
-    "drop_records": ("prelude",),
-    "delete_run": ("prelude",),
+    "drop_records": ("prelude", "images"),
+    "delete_run": ("prelude", "images"),
     "add_token": ("prelude",),
     "revoke_token": ("prelude",),
 }

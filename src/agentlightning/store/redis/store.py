@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -198,6 +198,11 @@ class RedisLightningStore(WaitingStore):
 
     async def append_spans(self, spans: Sequence[Span]) -> None:
         await self._append("append_spans", [codec.span_row(span) for span in spans])
+
+    async def put_images(self, run_id: str, rollout_id: str, images: Mapping[str, bytes]) -> None:
+        await self._write("put_images", (run_id, rollout_id, sorted(images)), [images[name] for name in sorted(images)])
+
+    images = _reads(reads.images)
 
     async def mark_delivered(self, rollout_id: str, attempt: int, call_ids: Sequence[str], delivered: bool) -> None:
         # Read, then written whole: nothing else of a recorded call ever changes.

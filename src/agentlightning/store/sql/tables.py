@@ -7,6 +7,7 @@ int32 and float32 arrays, everything nested is JSON text. What the constraints p
   rollouts if and only if it is in a final state;
 - calls, spans and rewards belong to attempts that exist; a call's parent is recorded before it (that it is one of the same
   rollout, record.py sees to);
+- an image of a run is kept once, and as long as a rollout uses it;
 - a rollout is consumed at most once, by a step of its own run, and never if it is an evaluation rollout;
 - a step is the only one of its number;
 - an entry of the audit log stays as it was written.
@@ -65,7 +66,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -89,6 +90,7 @@ _DEFAULTS: dict[tuple[type, str], Any] = {
     (Call, "delivered"): true(),
     (Call, "decoding"): "{}",
     (Call, "request_fields"): "{}",
+    (Call, "images"): "[]",
     (Span, "kind"): "internal",
     (Span, "status"): "unset",
     (Span, "status_message"): "",
@@ -212,6 +214,26 @@ calls = Table(
 Index("calls_by_attempt", calls.c.rollout_id, calls.c.attempt)
 _HAS_PARENT = calls.c.parent_id.is_not(None)
 Index("calls_by_parent", calls.c.parent_id, sqlite_where=_HAS_PARENT, postgresql_where=_HAS_PARENT)  # to delete calls
+
+images = Table(
+    "images",
+    metadata,
+    _run(),
+    Column("hash", _Text, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("run_id", "hash"),
+)
+
+image_uses = Table(
+    "image_uses",
+    metadata,
+    Column("rollout_id", _Text, ForeignKey("rollouts.id"), nullable=False),
+    Column("run_id", _Text, nullable=False),
+    Column("hash", _Text, nullable=False),
+    PrimaryKeyConstraint("rollout_id", "hash"),
+    ForeignKeyConstraint(["run_id", "hash"], ["images.run_id", "images.hash"]),
+)
+Index("image_uses_by_image", image_uses.c.run_id, image_uses.c.hash)  # to delete images
 
 spans = Table("spans", metadata, *_columns(Span), _of_attempt())
 Index("spans_by_rollout", spans.c.rollout_id, spans.c.started_ns)

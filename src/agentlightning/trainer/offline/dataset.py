@@ -25,7 +25,7 @@ from agentlightning.algorithms.supervised import Distill
 from agentlightning.engines.local.models import context_length
 from agentlightning.errors import ConfigError, DataError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.store.scan import read_rollouts
+from agentlightning.store.scan import read_images, read_rollouts
 from agentlightning.tracing.agent_names import named_calls
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.import_traces import IMPORTED
@@ -133,7 +133,8 @@ class OfflineDataset:
         found, reasons = self._rendered(as_text, calls, selected)
         as_tokens = [one for one in rollouts if one not in as_text]
         if as_tokens:
-            sampled, more = trajectories(as_tokens, calls, rewards, keep_unrewarded=True)
+            images = await read_images(self.store, calls)
+            sampled, more = trajectories(as_tokens, calls, rewards, keep_unrewarded=True, images=images)
             found, reasons = [*found, *self._own(sampled, selected, more)], reasons | more
         kept = []
         for one in found:

@@ -15,6 +15,7 @@ from agentlightning.algorithms.selection import Selection
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import AgentError
 from agentlightning.store.base import BROKEN, BROKEN_SPANS, LightningStore, broken_counts
+from agentlightning.store.scan import read_images
 from agentlightning.trainer.collect import check_calls_recorded
 from agentlightning.trainer.data.air_report import AirTally
 from agentlightning.trainer.progress import Progress
@@ -86,7 +87,8 @@ class LoadedTrajectories:
         self.inputs |= inputs.consumed
         calls = inputs.delivered
         self._air.add(rollouts, calls, inputs.rewards)
-        kept, left_out = trajectories(rollouts, inputs.calls, inputs.rewards, keep_unrewarded=True)
+        images = await read_images(self.store, inputs.calls)
+        kept, left_out = trajectories(rollouts, inputs.calls, inputs.rewards, keep_unrewarded=True, images=images)
         for trajectory in kept:
             self.groups.setdefault(trajectory.group_id, []).append(trajectory)
         for policy, selection in self.selections.items():

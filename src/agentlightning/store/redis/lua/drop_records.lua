@@ -33,6 +33,8 @@ return answer_each(function(request)
     for attempt = 1, tonumber(call('HGET', store .. 'r:' .. id, 'attempt') or 0) do
       count = count + drop(id, attempt)
     end
+    local run = call('HGET', store .. 'r:' .. id, 'run')
+    if run then drop_images(id, run) end
   end
   note_rollouts(request.actor, 'drop_records', by_run)
   return count

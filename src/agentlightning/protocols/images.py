@@ -1,0 +1,110 @@
+"""Image parts of requests, in the form of every protocol: read, bounded, and named by the hash of their bytes.
+
+Driven by each protocol's parser. A part becomes ``{"type": "image", "image": "<SHA-256 in hex>"}``, which is what is hashed,
+recorded and given to chat templates; the bytes travel beside the messages. URLs are never fetched: whoever may write a
+request could have the gateway read what only the gateway can reach. Whether a file is an image, and whether the model has
+sight, is seen later. Pure.
+"""
+
+from __future__ import annotations
+
+import base64
+from hashlib import sha256
+from typing import Any
+
+from agentlightning.protocols.base import ApiError, RequestImage, short
+from agentlightning.types import JSON
+
+MAX_IMAGES = 64
+"""Images of one request, those of its history among them."""
+MAX_IMAGE_BYTES = 16 << 20
+FILE = "_file"
+AUDIO = ("audio", "audio_url", "input_audio", "output_audio")
+NO_AUDIO = "the trained policy hears no audio; send text or images"
+NO_FILES = "the gateway keeps no uploaded files; send the image as a data URI (data:image/png;base64,…)"
+NO_FETCHING = "the gateway fetches no URLs; send the image as a data URI (data:image/png;base64,…)"
+
+
+def image_part(part: Any, path: str) -> JSON | None:
+    """The part in our form, if it is an image in any protocol's; None for others. ApiError for one that is not served."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "image_url":
+        url = part.get("image_url")
+        if isinstance(url, dict):
+            _check_text(url, "detail", f"{path}.image_url")
+            return _of_url(url.get("url"), f"{path}.image_url.url")
+        return _of_url(url, f"{path}.image_url")
+    if kind == "input_image":
+        _check_text(part, "detail", path)
+        if part.get("file_id") is not None:
+            raise _refused(f"{path}.file_id", NO_FILES)
+        return _of_url(part.get("image_url"), f"{path}.image_url")
+    if kind == "image":
+        return _of_source(part.get("source"), f"{path}.source")
+    if kind in AUDIO:
+        raise _refused(path, NO_AUDIO)
+    return None
+
+
+def take_images(messages: list[JSON]) -> tuple[list[JSON], tuple[RequestImage, ...]]:
+    """The messages without the bytes that `image_part` left in their parts, and those. Raises ApiError for too many."""
+    found: list[RequestImage] = []
+    result = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and any(isinstance(part, dict) and FILE in part for part in content):
+            found += [part[FILE] for part in content if FILE in part]
+            content = [{name: value for name, value in part.items() if name != FILE} for part in content]
+            message = {**message, "content": content}
+        result.append(message)
+    if len(found) > MAX_IMAGES:
+        path = found[MAX_IMAGES].path
+        raise ApiError(f"{path}: expected at most {MAX_IMAGES} images in one request, got {len(found)}", param=path)
+    return result, tuple(found)
+
+
+def _of_url(url: Any, path: str) -> JSON:
+    if not isinstance(url, str):
+        raise _unexpected("a data URI (data:image/png;base64,…)", url, path)
+    head, comma, data = url.partition(",")
+    if not head.lower().startswith("data:"):
+        raise _refused(path, NO_FETCHING)
+    if not comma or not head.lower().endswith(";base64"):
+        raise _unexpected("a data URI in base64 (data:image/png;base64,…)", url, path)
+    return _of_base64(data, path)
+
+
+def _of_source(source: Any, path: str) -> JSON:
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind == "url":
+        raise _refused(f"{path}.url", NO_FETCHING)
+    if kind == "file":
+        raise _refused(f"{path}.file_id", NO_FILES)
+    if kind != "base64" or not isinstance(source.get("data"), str):
+        raise _unexpected('{"type": "base64", "media_type", "data"}', source, path)
+    _check_text(source, "media_type", path)
+    return _of_base64(source["data"], f"{path}.data")
+
+
+def _of_base64(text: str, path: str) -> JSON:
+    if len(text) > MAX_IMAGE_BYTES * 4 // 3 + 4:
+        raise ApiError(f"{path}: expected an image of at most {MAX_IMAGE_BYTES >> 20} MiB", status=413, param=path)
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:  # of its own, or for letters beyond ASCII
+        raise _unexpected("an image file in base64", text, path) from None
+    name = sha256(data).hexdigest()
+    return {"type": "image", "image": name, FILE: RequestImage(name, data, path)}
+
+
+def _check_text(data: JSON, name: str, at: str) -> None:
+    if data.get(name) is not None and not isinstance(data[name], str):
+        raise _unexpected("a string", data[name], f"{at}.{name}")
+
+
+def _unexpected(what: str, value: Any, path: str) -> ApiError:
+    return ApiError(f"{path}: expected {what}, got {short(value)}", param=path)
+
+
+def _refused(path: str, why: str) -> ApiError:
+    return ApiError(f"{path}: {why}", param=path, code="unsupported_value")

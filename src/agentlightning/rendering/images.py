@@ -1,0 +1,155 @@
+"""Images as a model reads them: files checked and decoded, and the model's own processor of them.
+
+Driven by the gateway, which needs the tokens that stand for an image in a prompt, and by sampler and learner, which need its
+pixel values. Both come from the processor in the model's folder (transformers' AutoProcessor), are computed from the file's
+bytes and are kept by the hash of those. Knows no messages and no weights.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentlightning.errors import InputError, MissingExtraError, ModelError
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+MAX_IMAGE_BYTES = 16 << 20
+"""Of one file."""
+MAX_PIXELS = 50_000_000
+"""Width times height, as the file's head says them: a small file may hold an image that fills the memory."""
+MAX_CACHED_BYTES = 256 << 20
+"""Pixel values that are kept."""
+MAX_CACHED_EXPANSIONS = 4096
+
+BEGIN_OF_IMAGE = ("gemma3", "gemma4")
+"""Model types whose templates write the token that begins an image."""
+
+T = TypeVar("T")
+
+
+def image_hash(data: bytes) -> str:
+    """The name of an image: the SHA-256 of its file's bytes, in hex."""
+    return sha256(data).hexdigest()
+
+
+def decode_image(data: bytes) -> Any:
+    """The PIL image of a file, its first frame, in RGB. InputError says what is wrong with it, MissingExtraError that Pillow
+    is not installed."""
+    if len(data) > MAX_IMAGE_BYTES:
+        raise InputError(f"expected an image of at most {MAX_IMAGE_BYTES >> 20} MiB, got {len(data)} bytes")
+    try:
+        from PIL import Image
+    except ImportError as cause:
+        raise MissingExtraError("pillow", "images") from cause
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Pillow's own, larger bounds
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                width, height = image.size
+                if width * height > MAX_PIXELS:
+                    raise InputError(f"expected an image of at most {MAX_PIXELS} pixels, got {width} x {height}")
+                return image.convert("RGB")
+    except InputError:
+        raise
+    except Image.DecompressionBombError as cause:  # beyond twice Pillow's own bound
+        raise InputError(f"expected an image of at most {MAX_PIXELS} pixels: {cause}") from cause
+    except Exception as cause:  # Pillow's readers raise whatever a broken file makes them run into
+        raise InputError(
+            f"expected an image file ({', '.join(FORMATS)}), got {len(data)} bytes that are none"
+        ) from cause
+
+
+class ImageProcessor:
+    """The processor in a model's folder; loaded when first used. May be used from several threads."""
+
+    def __init__(self, folder: Path, placeholder_id: int) -> None:
+        self._folder = folder
+        self.placeholder_id = placeholder_id
+        """The id by which the chat template stands for an image; the processor is not needed to know it."""
+        self._lock = threading.Lock()
+        self._loaded: Any = None
+        self._expansions: OrderedDict[str, list[int]] = OrderedDict()
+        self._pixels: OrderedDict[str, Any] = OrderedDict()
+        self._pixel_bytes = 0
+
+    @classmethod
+    def find(cls, folder: Path) -> ImageProcessor | None:
+        """The processor of a model with sight; None where its folder has none."""
+        config = folder / "config.json"
+        named = any((folder / name).is_file() for name in ("processor_config.json", "preprocessor_config.json"))
+        if not named or not config.is_file():
+            return None
+        try:
+            about = json.loads(config.read_text())
+        except ValueError:
+            return None  # whoever loads the model says so
+        if not isinstance(about, dict) or not about.get("vision_config"):
+            return None
+        names = ("boi_token_id", "boi_token_index") if about.get("model_type") in BEGIN_OF_IMAGE else ()
+        ids = [about.get(name) for name in (*names, "image_token_id", "image_token_index")]
+        known = next((index for index in ids if isinstance(index, int)), None)
+        return None if known is None else cls(folder, known)
+
+    def expansion(self, data: bytes) -> list[int]:
+        """The ids that the processor puts in the place of one placeholder. InputError where the bytes are no image."""
+        name = image_hash(data)
+        with self._lock:
+            found = self._expansions.get(name)
+            if found is None:
+                tokenizer = self._processor().tokenizer
+                text = tokenizer.convert_ids_to_tokens(self.placeholder_id)
+                values = self._run(data, lambda processor, image: processor(images=[image], text=[text]))
+                found = [int(index) for index in values["input_ids"][0]]
+                start = getattr(tokenizer, "bos_token_id", None)
+                found = found[1:] if found and found[0] == start else found
+                self._expansions[name] = found
+                if len(self._expansions) > MAX_CACHED_EXPANSIONS:
+                    self._expansions.popitem(last=False)
+            return found
+
+    def pixels(self, data: bytes) -> Any:
+        """Pixel values of an image, a float tensor without a batch's dimension. InputError where the bytes are no image."""
+        name = image_hash(data)
+        with self._lock:
+            found = self._pixels.get(name)
+            if found is None:
+                values = self._run(
+                    data, lambda processor, image: processor.image_processor(images=[image], return_tensors="pt")
+                )
+                found = values["pixel_values"][0]
+                self._pixels[name] = found
+                self._pixel_bytes += found.nbytes
+                while self._pixel_bytes > MAX_CACHED_BYTES and len(self._pixels) > 1:
+                    self._pixel_bytes -= self._pixels.popitem(last=False)[1].nbytes
+            self._pixels.move_to_end(name)
+            return found
+
+    def _run(self, data: bytes, work: Callable[[Any, Any], T]) -> T:
+        image, processor = decode_image(data), self._processor()
+        try:
+            return work(processor, image)
+        except Exception as cause:  # processors check little: one pixel, say, ends in whatever numpy thinks of it
+            raise InputError(
+                f"the model's processor cannot read the image ({type(cause).__name__}: {cause})"
+            ) from cause
+
+    def _processor(self) -> Any:
+        if self._loaded is None:
+            try:
+                import PIL  # noqa: F401
+            except ImportError as cause:
+                raise MissingExtraError("pillow", "images") from cause
+            from transformers import AutoProcessor
+
+            try:
+                self._loaded = AutoProcessor.from_pretrained(str(self._folder))
+            except Exception as cause:  # each processor has errors of its own
+                raise ModelError(f"{self._folder}: its processor of images does not load: {cause}") from cause
+        return self._loaded

@@ -1,0 +1,224 @@
+"""Models with sight in the local engine: sampler and learner read a picture alike, and as transformers does."""
+
+from __future__ import annotations
+
+import base64
+import io
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from agentlightning.adapters.sequences import merge
+from agentlightning.demo import tiny_model, tiny_vision
+from agentlightning.engines.local.decoder import open_decoder
+from agentlightning.engines.local.learner import Learner
+from agentlightning.engines.local.options import LearnerOptions, Lora
+from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
+from agentlightning.engines.local.vision import VisionDecoder, place_images
+from agentlightning.errors import EngineError, InputError, ModelError
+from agentlightning.rendering.images import ImageProcessor
+from agentlightning.training_types import ImageInput, Loss, TrainingSequence, Transition
+
+WORDS = ["red", "blue", "what", "is", "it", "?"]
+PROMPT = "<|user|><image>what is it ?<|end|><|assistant|>"
+TOKENS = 4
+
+
+def png(colour: str) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (40, 24), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+RED, BLUE = png("red"), png("blue")
+
+
+def part(data: bytes) -> dict[str, str]:
+    return {"type": "image_url", "url": "data:image/png;base64," + base64.b64encode(data).decode()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sight")
+    tiny_vision.write(folder, tiny_model.word_tokenizer([], WORDS, min_times_seen=1), hidden=32, layers=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def processor(folder: Path) -> Any:
+    return AutoProcessor.from_pretrained(folder)
+
+
+def ids(processor: Any, text: str) -> list[int]:
+    found: list[int] = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return found
+
+
+def sampled(folder: Path, prompt: list[int], pictures: list[bytes], scheduler: Scheduler | None = None) -> Any:
+    """The request after it was sampled to its end, and the prompt as the processor writes it."""
+    scheduler = scheduler or Scheduler(open_decoder(folder), max_num_seqs=4, decode_text=lambda _: "")
+    placed = place_images(scheduler._decoder, prompt, [part(data) for data in pictures])
+    assert placed is not None
+    request = SamplingRequest(prompt=placed.ids, max_tokens=5, seed=3, images=placed.images)
+    scheduler.submit(request)
+    while not request.finish:
+        scheduler.turn()
+    return request, placed.shown
+
+
+def row(tokens: list[int], start: int, spans: list[tuple[int, bytes]]) -> TrainingSequence:
+    """A sequence whose tokens from `start` on are trained, with pictures at the places named."""
+    mask = [at >= start for at in range(len(tokens))]
+    return TrainingSequence(
+        rollout_id="r",
+        tokens=tokens,
+        mask=mask,
+        logprobs=[0.0] * len(tokens),
+        advantages=[1.0] * len(tokens),
+        weights=[float(one) for one in mask],
+        segments=[(start, len(tokens))],
+        images=[image(at, data) for at, data in spans],
+    )
+
+
+def image(start: int, data: bytes) -> ImageInput:
+    return ImageInput(hash=sha256(data).hexdigest(), start=start, end=start + TOKENS, data=data)
+
+
+def test_the_decoder_reads_a_picture_as_transformers_does(folder: Path, processor: Any) -> None:
+    decoder = open_decoder(folder)
+    assert isinstance(decoder, VisionDecoder)
+    decoder.reserve(2, 32)
+    prompts = [place_images(decoder, ids(processor, PROMPT), [part(data)]) for data in (RED, BLUE)]
+    assert all(prompt is not None for prompt in prompts)
+    rows = [prompt.ids for prompt in prompts if prompt is not None]
+    last = torch.tensor([len(rows[0]) - 1] * 2)
+    found = decoder.extend(0, torch.tensor(rows), torch.zeros(2, dtype=torch.long), last)
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    for place, (data, prompt) in enumerate(zip((RED, BLUE), prompts, strict=True)):
+        pictures = [Image.open(io.BytesIO(data)).convert("RGB")]
+        inputs = processor(images=pictures, text=[PROMPT], return_tensors="pt", add_special_tokens=False)
+        assert prompt is not None
+        assert inputs["input_ids"][0].tolist() == prompt.shown
+        with torch.no_grad():
+            logits = model(input_ids=inputs["input_ids"], pixel_values=inputs["pixel_values"]).logits[0, -1]
+        assert torch.allclose(found[place], logits, atol=1e-5)
+    assert not torch.allclose(found[0], found[1], atol=1e-3), "the picture changes what is said"
+
+
+def test_the_learner_finds_the_samplers_logprobs_over_two_pictures(folder: Path, processor: Any) -> None:
+    prompt = ids(processor, PROMPT + "red<|end|>" + PROMPT)
+    request, shown = sampled(folder, prompt, [RED, BLUE])
+    placeholder = ids(processor, "<image>")[0]
+    places = [at for at, token in enumerate(shown) if token == placeholder][::TOKENS]
+    whole = row(shown + request.sampled, len(shown), list(zip(places, (RED, BLUE), strict=True)))
+    shorter = row(shown[: places[1]], places[1] - 1, [(places[0], RED)])
+    [found, _] = Learner(folder).logprobs([whole, shorter])
+    assert found[len(shown) :] == pytest.approx(request.logprobs, abs=1e-5)
+
+
+def test_prefixes_of_different_pictures_are_kept_apart(folder: Path, processor: Any) -> None:
+    scheduler = Scheduler(open_decoder(folder), max_num_seqs=4, decode_text=lambda _: "")
+    prompt = ids(processor, PROMPT + "red<|end|>" * 20 + "<|assistant|>")
+    apart = [sampled(folder, prompt, [data])[0].logprobs for data in (RED, BLUE)]
+    shared = [sampled(folder, prompt, [data], scheduler)[0].logprobs for data in (RED, BLUE, RED)]
+    assert shared[0] == pytest.approx(apart[0], abs=1e-5)
+    assert shared[1] == pytest.approx(apart[1], abs=1e-5)
+    assert shared[2] == pytest.approx(apart[0], abs=1e-5)
+
+
+def test_projector_and_language_model_learn_and_the_tower_where_it_is_told(folder: Path, processor: Any) -> None:
+    tokens = ImageProcessor.find(folder)
+    assert tokens is not None
+    shown = [
+        i for one in ids(processor, PROMPT) for i in (tokens.expansion(RED) if one == tokens.placeholder_id else [one])
+    ]
+    one = row([*shown, *ids(processor, "red")], len(shown), [(1, RED)])
+    for tower in (False, True):
+        learner = Learner(folder, LearnerOptions(train_vision_tower=tower))
+        learner.forward_backward([one], Loss(name="sft"))
+        moved = {name for name, each in learner.model.named_parameters() if each.grad is not None and each.grad.any()}
+        assert any("multi_modal_projector" in name for name in moved)
+        assert any("language_model" in name for name in moved)
+        assert any("vision_tower" in name for name in moved) == tower
+
+
+def test_a_sampler_takes_published_weights_for_pictures_it_has_seen(
+    folder: Path, processor: Any, tmp_path: Path
+) -> None:
+    scheduler = Scheduler(open_decoder(folder), max_num_seqs=4, decode_text=lambda _: "")
+    request, shown = sampled(folder, ids(processor, PROMPT), [RED], scheduler)
+    learner = Learner(folder)
+    trained = row([*shown, *ids(processor, "red")], len(shown), [(1, RED)])
+    learner.forward_backward([trained], Loss(name="sft"))
+    learner.optim_step(1e-2, 1.0)
+    learner.export(tmp_path / "new")
+    scheduler.load(tmp_path / "new", "1")
+    request, shown = sampled(folder, ids(processor, PROMPT), [RED], scheduler)
+    [found] = learner.logprobs([row(shown + request.sampled, len(shown), [(1, RED)])])
+    assert found[len(shown) :] == pytest.approx(request.logprobs, abs=1e-5)
+
+
+def test_merged_rows_have_every_picture_at_its_place() -> None:
+    first = Transition(
+        call_id="a", suffix_ids=[1, 9, 9, 9, 9], sampled_ids=[2], logprobs=[0.0], versions=[], images=[image(1, RED)]
+    )
+    second = Transition(
+        call_id="b",
+        suffix_ids=[3, 9, 9, 9, 9],
+        sampled_ids=[4],
+        logprobs=[0.0],
+        versions=[],
+        images=[image(1, BLUE)],
+        parent=first,
+    )
+    [merged] = merge("r", [first, second], [1.0, 1.0], [1.0, 1.0])
+    assert [(one.start, one.end, one.data) for one in merged.images] == [(1, 5, RED), (7, 11, BLUE)]
+    _, alone = merge("r", [first, second], [1.0, 1.0], [1.0, 1.0], apart=True)
+    assert [(one.start, one.end) for one in alone.images] == [(1, 5), (7, 11)]
+
+
+def test_settings_that_do_not_fit_a_model_with_sight_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"packing = 'prefix_tree' does not fit"):
+        Learner(folder, LearnerOptions(packing="prefix_tree"))
+    with pytest.raises(ModelError, match=r"engine.lora does not fit a model with sight"):
+        Learner(folder, LearnerOptions(lora=Lora()))
+    tiny_model.build(tmp_path / "text", ["a"], hidden=16, layers=1)
+    with pytest.raises(ModelError, match=r"engine.train_vision_tower has no effect: it has no sight"):
+        Learner(tmp_path / "text", LearnerOptions(train_vision_tower=True))
+
+
+def test_a_sequence_whose_pictures_cannot_be_is_refused(folder: Path, tmp_path: Path) -> None:
+    learner = Learner(folder)
+    for broken, said in (
+        (row([3, 9, 9, 9, 9, 4], 5, [(3, RED)]), "an image where no placeholders are"),
+        (row([3, 9, 9, 9, 9, 4], 4, [(1, RED)]), "an image where no placeholders are"),
+        (row([3, 9, 9, 9, 9, 4], 5, [(1, b"")]), "without its bytes"),
+        (row([3, 9, 9, 9, 9, 4], 5, [(1, b"no picture")]), "an image cannot be read"),
+    ):
+        with pytest.raises(EngineError, match=said):
+            learner.logprobs([broken])
+    tiny_model.build(tmp_path / "text", ["a"], hidden=16, layers=1)
+    with pytest.raises(EngineError, match="has images, and the model has no sight"):
+        Learner(tmp_path / "text").logprobs([row([3, 9, 9, 9, 9, 4], 5, [(1, RED)])])
+
+
+def test_content_parts_that_cannot_be_placed_are_refused(folder: Path, processor: Any, tmp_path: Path) -> None:
+    decoder, prompt = open_decoder(folder), ids(processor, PROMPT)
+    for parts, said in (
+        ([part(RED), part(BLUE)], "2 images for 1 placeholders"),
+        ("picture", "expected a list"),
+        ([{"type": "image_url", "url": "http://pictures"}], "expected .*data:"),
+        ([{"type": "image_url", "url": "data:image/png;base64,§"}], "expected base64"),
+        ([part(b"no picture")], "expected an image file"),
+    ):
+        with pytest.raises(InputError, match=said):
+            place_images(decoder, prompt, parts)
+    tiny_model.build(tmp_path / "text", ["a"], hidden=16, layers=1)
+    with pytest.raises(InputError, match="the model has no sight"):
+        place_images(open_decoder(tmp_path / "text"), prompt, [part(RED)])

@@ -1,0 +1,302 @@
+"""Images in calls of a policy with sight: every protocol, exact prompts, the record, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+import struct
+import zlib
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_house import House, path
+from PIL import Image
+from scripted_engine import ScriptedEngine
+
+from agentlightning.demo import tiny_model, tiny_vision
+from agentlightning.rendering.renderer import Renderer
+from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.types import Claim, ImageSpan
+
+WORDS = ["red", "blue", "what", "is", "it", "and", "that", "?", "a", "picture"]
+TOKENS = 4
+"""Placeholders of a picture: 32 x 32 pixels in patches of 16."""
+
+
+def png(colour: str, size: tuple[int, int] = (32, 32)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def bomb() -> bytes:
+    """A PNG of a few bytes whose head promises 30,000 x 30,000 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b"")
+
+
+RED, BLUE = png("red"), png("blue")
+
+
+def uri(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def chat_image(data: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": uri(data), "detail": "low"}}
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    texts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return {"role": "user", "content": texts}
+
+
+@pytest.fixture(scope="session")
+def sight_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sight")
+    tiny_vision.write(folder, tiny_model.word_tokenizer([], WORDS, min_times_seen=1), hidden=16, layers=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sight(sight_folder: Path) -> Renderer:
+    return Renderer(sight_folder)
+
+
+@pytest.fixture
+async def sighted(sight: Renderer, sight_folder: Path) -> AsyncIterator[House]:
+    end = sight.special_id("<|end|>")
+    engine = await ScriptedEngine(lambda _: [*sight.encode("red"), end or 0]).start()
+    placeholder = sight.images.placeholder_id if sight.images else -1
+    engine.expand = lambda ids: [i for one in ids for i in ([one] * TOKENS if one == placeholder else [one])]
+    async with InMemoryLightningStore() as store:
+        house = await House(store, engine, sight, sight_folder).start()
+        yield house
+        await house.close()
+    await engine.close()
+
+
+async def post(house: House, claim: Claim, route: str, body: dict[str, Any], status: int = 200) -> dict[str, Any]:
+    answer = await house.http().post(f"{path(claim)}/v1/{route}", json={"model": "policy", **body})
+    assert answer.status_code == status, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def refused(house: House, claim: Claim, *parts: Any) -> dict[str, Any]:
+    error: dict[str, Any] = (await post(house, claim, "chat/completions", {"messages": [user(*parts)]}, status=400))[
+        "error"
+    ]
+    return error
+
+
+async def test_a_picture_is_recorded_by_hash_and_reaches_the_engine_beside_the_ids(sighted: House) -> None:
+    claim = await sighted.claim()
+    await post(sighted, claim, "chat/completions", {"messages": [user("what is", chat_image(RED), "?")]})
+    [call] = await sighted.store.calls([claim.rollout.id])
+    name = sha256(RED).hexdigest()
+    start = call.images[0].start
+    assert call.images == [ImageSpan(hash=name, start=start, end=start + TOKENS)]
+    assert call.messages == [user("what is", {"type": "image", "image": name}, "?")]
+    assert await sighted.store.images(sighted.run_id, [name]) == {name: RED}
+    [request] = sighted.engine.requests
+    [part] = request["content_parts"]
+    assert (part["uuid"], base64.b64decode(part["url"].partition(",")[2])) == (name, RED)
+    assert len(request["token_ids"]) == len(call.suffix_ids) - TOKENS + 1
+    assert call.prompt_tokens == len(call.suffix_ids)
+
+
+async def test_a_later_turn_continues_a_prompt_with_pictures_exactly(sighted: House) -> None:
+    claim = await sighted.claim()
+    first = user(chat_image(RED), "what is it ?")
+    answer = {"role": "assistant", "content": "red"}
+    for messages in ([first], [first, answer, user(chat_image(BLUE), "and that ?")]):
+        await post(sighted, claim, "chat/completions", {"messages": messages})
+    one, two = await sighted.store.calls([claim.rollout.id])
+    assert (two.parent_id, two.fork_cause) == (one.id, None)
+    assert [image.hash for image in two.images] == [sha256(BLUE).hexdigest()]
+    assert two.prompt_tokens == len(one.suffix_ids) + len(one.sampled_ids) + len(two.suffix_ids)
+    assert [part["uuid"] for part in sighted.engine.requests[1]["content_parts"]] == [
+        sha256(data).hexdigest() for data in (RED, BLUE)
+    ]
+
+
+async def test_another_picture_in_the_history_is_another_conversation(sighted: House) -> None:
+    claim = await sighted.claim()
+    answer = {"role": "assistant", "content": "red"}
+    await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED), "what is it ?")]})
+    later = [user(chat_image(BLUE), "what is it ?"), answer, user("and that ?")]
+    await post(sighted, claim, "chat/completions", {"messages": later})
+    _, two = await sighted.store.calls([claim.rollout.id])
+    assert two.parent_id is None
+    assert two.fork_cause is not None
+
+
+async def test_a_gateway_that_was_restarted_continues_a_prompt_with_pictures(sighted: House) -> None:
+    claim = await sighted.claim()
+    messages = [user(chat_image(RED), "what is it ?")]
+    await post(sighted, claim, "chat/completions", {"messages": messages})
+    sighted.app = sighted.gateway()
+    messages += [{"role": "assistant", "content": "red"}, user("and that ?")]
+    await post(sighted, claim, "chat/completions", {"messages": messages})
+    one, two = await sighted.store.calls([claim.rollout.id])
+    assert (two.parent_id, two.images) == (one.id, [])
+    assert len(sighted.engine.requests[1]["content_parts"]) == 1
+
+
+ANTHROPIC = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": uri(RED).partition(",")[2]},
+}
+CALLED = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("chat/completions", {"messages": [user(chat_image(RED))]}),
+    "chat, of a tool": (
+        "chat/completions",
+        {
+            "messages": [
+                user("what is it ?"),
+                {"role": "assistant", "content": "a", "tool_calls": [CALLED]},
+                {"role": "tool", "tool_call_id": "c", "content": [chat_image(RED)]},
+            ]
+        },
+    ),
+    "responses": (
+        "responses",
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": uri(RED), "detail": "auto"}]}]},
+    ),
+    "responses, of a tool": (
+        "responses",
+        {
+            "input": [
+                {"role": "user", "content": "what is it ?"},
+                {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+                {
+                    "type": "function_call_output",
+                    "call_id": "c",
+                    "output": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": uri(RED)}],
+                },
+            ]
+        },
+    ),
+    "messages": ("messages", {"max_tokens": 9, "messages": [user(ANTHROPIC, "what is it ?")]}),
+    "messages, of a tool": (
+        "messages",
+        {
+            "max_tokens": 9,
+            "messages": [
+                user("what is it ?"),
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [ANTHROPIC]}]},
+            ],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_every_protocol_has_pictures_of_users_and_of_tools(sighted: House, way: str) -> None:
+    claim = await sighted.claim()
+    route, body = WAYS[way]
+    for stream in (False, True):
+        answer = await sighted.http().post(
+            f"{path(claim)}/v1/{route}", json={"model": "policy", "stream": stream, **body}
+        )
+        assert answer.status_code == 200, answer.text
+    calls = await sighted.store.calls([claim.rollout.id])
+    assert [[image.hash for image in call.images] for call in calls] == [[sha256(RED).hexdigest()]] * 2
+
+
+async def test_a_response_that_is_continued_by_id_has_the_pictures_of_before(sighted: House) -> None:
+    claim = await sighted.claim()
+    first = await post(sighted, claim, "responses", WAYS["responses"][1])
+    await post(sighted, claim, "responses", {"input": "and that ?", "previous_response_id": first["id"]})
+    one, two = await sighted.store.calls([claim.rollout.id])
+    assert two.parent_id == one.id
+    assert sighted.engine.requests[1]["content_parts"] == sighted.engine.requests[0]["content_parts"]
+
+
+async def test_a_picture_that_two_rollouts_send_is_kept_once(sighted: House) -> None:
+    for replica in range(2):
+        claim = await sighted.claim(replica=replica)
+        await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]})
+    [size] = await sighted.store.sizes([sighted.run_id])
+    assert size.calls == 2
+    assert await sighted.store.images(sighted.run_id, [sha256(RED).hexdigest()]) == {sha256(RED).hexdigest(): RED}
+
+
+PART = "messages[0].content[0]"
+REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a URL": (
+        {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}},
+        f"{PART}.image_url.url",
+        "the gateway fetches no URLs",
+    ),
+    "a file": ({"type": "input_image", "file_id": "file-1"}, f"{PART}.file_id", "keeps no uploaded files"),
+    "a source by URL": (
+        {"type": "image", "source": {"type": "url", "url": "http://localhost"}},
+        f"{PART}.source.url",
+        "the gateway fetches no URLs",
+    ),
+    "no URI at all": ({"type": "image_url"}, f"{PART}.image_url", "expected a data URI"),
+    "text in a URI": (
+        {"type": "image_url", "image_url": {"url": "data:image/png,hello"}},
+        f"{PART}.image_url.url",
+        "expected a data URI in base64",
+    ),
+    "broken base64": (
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,§§"}},
+        f"{PART}.image_url.url",
+        "expected an image file in base64",
+    ),
+    "no image": (chat_image(b"hello"), f"{PART}.image_url.url", "expected an image file (PNG, JPEG, WEBP, GIF)"),
+    "half an image": (chat_image(RED[:40]), f"{PART}.image_url.url", "expected an image file"),
+    "a bomb": (chat_image(bomb()), f"{PART}.image_url.url", "expected an image of at most 50000000 pixels"),
+    "sound": ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, PART, "hears no audio"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+async def test_what_is_no_picture_is_refused_by_field_and_nothing_is_fetched(sighted: House, what: str) -> None:
+    part, field, said = REFUSALS[what]
+    error = await refused(sighted, await sighted.claim(), part)
+    assert error["param"] == field
+    assert said in error["message"]
+    assert not sighted.engine.requests
+
+
+async def test_a_request_has_a_bounded_number_of_pictures(sighted: House) -> None:
+    error = await refused(sighted, await sighted.claim(), *[chat_image(RED)] * 65)
+    assert "at most 64 images in one request, got 65" in error["message"]
+
+
+async def test_a_text_that_holds_the_placeholder_itself_is_refused(sighted: House) -> None:
+    error = await refused(sighted, await sighted.claim(), "what is <image> ?")
+    assert "the text holds the model's placeholder of an image" in error["message"]
+
+
+async def test_a_model_without_sight_refuses_pictures_in_one_sentence(house: House) -> None:
+    error = await refused(house, await house.claim(), chat_image(RED))
+    assert error["message"] == f"{PART}.image_url.url: the model has no sight; send text only"
+    assert error["param"] == f"{PART}.image_url.url"
+
+
+async def test_an_engine_that_expands_pictures_in_another_way_fails_the_call(sighted: House) -> None:
+    sighted.engine.expand = lambda ids: ids
+    claim = await sighted.claim()
+    found = await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]}, status=502)
+    assert "expands images in another way than the model's processor" in found["error"]["message"]
+    assert not await sighted.store.calls([claim.rollout.id])
+
+
+async def test_an_engine_that_takes_completions_only_refuses_pictures(sighted: House) -> None:
+    await sighted.serve_policy(api="completions")
+    error = await refused(sighted, await sighted.claim(), chat_image(RED))
+    assert "takes no images by /v1/completions" in error["message"]
