@@ -294,7 +294,9 @@ def _google_stream(incoming: AgentRequest) -> bool:
 def _as_refusal(cause: ApiError | InputError) -> ApiError:
     if isinstance(cause, ApiError):
         return cause
-    return ApiError(str(cause), status=cause.http_status, param="messages" if isinstance(cause, RenderError) else None)
+    if isinstance(cause, RenderError):
+        return ApiError(str(cause), param="messages")
+    return ApiError(str(cause), status=cause.http_status)
 
 
 def _retry_headers(refusal: ApiError) -> tuple[tuple[bytes, bytes], ...]:
