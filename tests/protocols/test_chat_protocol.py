@@ -281,6 +281,7 @@ def test_the_body_of_an_answer_has_every_choice_and_the_counts() -> None:
     assert first["message"] == {
         "role": "assistant",
         "content": None,
+        "reasoning": "hm",
         "reasoning_content": "hm",
         "tool_calls": [call],
         "refusal": None,
@@ -338,7 +339,7 @@ def test_reasoning_text_and_logprobs_are_sent_once_each() -> None:
     stream = chat.stream(parse(stream=True), "1", "m", 5, 3)
     tokens = (TokenLogprob(text="é", logprob=-0.5),)
     first, second = events(stream.delta(0, Delta(content="é", reasoning="hm", logprobs=tokens)))
-    assert first["choices"][0]["delta"] == {"reasoning_content": "hm"}
+    assert first["choices"][0]["delta"] == {"reasoning": "hm", "reasoning_content": "hm"}
     assert len(first["choices"][0]["logprobs"]["content"]) == 1
     assert (second["choices"][0]["delta"], second["choices"][0]["logprobs"]) == ({"content": "é"}, None)
 
@@ -488,9 +489,9 @@ def test_a_reader_never_raises(data: Any, streamed: bool) -> None:
 
 
 def test_models_are_listed_and_found_by_name() -> None:
-    listed = json.loads(chat.models(["a", "b"]))
+    listed = json.loads(chat.models(["a", "b"], 5))
     assert [entry["id"] for entry in listed["data"]] == ["a", "b"]
-    assert Model.model_validate_json(chat.model("a")).id == "a"
+    assert Model.model_validate_json(chat.model("a", 5)).id == "a"
 
 
 def test_the_module_is_a_wire_format() -> None:

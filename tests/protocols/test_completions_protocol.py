@@ -39,7 +39,7 @@ def events(data: bytes) -> list[Any]:
 @pytest.mark.parametrize(
     ("given", "understood"),
     [
-        ({"prompt": "a"}, {"prompt": "a", "messages": [], "parse_tools": False, "logprobs": False, "max_tokens": None}),
+        ({"prompt": "a"}, {"prompt": "a", "messages": [], "parse_tools": False, "logprobs": False, "max_tokens": 16}),
         ({"prompt": ["a"]}, {"prompt": "a"}),
         ({"prompt": [1, 0]}, {"prompt": [1, 0]}),
         ({"prompt": [[1, 2]]}, {"prompt": [1, 2]}),

@@ -28,6 +28,9 @@ TOOL_USE = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "u"}}
 
 
+THINKING = {"type": "adaptive"}
+
+
 def parse(**given: Any) -> CompletionRequest:
     return messages.parse({"model": "m", "max_tokens": 9, "messages": HI, **given})
 
@@ -41,7 +44,7 @@ def refusal(**given: Any) -> ApiError:
 
 
 def stream() -> Any:
-    return messages.stream(parse(stream=True), CALL_ID, "m", 5, 3)
+    return messages.stream(parse(stream=True, thinking=THINKING), CALL_ID, "m", 5, 3)
 
 
 # --- requests -----------------------------------------------------------------------------------------------------------
@@ -121,7 +124,7 @@ NO_EFFECT: dict[str, Any] = {
     "cache_control": {"type": "ephemeral"},
     "diagnostics": {"previous_message_id": "msg_1"},
     "speed": "fast",
-    "thinking": {"type": "adaptive"},
+    "thinking": {"type": "disabled"},
     "billing_policy": {"type": "billing_policy"},
     "fallbacks": "default",
     "fallback_credit_token": "t",
@@ -312,7 +315,7 @@ def heard(data: bytes) -> Message:
 
 
 def test_the_body_of_an_answer_has_a_block_for_every_part_and_the_counts() -> None:
-    body = json.loads(messages.body(parse(), answer(REASONED, cached_tokens=2)))
+    body = json.loads(messages.body(parse(thinking=THINKING), answer(REASONED, cached_tokens=2)))
     Message.model_validate(body)
     assert body == {
         "id": f"msg_{CALL_ID}",
@@ -346,7 +349,7 @@ def test_the_body_of_an_answer_has_a_block_for_every_part_and_the_counts() -> No
     ],
 )
 def test_the_reason_to_stop_is_said_in_the_protocols_words(choice: Choice, reason: str) -> None:
-    whole = json.loads(messages.body(parse(), answer(choice)))
+    whole = json.loads(messages.body(parse(thinking=THINKING), answer(choice)))
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, choice.stop)
     (last,) = [event for event in events(streamed(stream(), choice)) if event["type"] == "message_delta"]
     assert last["delta"] == {"stop_reason": reason, "stop_sequence": choice.stop}
@@ -354,7 +357,7 @@ def test_the_reason_to_stop_is_said_in_the_protocols_words(choice: Choice, reaso
 
 @given(choice=choices(objects | broken), pieces=st.integers(1, 4))
 def test_a_stream_put_together_by_the_sdk_is_the_whole_body(choice: Choice, pieces: int) -> None:
-    whole = Message.model_validate_json(messages.body(parse(), answer(choice, cached_tokens=1)))
+    whole = Message.model_validate_json(messages.body(parse(thinking=THINKING), answer(choice, cached_tokens=1)))
     together = heard(streamed(stream(), choice, pieces, cached_tokens=1)).to_dict()
     assert {name: value for name, value in together.items() if name != "stop_details"} == whole.to_dict()
 
@@ -382,12 +385,21 @@ def test_blocks_open_grow_and_close_one_after_the_other(choice: Choice, pieces: 
             assert is_open is False or event["delta"]["type"] in grows[kind]
         assert event["index"] == opened
     assert not is_open
-    assert opened + 1 == len(json.loads(messages.body(parse(), answer(choice)))["content"])
+    assert opened + 1 == len(json.loads(messages.body(parse(thinking=THINKING), answer(choice)))["content"])
+
+
+@pytest.mark.parametrize("given_fields", [{}, {"thinking": {"type": "disabled"}}])
+def test_thinking_that_was_not_asked_for_is_not_given(given_fields: Any) -> None:
+    request = parse(**given_fields)
+    whole = json.loads(messages.body(request, answer(REASONED)))["content"]
+    found = events(streamed(messages.stream(request, CALL_ID, "m", 5, 3), REASONED))
+    kinds = [event["content_block"]["type"] for event in found if event["type"] == "content_block_start"]
+    assert kinds == [block["type"] for block in whole] == ["text", "tool_use"]
 
 
 @given(choice=choices(objects | broken), pieces=st.integers(1, 4))
 def test_what_an_agent_sends_back_of_an_answer_is_the_message_that_was_recorded(choice: Choice, pieces: int) -> None:
-    whole = json.loads(messages.body(parse(), answer(choice)))["content"]
+    whole = json.loads(messages.body(parse(thinking=THINKING), answer(choice)))["content"]
     streamed_content = json.loads(heard(streamed(stream(), choice, pieces)).to_json())["content"]
     for content in (whole, streamed_content):
         _, sent_back, _ = parse(messages=[*HI, {"role": "assistant", "content": content}, *HI]).messages
@@ -451,11 +463,11 @@ def test_an_error_has_the_protocols_own_type(status: int, kind: str) -> None:
 
 def test_counts_and_models_have_the_shapes_of_the_sdk() -> None:
     assert MessageTokensCount.model_validate_json(messages.count(7)).input_tokens == 7
-    listed = json.loads(messages.models(["a", "b"]))
+    listed = json.loads(messages.models(["a", "b"], 5))
     assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("a", "b", False)
     assert [ModelInfo.model_validate(entry).id for entry in listed["data"]] == ["a", "b"]
-    assert json.loads(messages.models([]))["first_id"] is None
-    assert ModelInfo.model_validate_json(messages.model("a")).id == "a"
+    assert json.loads(messages.models([], 5))["first_id"] is None
+    assert ModelInfo.model_validate_json(messages.model("a", 5)).id == "a"
 
 
 # --- external models -----------------------------------------------------------------------------------------------------
@@ -464,7 +476,7 @@ def test_counts_and_models_have_the_shapes_of_the_sdk() -> None:
 @given(choice=choices(objects), pieces=st.integers(1, 4))
 def test_a_reader_finds_the_same_message_in_a_whole_answer_and_in_its_events(choice: Choice, pieces: int) -> None:
     whole, parts = messages.reader(), messages.reader()
-    whole.whole(json.loads(messages.body(parse(), answer(choice, cached_tokens=2))))
+    whole.whole(json.loads(messages.body(parse(thinking=THINKING), answer(choice, cached_tokens=2))))
     for event in events(streamed(stream(), choice, pieces, cached_tokens=2)):
         parts.event(event)
     for one in (whole, parts):

@@ -95,6 +95,7 @@ async def messages(place: Place, stream: bool) -> list[Turn]:
         heard: list[Turn] = []
         for _ in range(3):
             given: dict[str, Any] = {"model": "policy", "max_tokens": 200, "messages": history, "tools": tools}
+            given["thinking"] = {"type": "adaptive"}
             if stream:
                 async with client.messages.stream(**given) as events:
                     async for _ in events:

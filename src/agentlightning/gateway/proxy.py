@@ -200,15 +200,15 @@ class Proxy:
     # --- everything else --------------------------------------------------------------------------------------------
 
     async def _models(self, wire: WireFormat, name: str, attempt: TrackedAttempt, reply: AgentResponse) -> None:
-        run_id = attempt.rollout.run_id
+        run_id, created_s = attempt.rollout.run_id, attempt.rollout.created_ns // 10**9
         names = [policy.model for policy in (await self._engine_router.policies(run_id)).values()]
         names += await self._external.directory.names(run_id)
         shapes = {module.NAME: module for module in (messages, generate_content)}
         shape = shapes.get(wire.NAME, chat)
         if not name:
-            await reply.whole(200, shape.models(names))
+            await reply.whole(200, shape.models(names, created_s))
         elif name in names:
-            await reply.whole(200, shape.model(name))
+            await reply.whole(200, shape.model(name, created_s))
         else:
             known = ", ".join(names) or "none yet"
             raise ApiError(f"no model is named {name!r}; known are {known}", status=404, param="model")

@@ -154,14 +154,14 @@ def error(refusal: ApiError) -> bytes:
     return orjson.dumps({"error": told})
 
 
-def models(names: list[str]) -> bytes:
+def models(names: list[str], created_s: int) -> bytes:
     """The body of GET models."""
-    return orjson.dumps({"object": "list", "data": [_model(name) for name in names]})
+    return orjson.dumps({"object": "list", "data": [_model(name, created_s) for name in names]})
 
 
-def model(name: str) -> bytes:
+def model(name: str, created_s: int) -> bytes:
     """The body of GET models/{name}."""
-    return orjson.dumps(_model(name))
+    return orjson.dumps(_model(name, created_s))
 
 
 class ChatReader(CompletionReader):
@@ -415,7 +415,7 @@ def _message(given: Any, where: str) -> JSON:
     if len(message) == 2 and isinstance(message.get("content"), str):
         return message  # most are so: nothing else can be wrong with them
     content = _content(message.get("content"), f"{where}.content", images=role in ("user", "tool"))
-    message = message if content is message.get("content") else {**message, "content": content}
+    message = {**message, "content": content} if "content" in message else dict(message)
     for name in ("tool_call_id", "reasoning_content", "name", "refusal"):
         fields.check_kind(message, name, str, where)
     for name, instead in (
@@ -426,8 +426,10 @@ def _message(given: Any, where: str) -> JSON:
             raise fields.refused(f"{where}.{name}", f"not supported; {instead}")
     for index, call in enumerate(fields.items(message, "tool_calls", where)):
         _check_tool_call(call, f"{where}.tool_calls[{index}]")
+    if message.get("reasoning_content") is None and isinstance(message.get("reasoning"), str):
+        message["reasoning_content"] = message["reasoning"]
     if message.get("refusal") and not message.get("content"):
-        return {**message, "content": message["refusal"]}
+        message["content"] = message["refusal"]
     return message
 
 
@@ -483,7 +485,7 @@ class _ChatEvents(ChunkStream):
         parts: list[JSON] = []
         self.sampled(index, delta.sampled_tokens)
         if delta.reasoning and self._with_reasoning:
-            parts.append({"reasoning_content": delta.reasoning})
+            parts.append({"reasoning": delta.reasoning, "reasoning_content": delta.reasoning})
         shown = delta.reasoning and self._with_reasoning
         if delta.content or ((delta.logprobs or delta.token_ids) and not shown and not delta.tools):
             parts.append({"content": delta.content})
@@ -501,6 +503,8 @@ def _message_of(choice: Choice, request: CompletionRequest) -> JSON:
     message = assistant_message(choice)
     if not request.include_reasoning:
         message.pop("reasoning_content", None)
+    elif "reasoning_content" in message:
+        message["reasoning"] = message["reasoning_content"]  # the newer name of it in vLLM
     return message
 
 
@@ -530,8 +534,8 @@ def _prompt_details(request: CompletionRequest, completion: Completion) -> JSON:
     return found
 
 
-def _model(name: str) -> JSON:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "agentlightning"}
+def _model(name: str, created_s: int) -> JSON:
+    return {"id": name, "object": "model", "created": created_s, "owned_by": "agentlightning"}
 
 
 def _read_text(value: Any) -> str | None:

@@ -2,8 +2,8 @@
 responses. Pure.
 
 Driven by the gateway. A prompt is a text or token ids and reaches the model as it is, without a template; the completion is
-text, in which neither reasoning nor tool calls are looked for. One prompt a request. Without `max_tokens` the rollout's
-limit holds (OpenAI's would be 16). Text offsets of logprobs count from the start of the completion.
+text, in which neither reasoning nor tool calls are looked for. One prompt a request. Without `max_tokens` it has 16
+tokens, as OpenAI's. Text offsets of logprobs count from the start of the completion.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
 }
 """Fields that ask for another prompt or another distribution than the trained policy's own."""
 
+DEFAULT_MAX_TOKENS = 16
+"""Tokens of a completion where the request says nothing, as with OpenAI's API and vLLM."""
 MAX_TOP_LOGPROBS = 5
 MAX_TOKEN_ID = 2**31 - 1
 
@@ -56,7 +58,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         model=fields.text(data, "model"),
         messages=[],
         prompt=_prompt(data.get("prompt")),
-        max_tokens=fields.whole(data, "max_tokens", 1),
+        max_tokens=fields.whole(data, "max_tokens", 1) or DEFAULT_MAX_TOKENS,
         stop=fields.stops(data),
         stop_ids=fields.stop_token_ids(data),
         n=count,

@@ -159,12 +159,12 @@ def count(tokens: int) -> bytes:
     return orjson.dumps({"totalTokens": tokens, "promptTokensDetails": [{"modality": "TEXT", "tokenCount": tokens}]})
 
 
-def models(names: list[str]) -> bytes:
-    """The body of GET models."""
+def models(names: list[str], created_s: int) -> bytes:
+    """The body of GET models, which has no place for the time of their making."""
     return orjson.dumps({"models": [_model(name) for name in names]})
 
 
-def model(name: str) -> bytes:
+def model(name: str, created_s: int) -> bytes:
     """The body of GET models/{name}."""
     return orjson.dumps(_model(name))
 

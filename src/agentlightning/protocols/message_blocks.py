@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -32,9 +33,9 @@ def message(call_id: str, model: str, prompt_tokens: int) -> JSON:
     }
 
 
-def finished(completion: Completion) -> JSON:
-    """The message of a whole completion: thinking, text, tool calls."""
-    choice = completion.choices[0]
+def finished(completion: Completion, thinking: bool = True) -> JSON:
+    """The message of a whole completion: thinking (where asked for), text, tool calls."""
+    choice = completion.choices[0] if thinking else replace(completion.choices[0], reasoning=None)
     return {
         **message(completion.call_id, completion.model, completion.prompt_tokens),
         "content": _blocks(choice, completion.call_id),
@@ -175,8 +176,10 @@ class MessageEvents:
         prompt_tokens: int,
         error: Callable[[ApiError], bytes],
         more: Callable[[Completion], JSON] = lambda _: {},
+        thinking: bool = True,
     ) -> None:
-        """`more` gives further fields of the event that ends the message."""
+        """`more` gives further fields of the event that ends the message. Without `thinking` it has no such block."""
+        self._thinking = thinking
         self._call_id = call_id
         self._model = model
         self._prompt_tokens = prompt_tokens
@@ -196,7 +199,7 @@ class MessageEvents:
     def delta(self, index: int, delta: Delta) -> bytes:
         """More thinking, text, or tool calls. There is one choice."""
         parts: list[bytes] = []
-        if delta.reasoning:
+        if delta.reasoning and self._thinking:
             parts.append(self._open("thinking", 0, {"type": "thinking", "thinking": "", "signature": ""}))
             parts.append(self._more({"type": "thinking_delta", "thinking": delta.reasoning}))
         if delta.content:

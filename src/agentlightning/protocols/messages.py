@@ -2,7 +2,8 @@
 respond. Pure.
 
 Driven by the gateway, which chooses the protocol by route. Whether the model thinks before it answers is its own and its
-template's: its thinking is always given, and `thinking` is accepted without effect. So are cache control, metadata and
+template's; the response has its thinking where `thinking` asks for it, the record always, so that the conversation goes on
+exactly. Accepted without effect are cache control, metadata and
 service tiers. Unknown fields are passed over.
 
 A tool call's arguments are an object here, which the sampled text need not be: what is no JSON object travels in the key
@@ -11,6 +12,7 @@ A tool call's arguments are an object here, which the sampled text need not be: 
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -72,12 +74,13 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         raise fields.refused(
             "messages", "expected the last one to be the user's; the trained policy continues no message that was begun"
         )
-    _check_thinking(data)
+    thinking = _thinking(data)
     tools, other_tools = _tools(data)
     parse_tools, one_call, tool_call = _tool_choice(data, tools)
     edits, unknown_edits = parse_edits(data)
     effort, output_config = _output_config(data)
     return CompletionRequest(
+        include_reasoning=thinking,
         model=fields.text(data, "model"),
         messages=messages,
         images=images,
@@ -105,11 +108,18 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
 
 
 def body(request: CompletionRequest, completion: Completion) -> bytes:
-    return orjson.dumps({**finished(completion), **_edited(request, completion)})
+    return orjson.dumps({**finished(completion, request.include_reasoning), **_edited(request, completion)})
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    return MessageEvents(call_id, model, prompt_tokens, error, lambda completion: _edited(request, completion))
+    return MessageEvents(
+        call_id,
+        model,
+        prompt_tokens,
+        error,
+        lambda completion: _edited(request, completion),
+        thinking=request.include_reasoning,
+    )
 
 
 def error(refusal: ApiError) -> bytes:
@@ -126,16 +136,16 @@ def count(tokens: int, original: int | None = None) -> bytes:
     return orjson.dumps({"input_tokens": tokens, **edited})
 
 
-def models(names: list[str]) -> bytes:
+def models(names: list[str], created_s: int) -> bytes:
     """The body of GET models."""
     first, last = (names[0], names[-1]) if names else (None, None)
-    data = [_model(name) for name in names]
+    data = [_model(name, created_s) for name in names]
     return orjson.dumps({"data": data, "has_more": False, "first_id": first, "last_id": last})
 
 
-def model(name: str) -> bytes:
+def model(name: str, created_s: int) -> bytes:
     """The body of GET models/{name}."""
-    return orjson.dumps(_model(name))
+    return orjson.dumps(_model(name, created_s))
 
 
 def _edited(request: CompletionRequest, completion: Completion) -> JSON:
@@ -145,12 +155,12 @@ def _edited(request: CompletionRequest, completion: Completion) -> JSON:
     return {"context_management": {"applied_edits": list(completion.applied_edits)}}
 
 
-def _model(name: str) -> JSON:
+def _model(name: str, created_s: int) -> JSON:
     return {
         "type": "model",
         "id": name,
         "display_name": name,
-        "created_at": "1970-01-01T00:00:00Z",
+        "created_at": f"{datetime.fromtimestamp(created_s, UTC):%Y-%m-%dT%H:%M:%SZ}",
         "lifecycle": "active",
     }
 
@@ -364,7 +374,11 @@ def _output_config(data: JSON) -> tuple[JSON, JSON]:
     return {} if effort is None else {"output_config.effort": effort}, others
 
 
-def _check_thinking(data: JSON) -> None:
+def _thinking(data: JSON) -> bool:
+    """True where the response is to have the model's thinking."""
     value = fields.record(data, "thinking")
-    if value is not None and value.get("type") not in ("enabled", "disabled", "adaptive"):
+    if value is None:
+        return False
+    if value.get("type") not in ("enabled", "disabled", "adaptive"):
         raise expected("enabled, adaptive or disabled", value.get("type"), "type", "thinking")
+    return bool(value["type"] != "disabled")

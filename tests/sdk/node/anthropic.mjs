@@ -13,7 +13,7 @@ async function messages(place, stream) {
   const tools = [{ name: "weather", description: "The weather.", input_schema: parameters }];
   const heard = [];
   for (let i = 0; i < 3; i++) {
-    const asked = { model: "policy", max_tokens: 200, messages: history, tools };
+    const asked = { model: "policy", max_tokens: 200, thinking: { type: "adaptive" }, messages: history, tools };
     const message = stream
       ? await client.messages.stream(asked).finalMessage()
       : await client.messages.create(asked);

@@ -33,7 +33,7 @@ class ResponseDecoder:
         self._stops = request.stop if self._one_call is None else (*request.stop, self._one_call)
         self._text = renderer.text_stream()
         raw = request.prompt is not None
-        self._splitter = None if raw else parser.splitter(prompt_text, request.tools, request.parse_tools)
+        self._splitter = None if raw else parser.splitter(prompt_text, request.tools, request.tools is not None)
         self._decoded = ""
         self._released = 0
         """Characters of the decoded text that went to the splitter."""
@@ -128,7 +128,8 @@ class ResponseDecoder:
         """Keep what the pieces say, and say it."""
         tools: list[ToolDelta] = []
         for piece in pieces:
-            for tool in piece.tools:
+            # Where the agent wants no tool call (tool_choice: none) one that is sampled all the same is no text either.
+            for tool in piece.tools if self._request.parse_tools else ():
                 if tool.name is not None:
                     self._calls.append((tool.name, []))
                 self._calls[tool.index][1].append(tool.arguments)
