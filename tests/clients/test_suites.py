@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 LANGCHAIN = ("--benchmark-disable", "-p", "no:codspeed")
 LANGCHAIN_SUITE = Suite("langchain", "clients-langchain", options=LANGCHAIN, least=200)
 SUITES = [
-    Suite("openai", "clients-sdks", source=SourceTests("openai", "OPENAI_BASE_URL", "model")),
+    Suite("openai", "clients-sdks", source=SourceTests("openai", "OPENAI_BASE_URL", "gpt-6-astra")),
     Suite("anthropic", "clients-sdks", source=SourceTests("anthropic", "ANTHROPIC_BASE_URL", "model_id")),
     Suite("pydantic_ai_surface", "clients-sdks", least=40),
     Suite("litellm_surface", "frameworks-agents", least=20),

@@ -22,6 +22,7 @@ QUARRELS = {
     "adk": "agents",
     "mcp": "agents",
     "dspy": "agents",
+    "instructor": "agents",
     "semantic-kernel": "kernel",
     "camel": "kernel",
 }

@@ -62,6 +62,12 @@ async def test_dspy_renders_every_call_anew_as_its_page_says(folder: Folder) -> 
     assert "continued" not in [call.continuation for call in played.calls]
 
 
+@pytest.mark.long
+async def test_the_tool_that_instructor_forces_is_called_under_its_schema(folder: Folder) -> None:
+    played = await play(folder, "instructor", lambda role, text: tool_call("City", name="Oslo", people=717710))
+    played.check("first_turn")
+
+
 async def test_a_crew_whose_model_says_nothing_gets_a_reward_of_zero(folder: Folder) -> None:
     played = await play(folder, "crewai", lambda role, text: "")
     assert (played.rollout.state, played.rollout.reward) == ("succeeded", 0.0)
