@@ -79,9 +79,10 @@ async def test_qwen_code(agent_house: AgentHouse) -> None:
     }
     options = ("--auth-type", "openai", "--yolo")
     assert DONE in await agent_house.run(qwen, *options, "-p", TASK, **variables)
+    assert await agent_house.forks() == []
     assert WELCOME in await agent_house.run(qwen, *options, "--continue", "-p", AGAIN, **variables)
     agent_house.check_work()
-    assert await agent_house.forks() == []
+    assert "history_edited" in await agent_house.forks()  # it sends its history otherwise than it had it
 
 
 @pytest.mark.long

@@ -89,10 +89,10 @@ async def test_without_a_key_the_error_has_googles_shape(house: House) -> None:
 
 async def test_an_unsupported_setting_is_named_in_googles_shape(house: House) -> None:
     claim = await house.claim()
-    reply = await house.http().post(url(claim), json={**HI, "generationConfig": {"topK": 3}})
+    reply = await house.http().post(url(claim), json={**HI, "generationConfig": {"speechConfig": {"voice": "v"}}})
     error = reply.json()["error"]
     assert (reply.status_code, error["status"]) == (400, "INVALID_ARGUMENT")
-    assert error["message"].startswith("generationConfig.topK: ")
+    assert error["message"].startswith("generationConfig.speechConfig: ")
 
 
 async def test_a_stream_in_another_form_than_events_is_refused(house: House) -> None:
@@ -114,6 +114,8 @@ async def test_models_are_listed_in_googles_shape(house: House) -> None:
     (listed,) = (await http.get(f"{path(claim)}/v1beta/models")).json()["models"]
     assert listed["name"] == "models/policy"
     assert (await http.get(f"{path(claim)}/v1beta/models/policy")).json() == listed
+    by_key = await house.http(adds_keys=False).get(f"{path(claim)}/v1/models", headers={"x-goog-api-key": claim.key})
+    assert by_key.json() == {"models": [listed]}
     missing = await http.get(f"{path(claim)}/v1beta/models/other")
     assert (missing.status_code, missing.json()["error"]["status"]) == (404, "NOT_FOUND")
 

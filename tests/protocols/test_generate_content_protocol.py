@@ -198,12 +198,6 @@ def test_what_changes_nothing_is_accepted(given: dict[str, Any]) -> None:
 
 
 COLLECTED: dict[str, Any] = {
-    "topK": 5,
-    "presencePenalty": 0.5,
-    "frequencyPenalty": 0.5,
-    "responseMimeType": "application/json",
-    "responseSchema": {"type": "OBJECT"},
-    "responseJsonSchema": {"type": "object"},
     "responseModalities": ["IMAGE"],
     "speechConfig": {"voice": "v"},
 }
@@ -215,16 +209,51 @@ def test_what_would_change_sampling_is_collected_with_its_value(name: str) -> No
     assert refusal(generationConfig={name: ("x",)}).param == f"generationConfig.{name}"
 
 
-def test_a_forced_function_and_the_providers_tools_are_collected() -> None:
-    forced = {"mode": "ANY", "allowedFunctionNames": ["f"]}
-    tools = [*TOOLS, {"googleSearch": {}}, {"codeExecution": {}}]
-    request = parse(tools=tools, toolConfig={"functionCallingConfig": forced})
+@pytest.mark.parametrize(
+    ("given", "content"),
+    [
+        (
+            {"responseMimeType": "application/json"},
+            {"kind": "json_object", "field": "generationConfig.responseMimeType"},
+        ),
+        (
+            {"responseMimeType": "application/json", "responseSchema": {"type": "OBJECT"}},
+            {"kind": "json_schema", "schema": {"type": "object"}, "field": "generationConfig.responseSchema"},
+        ),
+        (
+            {"responseJsonSchema": {"type": "array"}},
+            {"kind": "json_schema", "schema": {"type": "array"}, "field": "generationConfig.responseJsonSchema"},
+        ),
+    ],
+)
+def test_a_schema_is_the_grammar_of_the_content(given: dict[str, Any], content: dict[str, Any]) -> None:
+    assert config(**given).grammar == {"content": content}
+
+
+def test_penalties_and_top_k_go_to_the_logits() -> None:
+    request = config(topK=5, presencePenalty=0.5, frequencyPenalty=0)
+    assert (request.logits, request.unsupported) == ({"top_k": 5, "presence_penalty": 0.5}, {})
+
+
+PATH = "toolConfig.functionCallingConfig"
+
+
+@pytest.mark.parametrize(
+    ("given", "call"),
+    [
+        ({"mode": "ANY"}, {"required": True, "names": None, "field": PATH}),
+        ({"mode": "ANY", "allowedFunctionNames": ["f"]}, {"required": True, "names": ["f"], "field": PATH}),
+        ({"mode": "VALIDATED"}, {"required": False, "names": None, "field": PATH}),
+    ],
+)
+def test_a_forced_function_is_the_grammar_of_the_call(given: dict[str, Any], call: dict[str, Any]) -> None:
+    assert parse(tools=TOOLS, toolConfig={"functionCallingConfig": given}).grammar == {"tool_call": call}
+
+
+def test_the_providers_tools_are_collected() -> None:
+    request = parse(tools=[*TOOLS, {"googleSearch": {}}, {"codeExecution": {}}])
     assert request.tools == [FUNCTION]
-    assert request.unsupported == {
-        "tools[1].googleSearch": {},
-        "tools[2].codeExecution": {},
-        "toolConfig.functionCallingConfig": forced,
-    }
+    assert request.unsupported == {"tools[1].googleSearch": {}, "tools[2].codeExecution": {}}
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,10 @@ class Proxy:
         if route.startswith(("models:", "v1beta/")):
             return generate_content
         if route.startswith("models"):
-            return messages if any(name == b"anthropic-version" for name, _ in incoming.headers) else chat
+            named = {name for name, _ in incoming.headers}
+            if b"x-goog-api-key" in named:  # Google's SDKs list models under /v1, too
+                return generate_content
+            return messages if b"anthropic-version" in named else chat
         return self._wires.get(route) or self._wires.get(route.partition("/")[0]) or chat
 
     async def _refuse(self, wire: WireFormat, reply: AgentResponse, refusal: ApiError) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols import fields
+from agentlightning.protocols import decoding, fields
 from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream
 from agentlightning.protocols.content_parts import (
     CandidateEvents,
@@ -32,12 +32,6 @@ CONFIG = "generationConfig"
 CALLING = "functionCallingConfig"
 
 UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
-    "topK": UnsupportedParam(float),
-    "presencePenalty": UnsupportedParam(float, (0,)),
-    "frequencyPenalty": UnsupportedParam(float, (0,)),
-    "responseMimeType": UnsupportedParam(str, ("text/plain",)),
-    "responseSchema": UnsupportedParam(dict),
-    "responseJsonSchema": UnsupportedParam((dict, bool)),
     "responseFormat": UnsupportedParam(dict),
     "responseModalities": UnsupportedParam(list, ([], ["TEXT"])),
     "speechConfig": UnsupportedParam(dict),
@@ -101,7 +95,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     config = camel_keys(fields.record(data, CONFIG) or {})
     _check_kinds(config, CONFIG_WITHOUT_EFFECT, CONFIG)
     tools, provider_tools = _tools(data)
-    parse_tools, forced_choice = _tool_choice(data, tools)
+    parse_tools, tool_call = _tool_choice(data, tools)
     logprobs = fields.boolean(config, "responseLogprobs", at=CONFIG)
     return CompletionRequest(
         model=fields.text(data, "model"),
@@ -116,7 +110,9 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         top_logprobs=_top_logprobs(config, logprobs),
         stream=fields.boolean(data, "stream"),
         forced=_forced(config),
-        unsupported={**_unsupported(config), **provider_tools, **forced_choice},
+        unsupported={**_unsupported(config), **provider_tools},
+        grammar=decoding.combined(tool_call, _format(config)),
+        logits=_logits(config),
         echo={"_thoughts": _shows_thoughts(config)},
     )
 
@@ -279,7 +275,7 @@ def _inner_schema(value: Any) -> Any:
 
 
 def _tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, JSON]:
-    """(function calls are parsed, the choice where it forces or narrows them)."""
+    """(function calls are parsed, `tool_call` of the grammar)."""
     config = camel_keys(fields.record(data, "toolConfig") or {})
     value = camel_keys(fields.record(config, CALLING, "toolConfig") or {})
     path = f"toolConfig.{CALLING}"
@@ -289,8 +285,37 @@ def _tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, JSON]:
         raise expected("AUTO, ANY, NONE or VALIDATED", mode, "mode", path)
     if mode == "NONE":
         return False, {}
-    forces = mode in ("ANY", "VALIDATED") or bool(allowed)
-    return tools is not None, {path: value} if forces else {}
+    if mode == "ANY":
+        call = decoding.forced_call(allowed or None, tools, path)
+        return True, {name: value for name, value in call.items() if name != "one"}  # several calls may come
+    if mode == "VALIDATED" and tools is not None:
+        return True, {"required": False, "names": allowed or None, "field": path}
+    return tools is not None, {}
+
+
+def _format(config: JSON) -> JSON:
+    """``content`` of the grammar by the schema or the type of the response."""
+    kind = fields.optional_text(config, "responseMimeType", CONFIG)
+    google = fields.record(config, "responseSchema", CONFIG)
+    schema = fields.record(config, "responseJsonSchema", CONFIG)
+    if schema is not None or google is not None:
+        name = "responseJsonSchema" if schema is not None else "responseSchema"
+        shown = schema if schema is not None else _json_schema(google or {})
+        return {"content": {"kind": "json_schema", "schema": shown, "field": f"{CONFIG}.{name}"}}
+    if kind == "application/json":
+        return {"content": {"kind": "json_object", "field": f"{CONFIG}.responseMimeType"}}
+    if kind not in (None, "", "text/plain"):
+        raise expected("text/plain or application/json", kind, "responseMimeType", CONFIG)
+    return {}
+
+
+def _logits(config: JSON) -> JSON:
+    found = {
+        "presence_penalty": fields.number(config, "presencePenalty", -2, 2, at=CONFIG),
+        "frequency_penalty": fields.number(config, "frequencyPenalty", -2, 2, at=CONFIG),
+        "top_k": fields.whole(config, "topK", 0, at=CONFIG),
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _stops(config: JSON) -> tuple[str, ...]:
