@@ -19,6 +19,7 @@ from agentlightning.store.base import RolloutQuery
 from agentlightning.store.notifier import Notifier
 from agentlightning.store.open import open_store
 from agentlightning.store.redis.address import Address
+from agentlightning.store.redis.checks import SCHEMA_VERSION
 from agentlightning.store.redis.connection import RedisConnection
 from agentlightning.store.redis.scripts import load
 from agentlightning.store.redis.store import RedisLightningStore
@@ -89,11 +90,11 @@ async def test_a_store_of_an_older_schema_is_refused_until_it_is_upgraded_and_ke
     await connection.open()
     await connection.query([("HSET", "meta", "schema_version", 1)])
     await connection.close()
-    with pytest.raises(StoreError, match=r"version 1, this program needs 7.*agl store upgrade"):
+    with pytest.raises(StoreError, match=rf"version 1, this program needs {SCHEMA_VERSION}.*agl store upgrade"):
         await RedisLightningStore(url).open()
     done = await upgrade(url)
-    assert (done.before, done.after) == (1, 3)
-    assert (await upgrade(url)).before == 3
+    assert (done.before, done.after) == (1, SCHEMA_VERSION)
+    assert (await upgrade(url)).before == SCHEMA_VERSION
     async with RedisLightningStore(url) as store:
         [run] = await store.runs([run_id])
         assert (run.config, run.summary) == ({"trainer": {"overprovision": 0.5}}, {"step": 1, "train/reward_mean": 0.5})
