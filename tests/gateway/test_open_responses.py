@@ -199,7 +199,8 @@ async def test_an_image_is_refused_by_a_model_that_reads_text(house: House) -> N
     part = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
     given = {"model": "policy", "input": [{"role": "user", "content": [part]}]}
     reply = await house.http().post(f"{path(claim)}/v1/responses", json=given)
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input[0].content[0]")
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"].startswith("input[0].content[0]")
 
 
 async def test_settings_of_the_request_are_repeated_in_full(house: House) -> None:
