@@ -20,7 +20,7 @@ NAMED = re.compile(r'\\"name\\": \\"(.+?)\\"')
 """A literal of a grammar: the head of a call of a tool."""
 
 SCHEMA = re.compile(r"%json (\{.*\})$", re.MULTILINE)
-QUOTED = re.compile(r"`(\w+)`")
+QUOTED = re.compile(r"[`'](\w+)[`']")
 """A key of the JSON that a question asks for without a schema."""
 
 DEEPEST = 8

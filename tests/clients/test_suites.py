@@ -16,7 +16,7 @@ LANGCHAIN_SUITE = Suite("langchain", "clients-langchain", options=LANGCHAIN, lea
 SUITES = [
     Suite("openai", "clients-sdks", source=SourceTests("openai", "OPENAI_BASE_URL", "gpt-6-astra")),
     Suite("anthropic", "clients-sdks", source=SourceTests("anthropic", "ANTHROPIC_BASE_URL", "model_id")),
-    Suite("pydantic_ai_surface", "clients-sdks", least=40),
+    Suite("pydantic_ai_surface", "clients-sdks", least=35),
     Suite("litellm_surface", "frameworks-agents", least=20),
 ]
 
