@@ -238,9 +238,11 @@ async def test_names_that_lead_to_other_places_are_names_of_nothing(scene: Scene
         reply = await http.post(f"/r/{name}/1/v1/chat/completions", json=HI, headers=bearer(scene.mine.key))
         assert reply.status_code in (400, 401, 403, 404), name
         assert "root:" not in reply.text
-        assert (await http.get(f"/api/rollouts/{name}", headers=bearer(SERVER_KEY))).status_code in (400, 401, 404), (
-            name
-        )
+        looked = await http.get(f"/api/rollouts/{name}", headers=bearer(SERVER_KEY))
+        if name == "../..":  # the client itself makes the server's root of it, a base URL: who looks is told nothing
+            assert (looked.status_code, looked.url.path, looked.json()) == (200, "/", {"status": "ok"})
+        else:
+            assert looked.status_code in (400, 401, 404), name
     for run_id in ("../../x", "/etc/x", "a/b", "..", "a\\b", "a\0b", ".", "-x", "a\n"):
         body = {"name": "n", "config": {}, "run_id": run_id}
         reply = await http.post("/api/create_run", json=body, headers=bearer(SERVER_KEY))

@@ -40,7 +40,7 @@ const counted = await client.messages.countTokens(asked);
 const answered = await client.messages.create({ ...asked, max_tokens: 200 });
 said.counted = counted.input_tokens === answered.usage.input_tokens;
 try {
-  await client.messages.create({ ...asked, max_tokens: 9, top_k: 3 });
+  await client.messages.create({ ...asked, max_tokens: 9, container: "c" });
 } catch (error) {
   said.error = error.constructor.name;
 }

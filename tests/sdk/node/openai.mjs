@@ -92,7 +92,7 @@ async function errors(place) {
   const seen = [];
   for (const [client, more] of [
     [new OpenAI({ baseURL: place.base_url, apiKey: `sk-agl-${"A".repeat(44)}`, maxRetries: 0 }), {}],
-    [clientOf(place), { presence_penalty: 1 }],
+    [clientOf(place), { typical_p: 0.5 }],
   ]) {
     try {
       await client.chat.completions.create({ ...asked, ...more });

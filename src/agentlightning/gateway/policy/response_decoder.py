@@ -33,7 +33,11 @@ class ResponseDecoder:
         self._stops = request.stop if self._one_call is None else (*request.stop, self._one_call)
         self._text = renderer.text_stream()
         raw = request.prompt is not None
-        self._splitter = None if raw else parser.splitter(prompt_text, request.tools, request.tools is not None)
+        self._splitter = (
+            None
+            if raw
+            else parser.splitter(prompt_text, request.tools, request.parse_tools or request.tools is not None)
+        )
         self._decoded = ""
         self._released = 0
         """Characters of the decoded text that went to the splitter."""
