@@ -16,18 +16,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from uuid_utils import uuid7
-
 from agentlightning.config import parse_settings
 from agentlightning.config_external import ExternalModelConfig
 from agentlightning.config_limits import LimitConfig, LimitsConfig
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.external.directory import ExternalDirectory, RunModels
+from agentlightning.gateway.gateway_span import gateway_span
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols.base import ApiError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_calls, read_rollouts
-from agentlightning.types import Call, Resource, Rollout, Span
+from agentlightning.types import Call, Resource, Rollout
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -251,20 +250,8 @@ class CallLimits:
         if reached.setting in usage.told:
             return
         usage.told.add(reached.setting)
-        now = time.time_ns()
-        span = Span(
-            id=str(uuid7()),
-            run_id=rollout.run_id,
-            rollout_id=rollout.id,
-            attempt=number,
-            name=LIMIT_REACHED,
-            attributes={"setting": reached.setting, "error": reached.message},
-            started_ns=now,
-            finished_ns=now,
-            status="error",
-            status_message=reached.message,
-        )
-        await self._store.append_spans([span])
+        told = {"setting": reached.setting, "error": reached.message}
+        await self._store.append_spans([gateway_span(rollout, number, LIMIT_REACHED, told, reached.message)])
 
     # --- what is known of a run -------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from agentlightning.errors import AgentLightningError, EngineError, InputError
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.external.calls import ExternalCalls
+from agentlightning.gateway.gateway_span import gateway_span
 from agentlightning.gateway.limits import Admission, CallLimits, LimitReachedError
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.otlp import TraceReceiver
@@ -39,7 +40,7 @@ from agentlightning.protocols import (
 from agentlightning.protocols.base import ApiError, WireFormat, call_id, read_object
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.store.base import UNKNOWN_ROUTE, LightningStore, reward_number
-from agentlightning.types import Reward, Span
+from agentlightning.types import Reward
 
 log = logging.getLogger(__name__)
 
@@ -256,19 +257,9 @@ class Proxy:
 
     async def _unknown(self, attempt: TrackedAttempt, incoming: AgentRequest) -> None:
         """Refuse it. Where it could have been a model call, its rollout is told; who only looks (GET, HEAD) makes none."""
-        now = time.time_ns()
-        span = Span(
-            id=str(uuid7()),
-            run_id=attempt.rollout.run_id,
-            rollout_id=attempt.rollout.id,
-            attempt=attempt.number,
-            name=UNKNOWN_ROUTE,
-            attributes={"path": incoming.path, "method": incoming.method},
-            started_ns=now,
-            finished_ns=now,
-        )
         if incoming.method == "POST":
-            await self._store.append_spans([span])
+            asked = {"path": incoming.path, "method": incoming.method}
+            await self._store.append_spans([gateway_span(attempt.rollout, attempt.number, UNKNOWN_ROUTE, asked)])
         base = incoming.base_url(incoming.named)
         raise ApiError(
             f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, "

@@ -9,14 +9,11 @@ after the first refusals of an attempt only each doubling of their number is wri
 from __future__ import annotations
 
 import re
-import time
-
-from uuid_utils import uuid7
 
 from agentlightning.gateway.attempts import TrackedAttempt
+from agentlightning.gateway.gateway_span import gateway_span
 from agentlightning.protocols.base import ApiError
 from agentlightning.store.base import MAX_REASON_CHARS, REFUSED_CALLS, LightningStore
-from agentlightning.types import Span
 
 MAX_SINGLE = 16
 """Refusals of an attempt that are recorded each by itself; later ones are, when their number has doubled."""
@@ -39,24 +36,9 @@ async def record_refusal(store: LightningStore, attempt: TrackedAttempt, refusal
     if attempt.refused > MAX_SINGLE and attempt.refused & (attempt.refused - 1):
         return
     count, attempt.unrecorded_refusals = attempt.unrecorded_refusals, 0
-    now = time.time_ns()
-    span = Span(
-        id=str(uuid7()),
-        run_id=attempt.rollout.run_id,
-        rollout_id=attempt.rollout.id,
-        attempt=attempt.number,
-        name=REFUSED_CALLS,
-        attributes={
-            "fields": refused_fields(refusal),
-            "count": count,
-            "status": refusal.status,
-            "message": refusal.message[:MAX_MESSAGE_CHARS],
-        },
-        started_ns=now,
-        finished_ns=now,
-        status="error",
-    )
-    await store.append_spans([span])
+    message = refusal.message[:MAX_MESSAGE_CHARS]
+    told = {"fields": refused_fields(refusal), "count": count, "status": refusal.status, "message": message}
+    await store.append_spans([gateway_span(attempt.rollout, attempt.number, REFUSED_CALLS, told, message)])
 
 
 def refused_fields(refusal: ApiError) -> str:

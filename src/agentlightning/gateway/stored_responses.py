@@ -12,15 +12,14 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from uuid_utils import uuid7
-
 from agentlightning.gateway.attempts import SHARED_ATTEMPT_AGE_S, TrackedAttempt
+from agentlightning.gateway.gateway_span import gateway_span
 from agentlightning.protocols import responses
 from agentlightning.protocols.base import ApiError
 from agentlightning.protocols.input_items import call_of_item, dereferenced, referenced_ids
 from agentlightning.rendering.call_chain import call_chain, is_whole
 from agentlightning.store.base import LightningStore
-from agentlightning.types import ABANDONED, JSON, Call, Span
+from agentlightning.types import ABANDONED, JSON, Call
 
 DELETED = "gateway.response_deleted"
 """Name of the span that a deleted response leaves."""
@@ -65,19 +64,7 @@ class StoredResponses:
         """Delete a response; False where none is stored. Durable when it returns."""
         if not await self.chain(attempt, call_id):
             return False
-        now = time.time_ns()
-        rollout = attempt.rollout
-        span = Span(
-            id=str(uuid7()),
-            run_id=rollout.run_id,
-            rollout_id=rollout.id,
-            attempt=attempt.number,
-            name=DELETED,
-            attributes={"call_id": call_id},
-            started_ns=now,
-            finished_ns=now,
-        )
-        await self._store.append_spans([span])
+        await self._store.append_spans([gateway_span(attempt.rollout, attempt.number, DELETED, {"call_id": call_id})])
         (await self._deletions(attempt)).add(call_id)
         return True
 
