@@ -155,6 +155,7 @@ ANTHROPIC = {
     "type": "image",
     "source": {"type": "base64", "media_type": "image/png", "data": uri(RED).partition(",")[2]},
 }
+INLINE = {"inlineData": {"mimeType": "image/png", "data": uri(RED).partition(",")[2]}}
 CALLED = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("chat/completions", {"messages": [user(chat_image(RED))]}),
@@ -198,6 +199,23 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
             ],
         },
     ),
+    "generateContent": (
+        "models/policy:generateContent",
+        {"contents": [{"role": "user", "parts": [{"text": "what is it ?"}, INLINE]}]},
+    ),
+    "generateContent, of a tool": (
+        "models/policy:generateContent",
+        {
+            "contents": [
+                {"role": "user", "parts": [{"text": "what is it ?"}]},
+                {"role": "model", "parts": [{"functionCall": {"name": "look", "args": {}}}]},
+                {
+                    "role": "user",
+                    "parts": [{"functionResponse": {"name": "look", "response": {"output": "a"}, "parts": [INLINE]}}],
+                },
+            ]
+        },
+    ),
 }
 
 
@@ -206,8 +224,9 @@ async def test_every_protocol_has_pictures_of_users_and_of_tools(sighted: House,
     claim = await sighted.claim()
     route, body = WAYS[way]
     for stream in (False, True):
+        where = route.replace(":generate", ":streamGenerate") + "?alt=sse" if stream and ":" in route else route
         answer = await sighted.http().post(
-            f"{path(claim)}/v1/{route}", json={"model": "policy", "stream": stream, **body}
+            f"{path(claim)}/v1/{where}", json={"model": "policy", "stream": stream, **body}
         )
         assert answer.status_code == 200, answer.text
     calls = await sighted.store.calls([claim.rollout.id])

@@ -33,6 +33,8 @@ FUNCTION = {"type": "function", "function": {"name": "f", "description": "d", "p
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 CALL_PART = {"functionCall": {"id": "c1", "name": "f", "args": {"a": 1}}}
 IMAGE = {"inlineData": {"mimeType": "image/png", "data": "AA=="}}
+AUDIO = {"inlineData": {"mimeType": "audio/wav", "data": "AA=="}}
+FILE = {"fileData": {"mimeType": "image/png", "fileUri": "https://example.org/a.png"}}
 
 
 def parse(trained: bool = True, streamed: bool = False, **given: Any) -> CompletionRequest:
@@ -266,15 +268,19 @@ def test_the_providers_tools_are_collected() -> None:
         ({"contents": [{"role": "system", "parts": []}]}, "contents[0].role"),
         ({"contents": [{"parts": "hi"}]}, "contents[0].parts"),
         ({"contents": [{"parts": ["hi"]}]}, "contents[0].parts[0]"),
-        ({"contents": [{"parts": [{"text": "a"}, IMAGE]}]}, "contents[0].parts[1]"),
+        ({"contents": [{"parts": [{"inlineData": {"data": 1}}]}]}, "contents[0].parts[0].inlineData.data"),
+        ({"contents": [{"parts": [{"inlineData": {"data": "§"}}]}]}, "contents[0].parts[0].inlineData.data"),
+        ({"contents": [{"parts": [{"inline_data": []}]}]}, "contents[0].parts[0].inlineData"),
+        ({"contents": [{"parts": [AUDIO]}]}, "contents[0].parts[0]"),
+        ({"contents": [{"role": "model", "parts": [IMAGE]}]}, "contents[0].parts[0]"),
         ({"contents": [{"role": "model", "parts": [{"executableCode": {}}]}]}, "contents[0].parts[0]"),
         (
             {"contents": [{"role": "model", "parts": [{"functionCall": {"name": "f", "args": []}}]}]},
             "contents[0].parts[0].functionCall.args",
         ),
         (
-            {"contents": [{"parts": [{"functionResponse": {"name": "f", "parts": [IMAGE]}}]}]},
-            "contents[0].parts[0].functionResponse.parts[0]",
+            {"contents": [{"parts": [{"functionResponse": {"name": "f", "parts": [FILE]}}]}]},
+            "contents[0].parts[0].functionResponse.parts[0].fileData.fileUri",
         ),
         ({"systemInstruction": "be"}, "systemInstruction"),
         ({"systemInstruction": {"parts": [IMAGE]}}, "systemInstruction.parts[0]"),
@@ -303,6 +309,21 @@ def test_the_providers_tools_are_collected() -> None:
 )
 def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
     assert refusal(**given).param == param
+
+
+def test_images_are_read_in_both_alphabets_of_base64_and_stand_in_their_order() -> None:
+    data = bytes([251, 255, 254, 0])
+    plain, for_urls = "+//+AA==", "-__-AA"
+    parts = [
+        {"text": "a"},
+        {"inlineData": {"mimeType": "image/png", "data": plain}},
+        {"inline_data": {"mime_type": "image/png", "data": for_urls}},
+    ]
+    request = parse(contents=[{"parts": parts}])
+    assert [image.data for image in request.images] == [data, data]
+    assert [image.path for image in request.images] == [f"contents[0].parts[{at}].inlineData.data" for at in (1, 2)]
+    picture = {"type": "image", "image": request.images[0].hash}
+    assert request.messages == [{"role": "user", "content": [{"type": "text", "text": "a"}, picture, picture]}]
 
 
 def test_a_request_to_an_external_model_keeps_what_only_that_model_reads() -> None:

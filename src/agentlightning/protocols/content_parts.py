@@ -25,6 +25,7 @@ from agentlightning.protocols.base import (
     short,
 )
 from agentlightning.protocols.fields import expected
+from agentlightning.protocols.images import blob_part
 from agentlightning.protocols.message_blocks import arguments_text, tool_input
 from agentlightning.types import JSON
 
@@ -132,10 +133,8 @@ class _History:
             if part.get("functionResponse") is not None:
                 self.messages.append(self._result(part, where))
                 answered = True
-            elif self._trained and not _is_text(part):
-                raise _not_text(part, where)
             else:
-                said.append(part)
+                said.append(_image(part, where) if self._trained and not _is_text(part) else part)
         if said or not answered:
             self.messages.append({"role": "user", "content": _joined(said)})
 
@@ -145,15 +144,15 @@ class _History:
         name = fields.text(given, "name", at=where)
         result = fields.record(given, "response", where) or {}
         inner = fields.items(given, "parts", where)
-        if inner and self._trained:
-            raise _not_text(inner[0], f"{where}.parts[0]")
+        if self._trained:
+            places = [f"{where}.parts[{at}]" for at in range(len(inner))]
+            inner = [_image(_part(one, place), place) for one, place in zip(inner, places, strict=True)]
+        text = _result_text(result)
         message: JSON = {
             "role": "tool",
             "tool_call_id": self._answered(fields.optional_text(given, "id", where), name),
-            "content": _result_text(result),
+            "content": _joined([{"text": text}, *inner]) if inner else text,
         }
-        if inner:
-            message["content"] = [{"text": message["content"]}, *inner]
         if "error" in result and "output" not in result:
             message["is_error"] = True
         return message
@@ -205,14 +204,23 @@ def _append(message: JSON, more: str | list[JSON]) -> None:
 
 
 def _joined(parts: list[JSON]) -> str | list[JSON]:
-    """One text where all parts are text; the parts, where an external model reads others."""
+    """One text where all parts are text; else the parts: with images in our form, or as an external model reads them."""
     if all(_is_text(part) for part in parts):
         return "".join(part.get("text", "") for part in parts)
+    if any(part.get("type") == "image" for part in parts):
+        return [{"type": "text", "text": part.get("text", "")} if _is_text(part) else part for part in parts]
     return parts
 
 
+def _image(part: JSON, where: str) -> JSON:
+    found = blob_part(part, where)
+    if found is None:
+        raise _not_text(part, where)
+    return found
+
+
 def _not_text(part: Any, where: str) -> ApiError:
-    what = "a text, a functionCall or a functionResponse, all that the trained policy reads"
+    what = "a text, an image of the user, a functionCall or a functionResponse, all that the trained policy reads"
     return fields.refused(where, f"expected {what}, got {short(part)}")
 
 

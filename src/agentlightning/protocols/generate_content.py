@@ -24,6 +24,7 @@ from agentlightning.protocols.content_parts import (
     text_of,
 )
 from agentlightning.protocols.fields import UnsupportedParam, expected
+from agentlightning.protocols.images import take_images
 from agentlightning.types import JSON
 
 NAME = "generate_content"
@@ -80,7 +81,7 @@ def with_route(data: JSON, model: str, streamed: bool) -> JSON:
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     data = camel_keys(data)
-    messages = _instruction(data, trained) + messages_of(data.get("contents"), trained)
+    messages, images = take_images(_instruction(data, trained) + messages_of(data.get("contents"), trained))
     if not trained:
         return CompletionRequest(
             model=fields.text(data, "model"),
@@ -100,6 +101,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     return CompletionRequest(
         model=fields.text(data, "model"),
         messages=messages,
+        images=images,
         tools=tools,
         parse_tools=parse_tools,
         max_tokens=fields.whole(config, "maxOutputTokens", 1, at=CONFIG),

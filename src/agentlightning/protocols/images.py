@@ -46,6 +46,29 @@ def image_part(part: Any, path: str) -> JSON | None:
     return None
 
 
+def blob_part(part: JSON, path: str) -> JSON | None:
+    """The part of Google's protocol (names of its own in camel case), as `image_part` reads those of the others."""
+    for name, inner in (("inlineData", "data"), ("fileData", "fileUri")):
+        given = part.get(name)
+        if given is None:
+            continue
+        where = f"{path}.{name}"
+        if not isinstance(given, dict):
+            raise _unexpected('{"mimeType", "' + inner + '"}', given, where)
+        mime = given.get("mimeType", given.get("mime_type"))
+        if isinstance(mime, str) and mime.startswith("audio/"):
+            raise _refused(path, NO_AUDIO)
+        if name == "fileData":
+            raise _refused(f"{where}.fileUri", NO_FETCHING)
+        data = given.get("data")
+        if not isinstance(data, str):
+            raise _unexpected("an image file in base64", data, f"{where}.data")
+        # Google reads base64 of both alphabets, with padding or without, and its Python SDK writes the one for URLs.
+        plain = data.rstrip("=").replace("-", "+").replace("_", "/")
+        return _of_base64(plain + "=" * (-len(plain) % 4), f"{where}.data")
+    return None
+
+
 def take_images(messages: list[JSON]) -> tuple[list[JSON], tuple[RequestImage, ...]]:
     """The messages without the bytes that `image_part` left in their parts, and those. Raises ApiError for too many."""
     found: list[RequestImage] = []
