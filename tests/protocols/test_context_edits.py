@@ -107,6 +107,12 @@ def test_an_edit_with_a_value_of_another_kind_is_refused_by_its_path(edit: Any, 
     assert refused.value.param == param
 
 
+def test_a_request_has_few_edits() -> None:
+    with pytest.raises(ApiError) as refused:
+        read(*[{"type": TOOLS}] * 5)
+    assert refused.value.param == "context_management.edits"
+
+
 def test_old_tool_results_are_cleared_and_the_latest_stay() -> None:
     before = conversation(5)
     after, applied = apply_edits([ClearToolUses(trigger_tokens=100)], before, size)

@@ -252,6 +252,12 @@ def test_a_forced_function_is_the_grammar_of_the_call(given: dict[str, Any], cal
     assert parse(tools=TOOLS, toolConfig={"functionCallingConfig": given}).grammar == {"tool_call": call}
 
 
+def test_a_count_of_thousands_of_digits_stays_for_the_grammar_to_refuse() -> None:
+    schema = {"type": "ARRAY", "minItems": "9" * 5000}
+    [content] = parse(generationConfig={"responseSchema": schema}).grammar.values()
+    assert content["schema"]["minItems"] == "9" * 5000
+
+
 def test_the_providers_tools_are_collected() -> None:
     request = parse(tools=[*TOOLS, {"googleSearch": {}}, {"codeExecution": {}}])
     assert request.tools == [FUNCTION]

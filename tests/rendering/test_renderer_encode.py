@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from agentlightning.rendering.renderer import Renderer
+from agentlightning.rendering.renderer import MAX_TEXT, Renderer, RenderError
 
 WORDS = ["user", " user", "\n", "  \n ", "Hello there", ".", "x", "é🙂", "<|im", "_start|>", "<s", ">", "[x]", "▁", ""]
 TOKENS = ["<|im_start|>", "<|im_end|>", "<s>", "<s>>", "[[x]]", "[x]", "<tool>"]
@@ -59,3 +59,8 @@ def test_what_follows_a_special_token_is_tokenised_as_after_it(both: tuple[Rende
     end = tokenizer.token_to_id("<|im_end|>")
     whole = tokenizer.encode("<|im_end|>" + text, add_special_tokens=False).ids
     assert [end, *renderer.encode(text, after=end)] == whole
+
+
+def test_a_text_that_would_take_the_tokenizer_seconds_is_refused(both: tuple[Renderer, Tokenizer]) -> None:
+    with pytest.raises(RenderError, match="expected at most"):
+        both[0].encode("x" * (MAX_TEXT + 1))

@@ -18,6 +18,9 @@ CLEAR_THINKING = "clear_thinking_20251015"
 CLEARED_RESULT = "[Old tool result cleared]"
 """Stands in the place of a tool result that an edit cleared."""
 
+MAX_EDITS = 4
+"""Edits of one request: each counts the tokens of the whole conversation. There are two kinds."""
+
 TRIGGER_TOKENS = 100_000
 """Defaults of Anthropic's documentation."""
 KEPT_TOOL_USES = 3

@@ -23,6 +23,8 @@ from agentlightning.types import JSON
 MAX_BIASED = 1024
 """Tokens that `logit_bias` may name; OpenAI's own bound is 300."""
 
+MIN_REPETITION_PENALTY = 0.01
+
 STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 """Fields of vLLM's `structured_outputs`, of which a request has one."""
 
@@ -211,10 +213,8 @@ def _names(tools: list[JSON] | None) -> list[str]:
 
 
 def _repetition(data: JSON) -> float | None:
-    value = fields.number(data, "repetition_penalty", 0, 100)
-    if value == 0:
-        raise expected("a number above 0", value, "repetition_penalty")
-    return value
+    """Of a smaller one a logit may become infinite: it is divided by the penalty."""
+    return fields.number(data, "repetition_penalty", MIN_REPETITION_PENALTY, 100)
 
 
 def _logit_bias(data: JSON) -> Mapping[str, float]:

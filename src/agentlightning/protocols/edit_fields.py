@@ -11,6 +11,7 @@ from agentlightning.protocols.context_edits import (
     CLEAR_TOOL_USES,
     KEPT_THINKING_TURNS,
     KEPT_TOOL_USES,
+    MAX_EDITS,
     TRIGGER_TOKENS,
     ClearThinking,
     ClearToolUses,
@@ -25,7 +26,10 @@ def parse_edits(data: JSON) -> tuple[tuple[ContextEdit, ...], JSON]:
     known: list[ContextEdit] = []
     unknown: JSON = {}
     given = fields.record(data, "context_management")
-    for index, edit in enumerate(fields.items(given or {}, "edits", "context_management")):
+    edits = fields.items(given or {}, "edits", "context_management")
+    if len(edits) > MAX_EDITS:
+        raise expected(f"at most {MAX_EDITS} edits", len(edits), "context_management.edits")
+    for index, edit in enumerate(edits):
         where = f"context_management.edits[{index}]"
         if not isinstance(edit, dict):
             raise expected("an object", edit, where)

@@ -22,6 +22,10 @@ MAX_INTEGER = 2**63 - 1
 """Bound of whole numbers without a narrower one."""
 
 MAX_CHOICES = 128
+
+MAX_STOPS = 1024
+"""Stop strings, and stop tokens: each token that is sampled is compared with all of them."""
+
 MAX_TOP_LOGPROBS = 20
 """Alternatives that may be listed with a token."""
 
@@ -140,7 +144,7 @@ def stops(data: JSON, name: str = "stop") -> tuple[str, ...]:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
         raise expected("a string or a list of strings, none empty", value, name)
-    return tuple(values)
+    return tuple(bounded(values, name, MAX_STOPS))
 
 
 def stop_token_ids(data: JSON) -> tuple[int, ...]:
@@ -148,7 +152,14 @@ def stop_token_ids(data: JSON) -> tuple[int, ...]:
     ids = items(data, "stop_token_ids")
     if not all(is_kind(one, int) and 0 <= one < 2**31 for one in ids):
         raise expected("a list of token ids", ids, "stop_token_ids")
-    return tuple(ids)
+    return tuple(bounded(ids, "stop_token_ids", MAX_STOPS))
+
+
+def bounded(values: list[Any], name: str, most: int, at: str = "") -> list[Any]:
+    """The list itself, if it has at most so many members."""
+    if len(values) > most:
+        raise expected(f"at most {most} members", len(values), name, at)
+    return values
 
 
 def forced(data: JSON, hottest: float = 2) -> JSON:

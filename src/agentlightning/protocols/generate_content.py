@@ -243,6 +243,8 @@ def _external_tools(data: JSON) -> list[JSON] | None:
 
 
 TYPES = ("STRING", "NUMBER", "INTEGER", "BOOLEAN", "ARRAY", "OBJECT", "NULL")
+MAX_DIGITS = 19
+"""Digits of an int64, which is what a count may be; int() takes 4,300 at most."""
 COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
@@ -259,7 +261,7 @@ def _json_schema(schema: JSON) -> JSON:
         result["type"] = [result["type"], "null"]
     for name in COUNTS:
         value = result.get(name)
-        if isinstance(value, str) and value.isascii() and value.isdigit():
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < MAX_DIGITS:
             result[name] = int(value)
     if isinstance(named := result.get("properties"), dict):
         result["properties"] = {name: _inner_schema(one) for name, one in named.items()}
@@ -324,7 +326,7 @@ def _stops(config: JSON) -> tuple[str, ...]:
     given = fields.items(config, "stopSequences", CONFIG)
     if not all(isinstance(one, str) and one for one in given):
         raise expected("a list of strings, none empty", given, "stopSequences", CONFIG)
-    return tuple(given)
+    return tuple(fields.bounded(given, "stopSequences", fields.MAX_STOPS, CONFIG))
 
 
 def _count(config: JSON) -> int:

@@ -246,7 +246,7 @@ class _Writer:
 
 def quoted(text: str) -> str:
     """A text as the grammar's literal."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # a control character, which it refuses
 
 
 def _parameters(function: JSON) -> tuple[JSON, JSON]:

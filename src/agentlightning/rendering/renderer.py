@@ -28,6 +28,9 @@ PROBE = "agl-probe-7f3a9c"
 """Stands for a completion's text where the template is asked what it puts after one; no template trims or rewrites it."""
 
 MAX_CACHED_TEXT = 16_384
+MAX_TEXT = 2 << 20
+"""Characters of a prompt, about half a million tokens: all of a server's calls wait for it, and tokenisers read one million
+a second where nothing else runs."""
 
 
 class RenderError(InputError):
@@ -88,6 +91,10 @@ class Renderer:
 
     def encode(self, text: str, after: int | None = None) -> list[int]:
         """Encodes `text` as a continuation of the special token `after`, or as a beginning."""
+        if len(text) > MAX_TEXT:
+            raise RenderError(
+                f"messages: the prompt has {len(text)} characters to tokenise; expected at most {MAX_TEXT}"
+            )
         anchor = self._special.get(after, "") if after is not None else ""
         ids: list[int] = []
         for start, end in self._stretches(text):
