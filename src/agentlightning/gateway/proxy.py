@@ -18,6 +18,7 @@ from agentlightning.errors import AgentLightningError, EngineError, InputError
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.external.calls import ExternalCalls
+from agentlightning.gateway.files_api import FilesApi
 from agentlightning.gateway.gateway_span import gateway_span
 from agentlightning.gateway.limits import Admission, CallLimits, LimitReachedError
 from agentlightning.gateway.metrics import GatewayMetrics
@@ -70,6 +71,7 @@ class Proxy:
         self._limits = limits
         self._scoring = PromptScoring(engine_router)
         self._responses = responses_api
+        self._files = FilesApi(calls.files)
         self._wires: dict[str, WireFormat] = {
             "chat/completions": chat,
             "completions": completions,
@@ -108,7 +110,7 @@ class Proxy:
         route = incoming.route or ""
         if route.startswith(("models:", "v1beta/")):
             return generate_content
-        if route.startswith("models"):
+        if route.startswith(("models", "files")):
             named = {name for name, _ in incoming.headers}
             if b"x-goog-api-key" in named:  # Google's SDKs list models under /v1, too
                 return generate_content
@@ -174,6 +176,8 @@ class Proxy:
             await reply.whole(200, await self._responses.count(data, attempt))
         elif self._responses.knows(route, method):
             await self._responses.answer(incoming, attempt, reply)
+        elif self._files.knows(route, method):
+            await self._files.answer(incoming, attempt, admission, reply)
         else:
             await self._unknown(attempt, incoming)
 
@@ -264,8 +268,8 @@ class Proxy:
         raise ApiError(
             f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, "
             "once), that of an Anthropic client ends before /v1; routes under /v1 are chat/completions, completions, "
-            "responses, messages, messages/count_tokens, embeddings, tokens/generate, tokens/logprobs, models, reward "
-            "and traces; Google's calls are under /v1beta/models",
+            "responses, messages, messages/count_tokens, embeddings, tokens/generate, tokens/logprobs, models, files, "
+            "reward and traces; Google's calls are under /v1beta/models",
             status=404,
             code="unknown_route",
         )

@@ -7,13 +7,10 @@ on as before. Responses with ``store: false`` are no stored ones. Knows nothing 
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from agentlightning.gateway.attempts import SHARED_ATTEMPT_AGE_S, TrackedAttempt
-from agentlightning.gateway.gateway_span import gateway_span
+from agentlightning.gateway.attempt_events import AttemptEvents
+from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.protocols import responses
 from agentlightning.protocols.base import ApiError
 from agentlightning.protocols.input_items import call_of_item, dereferenced, referenced_ids
@@ -24,24 +21,13 @@ from agentlightning.types import ABANDONED, JSON, Call
 DELETED = "gateway.response_deleted"
 """Name of the span that a deleted response leaves."""
 
-MAX_ATTEMPTS = 4096
-"""Attempts whose deletions are kept in memory; of others they are read again."""
-
-
-@dataclass(slots=True)
-class _Deleted:
-    """Ids of calls."""
-
-    ids: set[str]
-    read_s: float
-
 
 class StoredResponses:
     """Use from one event loop."""
 
     def __init__(self, store: LightningStore) -> None:
         self._store = store
-        self._deleted: OrderedDict[tuple[str, int], _Deleted] = OrderedDict()
+        self._events = AttemptEvents(store, frozenset({DELETED}))
 
     async def chain(self, attempt: TrackedAttempt, call_id: str) -> list[Call]:
         """The response of this id and the calls that it continues, oldest first; empty where none is stored."""
@@ -64,8 +50,7 @@ class StoredResponses:
         """Delete a response; False where none is stored. Durable when it returns."""
         if not await self.chain(attempt, call_id):
             return False
-        await self._store.append_spans([gateway_span(attempt.rollout, attempt.number, DELETED, {"call_id": call_id})])
-        (await self._deletions(attempt)).add(call_id)
+        await self._events.append(attempt, DELETED, {"call_id": call_id})
         return True
 
     async def _calls(self, attempt: TrackedAttempt) -> dict[str, Call]:
@@ -77,22 +62,8 @@ class StoredResponses:
         return found - await self._deletions(attempt) if found else found
 
     async def _deletions(self, attempt: TrackedAttempt) -> set[str]:
-        """Ids of the responses that were deleted, by way of this server or a few seconds ago by another."""
-        identity = attempt.rollout.id, attempt.number
-        known = self._deleted.get(identity)
-        now = time.monotonic()
-        if known is None or (not attempt.complete and now - known.read_s > SHARED_ATTEMPT_AGE_S):
-            spans = await self._store.spans([attempt.rollout.id])
-            ids = {
-                str(span.attributes.get("call_id"))
-                for span in spans
-                if span.name == DELETED and span.attempt == attempt.number
-            }
-            known = self._deleted[identity] = _Deleted(ids, now)
-            while len(self._deleted) > MAX_ATTEMPTS:
-                self._deleted.popitem(last=False)
-        self._deleted.move_to_end(identity)
-        return known.ids
+        """Ids of the responses that were deleted."""
+        return {str(span.attributes.get("call_id")) for span in await self._events.read(attempt)}
 
 
 def not_found(response_id: str) -> ApiError:

@@ -35,7 +35,8 @@ class RequestImage:
 
     hash: str
     """SHA-256 of the file's bytes, in hex."""
-    data: bytes = field(repr=False)
+    data: bytes | None = field(repr=False)
+    """None for an uploaded file."""
     path: str
     """The field that held it, for a sentence about it."""
 

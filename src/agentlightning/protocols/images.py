@@ -1,9 +1,9 @@
 """Image parts of requests, in the form of every protocol: read, bounded, and named by the hash of their bytes.
 
 Driven by each protocol's parser. A part becomes ``{"type": "image", "image": "<SHA-256 in hex>"}``, which is what is hashed,
-recorded and given to chat templates; the bytes travel beside the messages. URLs are never fetched: whoever may write a
-request could have the gateway read what only the gateway can reach. Whether a file is an image, and whether the model has
-sight, is seen later. Pure.
+recorded and given to chat templates; the bytes travel beside the messages, except those of uploaded files, whose ids have
+the hash: the store has them. URLs are never fetched: whoever may write a request could have the gateway read what only the
+gateway can reach. Whether a file is an image, and whether the model has sight, is seen later. Pure.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ MAX_IMAGES = 64
 """Images of one request, those of its history among them."""
 MAX_IMAGE_BYTES = 16 << 20
 FILE = "_file"
+"""Name under which a part holds its RequestImage until `take_images`."""
 AUDIO = ("audio", "audio_url", "input_audio", "output_audio")
 NO_AUDIO = "the trained policy hears no audio; send text or images"
-NO_FILES = "the gateway keeps no uploaded files; send the image as a data URI (data:image/png;base64,…)"
+FILE_ID = "file-"
+"""Beginning of the id of an uploaded file; the SHA-256 of its bytes follows."""
 NO_FETCHING = "the gateway fetches no URLs; send the image as a data URI (data:image/png;base64,…)"
 
 
@@ -37,8 +39,12 @@ def image_part(part: Any, path: str) -> JSON | None:
     if kind == "input_image":
         _check_text(part, "detail", path)
         if part.get("file_id") is not None:
-            raise _refused(f"{path}.file_id", NO_FILES)
+            return _of_file(part["file_id"], f"{path}.file_id")
         return _of_url(part.get("image_url"), f"{path}.image_url")
+    if kind == "file":
+        return _of_either(part.get("file"), f"{path}.file")
+    if kind == "input_file":
+        return _of_either(part, path)
     if kind == "image":
         return _of_source(part.get("source"), f"{path}.source")
     if kind in AUDIO:
@@ -59,7 +65,11 @@ def blob_part(part: JSON, path: str) -> JSON | None:
         if isinstance(mime, str) and mime.startswith("audio/"):
             raise _refused(path, NO_AUDIO)
         if name == "fileData":
-            raise _refused(f"{where}.fileUri", NO_FETCHING)
+            uri = given.get("fileUri", given.get("file_uri"))
+            file_id = uri.removeprefix("files/") if isinstance(uri, str) else ""
+            if not file_id.startswith(FILE_ID):
+                raise _refused(f"{where}.fileUri", NO_FETCHING)
+            return _of_file(file_id, f"{where}.fileUri")
         data = given.get("data")
         if not isinstance(data, str):
             raise _unexpected("an image file in base64", data, f"{where}.data")
@@ -75,15 +85,21 @@ def take_images(messages: list[JSON]) -> tuple[list[JSON], tuple[RequestImage, .
     result = []
     for message in messages:
         content = message.get("content")
-        if isinstance(content, list) and any(isinstance(part, dict) and FILE in part for part in content):
-            found += [part[FILE] for part in content if FILE in part]
-            content = [{name: value for name, value in part.items() if name != FILE} for part in content]
+        if isinstance(content, list) and any(map(_has_image, content)):
+            found += [part[FILE] for part in content if _has_image(part)]
+            content = [{"type": "image", "image": part["image"]} if _has_image(part) else part for part in content]
             message = {**message, "content": content}
         result.append(message)
     if len(found) > MAX_IMAGES:
         path = found[MAX_IMAGES].path
         raise ApiError(f"{path}: expected at most {MAX_IMAGES} images in one request, got {len(found)}", param=path)
     return result, tuple(found)
+
+
+def _has_image(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(
+        part.get(FILE), RequestImage
+    )  # a request may have a field of that name
 
 
 def _of_url(url: Any, path: str) -> JSON:
@@ -97,12 +113,30 @@ def _of_url(url: Any, path: str) -> JSON:
     return _of_base64(data, path)
 
 
+def _of_either(file: Any, path: str) -> JSON:
+    """Of Chat's and Responses' file parts: an uploaded file, or a data URI."""
+    if not isinstance(file, dict):
+        raise _unexpected('{"file_id"} or {"file_data"}', file, path)
+    if file.get("file_id") is not None:
+        return _of_file(file["file_id"], f"{path}.file_id")
+    if file.get("file_url") is not None:
+        raise _refused(f"{path}.file_url", NO_FETCHING)
+    return _of_url(file.get("file_data"), f"{path}.file_data")
+
+
+def _of_file(file_id: Any, path: str) -> JSON:
+    if not isinstance(file_id, str):
+        raise _unexpected("the id of an uploaded file", file_id, path)
+    name = file_id.removeprefix(FILE_ID)
+    return {"type": "image", "image": name, FILE: RequestImage(name, None, path)}
+
+
 def _of_source(source: Any, path: str) -> JSON:
     kind = source.get("type") if isinstance(source, dict) else None
     if kind == "url":
         raise _refused(f"{path}.url", NO_FETCHING)
     if kind == "file":
-        raise _refused(f"{path}.file_id", NO_FILES)
+        return _of_file(source.get("file_id"), f"{path}.file_id")
     if kind != "base64" or not isinstance(source.get("data"), str):
         raise _unexpected('{"type": "base64", "media_type", "data"}', source, path)
     _check_text(source, "media_type", path)

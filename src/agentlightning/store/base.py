@@ -437,6 +437,11 @@ UNKNOWN_ROUTE: Literal["gateway.unknown_route"] = "gateway.unknown_route"
 """Name of the span that a request to a wrong path leaves, so that a rollout without calls can be explained."""
 
 
+FILE_UPLOADED: Literal["gateway.file_uploaded"] = "gateway.file_uploaded"
+FILE_DELETED: Literal["gateway.file_deleted"] = "gateway.file_deleted"
+"""Names of the spans by which an attempt has uploaded files."""
+
+
 def broken_counts(attributes: JSON) -> dict[str, int]:
     """By cause, what a span named BROKEN_SPANS counts; attributes that are no counts are somebody else's."""
     return {cause: count for cause, count in attributes.items() if type(count) is int}

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from agentlightning.store.base import BROKEN_SPANS, REFUSED_CALLS, UNKNOWN_ROUTE
+from agentlightning.store.base import BROKEN_SPANS, FILE_DELETED, FILE_UPLOADED, REFUSED_CALLS, UNKNOWN_ROUTE
 from agentlightning.tracing.clocks import MAX_TIME_NS, Clocks, Times, plain_times
 from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan
 from agentlightning.types import JSON, Span
@@ -50,8 +50,8 @@ MAX_DEPTH = 32
 LOST = frozenset({"undecodable", "too_many"})
 """Causes by which a span is lost; by the others it is mended."""
 
-RESERVED = frozenset({BROKEN_SPANS, REFUSED_CALLS, UNKNOWN_ROUTE})
-"""Names of spans that stores and trainer look for: what they say is counted and told, so that nobody else may say it."""
+RESERVED = frozenset({BROKEN_SPANS, FILE_DELETED, FILE_UPLOADED, REFUSED_CALLS, UNKNOWN_ROUTE})
+"""Names of spans that stores, gateway and trainer look for: what they say holds, so that nobody else may say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

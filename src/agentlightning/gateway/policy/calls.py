@@ -37,6 +37,7 @@ from agentlightning.gateway.policy.sdk_retries import PendingCall, SdkRetries
 from agentlightning.gateway.policy.streamed_response import PolicyJob, StreamedResponse, replay
 from agentlightning.gateway.policy.unsupported import ignored_header, unsupported_error
 from agentlightning.gateway.stored_responses import StoredResponses
+from agentlightning.gateway.uploaded_files import UploadedFiles
 from agentlightning.protocols.base import (
     ApiError,
     Completion,
@@ -79,6 +80,8 @@ class PolicyCalls:
         self._engine_router = engine_router
         self._metrics = metrics
         self._responses = responses
+        self.files = UploadedFiles(store)
+        """Files that its requests may name."""
         self._grace_s = grace_s
         self._deadline_s = deadline_s
         self._retries = SdkRetries(store)
@@ -192,7 +195,7 @@ class PolicyCalls:
                     code="previous_response_not_found",
                 )
             request = replace(request, messages=_after(chain_messages(before), request.messages))
-        images = await read_images(request, policy.renderer, self._store, attempt.rollout.run_id)
+        images = await read_images(request, policy.renderer, self._store, self.files, attempt)
         view = RequestView.of(request.messages, request.tools, expansions=images.expansions)
         if not attempt.complete and conversation.lacks_answer(view):
             await self._attempts.refresh(attempt)

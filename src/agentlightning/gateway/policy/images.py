@@ -1,9 +1,9 @@
 """Images of a call to the policy: read with the model's own processor, kept in the store, sent to the engine.
 
 Driven by calls.py. A request brings the images of its whole history, or, where it continues a stored response, only the new
-ones: the others are read from the store by hash. They reach an engine in the form of vLLM's /inference/v1/generate: one
-placeholder for each among the ids, and the files beside them; an engine expands the placeholders as the processor does, and
-is asked what came of it. Knows no protocol and no template.
+ones: the others are read from the store by hash, and so are those that the agent has uploaded. They reach an engine in the
+form of vLLM's /inference/v1/generate: one placeholder for each among the ids, and the files beside them; an engine expands
+the placeholders as the processor does, and is asked what came of it. Knows no protocol and no template.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agentlightning.errors import EngineError, InputError
+from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.policy.engine_client import SampledTokens
+from agentlightning.gateway.uploaded_files import UploadedFiles
 from agentlightning.protocols.base import ApiError, CompletionRequest
+from agentlightning.protocols.images import FILE_ID
 from agentlightning.rendering.conversation import PromptPlan
 from agentlightning.rendering.graph import image_hashes, normal
 from agentlightning.rendering.images import ImageProcessor
@@ -33,11 +36,17 @@ class CallImages:
     """The ids that stand for each in a prompt."""
 
 
-async def read_images(request: CompletionRequest, renderer: Renderer, store: LightningStore, run_id: str) -> CallImages:
+async def read_images(
+    request: CompletionRequest,
+    renderer: Renderer,
+    store: LightningStore,
+    uploaded: UploadedFiles,
+    attempt: TrackedAttempt,
+) -> CallImages:
     """The images of a request. ApiError names the field of one that is none, or says that the model has no sight."""
     if not request.images and not any(isinstance(message.get("content"), list) for message in request.messages):
         return CallImages()
-    files = {image.hash: image.data for image in request.images}
+    files = {image.hash: image.data for image in request.images if image.data is not None}
     wanted = set(image_hashes([normal(message) for message in request.messages]))
     if not wanted:
         return CallImages()
@@ -45,7 +54,10 @@ async def read_images(request: CompletionRequest, renderer: Renderer, store: Lig
     if renderer.images is None:
         path = next(iter(paths.values()), "messages")
         raise ApiError(f"{path}: the model has no sight; send text only", param=path, code="unsupported_value")
-    files |= await store.images(run_id, sorted(wanted - files.keys()))
+    for image in request.images:
+        if image.data is None:
+            await uploaded.find(attempt, FILE_ID + image.hash, image.path)
+    files |= await store.images(attempt.rollout.run_id, sorted(wanted - files.keys()))
     if gone := wanted - files.keys():
         raise ApiError(f"messages: the image {min(gone)} of an earlier response is not kept any more", param="messages")
     return CallImages(files, await asyncio.to_thread(_expansions, renderer.images, files, paths))
