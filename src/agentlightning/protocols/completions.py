@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols import chat, decoding, fields
+from agentlightning.protocols import decoding, fields, openai_shapes
 from agentlightning.protocols.base import (
     ApiError,
     Completion,
@@ -22,8 +22,8 @@ from agentlightning.protocols.base import (
     EventStream,
     TokenLogprob,
 )
-from agentlightning.protocols.chat import shown
 from agentlightning.protocols.fields import ENGINE_PARAMS, UnsupportedParam, expected
+from agentlightning.protocols.openai_shapes import shown
 from agentlightning.types import JSON
 
 NAME = "completions"
@@ -67,8 +67,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         top_logprobs=alternatives or 0,
         **fields.token_options(data, stream),
         stream=stream,
-        include_usage=chat.include_usage(data, stream),
-        continuous_usage=chat.continuous_usage(data),
+        include_usage=openai_shapes.include_usage(data, stream),
+        continuous_usage=openai_shapes.continuous_usage(data),
         forced=fields.forced(data),
         unsupported={**fields.unsupported(data, UNSUPPORTED_PARAMS), **_best_of(data, count)},
         grammar=decoding.combined({}, decoding.content(data), decoding.structured_outputs(data)),
@@ -90,14 +90,14 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
         for index, choice in enumerate(completion.choices)
     ]
     head = _frame(completion.call_id, completion.model, completion.created_s)
-    return orjson.dumps({**head, "choices": choices, "usage": chat.usage(completion)})
+    return orjson.dumps({**head, "choices": choices, "usage": openai_shapes.usage(completion)})
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
     return _TextCompletionEvents(request, _frame(call_id, model, created_s), {"text": ""}, prompt_tokens)
 
 
-error = chat.error
+error = openai_shapes.error
 
 
 class TextCompletionReader(CompletionReader):
@@ -112,7 +112,7 @@ class TextCompletionReader(CompletionReader):
     def event(self, data: JSON) -> None:
         self.read_usage(data)
         self.count_choices(data, "text")
-        choice = chat.first_choice(data)
+        choice = openai_shapes.first_choice(data)
         self.add_text("content", choice.get("text"))
         if isinstance(reason := choice.get("finish_reason"), str):
             self.finish_reason = reason
@@ -155,7 +155,7 @@ def _best_of(data: JSON, count: int) -> JSON:
 # --- building -----------------------------------------------------------------------------------------------------------
 
 
-class _TextCompletionEvents(chat.ChunkStream):
+class _TextCompletionEvents(openai_shapes.ChunkStream):
     def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON, prompt_tokens: int) -> None:
         super().__init__(request, frame, empty, prompt_tokens)
         self._unsaid = set(range(request.n)) if request.planned_ids is not None else set[int]()

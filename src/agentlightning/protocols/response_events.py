@@ -10,7 +10,7 @@ from typing import Any
 
 from agentlightning.protocols import sse
 from agentlightning.protocols.base import ApiError, Completion, Delta, EventStream, TokenLogprob, ToolDelta
-from agentlightning.protocols.chat import logprob_list
+from agentlightning.protocols.openai_shapes import logprob_list
 from agentlightning.protocols.response_items import (
     call_item,
     message_item,

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from agentlightning.protocols.base import Choice, CompletionReader, TokenLogprob
-from agentlightning.protocols.chat import logprob_list
+from agentlightning.protocols.openai_shapes import logprob_list
 from agentlightning.protocols.tool_folding import FOLDS, fold
 from agentlightning.types import JSON
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.protocols import chat, decoding, fields
+from agentlightning.protocols import chat, decoding, fields, openai_shapes
 from agentlightning.protocols.base import Completion, CompletionRequest, EventStream, call_id, short
 from agentlightning.protocols.fields import UnsupportedParam, expected
 from agentlightning.protocols.images import image_part, take_images
@@ -130,7 +130,7 @@ def stream(request: CompletionRequest, call_id: str, model: str, created_s: int,
     return ResponseEvents(request.echo, call_id, model, created_s)
 
 
-error = chat.error
+error = openai_shapes.error
 reader = ResponseReader
 
 

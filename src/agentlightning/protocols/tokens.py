@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import orjson
 
-from agentlightning.protocols import chat, completions, decoding, fields, sse
+from agentlightning.protocols import completions, decoding, fields, openai_shapes, sse
 from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, Delta, EventStream
 from agentlightning.protocols.fields import ENGINE_PARAMS, expected
 from agentlightning.types import JSON
@@ -64,7 +64,7 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
     told: JSON = {
         **_frame("tokens", completion.call_id, completion.model, completion.created_s),
         "choices": [_choice(index, choice) for index, choice in enumerate(completion.choices)],
-        "usage": chat.usage(completion),
+        "usage": openai_shapes.usage(completion),
     }
     if request.prompt_logprobs is not None:
         told["prompt_logprobs"] = completion.prompt_logprobs
@@ -80,7 +80,7 @@ def stream(request: CompletionRequest, call_id: str, model: str, created_s: int,
     return _TokenEvents(_frame("tokens.chunk", call_id, model, created_s))
 
 
-error = chat.error
+error = openai_shapes.error
 reader = completions.reader
 
 
@@ -105,7 +105,7 @@ class _TokenEvents:
             )
             for index, one in enumerate(completion.choices)
         ]
-        used = sse.event({**self._frame, "choices": [], "usage": chat.usage(completion)})
+        used = sse.event({**self._frame, "choices": [], "usage": openai_shapes.usage(completion)})
         return b"".join([*ends, used, sse.DONE])
 
     def failed(self, refusal: ApiError) -> bytes:

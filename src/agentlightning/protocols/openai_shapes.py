@@ -1,0 +1,133 @@
+"""What OpenAI's protocols have in common: errors, token counts, log-probabilities, ids, and the chunks of streams. Pure.
+
+Driven by the modules of these protocols (chat, completions, tokens, responses, embeddings). Knows none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from agentlightning.protocols import fields, sse
+from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, TokenLogprob
+from agentlightning.types import JSON
+
+
+def error(refusal: ApiError) -> bytes:
+    told = {"message": refusal.message, "type": refusal.type, "param": refusal.param, "code": refusal.code}
+    return orjson.dumps({"error": told})
+
+
+def include_usage(data: JSON, streamed: bool) -> bool:
+    """True where a chunk with the token counts is requested; stream options without a stream are refused, as OpenAI does."""
+    options = fields.record(data, "stream_options")
+    if options is None:
+        return False
+    if not streamed:
+        raise ApiError('stream_options: only allowed where "stream" is true', param="stream_options")
+    fields.check_kind(options, "include_obfuscation", bool, "stream_options")
+    return fields.boolean(options, "include_usage", at="stream_options")
+
+
+def continuous_usage(data: JSON) -> bool:
+    """True where every chunk is to have the token counts, as vLLM streams them; only with `include_usage`."""
+    options = fields.record(data, "stream_options") or {}
+    wanted = fields.boolean(options, "continuous_usage_stats", at="stream_options")
+    return wanted and fields.boolean(options, "include_usage", at="stream_options")
+
+
+def usage(completion: Completion) -> JSON:
+    """The token counts of a completion."""
+    return {
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.sampled_tokens,
+        "total_tokens": completion.prompt_tokens + completion.sampled_tokens,
+        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": completion.reasoning_tokens},
+    }
+
+
+def choice_ids(request: CompletionRequest, choice: Choice) -> JSON:
+    """The ids of a choice, null where the request says that it wants none, nothing where it does not say."""
+    if request.return_token_ids is None:
+        return {}
+    return {"token_ids": choice.token_ids if request.return_token_ids else None}
+
+
+def shown(request: CompletionRequest, tokens: tuple[TokenLogprob, ...]) -> Sequence[TokenLogprob]:
+    """Tokens with their texts, or with the names of their ids where the request asks for those."""
+    return [one.named() for one in tokens] if request.tokens_as_ids else tokens
+
+
+class ChunkStream:
+    """The chunks of a streamed response, as far as both protocols have the same."""
+
+    def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON, prompt_tokens: int) -> None:
+        self._request = request
+        self._count = request.n
+        self._usage = request.include_usage
+        self._frame = {**frame, "usage": None} if self._usage else frame
+        self._empty = empty
+        """The part of a choice that says nothing more."""
+        self._prompt_tokens = prompt_tokens
+        self._sampled: dict[int, int] | None = {} if request.continuous_usage else None
+        """Sampled tokens so far, by choice, where every chunk has the counts."""
+
+    def last(self, completion: Completion) -> bytes:
+        """The finish reasons, the usage where asked for, and the end mark."""
+        for index, choice in enumerate(completion.choices):
+            self.sampled(index, choice.sampled_tokens)
+        parts = [
+            self.chunk(index, self._empty, choice.finish_reason) for index, choice in enumerate(completion.choices)
+        ]
+        if self._usage:
+            parts.append(sse.event({**self._frame, "choices": [], "usage": usage(completion)}))
+        parts.append(sse.DONE)
+        return b"".join(parts)
+
+    def failed(self, refusal: ApiError) -> bytes:
+        return b"data: " + error(refusal) + b"\n\n"
+
+    def sampled(self, index: int, tokens: int) -> None:
+        """Note the tokens of a choice so far."""
+        if self._sampled is not None:
+            self._sampled[index] = tokens
+
+    def chunk(self, index: int, part: JSON, finish_reason: str | None = None, logprobs: JSON | None = None) -> bytes:
+        """One chunk of one choice."""
+        return self.whole_chunk({"index": index, **part, "logprobs": logprobs, "finish_reason": finish_reason})
+
+    def whole_chunk(self, choice: JSON, **more: Any) -> bytes:
+        """A chunk with this choice, and with what else it has."""
+        return sse.event({**self._frame, "choices": [choice], **self._counts(), **more})
+
+    def _counts(self) -> JSON:
+        if self._sampled is None:
+            return {}
+        tokens = sum(self._sampled.values())
+        counts = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": self._prompt_tokens + tokens,
+        }
+        return {"usage": counts}
+
+
+def logprob_list(tokens: Sequence[TokenLogprob]) -> list[JSON]:
+    """Tokens with their alternatives, as Chat Completions and Responses list them."""
+
+    def entry(text: str, logprob: float) -> JSON:
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    return [{**entry(one.text, one.logprob), "top_logprobs": [entry(*other) for other in one.top]} for one in tokens]
+
+
+def first_choice(data: Any) -> JSON:
+    """Choice 0 of what an external model sent; empty where there is none."""
+    choices = data.get("choices") if isinstance(data, dict) else None
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and choice.get("index", 0) == 0:
+            return choice
+    return {}
