@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from agentlightning.prefill import with_completion
 from agentlightning.types import JSON, VersionSpan
 
 
@@ -75,7 +76,9 @@ class Transition:
     def prompt_messages(self) -> list[JSON]:
         """The full prompt as messages, built anew each time."""
         *before, last = self.path
-        return [message for call in before for message in (*call.messages, call.completion)] + last.messages
+        return [
+            message for call in before for message in with_completion(call.messages, call.completion)
+        ] + last.messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

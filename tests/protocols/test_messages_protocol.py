@@ -203,7 +203,7 @@ def test_tools_that_anthropic_runs_are_collected_by_path() -> None:
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"messages": ["hi"]}, "messages[0]"),
-        ({"messages": [*HI, {"role": "assistant", "content": "It"}]}, "messages"),
+        ({"messages": [*HI, {"role": "assistant", "content": " "}]}, "messages"),
         ({"system": 1}, "system"),
         ({"system": [IMAGE]}, "system[0]"),
         ({"stop_sequences": [""]}, "stop_sequences"),

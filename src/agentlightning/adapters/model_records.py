@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from agentlightning.adapters.spans import ModelCall
-from agentlightning.rendering.call_chain import call_chain, chain_messages, chain_tools
+from agentlightning.prefill import with_completion
+from agentlightning.rendering.call_chain import call_chain, chain_prompt, chain_tools
 from agentlightning.rendering.graph import answer_digests, chain, root, verbatim
 from agentlightning.types import JSON, Call, Rollout, Sampling
 
@@ -75,7 +76,7 @@ def full_messages(calls: Sequence[Call]) -> list[tuple[list[JSON], list[JSON] | 
     empty; one may stand after its child, where it finished later."""
     by_id = {call.id: call for call in calls}
     chains = [call_chain(call, by_id) for call in calls]
-    return [(chain_messages(chain)[:-1], chain_tools(chain)) for chain in chains]
+    return [(chain_prompt(chain), chain_tools(chain)) for chain in chains]
 
 
 def conversations(calls: Sequence[Call]) -> list[JSON]:
@@ -87,7 +88,7 @@ def conversations(calls: Sequence[Call]) -> list[JSON]:
     rows = []
     for call, (messages, tools) in zip(calls, full_messages(calls), strict=True):
         if call.id not in continued:
-            row: JSON = {"messages": [*messages, call.completion]}
+            row: JSON = {"messages": with_completion(messages, call.completion)}
             rows.append(row | ({"tools": tools} if tools else {}))
     return rows
 

@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Iterable
 
 from agentlightning.adapters.trajectories import JUDGE
-from agentlightning.rendering.call_chain import call_chain, chain_messages, chain_tools, is_whole
+from agentlightning.prefill import with_completion
+from agentlightning.rendering.call_chain import call_chain, chain_prompt, chain_tools, is_whole
 from agentlightning.rendering.conversation import RAW_PROMPTS, Conversation, RequestView
 from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
@@ -42,7 +43,7 @@ def rendered(
         chain = call_chain(call, by_id)
         if not is_whole(chain):
             return f"call {chain[0].id} continues call {chain[0].parent_id}, which is not recorded"
-        messages, tools = chain_messages(chain)[:-1], chain_tools(chain)
+        messages, tools = chain_prompt(chain), chain_tools(chain)
         if call.protocol in RAW_PROMPTS:
             return f"call {call.id} has a raw prompt, which belongs to the model that was asked"
         try:
@@ -79,7 +80,7 @@ def _completion_ids(
     """The ids that the model would have sampled, with the token that ends them; None where the template cannot tell."""
     view = [normal(message) for message in messages]
     opening = renderer.render(view, tools, generate=True)
-    whole = renderer.render([*view, normal(call.completion)], tools, generate=False)
+    whole = renderer.render(with_completion(view, normal(call.completion)), tools, generate=False)
     if not whole.startswith(opening):
         return None
     ids = renderer.encode(whole[len(opening) :], after=prompt_ids[-1] if prompt_ids else None)

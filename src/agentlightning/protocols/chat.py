@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from agentlightning.prefill import PREFILL
 from agentlightning.protocols import decoding, fields, openai_shapes
 from agentlightning.protocols.base import (
     ApiError,
@@ -28,9 +29,12 @@ from agentlightning.protocols.base import (
 )
 from agentlightning.protocols.fields import ENGINE_PARAMS, UnsupportedParam, expected
 from agentlightning.protocols.images import NO_AUDIO, image_part, take_images
-from agentlightning.types import JSON
+from agentlightning.types import JSON, REASONING_CLEARED
 
 NAME = "chat"
+
+MARKS = (PREFILL, REASONING_CLEARED)
+"""Keys with which the gateway marks messages; in a request they mean nothing."""
 
 ROLES = ("assistant", "developer", "system", "tool", "user")
 
@@ -41,8 +45,6 @@ UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
     "modalities": UnsupportedParam(list, (["text"],)),
     "moderation": UnsupportedParam(dict),
     "web_search_options": UnsupportedParam(dict),
-    "add_generation_prompt": UnsupportedParam(bool, (True,)),
-    "continue_final_message": UnsupportedParam(bool, (False,)),
     "echo": UnsupportedParam(bool, (False,)),
     "chat_template": UnsupportedParam(str),
     "chat_template_kwargs": UnsupportedParam(dict, ({},)),
@@ -89,6 +91,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     parse_tools, tool_call = tool_choice(data, tools)
     logprobs = fields.boolean(data, "logprobs")
     messages, images = take_images(_messages(data))
+    continues, generation_prompt = _continuation(data)
+    messages = fields.begun(messages) if continues else messages
     stream = fields.boolean(data, "stream")
     reasoning = fields.record(data, "reasoning") or {}
     return CompletionRequest(
@@ -120,6 +124,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),
             **{f"reasoning.{name}": value for name, value in fields.unsupported(reasoning, REASONING).items()},
+            **generation_prompt,
             **other_tools,
         },
         grammar=decoding.combined(tool_call, decoding.content(data), decoding.structured_outputs(data)),
@@ -255,6 +260,18 @@ def tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, JSON]:
     return tools is not None, decoding.tool_call(value, tools)
 
 
+def _continuation(data: JSON) -> tuple[bool, JSON]:
+    """(the completion continues the last message, `add_generation_prompt` where that is not honoured), as vLLM has them."""
+    continues = fields.boolean(data, "continue_final_message")
+    opens = fields.boolean(data, "add_generation_prompt", default=True)
+    if continues and opens:
+        raise ApiError(
+            "continue_final_message: expected add_generation_prompt: false with it, since no message is opened",
+            param="continue_final_message",
+        )
+    return continues, {} if continues or opens else {"add_generation_prompt": False}
+
+
 def _max_tokens(data: JSON) -> int | None:
     newer = fields.whole(data, "max_completion_tokens", 1)
     older = fields.whole(data, "max_tokens", 1)
@@ -296,7 +313,9 @@ def _message(given: Any, where: str) -> JSON:
     if len(message) == 2 and isinstance(message.get("content"), str):
         return message  # most are so: nothing else can be wrong with them
     content = _content(message.get("content"), f"{where}.content", images=role in ("user", "tool"))
-    message = {**message, "content": content} if "content" in message else dict(message)
+    message = {name: value for name, value in message.items() if name not in MARKS}
+    if "content" in message:
+        message["content"] = content
     for name in ("tool_call_id", "reasoning_content", "name", "refusal"):
         fields.check_kind(message, name, str, where)
     for name, instead in (

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from agentlightning.prefill import PREFILL
 from agentlightning.protocols.base import ApiError, short
 from agentlightning.types import JSON
 
@@ -277,6 +278,21 @@ def check_function(function: JSON, at: str) -> None:
     check_kind(function, "description", str, at)
     check_kind(function, "parameters", dict, at)
     check_kind(function, "strict", bool, at)
+
+
+def begun(messages: list[JSON]) -> list[JSON]:
+    """The messages with the last one marked as begun by the agent: the completion continues it. Refuses what cannot be
+    continued."""
+    *before, last = messages
+    content = last.get("content")
+    if isinstance(content, list) and all(part.get("type") in ("text", "refusal") for part in content):
+        content = "".join(part.get("text") or part.get("refusal") or "" for part in content)
+    if last["role"] != "assistant" or last.get("tool_calls") or not isinstance(content, str) or not content.strip():
+        raise refused(
+            "messages",
+            "expected the last one to be the assistant's, with text and no tool calls, for it to be continued",
+        )
+    return [*before, {**last, "content": content, PREFILL: True}]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -70,10 +70,13 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     limit = fields.whole(data, "max_tokens", 1)
     if limit is None:
         raise expected("a whole number of at least 1", None, "max_tokens")
+    formats = _formats(data)
     if messages[-1]["role"] == "assistant":
-        raise fields.refused(
-            "messages", "expected the last one to be the user's; the trained policy continues no message that was begun"
-        )
+        messages = fields.begun(messages)
+        if any(formats):
+            raise fields.refused(
+                "output_config.format", "expected the last message to be the user's: the answer is JSON as a whole"
+            )
     thinking = _thinking(data)
     tools, other_tools = _tools(data)
     parse_tools, one_call, tool_call = _tool_choice(data, tools)
@@ -102,7 +105,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             **_examples(data),
             **unknown_edits,
         },
-        grammar=decoding.combined(tool_call, *_formats(data)),
+        grammar=decoding.combined(tool_call, *formats),
         logits={} if (top_k := decoding.top_k(data)) is None else {"top_k": top_k},
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from agentlightning.prefill import with_completion
 from agentlightning.types import JSON, Call
 
 
@@ -22,7 +23,13 @@ def is_whole(chain: Sequence[Call]) -> bool:
 
 def chain_messages(chain: Sequence[Call]) -> list[JSON]:
     """All messages of a chain, from the first to the completion of its last call."""
-    return [message for call in chain for message in (*call.messages, call.completion)]
+    return with_completion(chain_prompt(chain), chain[-1].completion)
+
+
+def chain_prompt(chain: Sequence[Call]) -> list[JSON]:
+    """The messages of the prompt of a chain's last call."""
+    *before, last = chain
+    return [message for call in before for message in with_completion(call.messages, call.completion)] + last.messages
 
 
 def chain_prompt_ids(chain: Sequence[Call]) -> list[int]:

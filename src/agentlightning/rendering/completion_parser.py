@@ -61,11 +61,16 @@ class CompletionParser:
         self.tool_end = CLOSE if self.syntax in ("hermes", "tags", "pairs") else _close(response_template)
         """The text that ends a tool call; None where there is no such text."""
 
-    def splitter(self, prompt: str, tools: list[JSON] | None, parse_tools: bool) -> Splitter | WholeSplitter:
-        """Reads one completion as it is sampled."""
+    def splitter(
+        self, prompt: str, tools: list[JSON] | None, parse_tools: bool, begun: str | None = None
+    ) -> Splitter | WholeSplitter:
+        """Reads one completion as it is sampled; `begun` is the text that it continues, where the agent began it."""
         if self._response_template is not None:
-            return WholeSplitter(self._response_template, prompt, tools, parse_tools)
+            return WholeSplitter(self._response_template, prompt, tools, parse_tools, begun or "")
         syntax = self.syntax if parse_tools else None
+        if begun is not None:
+            inside = self.thinks and begun.rfind(THINK_OPEN) > begun.rfind(THINK_CLOSE)
+            return Splitter(syntax, tools, thinks=inside, inside=inside, begins=False)
         return Splitter(syntax, tools, thinks=self.thinks, inside=self.thinks and _opens_reasoning(prompt))
 
 
@@ -76,7 +81,10 @@ class Splitter:
     the reasoning are nobody's; other text after a call is content.
     """
 
-    def __init__(self, syntax: Syntax | None, tools: list[JSON] | None, *, thinks: bool, inside: bool) -> None:
+    def __init__(
+        self, syntax: Syntax | None, tools: list[JSON] | None, *, thinks: bool, inside: bool, begins: bool = True
+    ) -> None:
+        """`inside`: reasoning is open already. `begins` is False where the message has text already."""
         self._syntax = syntax
         self._tools = tools
         self._state: Literal["opening", "thinking", "after", "content"] = (
@@ -90,7 +98,7 @@ class Splitter:
         """The whitespace and the mark before the call under way: they are text again if it proves to be none."""
         self._calls = 0
         self._follows_call = False
-        self._at_start = True
+        self._at_start = begins
 
     def feed(self, text: str) -> Piece:
         """Takes in `text`; returns what is certain."""
@@ -209,11 +217,15 @@ class Splitter:
 class WholeSplitter:
     """Reads a completion by the tokenizer's response template, which cannot begin before the completion is whole."""
 
-    def __init__(self, template: Any, prompt: str, tools: list[JSON] | None, parse_tools: bool) -> None:
+    def __init__(
+        self, template: Any, prompt: str, tools: list[JSON] | None, parse_tools: bool, begun: str = ""
+    ) -> None:
         self._template = template
         self._prompt = prompt
         self._tools = tools
         self._parse_tools = parse_tools
+        self._begun = begun.lstrip()
+        """The text before the completion, which the parser counts as a part of the content."""
         self._held = ""
 
     def feed(self, text: str) -> Piece:
@@ -238,7 +250,7 @@ class WholeSplitter:
             return Piece(text)
         reasoning = message.get("reasoning_content") or message.get("thinking") or ""
         pieces = tuple(ToolPiece(index, name, arguments) for index, (name, arguments) in enumerate(calls))
-        return Piece(str(message.get("content") or ""), str(reasoning), pieces)
+        return Piece(str(message.get("content") or "").removeprefix(self._begun), str(reasoning), pieces)
 
 
 def _compiled(response_template: JSON | None) -> Any:

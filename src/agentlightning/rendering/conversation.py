@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentlightning.prefill import prefill_of, with_completion
 from agentlightning.rendering.diagnosis import ForkCause, diagnose
 from agentlightning.rendering.graph import (
     CallGraph,
@@ -24,6 +25,7 @@ from agentlightning.rendering.graph import (
     chain,
     digest,
     fingerprint,
+    hash_before,
     image_hashes,
     letters,
     link,
@@ -77,6 +79,8 @@ class PromptPlan:
     """Length and hash of `prompt_text`, where that is the whole prompt."""
     external: bool = False
     """An external model answers it."""
+    prefill: JSON | None = None
+    """The last message as a normal one, where the completion continues it."""
     images: tuple[ImageSpan, ...] = ()
     """Images among `suffix_ids`."""
 
@@ -117,6 +121,8 @@ class RequestView:
         view = [normal(message) for message in messages]
         digests = [digest(message) for message in view]
         hashes = chain(root(tools), digests)
+        if prefill_of(view) is not None:
+            hashes[-1] = hash_before(hashes[-2], view[-1])
         return cls(messages, tools, view, letters(view), digests, hashes, cleared, expansions or {})
 
     @classmethod
@@ -129,6 +135,16 @@ class RequestView:
     def request_hash(self) -> Digest:
         """The hash of the whole request."""
         return self.hashes[-1]
+
+    @property
+    def prefill(self) -> JSON | None:
+        """The last message, where the completion continues it."""
+        return prefill_of(self.normal)
+
+    @property
+    def history(self) -> int:
+        """Number of messages before the completion, without its prefill."""
+        return len(self.roles) - (self.prefill is not None)
 
 
 class Conversation:
@@ -172,7 +188,8 @@ class Conversation:
         suffix_ids, text, whole = continued or self._afresh(view.normal, view.tools)
         suffix_ids, images = self._renderer.expand(suffix_ids, image_hashes(view.normal[known:]), view.expansions)
         if cause is None:
-            cause, lost = diagnose(self._sampled, view.roles, view.digests, view.hashes, known)
+            end = view.history
+            cause, lost = diagnose(self._sampled, view.roles[:end], view.digests[:end], view.hashes[: end + 1], known)
             if view.cleared and cause in CLEARING:
                 cause = "context_cleared"
         return self._message_plan(
@@ -233,7 +250,8 @@ class Conversation:
 
     def history_hash(self, plan: PromptPlan, answer: JSON) -> Digest:
         """The hash of the history up to and with this completion."""
-        return link(plan.request_hash, verbatim(answer))
+        begun = [] if plan.prefill is None else [plan.prefill]
+        return link(hash_before(plan.request_hash, plan.prefill), verbatim(with_completion(begun, answer)[-1]))
 
     def unanswered(self, request_hash: Digest) -> list[str]:
         """The calls that recorded this request's completion and that nothing continued, newest first: the agent may never
@@ -243,6 +261,7 @@ class Conversation:
         """
         nodes = [*self._sampled.by_request.get(request_hash, ()), *self._external.by_request.get(request_hash, ())]
         nodes += self._prompts.by_request.get(request_hash, ())
+        nodes = [node for node in nodes if node.request_hash == request_hash]
         continued = {_first(node.call_id) for node in nodes if node.children}
         newest = dict.fromkeys(_first(node.call_id) for node in reversed(nodes))
         return [call_id for call_id in newest if call_id not in continued]
@@ -281,10 +300,11 @@ class Conversation:
                 suffix_ids=array("i", plan.suffix_ids),
                 sampled_ids=array("i", sampled_ids),
                 root=plan.root,
-                step=_step(plan.step.digests, plan.step.roles, answer, plan.external),
+                step=_step(plan.step.digests, plan.step.roles, answer, plan.external, plan.prefill),
                 request_hash=plan.request_hash,
                 head=plan.head,
                 images=plan.images,
+                prefill=plan.prefill,
             ),
             plan.external,
         )
@@ -307,7 +327,9 @@ class Conversation:
                     continue
                 self._add_prompt(call.id, parent, call.suffix_ids, call.sampled_ids, call.messages, request_hash)
                 continue
-            digests = [verbatim(message) if external else digest(normal(message)) for message in call.messages]
+            begun = None if external else prefill_of(call.messages)
+            messages = call.messages if begun is None else call.messages[:-1]
+            digests = [verbatim(message) if external else digest(normal(message)) for message in messages]
             base = _external_root(call.tools) if external else root(call.tools)
             node = CallNode(
                 call_id=call.id,
@@ -315,9 +337,10 @@ class Conversation:
                 suffix_ids=array("i", call.suffix_ids),
                 sampled_ids=array("i", call.sampled_ids),
                 root=base if parent is None else parent.root,
-                step=_step(digests, letters(call.messages), call.completion, external),
+                step=_step(digests, letters(messages), call.completion, external, begun),
                 request_hash=request_hash,
                 images=tuple(call.images),
+                prefill=begun and normal(begun),
             )
             self._add(node, external)
 
@@ -342,17 +365,24 @@ class Conversation:
         """
         renderer = self._renderer
         filled = _with_answers(view, node)
-        new = filled[known:]
+        begun = prefill_of(filled)
+        new = filled[known:] if begun is None else filled[known:-1]
+        last = node.sampled_ids[-1] if node.sampled_ids else None
         if new and not image_hashes(new) and not any(message["role"] == "assistant" for message in new):
             prompt = prefix[: len(prefix) - len(node.sampled_ids)]
             bridge = renderer.bridge(prompt, node.sampled_ids.tolist(), new, tools)
-            if bridge is not None:
-                return bridge, renderer.decode(bridge, special=True), False
+            said = None if bridge is None else renderer.decode(bridge, special=True)
+            if bridge is not None and said is not None and begun is None:
+                return bridge, said, False
+            if said is not None and renderer.encode(said, after=last) == bridge:
+                before, through = (renderer.render(one, tools, generate=True) for one in (filled[:-1], filled))
+                if through.startswith(before):
+                    said += through[len(before) :]
+                    return renderer.encode(said, after=last), said, False
         text = renderer.render(filled, tools, generate=True)
         suffix = self._suffix(node, filled, tools, text)
         if suffix is None:
             return None
-        last = node.sampled_ids[-1] if node.sampled_ids else None
         return renderer.encode(suffix, after=last), text, True
 
     def _suffix(self, node: CallNode, filled: list[JSON], tools: list[JSON] | None, text: str) -> str | None:
@@ -379,7 +409,8 @@ class Conversation:
             return None
         if stop is None or stop < start:
             return None
-        if node.step.answer.get("reasoning_content", "").strip() not in text[start:stop]:
+        reasoning = "" if node.prefill else node.step.answer.get("reasoning_content", "")
+        if reasoning.strip() not in text[start:stop]:
             return None
         return renderer.after_answer(end, text[stop + len(closing) :], text)
 
@@ -404,8 +435,9 @@ class Conversation:
             request_hash=view.request_hash,
             position=self._take(view.request_hash),
             root=view.hashes[0],
-            step=Turn(view.digests[known:], view.roles[known:], {}, ()),
+            step=Turn(view.digests[known : view.history], view.roles[known : view.history], {}, ()),
             messages=view.messages[known:],
+            prefill=view.prefill,
             **prompt,
         )
 
@@ -457,17 +489,20 @@ def _external_root(tools: list[JSON] | None) -> Digest:
     return link(EXTERNAL, root(tools))
 
 
-def _step(digests: list[Digest], roles: str, answer: JSON, external: bool) -> Turn:
+def _step(digests: list[Digest], roles: str, answer: JSON, external: bool, begun: JSON | None) -> Turn:
     if external:
         return Turn(digests, roles, {}, answer_digests(answer, verbatim))
-    answer = normal(answer)
+    answer = normal(with_completion([] if begun is None else [begun], answer)[-1])
     return Turn(digests, roles, answer, answer_digests(answer, digest))
 
 
 def _with_note(view: RequestView, note: str) -> RequestView:
-    last = view.normal[-1]
+    at = view.history - 1
+    if at < 0:  # nothing stands before the message that is continued
+        return view
+    last = view.normal[at]
     before = f"{last['content']}\n\n" if last.get("content") else ""
-    return replace(view, normal=[*view.normal[:-1], {**last, "content": before + note}])
+    return replace(view, normal=[*view.normal[:at], {**last, "content": before + note}, *view.normal[at + 1 :]])
 
 
 def _with_answers(view: list[JSON], node: CallNode) -> list[JSON]:
@@ -486,7 +521,8 @@ def _head_size(
     if node.head is not None:
         size, expected = node.head
         return size if len(text) >= size and fingerprint(text[:size]) == expected else None
-    before = renderer.render(history[:-1], tools, generate=True)
+    begun = history[:-1] if node.prefill is None else [*history[:-1], node.prefill]
+    before = renderer.render(begun, tools, generate=True)
     return len(before) if text.startswith(before) else None
 
 

@@ -64,8 +64,9 @@ def make_grammar(
 ) -> JSON:
     """The spec for what a request wants: `content`, `tool_call` or both (then the completion is either).
 
-    `prompt` is the rendered one, by whose end one knows whether the model is thinking already; None for raw prompts, after
-    which there is neither thinking nor a tool call. Raises GrammarError; `check_grammar` finds what the library refuses.
+    `prompt` is the rendered one, by whose end one knows whether the model is thinking already; None where no thinking
+    comes before: after a raw prompt, in which there is no tool call either, and after text that the agent began with.
+    Raises GrammarError; `check_grammar` finds what the library refuses.
     """
     content, calls = wanted.get("content"), wanted.get("tool_call")
     writer = _Writer(model)

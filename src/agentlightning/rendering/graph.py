@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from agentlightning.prefill import PREFILL, prefill_of
 from agentlightning.types import JSON, REASONING_CLEARED, ImageSpan
 
 Digest = bytes
@@ -36,7 +37,7 @@ class Turn:
     roles: str
     """First letters of the roles of these messages."""
     answer: JSON
-    """The completion as a normal message."""
+    """The completion as a normal message, its prefill included."""
     answer_digests: tuple[Digest, ...]
     """Digests with and without its reasoning, which most agents drop when they send it back."""
 
@@ -58,6 +59,8 @@ class CallNode:
     children: int = 0
     images: tuple[ImageSpan, ...] = ()
     """Images among `suffix_ids`."""
+    prefill: JSON | None = None
+    """The last message of the request, which the completion continues; `step` counts it as a part of the completion."""
     depth: int = field(init=False)
     """Messages up to and with the completion."""
     sampled_total: int = field(init=False)
@@ -67,6 +70,11 @@ class CallNode:
         before = self.parent
         self.depth = (before.depth if before else 0) + len(self.step.digests) + 1
         self.sampled_total = (before.sampled_total if before else 0) + len(self.sampled_ids)
+
+    @property
+    def before(self) -> Digest:
+        """Hash of the tools and of all messages before the completion, without its prefill."""
+        return hash_before(self.request_hash, self.prefill)
 
     def up(self) -> Iterator[CallNode]:
         """Yields this node, its parent, and so on."""
@@ -109,15 +117,16 @@ class CallGraph:
         self.by_history: dict[Digest, list[CallNode]] = {}
         """Nodes by tools and all messages including the completion."""
         self.by_request: dict[Digest, list[CallNode]] = {}
-        """Nodes by tools and all messages before the completion."""
+        """Nodes by tools and all messages before the completion, with its prefill and without it."""
         self.by_answer: dict[Digest, list[CallNode]] = {}
         """Nodes by the completion alone."""
 
     def add(self, node: CallNode) -> None:
         """Let later requests find the node."""
-        self.by_request.setdefault(node.request_hash, []).append(node)
+        for before in {node.request_hash, node.before}:
+            self.by_request.setdefault(before, []).append(node)
         for one in set(node.step.answer_digests):
-            self.by_history.setdefault(link(node.request_hash, one), []).append(node)
+            self.by_history.setdefault(link(node.before, one), []).append(node)
             self.by_answer.setdefault(one, []).append(node)
         if node.parent is not None:
             node.parent.children += 1
@@ -165,6 +174,8 @@ def normal(message: JSON) -> JSON:
         result["name"] = name
     if message.get(REASONING_CLEARED):
         result[REASONING_CLEARED] = True
+    if message.get(PREFILL) is True:
+        result[PREFILL] = True
     return result
 
 
@@ -185,6 +196,8 @@ def digest(message: JSON) -> Digest:
         form = (*form, named, reasoning, answered)
     if message.get(REASONING_CLEARED):
         form = (*form, REASONING_CLEARED)
+    if message.get(PREFILL) is True:
+        form = (PREFILL, *form[:1], content, *form[2:])  # here space counts: the completion begins right after it
     return _hash(orjson.dumps(form, option=orjson.OPT_SORT_KEYS))
 
 
@@ -197,10 +210,12 @@ def verbatim(message: JSON) -> Digest:
 
 
 def letters(messages: list[JSON]) -> str:
-    """First letters of the roles; developers are systems, and what has no role is an x."""
-    return "".join(
+    """First letters of the roles; developers are systems, what has no role is an x, and a prefill is a p: nobody sampled
+    it."""
+    found = "".join(
         "s" if message.get("role") == "developer" else str(message.get("role") or "x")[0] for message in messages
     )
+    return found if prefill_of(messages) is None else found[:-1] + "p"
 
 
 def answer_digests(answer: JSON, of: Callable[[JSON], Digest]) -> tuple[Digest, ...]:
@@ -220,6 +235,13 @@ def chain(root: Digest, digests: list[Digest]) -> list[Digest]:
 def link(before: Digest, one: Digest) -> Digest:
     """The hash of a history and one more message."""
     return _hash(before + one)
+
+
+def hash_before(request_hash: Digest, prefill: JSON | None) -> Digest:
+    """The hash of a request without its prefill; and the other way round, since the two differ by the prefill's digest."""
+    if prefill is None:
+        return request_hash
+    return bytes(one ^ other for one, other in zip(request_hash, digest(prefill), strict=True))
 
 
 def root(tools: list[JSON] | None) -> Digest:

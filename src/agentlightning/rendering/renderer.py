@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from agentlightning.errors import InputError, ModelError
+from agentlightning.prefill import prefill_of
 from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser
 from agentlightning.rendering.families import find_family
 from agentlightning.rendering.grammar import TemplateModel
@@ -72,10 +73,17 @@ class Renderer:
         """The processor of images; None where the model has no sight."""
 
     def render(self, messages: list[JSON], tools: list[JSON] | None, generate: bool) -> str:
-        """The conversation as text, with the opening of the next completion if `generate`. Messages are normal ones.
+        """The conversation as text, with the opening of the next completion if `generate`: where that continues the last
+        message, up to the end of its text. Messages are normal ones.
 
         Each image is one placeholder, as the template writes it.
         """
+        if generate and (begun := prefill_of(messages)) is not None:
+            marked = {**begun, "content": begun["content"] + PROBE}
+            text, found, _ = self.render([*messages[:-1], marked], tools, False).rpartition(PROBE)
+            if not found:
+                raise RenderError("messages: the model's chat template does not write the text that is to be continued")
+            return text
         if not self._takes_text:
             messages = [_in_parts(message) for message in messages]
         try:

@@ -14,6 +14,7 @@ import orjson
 
 from agentlightning.adapters.model_records import conversations, full_messages
 from agentlightning.adapters.trajectories import JUDGE, step_rewards
+from agentlightning.prefill import with_completion
 from agentlightning.tracing.tool_uses import CallStep, ToolExecution, call_steps, content_text
 from agentlightning.types import JSON, Call, Reward, Span
 
@@ -42,7 +43,7 @@ class RolloutResult:
     @property
     def messages(self) -> list[JSON]:
         """The last call's conversation from its first message to its completion, in the form of Chat Completions."""
-        return [*full_messages(self.calls)[-1][0], self.calls[-1].completion] if self.calls else []
+        return with_completion(full_messages(self.calls)[-1][0], self.calls[-1].completion) if self.calls else []
 
     @property
     def conversations(self) -> list[list[JSON]]:

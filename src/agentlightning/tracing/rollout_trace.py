@@ -20,7 +20,7 @@ from typing import Any
 
 import orjson
 
-from agentlightning.rendering.call_chain import call_chain, chain_messages, chain_tools
+from agentlightning.rendering.call_chain import call_chain, chain_prompt, chain_tools
 from agentlightning.tracing.otlp import hex_of
 from agentlightning.types import ABANDONED, JSON, Call, Reward, Rollout, Span
 
@@ -98,7 +98,7 @@ def _root(rollout: Rollout, calls: Sequence[Call], rewards: Sequence[Reward], tr
 
 def _chat(call: Call, by_id: Mapping[str, Call], rewards: Sequence[Reward]) -> Span:
     chain = call_chain(call, by_id)
-    prompt = chain_messages(chain)[:-1]
+    prompt = chain_prompt(chain)
     model = call.model or call.policy
     asked, sampled = call.prompt_tokens, len(call.sampled_ids)
     if not call.policy:

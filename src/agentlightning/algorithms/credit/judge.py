@@ -22,6 +22,7 @@ from pydantic import Field
 
 from agentlightning.algorithms.credit.rule import Credit, Evidence, credit_rule
 from agentlightning.errors import ConfigError
+from agentlightning.prefill import with_completion
 from agentlightning.runner.chat_endpoint import JudgeReply, is_score, json_lines, values_of
 from agentlightning.training_types import Trajectory
 from agentlightning.types import JSON
@@ -188,10 +189,10 @@ def _text(trajectory: Trajectory) -> list[JSON]:
         prompt = transition.prompt_messages
         for place, known in enumerate(conversations):
             if prompt[: len(known)] == known:
-                conversations[place] = [*prompt, transition.completion]
+                conversations[place] = with_completion(prompt, transition.completion)
                 break
         else:
-            conversations.append([*prompt, transition.completion])
+            conversations.append(with_completion(prompt, transition.completion))
     return [message for conversation in conversations for message in conversation]
 
 

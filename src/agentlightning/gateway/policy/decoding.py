@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from agentlightning.gateway.policy.engine_router import Policy
+from agentlightning.prefill import prefill_of
 from agentlightning.protocols.base import ApiError, CompletionRequest
 from agentlightning.rendering.grammar import GrammarError, check_grammar, make_grammar
 from agentlightning.types import JSON
@@ -71,7 +72,7 @@ async def decoding_of(
                 request.grammar,
                 request.tools,
                 policy.renderer.grammar_model,
-                prompt=prompt if request.prompt is None else None,
+                prompt=prompt if request.prompt is None and prefill_of(request.messages) is None else None,
                 one_call=request.one_tool_call,
             )
             await checker.check(spec, _field(request.grammar))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentlightning.gateway.policy.engine_client import SampledTokens
+from agentlightning.prefill import prefill_of
 from agentlightning.protocols.base import Choice, CompletionRequest, Delta, TokenLogprob, ToolCall, ToolDelta
 from agentlightning.rendering.completion_parser import Piece
 from agentlightning.rendering.renderer import Renderer
@@ -33,10 +34,16 @@ class ResponseDecoder:
         self._stops = request.stop if self._one_call is None else (*request.stop, self._one_call)
         self._text = renderer.text_stream()
         raw = request.prompt is not None
+        begun = prefill_of(request.messages)
         self._splitter = (
             None
             if raw
-            else parser.splitter(prompt_text, request.tools, request.parse_tools or request.tools is not None)
+            else parser.splitter(
+                prompt_text,
+                request.tools,
+                request.parse_tools or request.tools is not None,
+                None if begun is None else begun["content"],
+            )
         )
         self._decoded = ""
         self._released = 0
