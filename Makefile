@@ -45,9 +45,9 @@ test-vllm: install .venv-vllm/.installed
 test-phoenix: install .venv-phoenix/.installed
 	$(BIN)/pytest tests/tracing/test_phoenix.py $(ARGS)
 
-# Claude Code, Codex, Gemini CLI, Qwen Code and opencode as shipped: 1.4 GB of npm packages, about 2 minutes. Those that cannot be
-# installed here are left out of the tests.
-coding-agents: tests/coding_agents/node_modules/.installed
+# Claude Code, Codex, Gemini CLI, Qwen Code and opencode as shipped: 1.4 GB of npm packages, about 2 minutes; llm and aider: 0.5 GB. Those
+# that cannot be installed here are left out of the tests.
+coding-agents: tests/coding_agents/node_modules/.installed .venv-frameworks-llm/.installed .venv-frameworks-aider/.installed
 
 # npm's `ci` refuses a lock in which a package for another platform, which a registry does not hold, has no entry; `install` takes
 # the versions of the lock, too.
