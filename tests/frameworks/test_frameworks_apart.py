@@ -68,6 +68,7 @@ async def test_the_tool_that_instructor_forces_is_called_under_its_schema(folder
     played.check("first_turn")
 
 
+@pytest.mark.long
 async def test_a_crew_whose_model_says_nothing_gets_a_reward_of_zero(folder: Folder) -> None:
     played = await play(folder, "crewai", lambda role, text: "")
     assert (played.rollout.state, played.rollout.reward) == ("succeeded", 0.0)
@@ -86,6 +87,7 @@ async def test_smolagents_continues_exactly_also_after_a_step_without_code(folde
     assert "717710" in str(played.messages[-1]), "the tool was called"
 
 
+@pytest.mark.long
 async def test_smolagents_forks_without_the_additions_of_its_page(folder: Folder) -> None:
     printed = page("smolagents").files["agent.py"]
     plain = printed.replace(", stop=REMOVE_PARAMETER", "").replace(", step_callbacks={ActionStep: keep_as_said}", "")
@@ -101,6 +103,7 @@ async def test_mini_swe_agent_mends_its_repository(folder: Folder) -> None:
     assert "return sum(ages) / len(ages)" in str(played.messages[-1]), "what the command printed was read"
 
 
+@pytest.mark.long
 async def test_mini_swe_agent_leaves_out_an_answer_without_a_tool_call(folder: Folder) -> None:
     def speaker(role: str, text: str) -> str:
         if role == "tool":

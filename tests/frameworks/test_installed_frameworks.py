@@ -35,6 +35,7 @@ def check_population(played: Played) -> None:
     assert ["717710" in message["content"] for message in played.messages if message["role"] == "tool"] == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 async def test_the_agent_of_the_page_is_recorded_and_rewarded(folder: Folder, name: str) -> None:
     async with open_stage(folder, speaker) as stage:
@@ -59,12 +60,16 @@ def test_the_index_links_to_every_page() -> None:
     assert [path.name for path in FOLDER.glob("*.md") if f"(agents/{path.name})" not in index] == []
 
 
+@pytest.mark.slow
+@pytest.mark.long
 async def test_the_node_program_of_the_page_is_recorded_and_rewarded(folder: Folder) -> None:
     need_node(folder.path, "node")
     async with open_stage(folder, speaker) as stage:
         check_population(await stage.play(page("node")))
 
 
+@pytest.mark.slow
+@pytest.mark.long
 async def test_openai_agents_leave_the_same_record_through_the_responses_api(folder: Folder) -> None:
     printed = page("openai-agents").files["agent.py"]
     async with open_stage(folder, speaker) as stage:
@@ -74,6 +79,8 @@ async def test_openai_agents_leave_the_same_record_through_the_responses_api(fol
     assert {call.protocol for call in played.calls} == {"responses"}
 
 
+@pytest.mark.slow
+@pytest.mark.long
 async def test_reflection_of_autogen_is_a_fork_as_its_page_says(folder: Folder) -> None:
     printed = page("autogen").files["agent.py"]
     reflecting = printed.replace(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apart import BY_HAND, CODING, NODE, QUARRELS, need_node, stand_apart
+from apart import CODING, NODE, QUARRELS, need_node, stand_apart
 from command_line import Folder
 from pages import FOLDER, page
 from stage import open_stage_of
@@ -24,8 +24,11 @@ from agentlightning.store.open import open_store
 
 pytestmark = pytest.mark.slow
 
+IN_CI = ("langgraph", "smolagents")
+"""A framework beside the package and one in an environment of its own; CI has the time for no more."""
+
 NAMES = [
-    pytest.param(path.stem, marks=pytest.mark.long if path.stem in BY_HAND else ())
+    pytest.param(path.stem, marks=() if path.stem in IN_CI else pytest.mark.long)
     for path in sorted(FOLDER.glob("*.md"))
     if path.stem not in CODING
 ]
@@ -70,7 +73,7 @@ async def test_nonsense_is_a_reward_of_zero(folder: Folder, policy: Path, sample
     assert all(len(call.sampled_ids) == len(call.logprobs) > 0 for call in played.calls)
 
 
-@pytest.mark.parametrize("name", ["openai-sdk", "node"])
+@pytest.mark.parametrize("name", ["openai-sdk", pytest.param("node", marks=pytest.mark.long)])
 async def test_the_command_of_the_page_trains(folder: Folder, policy: Path, name: str) -> None:
     prepare(folder, name)
     page(name).write(folder.path)

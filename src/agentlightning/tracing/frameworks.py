@@ -86,7 +86,8 @@ class FrameworkAdapter:
                 return module.CURRENT_ROLE.get(None)
 
     Defining a subclass is enough, in the agent's file or in a package with an entry point in `agentlightning.frameworks`.
-    It is asked once `module` is loaded, before the frameworks that are known already. It imports no framework itself and
+    It is asked once `module` is loaded, before the frameworks that are known already, where the agent is a function of a
+    worker: programs in processes of their own say the same by header, baggage or spans. It imports no framework itself and
     keeps no state: an instance is made for each question. Whatever it raises fails the call that asked.
     """
 
