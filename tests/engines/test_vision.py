@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 from hashlib import sha256
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from aiohttp.test_utils import TestClient, TestServer
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -17,7 +19,8 @@ from agentlightning.adapters.sequences import merge
 from agentlightning.demo import tiny_model, tiny_vision
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.learner import Learner
-from agentlightning.engines.local.options import LearnerOptions, Lora
+from agentlightning.engines.local.options import LearnerOptions, Lora, SamplerOptions
+from agentlightning.engines.local.sampler import create_app, open_sampler
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.engines.local.vision import VisionDecoder, place_images
 from agentlightning.errors import EngineError, InputError, ModelError
@@ -222,3 +225,23 @@ def test_content_parts_that_cannot_be_placed_are_refused(folder: Path, processor
     tiny_model.build(tmp_path / "text", ["a"], hidden=16, layers=1)
     with pytest.raises(InputError, match="the model has no sight"):
         place_images(open_decoder(tmp_path / "text"), prompt, [part(RED)])
+
+
+async def test_other_requests_are_answered_while_an_image_is_decoded(folder: Path, processor: Any) -> None:
+    sampler = open_sampler(folder, SamplerOptions(max_num_seqs=4, kv_cache_memory_gb=0.1))
+    decoder = sampler._decoder
+    assert isinstance(decoder, VisionDecoder)
+    prompt = ids(processor, PROMPT)
+    given = {"sampling_params": {"max_tokens": 2}}
+    async with TestClient(TestServer(create_app(sampler))) as client:
+        route = "/inference/v1/generate"
+        with decoder._processor._working:  # an image that takes as long as this
+            slow = asyncio.create_task(
+                client.post(route, json={**given, "token_ids": prompt, "content_parts": [part(RED)]})
+            )
+            async with client.post(route, json={**given, "token_ids": prompt[2:]}) as answer:
+                assert answer.status == 200
+            assert not slow.done()
+        async with await slow as answer:
+            assert answer.status == 200
+            assert len((await answer.json())["prompt_token_ids"]) == len(prompt) - 1 + TOKENS

@@ -45,6 +45,13 @@ def bomb() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b"")
 
 
+def animation() -> bytes:
+    file = io.BytesIO()
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
 RED, BLUE = png("red"), png("blue")
 
 
@@ -280,6 +287,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no image": (chat_image(b"hello"), f"{PART}.image_url.url", "expected an image file (PNG, JPEG, WEBP, GIF)"),
     "half an image": (chat_image(RED[:40]), f"{PART}.image_url.url", "expected an image file"),
     "a bomb": (chat_image(bomb()), f"{PART}.image_url.url", "expected an image of at most 50000000 pixels"),
+    "a line": (chat_image(png("red", (100_000, 1))), f"{PART}.image_url.url", "at most 100 times as long as wide"),
+    "an animation": (chat_image(animation()), f"{PART}.image_url.url", "expected a still image, got an animated GIF"),
     "sound": ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, PART, "hears no audio"),
 }
 

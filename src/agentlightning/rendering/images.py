@@ -24,6 +24,8 @@ MAX_IMAGE_BYTES = 16 << 20
 """Of one file."""
 MAX_PIXELS = 50_000_000
 """Width times height, as the file's head says them: a small file may hold an image that fills the memory."""
+MAX_ASPECT = 100
+"""The longer side by the shorter: processors that bring the shorter one to a length make a line an image of gigabytes."""
 MAX_CACHED_BYTES = 256 << 20
 """Pixel values that are kept."""
 MAX_CACHED_EXPANSIONS = 4096
@@ -40,8 +42,10 @@ def image_hash(data: bytes) -> str:
 
 
 def decode_image(data: bytes) -> Any:
-    """The PIL image of a file, its first frame, in RGB. InputError says what is wrong with it, MissingExtraError that Pillow
-    is not installed."""
+    """The PIL image of a file in RGB. InputError says what is wrong with it, MissingExtraError that Pillow is not installed.
+
+    Takes a hundred times the file's bytes, and for a large image seconds: not for an event loop.
+    """
     if len(data) > MAX_IMAGE_BYTES:
         raise InputError(f"expected an image of at most {MAX_IMAGE_BYTES >> 20} MiB, got {len(data)} bytes")
     try:
@@ -52,9 +56,7 @@ def decode_image(data: bytes) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Pillow's own, larger bounds
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                width, height = image.size
-                if width * height > MAX_PIXELS:
-                    raise InputError(f"expected an image of at most {MAX_PIXELS} pixels, got {width} x {height}")
+                _check(image)
                 return image.convert("RGB")
     except InputError:
         raise
@@ -66,6 +68,18 @@ def decode_image(data: bytes) -> Any:
         ) from cause
 
 
+def _check(image: Any) -> None:
+    """InputError by what the file's head says, before anything is decoded."""
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise InputError(f"expected an image of at most {MAX_PIXELS} pixels, got {width} x {height}")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise InputError(f"expected an image at most {MAX_ASPECT} times as long as wide, got {width} x {height}")
+    # Photographs of some cameras (MPO) have a second frame that is no animation.
+    if image.format != "MPO" and getattr(image, "is_animated", False):
+        raise InputError(f"expected a still image, got an animated {image.format}")
+
+
 class ImageProcessor:
     """The processor in a model's folder; loaded when first used. May be used from several threads."""
 
@@ -74,6 +88,9 @@ class ImageProcessor:
         self.placeholder_id = placeholder_id
         """The id by which the chat template stands for an image; the processor is not needed to know it."""
         self._lock = threading.Lock()
+        """Held to look at what is kept, never for long."""
+        self._working = threading.Lock()
+        """Held to decode: one image at a time, since it takes a hundred times its file's bytes."""
         self._loaded: Any = None
         self._expansions: OrderedDict[str, list[int]] = OrderedDict()
         self._pixels: OrderedDict[str, Any] = OrderedDict()
@@ -102,43 +119,40 @@ class ImageProcessor:
         name = image_hash(data)
         with self._lock:
             found = self._expansions.get(name)
-            if found is None:
-                tokenizer = self._processor().tokenizer
-                text = tokenizer.convert_ids_to_tokens(self.placeholder_id)
-                values = self._run(data, lambda processor, image: processor(images=[image], text=[text]))
-                found = [int(index) for index in values["input_ids"][0]]
-                start = getattr(tokenizer, "bos_token_id", None)
-                found = found[1:] if found and found[0] == start else found
+        if found is None:
+            with self._working:
+                found = self._expand(data)
+            with self._lock:
                 self._expansions[name] = found
                 if len(self._expansions) > MAX_CACHED_EXPANSIONS:
                     self._expansions.popitem(last=False)
-            return found
+        return found
+
+    def _expand(self, data: bytes) -> list[int]:
+        image, processor = decode_image(data), self._processor()
+        text = processor.tokenizer.convert_ids_to_tokens(self.placeholder_id)
+        values = _read(image, lambda image: processor(images=[image], text=[text]))
+        found = [int(index) for index in values["input_ids"][0]]
+        start = getattr(processor.tokenizer, "bos_token_id", None)
+        return found[1:] if found and found[0] == start else found
 
     def pixels(self, data: bytes) -> Any:
         """Pixel values of an image, a float tensor without a batch's dimension. InputError where the bytes are no image."""
         name = image_hash(data)
         with self._lock:
-            found = self._pixels.get(name)
-            if found is None:
-                values = self._run(
-                    data, lambda processor, image: processor.image_processor(images=[image], return_tensors="pt")
-                )
-                found = values["pixel_values"][0]
+            if (found := self._pixels.get(name)) is not None:
+                self._pixels.move_to_end(name)
+                return found
+        with self._working:
+            image, processor = decode_image(data), self._processor().image_processor
+            found = _read(image, lambda image: processor(images=[image], return_tensors="pt"))["pixel_values"][0]
+        with self._lock:
+            if name not in self._pixels:  # else another thread decoded the same image meanwhile
                 self._pixels[name] = found
                 self._pixel_bytes += found.nbytes
-                while self._pixel_bytes > MAX_CACHED_BYTES and len(self._pixels) > 1:
-                    self._pixel_bytes -= self._pixels.popitem(last=False)[1].nbytes
-            self._pixels.move_to_end(name)
-            return found
-
-    def _run(self, data: bytes, work: Callable[[Any, Any], T]) -> T:
-        image, processor = decode_image(data), self._processor()
-        try:
-            return work(processor, image)
-        except Exception as cause:  # processors check little: one pixel, say, ends in whatever numpy thinks of it
-            raise InputError(
-                f"the model's processor cannot read the image ({type(cause).__name__}: {cause})"
-            ) from cause
+            while self._pixel_bytes > MAX_CACHED_BYTES and len(self._pixels) > 1:
+                self._pixel_bytes -= self._pixels.popitem(last=False)[1].nbytes
+        return found
 
     def _processor(self) -> Any:
         if self._loaded is None:
@@ -153,3 +167,10 @@ class ImageProcessor:
             except Exception as cause:  # each processor has errors of its own
                 raise ModelError(f"{self._folder}: its processor of images does not load: {cause}") from cause
         return self._loaded
+
+
+def _read(image: Any, work: Callable[[Any], T]) -> T:
+    try:
+        return work(image)
+    except Exception as cause:  # processors check little: one pixel, say, ends in whatever numpy thinks of it
+        raise InputError(f"the model's processor cannot read the image ({type(cause).__name__}: {cause})") from cause

@@ -181,7 +181,8 @@ class Sampler:
         return updated, time.thread_time() - started
 
     def parse(self, body: bytes) -> tuple[str, SamplingRequest]:
-        """A request id and a request, or InputError naming the field that is wrong."""
+        """A request id and a request, or InputError naming the field that is wrong. Images may take seconds: not for an
+        event loop."""
         try:
             given = orjson.loads(body)
         except orjson.JSONDecodeError as cause:
@@ -282,7 +283,10 @@ def create_app(
     async def generate(http: web.Request) -> web.StreamResponse:
         try:
             body = await http.read()
-            request_id, request = sampler.parse(body)
+            if b"content_parts" in body:
+                request_id, request = await asyncio.to_thread(sampler.parse, body)
+            else:
+                request_id, request = sampler.parse(body)
             if any(name.encode() in body for name in CONSTRAINTS):
                 request.constraint = await asyncio.to_thread(sampler.constraint, body, request)
         except (InputError, MissingExtraError) as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import bisect
 import copy
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,6 +101,8 @@ class VisionDecoder(LlamaDecoder):
         self._by_hash: WeakValueDictionary[str, PlacedImage] = WeakValueDictionary()
         self._by_first: WeakValueDictionary[int, PlacedImage] = WeakValueDictionary()
         self._kept: OrderedDict[str, PlacedImage] = OrderedDict()
+        self._lock = threading.Lock()
+        """Of the images above: prompts are placed in other threads than the one that computes."""
         self._vision: Any = None
         super().__init__(text, folder, dtype, device)
 
@@ -114,12 +117,15 @@ class VisionDecoder(LlamaDecoder):
         }
         self.take(weights, folder)
         self._vision = model
-        for image in self._by_first.values():
+        with self._lock:
+            placed = list(self._by_first.values())
+        for image in placed:
             image.states = None
 
     def place(self, tokens: list[int], files: Sequence[bytes]) -> PlacedPrompt:
         """The prompt with images in the places of its placeholders, one of which stands for each. InputError where one
-        cannot be read, or where they are not as many as the images."""
+        cannot be read, or where they are not as many as the images. Takes seconds for large images: not for an event loop;
+        may be called from several threads."""
         places = [at for at, token in enumerate(tokens) if token == self._placeholder]
         if len(places) != len(files):
             raise InputError(f"content_parts: {len(files)} images for {len(places)} placeholders among token_ids")
@@ -147,7 +153,8 @@ class VisionDecoder(LlamaDecoder):
             return F.embedding(tokens_BM, self._embedding)
         x = F.embedding(tokens_BM.masked_fill(seen_BM, 0), self._embedding)
         ids = tokens_BM[seen_BM].tolist()
-        firsts = sorted(self._by_first)
+        with self._lock:
+            firsts = sorted(self._by_first)
         states = {first: self._states(first) for first in {firsts[bisect.bisect_right(firsts, i) - 1] for i in ids}}
         rows = [(firsts[bisect.bisect_right(firsts, i) - 1], i) for i in ids]
         x[seen_BM] = torch.stack([states[first][i - first] for first, i in rows]).to(x.dtype)
@@ -162,17 +169,22 @@ class VisionDecoder(LlamaDecoder):
 
     def _placed(self, data: bytes) -> PlacedImage:
         name = image_hash(data)
-        image = self._by_hash.get(name)
+        with self._lock:
+            image = self._by_hash.get(name)
         if image is None:
             pixels = self._processor.pixels(data)
-            image = PlacedImage(first=self._next, pixels=pixels, length=self._length(pixels))
-            self._next += image.length
-            self._by_hash[name] = self._by_first[image.first] = image
-        self._kept[name] = image
-        self._kept.move_to_end(name)
-        if len(self._kept) > MAX_KEPT_IMAGES:
-            self._kept.popitem(last=False)
-        return image
+            length = self._length(pixels)
+        with self._lock:
+            image = image or self._by_hash.get(name)
+            if image is None:
+                image = PlacedImage(first=self._next, pixels=pixels, length=length)
+                self._next += length
+                self._by_hash[name] = self._by_first[image.first] = image
+            self._kept[name] = image
+            self._kept.move_to_end(name)
+            if len(self._kept) > MAX_KEPT_IMAGES:
+                self._kept.popitem(last=False)
+            return image
 
     def _length(self, pixels: Tensor) -> int:
         with torch.inference_mode():
