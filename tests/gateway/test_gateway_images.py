@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import struct
 import zlib
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -426,3 +428,28 @@ async def test_an_engine_that_takes_completions_only_refuses_pictures(sighted: H
     await sighted.serve_policy(api="completions")
     error = await refused(sighted, await sighted.claim(), chat_image(RED))
     assert "takes no images by /v1/completions" in error["message"]
+
+
+async def test_an_engine_that_reads_no_images_refuses_them_when_the_call_arrives(sighted: House) -> None:
+    await sighted.serve_policy(images=False)
+    error = await refused(sighted, await sighted.claim(), chat_image(RED))
+    assert error["message"] == f"{PART}.image_url.url: the engine of this run reads no images; send text only"
+    assert not sighted.engine.requests
+
+
+async def test_the_code_of_the_page_about_images_runs(sighted: House) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "images.md").read_text(encoding="utf-8")
+    agent, upload = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    claim = await sighted.claim()
+    llm = SimpleNamespace(
+        base_url=f"http://gateway{path(claim)}/v1", api_key=claim.key, model="policy", http_client=sighted.http()
+    )
+    shown: dict[str, Any] = {}
+    exec(agent, shown)
+    assert await shown["solve"]({"png": RED.hex(), "colour": "red"}, llm) == 1.0
+    body = "".join(f"    {line}\n" for line in upload.splitlines())
+    exec(f"async def upload(client, data):\n{body}    return content", shown)
+    content = await shown["upload"](sighted.openai(claim), RED)
+    assert content[0]["file_id"] == UPLOADED
+    calls = await sighted.store.calls([claim.rollout.id])
+    assert [image.hash for call in calls for image in call.images] == [sha256(RED).hexdigest()]

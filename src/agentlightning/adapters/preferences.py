@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentlightning.adapters.sequences import merge
-from agentlightning.training_types import TrainingSequence, Trajectory
+from agentlightning.training_types import ImageInput, TrainingSequence, Trajectory
 
 
 def completion_rows(
@@ -44,22 +44,27 @@ def mismatched_rows(completions: Sequence[Sequence[TrainingSequence]], longest: 
         other = next((opening for opening in before if opening != openings[place]), None)
         if other is not None:
             found += [
-                _beside(row, other) for row in rows if len(row.tokens) - row.mask.index(True) + len(other) <= longest
+                _beside(row, other) for row in rows if len(row.tokens) - row.mask.index(True) + len(other[0]) <= longest
             ]
     return found
 
 
-def _opening(row: TrainingSequence) -> list[int]:
-    return row.tokens[: row.mask.index(True)]
+def _opening(row: TrainingSequence) -> tuple[list[int], list[ImageInput]]:
+    """What precedes the first trained token: tokens, and the images among them."""
+    start = row.mask.index(True)
+    return row.tokens[:start], [image for image in row.images if image.end <= start]
 
 
-def _beside(row: TrainingSequence, opening: list[int]) -> TrainingSequence:
+def _beside(row: TrainingSequence, other: tuple[list[int], list[ImageInput]]) -> TrainingSequence:
+    opening, images = other
     start = row.mask.index(True)
     nothing = [0.0] * len(opening)
     moved = len(opening) - start
+    later = [image for image in row.images if image.start >= start]
     return replace(
         row,
         tokens=opening + row.tokens[start:],
+        images=images + [replace(image, start=image.start + moved, end=image.end + moved) for image in later],
         mask=[False] * len(opening) + row.mask[start:],
         logprobs=nothing + row.logprobs[start:],
         advantages=nothing + row.advantages[start:],

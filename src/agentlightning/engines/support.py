@@ -33,7 +33,7 @@ class Support:
     masks: bool = False
     """Log-probabilities under the grammars, penalties and cuts that sequences carry (`TrainingSequence.decodings`)."""
     images: bool = False
-    """Sequences with images, where the model has sight."""
+    """Calls with images, in its sampler and as sequences in its learner; gateways refuse them otherwise."""
     values: bool = False
     """A value head: `values`, and losses that train it."""
 

@@ -160,6 +160,7 @@ class Processes:
                     "api": "generate",
                     "unsupported_params": self._config.agent.unsupported_params,
                     "structured": _structured(self._config, engines[alias].support),
+                    "images": engines[alias].support.images,
                     "show_schema": self._config.agent.show_schema,
                 }
                 for alias, model in models.items()

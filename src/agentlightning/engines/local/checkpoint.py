@@ -17,13 +17,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from agentlightning.disk import sync
-from agentlightning.engines.local.models import check_model, first_line
+from agentlightning.engines.local.models import LLAVA, check_model, first_line
 from agentlightning.engines.saved_folders import replace_folder, seal
 from agentlightning.errors import InputError, ModelError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-LLAVA = "LlavaForConditionalGeneration"
 
 
 def read_config(folder: Path) -> Any:
@@ -38,7 +37,7 @@ def read_config(folder: Path) -> Any:
 
 
 def has_sight(config: Any) -> bool:
-    """True where the local engine reads the model's images: LLaVA. Others with a vision tower are read as text models."""
+    """True where the local engine reads the model's images; see LLAVA."""
     return LLAVA in (config.architectures or ())
 
 

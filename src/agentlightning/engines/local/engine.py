@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -33,7 +33,7 @@ from agentlightning import errors
 from agentlightning.children import listen, stop_child
 from agentlightning.disk import make_private_folder
 from agentlightning.engines.base import DEFAULT_POLICY, ForwardingEngine, together
-from agentlightning.engines.local.models import find_model
+from agentlightning.engines.local.models import find_model, reads_images
 from agentlightning.engines.local.options import WEIGHTS_KEY, LearnerOptions, SamplerOptions, support
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, EngineError, LearnerLostError, ModelError
@@ -98,7 +98,9 @@ class LocalEngine(ForwardingEngine):
 
     @property
     def support(self) -> Support:
-        return support(self._learner_options)
+        """Of the model, once started: whether it has sight is in its folder."""
+        found = support(self._learner_options)
+        return replace(found, images=reads_images(self._folder)) if self._listener else found
 
     async def start(self) -> list[str]:
         self._folder = find_model(self._model)

@@ -31,11 +31,11 @@ from agentlightning.engines.local import layers
 from agentlightning.engines.local.adapter import FOLDER as ADAPTER
 from agentlightning.engines.local.adapter import Adapter
 from agentlightning.engines.local.batches import Batch, batches, known_tokens
-from agentlightning.engines.local.checkpoint import LLAVA, has_sight, load_model, read_config, stop_ids, write_model
+from agentlightning.engines.local.checkpoint import has_sight, load_model, read_config, stop_ids, write_model
 from agentlightning.engines.local.decoding import BatchRules, Grammars, batch_rules
 from agentlightning.engines.local.device import check_device, settle
 from agentlightning.engines.local.llama import LLAMA_SHAPED
-from agentlightning.engines.local.models import copy_tokenizer, first_line
+from agentlightning.engines.local.models import LLAVA, copy_tokenizer, first_line
 from agentlightning.engines.local.optimizer import Optimizer
 from agentlightning.engines.local.options import LearnerOptions, Lora
 from agentlightning.engines.local.threads import half_of_the_cores, threads_here

@@ -5,11 +5,15 @@ The trainer, the CLI and the engine find models here before any process that loa
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ModelError
+
+LLAVA = "LlavaForConditionalGeneration"
+"""The architecture whose images the local engine reads. Others with a vision tower are read as text models."""
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -24,6 +28,11 @@ TOKENIZER_FILES = (
     "processor_config.json",
     "preprocessor_config.json",
 )
+
+
+def reads_images(folder: Path) -> bool:
+    """True where the local engine reads the images of the model in a folder."""
+    return LLAVA in (json.loads((folder / "config.json").read_text()).get("architectures") or ())
 
 
 def find_model(name: str | Path) -> Path:

@@ -195,7 +195,7 @@ class PolicyCalls:
                     code="previous_response_not_found",
                 )
             request = replace(request, messages=_after(chain_messages(before), request.messages))
-        images = await read_images(request, policy.renderer, self._store, self.files, attempt)
+        images = await read_images(request, policy, self._store, self.files, attempt)
         view = RequestView.of(request.messages, request.tools, expansions=images.expansions)
         if not attempt.complete and conversation.lacks_answer(view):
             await self._attempts.refresh(attempt)

@@ -72,6 +72,8 @@ class Policy:
     structured: Literal["mask", "context_only", "refuse"] = "mask"
     """Treatment of calls with a grammar, penalties or cuts: learned from under the same mask, context and no more, or
     refused (or left out, by `unsupported_params`), since the run's engine cannot rebuild masks."""
+    images: bool = True
+    """False: the run's engine cannot read the images of calls, and such calls are refused."""
     show_schema: bool = False
     """The form that a request asks for is told to the model, too, at the end of the prompt's last message."""
     key_env: str | None = None
@@ -240,6 +242,7 @@ class EngineRouter:
             logprobs=value.get("logprobs") or "processed",
             unsupported_params=value.get("unsupported_params") or "error",
             structured=value.get("structured") or "mask",
+            images=bool(value.get("images", True)),
             show_schema=bool(value.get("show_schema")),
             key_env=value.get("key_env"),
             stall_timeout_s=_seconds(resource, "stall_timeout_s"),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from agentlightning.errors import EngineError, InputError
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.policy.engine_client import SampledTokens
+from agentlightning.gateway.policy.engine_router import Policy
 from agentlightning.gateway.uploaded_files import UploadedFiles
 from agentlightning.protocols.base import ApiError, CompletionRequest
 from agentlightning.protocols.images import FILE_ID
@@ -38,12 +39,12 @@ class CallImages:
 
 async def read_images(
     request: CompletionRequest,
-    renderer: Renderer,
+    policy: Policy,
     store: LightningStore,
     uploaded: UploadedFiles,
     attempt: TrackedAttempt,
 ) -> CallImages:
-    """The images of a request. ApiError names the field of one that is none, or says that the model has no sight."""
+    """The images of a request. ApiError names the field of one that is none, or says that nothing here has sight."""
     if not request.images and not any(isinstance(message.get("content"), list) for message in request.messages):
         return CallImages()
     files = {image.hash: image.data for image in request.images if image.data is not None}
@@ -51,16 +52,18 @@ async def read_images(
     if not wanted:
         return CallImages()
     paths = {image.hash: image.path for image in request.images}
-    if renderer.images is None:
+    processor = policy.renderer.images
+    if processor is None or not policy.images:
         path = next(iter(paths.values()), "messages")
-        raise ApiError(f"{path}: the model has no sight; send text only", param=path, code="unsupported_value")
+        why = "the model has no sight" if processor is None else "the engine of this run reads no images"
+        raise ApiError(f"{path}: {why}; send text only", param=path, code="unsupported_value")
     for image in request.images:
         if image.data is None:
             await uploaded.find(attempt, FILE_ID + image.hash, image.path)
     files |= await store.images(attempt.rollout.run_id, sorted(wanted - files.keys()))
     if gone := wanted - files.keys():
         raise ApiError(f"messages: the image {min(gone)} of an earlier response is not kept any more", param="messages")
-    return CallImages(files, await asyncio.to_thread(_expansions, renderer.images, files, paths))
+    return CallImages(files, await asyncio.to_thread(_expansions, processor, files, paths))
 
 
 def _expansions(
