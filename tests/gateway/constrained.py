@@ -50,6 +50,8 @@ def _shortest(matcher: LLMatcher, tokenizer: LLTokenizer, end: int) -> list[int]
 
 
 def _rank(text: str) -> tuple[int, int]:
+    if text == "<tool_call>":  # an answer in place of a call, where there is the choice
+        return len(PREFERRED) + 1, 0
     place = next((place for place, start in enumerate(PREFERRED) if text.startswith(start)), len(PREFERRED))
     return place, len(text)
 

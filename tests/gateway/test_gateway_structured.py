@@ -59,6 +59,30 @@ async def test_a_tool_call_that_is_forced_is_made(house: House, choice: Any, nam
     assert call.decoding["grammar"]["kind"] == "tool_call"
 
 
+@pytest.mark.parametrize("choice", ["auto", "none"])
+async def test_beside_a_form_of_the_answer_tools_may_be_called_as_without(house: House, choice: str) -> None:
+    claim = await house.claim()
+    house.say(
+        '<tool_call>\n{"name": "weather", "arguments": {"n": 1, "unit": "C"}}\n</tool_call>', '{"n": 2, "unit": "F"}'
+    )
+    replies = [
+        await answered(house, claim, tools=TOOLS, tool_choice=choice, response_format=FORMAT, seed=n) for n in (1, 2)
+    ]
+    first, second = (reply["choices"][0]["message"] for reply in replies)
+    assert [call["function"]["name"] for call in first.get("tool_calls", ())] == (
+        ["weather"] if choice == "auto" else []
+    )
+    assert json.loads(second["content"]) == {"n": 2, "unit": "F"}
+
+
+async def test_a_policy_that_cannot_keep_what_strict_promises_samples_calls_as_without_it(house: House) -> None:
+    await house.serve_policy(logprobs="raw")
+    claim = await house.claim()
+    strict = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}
+    assert (await answered(house, claim, tools=[strict]))["status"] == 200
+    assert [call.decoding for call in await calls_of(house, claim)] == [{}]
+
+
 async def test_penalties_go_to_the_engine_by_the_names_of_vllm_and_are_recorded(house: House) -> None:
     claim = await house.claim()
     given = {"presence_penalty": 0.5, "logit_bias": {"5": 10}, "top_k": 3}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -54,8 +55,9 @@ async def decoding_of(
     asked = asked_fields(request)
     if not asked:
         return {}
-    if policy.structured == "refuse" and asked.keys() == {_strict_field(request)}:
+    if asked.keys() == {_strict_field(request)} and not _keeps_strict(policy):
         return {}  # it forces nothing: a policy that cannot promise it samples calls as it does without
+    request = _with_calls(request, policy)
     if policy.structured == "refuse":
         why = "the run's engine cannot account for it in learning; say so, or leave it out of training: "
         why += 'agent.structured = "context_only"'
@@ -120,6 +122,26 @@ def schema_note(request: CompletionRequest) -> str | None:
     if content["kind"] == "choice":
         return f"Answer with one of: {', '.join(content['choices'])}"
     return f"Answer with text that matches this regular expression: {content['pattern']}"
+
+
+def _with_calls(request: CompletionRequest, policy: Policy) -> CompletionRequest:
+    """The request with a grammar that leaves the choice to call a tool where the agent does: a form of the answer is one of
+    the answer, not of the calls before it. What is only promised of calls goes where none can be described."""
+    content, describes = request.grammar.get("content"), policy.renderer.grammar_model.syntax is not None
+    if content is None or content["kind"] == "lark":
+        return request
+    if not describes and _strict_field(request) is not None:
+        return replace(request, grammar={"content": content})
+    if not describes or not request.parse_tools or "tool_call" in request.grammar:
+        return request
+    optional = {"required": False, "names": None, "field": content["field"]}
+    return replace(request, grammar={**request.grammar, "tool_call": optional})
+
+
+def _keeps_strict(policy: Policy) -> bool:
+    """False for a policy whose calls of tools no grammar can describe, or account for in learning."""
+    unlearned = policy.logprobs == "raw" and policy.structured == "mask"
+    return policy.structured != "refuse" and not unlearned and policy.renderer.grammar_model.syntax is not None
 
 
 def _strict_field(request: CompletionRequest) -> str | None:
