@@ -57,6 +57,19 @@ class Transition:
     """The call that this one continues: one of the trajectory's, or one that is context and belongs to none."""
 
     @property
+    def mask(self) -> list[bool]:
+        """True on sampled tokens that are trained, False on forced ones: the call's grammar allowed no other."""
+        mask = [True] * len(self.sampled_ids)
+        for start, end in self.decoding.get("forced", ()):
+            mask[start:end] = [False] * len(mask[start:end])
+        return mask
+
+    @property
+    def trained_tokens(self) -> int:
+        """Number of sampled tokens that are trained: the length of the completion in every average."""
+        return sum(self.mask)
+
+    @property
     def path(self) -> list[Transition]:
         """The calls from the first of the conversation to this one."""
         path, node = [], self
@@ -103,7 +116,8 @@ class TrainingSequence:
     rollout_id: str
     tokens: list[int]
     mask: list[bool]
-    """True on sampled tokens; only these are trained. Never true on the first token."""
+    """True on sampled tokens that are trained (not on those that a grammar forced). Never true on the first token; where it
+    is False, the other columns mean nothing."""
     logprobs: list[float]
     """The sampler's logprobs on masked tokens, 0 elsewhere."""
     advantages: list[float]

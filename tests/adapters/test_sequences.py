@@ -105,6 +105,48 @@ def test_weights_come_from_the_original_transitions(aggregation: Aggregation, ex
         assert row == pytest.approx(expected_row)
 
 
+def forced(call: Transition, *spans: list[int]) -> Transition:
+    """The call with a grammar that forced these of its sampled tokens."""
+    return replace(call, decoding={"grammar": {}, "forced": [*spans]})
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("token_mean", [[1 / 5, 0.0, 1 / 5], [1 / 5], [0.0]]),  # 5 trained tokens: 1, none, 1 and 3
+        ("sequence_mean", [[1 / 3, 0.0, 1 / 3], [1 / 9], [0.0]]),  # 3 calls with trained tokens
+        ("rollout_mean", [[1 / 4, 0.0, 1 / 4], [1 / 6], [0.0]]),  # 2 rollouts with 2 and 3 trained tokens
+        ("fixed_length", [[1 / 20, 0.0, 1 / 20], [1 / 20], [0.0]]),
+    ],
+)
+def test_tokens_that_a_grammar_forced_count_in_no_weight(aggregation: Aggregation, expected: list[list[float]]) -> None:
+    batch = [
+        trajectory(
+            forced(transition([1], [2, 3, 4]), [0, 1], [2, 3]),
+            forced(transition([1], [5, 6]), [0, 2]),
+            transition([9], [8]),
+        ),
+        trajectory(transition([1], [2, 3, 4])),
+        trajectory(forced(transition([1], [2]), [0, 1])),
+    ]
+    assert token_weights(batch, aggregation, 10) == [pytest.approx(row) for row in expected]
+    assert token_weights(batch[2:], aggregation, 10) == [[0.0]]
+
+
+def test_tokens_that_a_grammar_forced_are_context_in_merged_rows_and_in_rows_of_their_own() -> None:
+    calls = linked([transition([1, 2], [3, 4, 5]), transition([1, 2, 3, 4, 5, 6], [7, 8])])
+    calls = [forced(calls[0], [0, 2]), forced(replace(calls[1], parent=None, suffix_ids=calls[1].prompt_ids), [0, 2])]
+    calls[1] = replace(calls[1], parent=calls[0], suffix_ids=[6])
+    [row] = merge("r", calls, [0.0, 1.0], [0.5, 0.25], {"returns": [[1.0, 2.0, 3.0], 4.0]})
+    assert row.tokens == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert row.mask == [False] * 4 + [True] + [False] * 3
+    assert (row.weights, row.returns) == ([0, 0, 0, 0, 0.5, 0, 0, 0], [0, 0, 0, 0, 3.0, 0, 0, 0])
+    assert (row.segments, len(row.decodings)) == ([(2, 5), (6, 8)], 2)
+    assert by_call([row], [[float(token) for token in row.tokens]]) == [[3.0, 4.0, 5.0], [7.0, 8.0]]
+    first, second = merge("r", calls, [0.0, 1.0], [0.5, 0.25], apart=True)
+    assert (first.mask, second.mask) == ([False] * 4 + [True], [False] * 8)
+
+
 @st.composite
 def call_trees(draw: st.DrawFn) -> list[Transition]:
     """Calls that continue an earlier call or start afresh, over an alphabet so small that prefixes meet by chance."""

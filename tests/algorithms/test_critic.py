@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,8 +38,32 @@ RAW = Critic(call_gamma=0.5, lam=1.0)
 def test_two_rollouts_by_hand() -> None:
     # as in test_gae, two calls by hand; the other rollout: 0 - 0.5
     first, second = estimates(PAIR, VALUES, RAW, normalize=False)
-    assert first == Estimate(advantages=[[0.25, 0.0], [0.5]], returns=[[0.5, 0.5], [1.0]], values=[[0.25, 0.5], [0.5]])
-    assert second == Estimate(advantages=[[-0.5]], returns=[[0.0]], values=[[0.5]])
+    assert first == Estimate(
+        advantages=[[0.25, 0.0], [0.5]],
+        returns=[[0.5, 0.5], [1.0]],
+        values=[[0.25, 0.5], [0.5]],
+        masks=[[True] * 2, [True]],
+    )
+    assert second == Estimate(advantages=[[-0.5]], returns=[[0.0]], values=[[0.5]], masks=[[True]])
+
+
+def test_tokens_that_a_grammar_forced_are_no_actions_of_the_critic() -> None:
+    # [forced, 0.25, forced, 0.5] and a call that was forced as a whole are the pair above with calls of 2 and 1 tokens
+    calls = trajectory("a0", 1.0, (4, 2)).transitions
+    calls = [
+        replace(call, decoding={"forced": spans})
+        for call, spans in zip(calls, [[[0, 1], [2, 3]], [[0, 2]]], strict=True)
+    ]
+    some = Trajectory(rollout_id="a0", group_id="a", reward=1.0, transitions=calls)
+    [one] = estimates([some], {"a0/0": [9.0, 0.25, 9.0, 0.5], "a0/1": [9.0, 0.5]}, RAW, normalize=False)
+    assert (one.advantages, one.returns) == ([[0.25, 0.0], [0.5]], [[0.5, 0.5], [1.0]])
+    assert one.by_token(one.returns) == [[0.0, 0.5, 0.0, 0.5], [0.0, 0.0]]
+    assert explained([one]) == {"value_mean": 0.375}
+    whole = Trajectory(rollout_id="b", group_id="b", reward=0.0, transitions=calls[1:])
+    values = {"a0/0": [9.0, 0.25, 9.0, 0.5], "a0/1": [9.0, 0.5]}
+    white = estimates([some, whole], values, RAW)
+    assert white[0].advantages[0] == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])
+    assert (white[0].advantages[1], white[1].advantages) == ([0.0], [[0.0]])
 
 
 def test_a_call_earns_its_step_rewards_and_the_last_one_the_final_reward_too() -> None:
@@ -57,12 +82,16 @@ def test_normalised_advantages_have_mean_0_and_deviation_1_over_tokens() -> None
 
 def test_a_critic_that_knows_everything_explains_all_and_a_constant_nothing() -> None:
     def of(values: list[float]) -> dict[str, float]:
-        return explained([Estimate(advantages=[[0.0] * 4], returns=[[0.0, 0.0, 1.0, 1.0]], values=[values])])
+        return explained(
+            [Estimate(advantages=[[0.0] * 4], returns=[[0.0, 0.0, 1.0, 1.0]], values=[values], masks=[[True] * 4])]
+        )
 
     assert of([0.0, 0.0, 1.0, 1.0]) == {"value_mean": 0.5, "explained_variance": 1.0}
     assert of([0.3] * 4)["explained_variance"] == pytest.approx(0.0)
     assert of([1.0, 1.0, 0.0, 0.0])["explained_variance"] == pytest.approx(-3.0)
-    assert explained([Estimate(advantages=[[0.0]], returns=[[1.0]], values=[[0.5]])]) == {"value_mean": 0.5}
+    assert explained([Estimate(advantages=[[0.0]], returns=[[1.0]], values=[[0.5]], masks=[[True]])]) == {
+        "value_mean": 0.5
+    }
     assert explained([]) == {}
 
 

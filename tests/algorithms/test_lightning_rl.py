@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,6 +64,28 @@ def test_a_group_of_two_by_hand() -> None:
             "sequences": 2.0,
         }
     )
+
+
+def forced(one: Trajectory, *spans: list[int]) -> Trajectory:
+    """The rollout with a grammar on each call that forced these sampled tokens."""
+    return replace(one, transitions=[replace(call, decoding={"forced": [*spans]}) for call in one.transitions])
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "reinforce_pp_baseline"])
+def test_forced_tokens_count_in_no_length_and_a_rollout_of_them_alone_trains_nothing(advantage: str) -> None:
+    rollouts = group("a", 1.0, 0.0, 1.0)
+    some = [forced(rollouts[0], [0, 1]), rollouts[1], forced(rollouts[2], [0, 2])]
+    plan = LightningRL(minibatches=1, advantage=advantage).plan([some], seed=0)
+    assert plan.outcomes == {"a0": "trained", "a1": "trained", "a2": "zero_variance"}
+    assert (plan.stats["tokens_sampled"], plan.stats["tokens_trained"]) == (12.0, 6.0)
+    [minibatch] = plan.minibatches
+    rows = {row.rollout_id: row for row in minibatch}
+    assert (rows.keys(), rows["a0"].mask) == ({"a0", "a1"}, [False, False, True, False, False, True])
+    assert rows["a1"].weights == pytest.approx([0, 1 / 6, 1 / 6, 0, 1 / 6, 1 / 6])
+    if advantage != "grpo":  # 1/3 on 2 tokens and -2/3 on 4: mean -1/3, sample variance 0.8/3
+        assert rows["a0"].advantages[2] == pytest.approx((2 / 3) / math.sqrt(0.8 / 3))
+    nothing = LightningRL(minibatches=1, advantage=advantage).plan([[some[2], replace(some[2], reward=0.0)]], seed=0)
+    assert nothing.minibatches == []
 
 
 def test_rollouts_of_a_group_without_variance_are_dropped_and_counted() -> None:

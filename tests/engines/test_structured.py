@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,19 @@ from typing import Any
 import pytest
 import torch
 from engine_sequences import sequence
+from tokenizers import Tokenizer, models
 from toy_model import write_tokenizer
 from transformers import AutoModelForCausalLM
 
+from agentlightning.adapters.sequences import merge
 from agentlightning.engines.local.decoding import LogitRule, adjusted
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions, SamplerOptions
 from agentlightning.engines.local.sampler import Sampler, open_sampler
 from agentlightning.errors import EngineError, InputError
 from agentlightning.rendering.grammar import structured_outputs
-from agentlightning.training_types import Loss, TrainingSequence
+from agentlightning.rendering.grammar_masks import Grammars
+from agentlightning.training_types import Loss, TrainingSequence, Transition
 from agentlightning.types import JSON
 
 SCHEMA = {
@@ -36,7 +40,7 @@ PENALTIES: JSON = {
     "repetition_penalty": 1.3,
     "logit_bias": {"40": 1.5, "41": -3},
 }
-CUTS: JSON = {"top_k": 12, "min_p": 0.05}
+CUTS: JSON = {"top_k": 12, "min_p": 0.05, "top_p": 0.9}
 PROMPT = [20, 30, 40, 50]
 
 
@@ -118,8 +122,6 @@ def test_what_was_sampled_follows_the_grammar_and_forced_tokens_have_probability
 
 
 def text_of(folder: Path, ids: list[int]) -> str:
-    from tokenizers import Tokenizer
-
     return str(Tokenizer.from_file(str(folder / "tokenizer.json")).decode(ids))
 
 
@@ -136,7 +138,7 @@ def test_gradients_and_entropy_are_those_of_autograd_over_the_masked_softmax(sam
     masks = learner._grammars.masks(decoding(params)["grammar"], ids)
     total, entropies, forced = torch.zeros(()), 0.0, 0
     for place, (token, words) in enumerate(zip(ids, masks, strict=True)):
-        allowed = [t for t in range(342) if words[t >> 5] >> (t & 31) & 1]
+        allowed = [t for t in range(342) if words[t >> 3] >> (t & 7) & 1]
         biased = torch.stack([logits[len(PROMPT) + place - 1, t] + (1.5 if t == 40 else 0.0) for t in allowed])
         distribution = torch.log_softmax(biased / 0.8, -1)
         entropy = -(distribution.exp() * distribution).sum()
@@ -149,6 +151,57 @@ def test_gradients_and_entropy_are_those_of_autograd_over_the_masked_softmax(sam
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
     for name, p in model.named_parameters():
         assert p.grad is None or torch.allclose(p.grad, found[name], atol=1e-5), name
+
+
+@pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
+def test_forced_tokens_count_in_no_ratio_length_and_no_metric(sampler: Sampler, folder: Path, packing: Any) -> None:
+    learner = Learner(folder, LearnerOptions(packing=packing))
+    calls: list[Transition] = []
+    for place, wanted in enumerate([GRAMMAR, {"structured_outputs": {"choice": ["sunny"]}}, GRAMMAR]):
+        prompt = PROMPT if not calls else [60]
+        ids, logprobs = sampled(sampler, place, prompt if not calls else [*after(calls[-1]), *prompt], **wanted)
+        applied = decoding(wanted)
+        masks = learner._grammars.masks(applied["grammar"], ids)
+        applied["forced"] = learner._grammars.forced(applied["grammar"], ids, logprobs)
+        calls.append(transition(f"c{place}", prompt, ids, logprobs, applied, calls[-1] if calls else None))
+        assert calls[-1].mask == [sum(map(int.bit_count, mask)) > 1 for mask in masks]
+    assert calls[1].trained_tokens == 0
+    weights = [one / 2 for one in (1.0, 0.0, 1.0)]
+    changed = [replace(call, logprobs=[p - 0.1 * (p != 0) for p in call.logprobs]) for call in calls]
+    [row] = merge("r", linked_to(changed), [1.0] * 3, weights)
+    metrics = learner.forward_backward([row], Loss(name="gspo", clip_high=10.0))
+    trained = [calls[0].trained_tokens, calls[2].trained_tokens]
+    assert metrics["tokens"] == sum(trained)
+    # every trained token's ratio is e^.1, and so is the mean over its call; over forced ones too it would be less
+    assert metrics["ratio_max"] == pytest.approx(math.exp(0.1) - 1, abs=1e-4)
+    assert metrics["loss"] == pytest.approx(-math.exp(0.1) * sum(trained) / 2, abs=1e-3)
+
+
+def after(call: Transition) -> list[int]:
+    return call.prompt_ids + call.sampled_ids
+
+
+def linked_to(calls: list[Transition]) -> list[Transition]:
+    """The calls with the changed ones before them as parents."""
+    found: list[Transition] = []
+    for call in calls:
+        found.append(replace(call, parent=found[-1] if found else None))
+    return found
+
+
+def transition(
+    name: str, prompt: list[int], ids: list[int], logprobs: list[float], applied: JSON, parent: Transition | None
+) -> Transition:
+    return Transition(
+        call_id=name,
+        suffix_ids=prompt,
+        sampled_ids=ids,
+        logprobs=logprobs,
+        versions=[],
+        temperature=0.8,
+        decoding=applied,
+        parent=parent,
+    )
 
 
 def test_a_row_of_forced_tokens_alone_trains_nothing(sampler: Sampler, folder: Path) -> None:
@@ -196,6 +249,12 @@ def test_what_cannot_be_applied_is_refused_by_name(sampler: Sampler, params: JSO
         sampled(sampler, **params)
 
 
+def test_a_tokenizer_that_grammars_cannot_read_is_refused_by_name(tmp_path: Path) -> None:
+    Tokenizer(models.WordLevel({"red": 0, "<end>": 1}, unk_token="red")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(InputError, match="structured_outputs: not available with this model"):
+        Grammars(tmp_path, [1]).matcher('start: "red"')
+
+
 def test_penalties_and_cuts_by_hand() -> None:
     logits = torch.tensor([[2.0, 1.0, -1.0, 0.0, 0.5]])
     given = {"repetition_penalty": 2.0, "presence_penalty": 0.5, "frequency_penalty": 0.25, "logit_bias": {"3": 1.0}}
@@ -207,6 +266,16 @@ def test_penalties_and_cuts_by_hand() -> None:
     # at temperature .5 the second has e^-2 = .135 of the likeliest's probability
     [by_share] = adjusted(logits, [LogitRule(logits={"min_p": 0.15})], [0.5]).tolist()
     assert [value > -1e9 for value in by_share] == [True, False, False, False, False]
+
+
+def test_the_nucleus_is_that_of_the_tokens_that_top_k_left() -> None:
+    logits = torch.tensor([[2.0, 1.0, -1.0, 0.0, 0.5]])  # probabilities .56, .21, .03, .08, .13
+    [cut] = adjusted(logits, [LogitRule(logits={"top_p": 0.7})], [1.0]).tolist()
+    assert [value > -1e9 for value in cut] == [True, True, False, False, False]
+    # of two tokens the first has .73; a token that was sampled stays in, and counts
+    rule = LogitRule(logits={"top_p": 0.7, "top_k": 2}, target=1)
+    [cut] = adjusted(logits, [rule], [1.0]).tolist()
+    assert ([value > -1e9 for value in cut], rule.cut) == ([True, True, False, False, False], True)
 
 
 def test_rows_without_a_rule_are_left_as_they_are() -> None:

@@ -38,6 +38,8 @@ class ScriptedEngine:
     """Where set: health probes are not answered."""
     probes: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
     chunk: int = 1
+    logprob: float = -0.5
+    """Of every token."""
     tokenizer: Path | None = None
     """Folder of a tokenizer: where set, completions follow the grammar of their request, whatever was scripted."""
     end: int = 2
@@ -112,7 +114,7 @@ class ScriptedEngine:
         choice: dict[str, Any] = {
             "index": 0,
             "token_ids": ids,
-            "logprobs": {"content": [{"token_id": index, "logprob": -0.5} for index in ids]},
+            "logprobs": {"content": [{"token_id": index, "logprob": self.logprob} for index in ids]},
             "finish_reason": finish,
             "stop_reason": None,
         }

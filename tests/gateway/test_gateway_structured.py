@@ -45,6 +45,27 @@ async def test_a_schema_goes_to_the_engine_as_a_grammar_and_is_recorded(house: H
     assert house.engine.requests[0]["sampling_params"]["structured_outputs"] == {"grammar": spec["lark"]}
 
 
+async def test_the_tokens_that_a_grammar_forced_are_recorded_whatever_the_engine(house: House) -> None:
+    claim = await house.claim()
+    house.engine.logprob = 0.0
+    await answered(house, claim, guided_regex='[{]"unit": "[CF]"[}]')
+    [call] = await calls_of(house, claim)
+    chosen = [
+        house.renderer.token_text(token) for token, free in zip(call.sampled_ids, mask(call), strict=True) if free
+    ]
+    assert house.renderer.decode(call.sampled_ids).startswith('{"unit": "')
+    assert len(chosen) < len(call.sampled_ids)
+    assert any("C" in text or "F" in text for text in chosen)
+    house.engine.logprob = -0.5
+    await answered(house, claim, guided_choice=["yes"])
+    assert "forced" not in (await calls_of(house, claim))[1].decoding
+
+
+def mask(call: Call) -> list[bool]:
+    forced = {at for start, end in call.decoding["forced"] for at in range(start, end)}
+    return [at not in forced for at in range(len(call.sampled_ids))]
+
+
 @pytest.mark.parametrize(
     ("choice", "names"),
     [(NAMED, {"weather"}), ("required", {"weather", "time"})],
@@ -106,6 +127,8 @@ async def test_a_call_that_asks_for_nothing_records_nothing(house: House) -> Non
         ("guided_regex", "(?=look)ahead"),
         ("guided_grammar", "start: nowhere"),
         ("guided_json", {"enum": ["x" * 1000] * 1000}),
+        ("guided_json", '{"items":' * 200 + "{}" + "}" * 200),
+        ("guided_json", {"$ref": "#"}),
     ],
 )
 async def test_a_grammar_that_cannot_be_made_is_refused_by_the_name_of_its_field(

@@ -28,7 +28,7 @@ def completion_rows(
 
 
 def mismatched_rows(completions: Sequence[Sequence[TrainingSequence]], longest: int) -> list[TrainingSequence]:
-    """Each completion beside another task's opening: what precedes its first trained token is that of the one before it.
+    """Each completion beside another task's opening: what precedes its first call is that of the one before it.
 
     Ethayarajh et al. (2024), KTO, section 4.1: another example's y beside this x, from which the baseline is estimated. Of
     the completions before it (the last one comes before the first), the nearest that opens otherwise counts; where all open
@@ -44,20 +44,20 @@ def mismatched_rows(completions: Sequence[Sequence[TrainingSequence]], longest: 
         other = next((opening for opening in before if opening != openings[place]), None)
         if other is not None:
             found += [
-                _beside(row, other) for row in rows if len(row.tokens) - row.mask.index(True) + len(other[0]) <= longest
+                _beside(row, other) for row in rows if len(row.tokens) - row.segments[0][0] + len(other[0]) <= longest
             ]
     return found
 
 
 def _opening(row: TrainingSequence) -> tuple[list[int], list[ImageInput]]:
     """What precedes the first trained token: tokens, and the images among them."""
-    start = row.mask.index(True)
+    start = row.segments[0][0]
     return row.tokens[:start], [image for image in row.images if image.end <= start]
 
 
 def _beside(row: TrainingSequence, other: tuple[list[int], list[ImageInput]]) -> TrainingSequence:
     opening, images = other
-    start = row.mask.index(True)
+    start = row.segments[0][0]
     nothing = [0.0] * len(opening)
     moved = len(opening) - start
     later = [image for image in row.images if image.start >= start]

@@ -41,7 +41,8 @@ def merge(
 
         (O1, A1), (O1+A1+O2, A2), (O1+A1+O3, A3)  ->  O1 A1* O2 A2*   and   O1 A1 O3 A3*
 
-    Transitions of different temperatures never share a row. Costs O(tokens of the rows): no prompt is built or compared.
+    Tokens that a call's grammar forced are context, too. Transitions of different temperatures never share a row. Costs
+    O(tokens of the rows): no prompt is built or compared.
     With `apart` each call is a row of its own, and the same tokens are trained: O1 A1*, O1 A1 O2 A2*.
     """
     rows: list[TrainingSequence] = []
@@ -74,12 +75,13 @@ def by_call(rows: Sequence[TrainingSequence], numbers: Sequence[Sequence[float]]
 def token_weights(
     trajectories: Sequence[Trajectory], aggregation: Aggregation, fixed_length: int | None = None
 ) -> list[list[float]]:
-    """The weight of each sampled token, one number per trajectory and transition.
+    """The weight of each trained token, one number per trajectory and transition.
 
-    They come from the original transitions, so that a merged row and its unmerged rows give the same loss. Over a
-    minibatch they sum to 1, except for the last:
+    They come from the original transitions, so that a merged row and its unmerged rows give the same loss. Tokens that a
+    grammar forced count nowhere, nor do transitions and rollouts that have no others. Over a minibatch weights sum to 1,
+    except for the last:
 
-        token_mean      1 / (sampled tokens of the minibatch)
+        token_mean      1 / (trained tokens of the minibatch)
         sequence_mean   1 / (transitions of the minibatch × tokens of this transition)
         rollout_mean    1 / (rollouts of the minibatch × tokens of this rollout)
         fixed_length    1 / (rollouts of the minibatch × fixed_length)
@@ -87,18 +89,25 @@ def token_weights(
     fixed_length: Liu et al. 2025, "Dr. GRPO" (arXiv 2503.20783), section 3.2: a constant in place of each completion's own
     length, so that no token counts less because its rollout was long.
     """
-    lengths = [[len(transition.sampled_ids) for transition in trajectory.transitions] for trajectory in trajectories]
+    lengths = [[transition.trained_tokens for transition in trajectory.transitions] for trajectory in trajectories]
+    rollouts = sum(map(any, lengths))
     if aggregation == "token_mean":
         total = sum(map(sum, lengths))
-        return [[1.0 / total] * len(rollout) for rollout in lengths]
+        return [[1.0 / total if length else 0.0 for length in rollout] for rollout in lengths]
     if aggregation == "sequence_mean":
-        count = sum(map(len, lengths))
-        return [[1.0 / (count * length) for length in rollout] for rollout in lengths]
+        count = sum(length > 0 for rollout in lengths for length in rollout)
+        return [[1.0 / (count * length) if length else 0.0 for length in rollout] for rollout in lengths]
     if aggregation == "fixed_length":
         if fixed_length is None:
             raise ValueError("fixed_length: expected a number of tokens")
-        return [[1.0 / (len(lengths) * fixed_length)] * len(rollout) for rollout in lengths]
-    return [[1.0 / (len(lengths) * sum(rollout))] * len(rollout) for rollout in lengths]
+        return [[1.0 / (rollouts * fixed_length) if length else 0.0 for length in rollout] for rollout in lengths]
+    return [[1.0 / (rollouts * sum(rollout)) if length else 0.0 for length in rollout] for rollout in lengths]
+
+
+def spread(numbers: Sequence[float], mask: Sequence[bool]) -> list[float]:
+    """The numbers at the places of the mask, and 0 at the others. [1, 2] over [True, False, True]: [1, 0, 2]."""
+    given = iter(numbers)
+    return [next(given) if here else 0.0 for here in mask]
 
 
 def _end_of_row(transition: Transition, ends: Mapping[str, TrainingSequence]) -> Transition | None:
@@ -144,16 +153,18 @@ def _append(
         at = len(row.tokens)
         row.images.extend(replace(image, start=at + image.start, end=at + image.end) for image in images)
         row.tokens.extend(ids)
-    start, sampled = len(row.tokens), transition.sampled_ids
+    start, sampled, mask = len(row.tokens), transition.sampled_ids, transition.mask
     unread = start - len(row.mask)
     row.tokens.extend(sampled)
-    row.mask.extend([False] * unread + [True] * len(sampled))
+    row.mask.extend([False] * unread + mask)
     row.logprobs.extend([0.0] * unread + transition.logprobs)
     for name, values in columns.items():
         value = values[place]
         each = [value] * len(sampled) if isinstance(value, int | float) else list(value)
         if len(each) != len(sampled):
             raise ValueError(f"{name}: expected {len(sampled)} numbers for call {transition.call_id}, got {len(each)}")
+        if name != "advantages":  # by these `by_call` tells calls apart, also where all of one was forced
+            each = [number if trained else 0.0 for number, trained in zip(each, mask, strict=True)]
         getattr(row, name).extend([0.0] * unread + each)
     if transition.decoding:
         row.decodings.extend({} for _ in range(len(row.segments) - len(row.decodings)))

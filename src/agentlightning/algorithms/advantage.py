@@ -124,10 +124,10 @@ def whiten_batch(
     lengths: Sequence[Sequence[int]],
     left_out: Sequence[Sequence[bool]] | None = None,
 ) -> list[list[PerToken]]:
-    """(value - mean) / sqrt(variance + 1e-8) over all sampled tokens of a step, whatever their groups.
+    """(value - mean) / sqrt(variance + 1e-8) over all trained tokens of a step, whatever their groups.
 
     Hu et al. 2025, "REINFORCE++" (arXiv 2501.03262), global advantage normalisation: statistics over the tokens of the
-    global batch, with the sample variance (n - 1), as verl's masked_whiten. `lengths` holds the sampled tokens of each
+    global batch, with the sample variance (n - 1), as verl's masked_whiten. `lengths` holds the trained tokens of each
     call, whose value counts for each of them. Values [1, 0] in calls of 1 and 3 tokens: mean 0.25, deviation 0.5, [1.5,
     -0.5]. Where all values are equal, all are exactly 0. Calls `left_out` by a credit rule are in no statistics and stay
     at 0.
@@ -138,7 +138,7 @@ def whiten_batch(
         for values, counts, out in zip(batch, lengths, left_out, strict=True)
         for value, length, is_out in zip(values, counts, out, strict=True)
         for number in (value if isinstance(value, Sequence) else [value])
-        if not is_out
+        if length and not is_out
     ]
     count = sum(length for _, length in weighed)
     if not count or len({number for number, _ in weighed}) == 1:

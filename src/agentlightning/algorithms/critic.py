@@ -9,9 +9,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat
 
+from agentlightning.adapters.sequences import spread
 from agentlightning.algorithms.advantage import whiten_batch
 from agentlightning.algorithms.settings import UnitInterval, check_settings
 from agentlightning.training_types import Trajectory
@@ -45,11 +47,21 @@ class Critic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """GAE of one rollout; the lists have one entry per transition and sampled token."""
+    """GAE of one rollout; the lists have one entry per transition and trained token.
+
+    A forced token is no action: its discount and its value count nowhere. A call that was forced as a whole has the value of
+    its last token, which stands for it between the others.
+    """
 
     advantages: list[list[float]]
     returns: list[list[float]]
     values: list[list[float]]
+    masks: list[list[bool]]
+    """Which sampled tokens are trained."""
+
+    def by_token(self, numbers: Sequence[Sequence[float]]) -> list[list[float]]:
+        """These numbers with 0 for forced tokens: one per transition and sampled token."""
+        return [spread(call, mask) for call, mask in zip(numbers, self.masks, strict=True)]
 
 
 def estimates(
@@ -58,18 +70,20 @@ def estimates(
     """Bi-level GAE of each rollout; with `normalize`, less the mean and over the deviation of all of them.
 
     Schulman et al. 2016 and 2017 (PPO), as `bilevel_gae` says. A call earns the step rewards recorded on it, the last
-    one the final reward, too. Statistics are over the sampled tokens of the step, as in verl's PPO. Two rollouts of one
+    one the final reward, too. Statistics are over the trained tokens of the step, as in verl's PPO. Two rollouts of one
     token with rewards 1 and 0 and values of 0.5: advantages [0.5, -0.5], normalised [0.707, -0.707].
     """
     found = []
     for trajectory in trajectories:
-        estimated = [list(values[transition.call_id]) for transition in trajectory.transitions]
+        masks = [transition.mask for transition in trajectory.transitions]
+        numbers = [values[transition.call_id] for transition in trajectory.transitions]
+        estimated = [[*compress(call, mask)] or [call[-1]] for call, mask in zip(numbers, masks, strict=True)]
         earned = [transition.reward for transition in trajectory.transitions]
         earned[-1] += trajectory.reward
         advantages, returns = bilevel_gae(
             earned, estimated, gamma=critic.gamma, call_gamma=critic.call_gamma, lam=critic.lam
         )
-        found.append(Estimate(advantages=advantages, returns=returns, values=estimated))
+        found.append(Estimate(advantages=advantages, returns=returns, values=estimated, masks=masks))
     return _normalized(found) if normalize else found
 
 
@@ -128,8 +142,20 @@ def explained(found: Sequence[Estimate]) -> dict[str, float]:
 
     1: the critic knows everything; 0: no more than a constant; below 0: it misleads. Left out where all returns are equal.
     """
-    returns = [number for one in found for call in one.returns for number in call]
-    values = [number for one in found for call in one.values for number in call]
+    returns = [
+        number
+        for one in found
+        for call, mask in zip(one.returns, one.masks, strict=True)
+        if any(mask)
+        for number in call
+    ]
+    values = [
+        number
+        for one in found
+        for call, mask in zip(one.values, one.masks, strict=True)
+        if any(mask)
+        for number in call
+    ]
     if not returns:
         return {}
     stats = {"value_mean": statistics.fmean(values)}
@@ -141,7 +167,11 @@ def explained(found: Sequence[Estimate]) -> dict[str, float]:
 
 
 def _normalized(found: Sequence[Estimate]) -> list[Estimate]:
-    white = whiten_batch([one.advantages for one in found], [[len(call) for call in one.advantages] for one in found])
+    white = whiten_batch(
+        [one.advantages for one in found],
+        [[len(call) for call in one.advantages] for one in found],
+        [[not any(mask) for mask in one.masks] for one in found],
+    )
     return [
         replace(one, advantages=[list(call) for call in calls if not isinstance(call, float)])
         for one, calls in zip(found, white, strict=True)

@@ -11,12 +11,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from agentlightning.adapters.sequences import Aggregation
+from agentlightning.adapters.sequences import Aggregation, spread
 from agentlightning.algorithms.advantage import ADVANTAGES, WHITENED, PerToken, rewards_to_go, whiten_batch
 from agentlightning.algorithms.combinations import CLIPS, GAE, LOSSES, check_combinations, loss_aggregation
 from agentlightning.algorithms.credit import Evidence, Rule, find_rule, path_of
@@ -232,8 +233,8 @@ class LightningRL:
         usable = own_groups(usable)
         trajectories = [trajectory for group in usable for trajectory in group]
         outcomes |= {
-            rollout_id: "trained" if any_signal(signal.advantages) else "zero_variance"
-            for rollout_id, signal in signals.items()
+            one.rollout_id: "trained" if any_signal(one, signals[one.rollout_id].advantages) else "zero_variance"
+            for one in trajectories
         }
         trained = [trajectory for trajectory in trajectories if outcomes[trajectory.rollout_id] == "trained"]
         updates = minibatches(self, trajectories, signals, {one.rollout_id for one in trained}, seed)
@@ -308,7 +309,12 @@ class LightningRL:
         if self.critic is None:
             penalties = self._penalties(groups, reference)
             found = self._advantages(groups, evidence, penalties)
-            flat = [number for calls in penalties.values() for call in calls for number in call]
+            flat = [
+                number
+                for trajectory in (one for group in own_groups(groups) for one in group if penalties)
+                for call, numbers in zip(trajectory.transitions, penalties[trajectory.rollout_id], strict=True)
+                for number in compress(numbers, call.mask)
+            ]
             stats = {"ref_kl": statistics.fmean(flat) / self.kl} if flat else {}
             return {rollout_id: Signal(advantages=row) for rollout_id, row in found.items()}, stats
         if values is None:
@@ -319,8 +325,10 @@ class LightningRL:
         signals = {}
         for trajectory, one in zip(trajectories, estimated, strict=True):
             solved = self.solved_bonus * trajectory.reward
-            advantages = [[number + solved for number in call] for call in one.advantages]
-            others = {"returns": one.returns} | ({} if self.critic.clip is None else {"values": one.values})
+            advantages = one.by_token([[number + solved for number in call] for call in one.advantages])
+            others = {"returns": one.by_token(one.returns)}
+            if self.critic.clip is not None:
+                others["values"] = one.by_token(one.values)
             signals[trajectory.rollout_id] = Signal(advantages=advantages, others=others)
         return signals, explained(estimated)
 
@@ -363,8 +371,7 @@ class LightningRL:
             values = rewards_to_go(numbers, [penalties[trajectory.rollout_id] for trajectory in trajectories])
         flat = [credit for rollouts in credits for credit in rollouts]
         if self.advantage in WHITENED:
-            lengths = [[len(call.sampled_ids) for call in one.transitions] for one in trajectories]
-            values = whiten_batch(values, lengths, [credit.left_out for credit in flat])
+            values = _whitened(trajectories, values, [credit.left_out for credit in flat])
         return {
             trajectory.rollout_id: self._with_bonus(trajectory, credit, row)
             for trajectory, credit, row in zip(trajectories, flat, values, strict=True)
@@ -391,3 +398,22 @@ class LightningRL:
 
     def _rewards(self) -> RewardPolicy:
         return RewardPolicy(weights=self.reward_weights or {}, missing=self.missing_reward, fill=self.fill_reward)
+
+
+def _whitened(
+    trajectories: Sequence[Trajectory], values: Sequence[Sequence[PerToken]], left_out: Sequence[Sequence[bool]]
+) -> list[list[PerToken]]:
+    """`whiten_batch` over the tokens that are trained; forced ones are in no statistics."""
+    masks = [[call.mask for call in one.transitions] for one in trajectories]
+    trained: list[list[PerToken]] = [
+        [
+            [*compress(value, mask)] if isinstance(value, list) else value
+            for value, mask in zip(row, of_row, strict=True)
+        ]
+        for row, of_row in zip(values, masks, strict=True)
+    ]
+    white = whiten_batch(trained, [[sum(mask) for mask in of_row] for of_row in masks], left_out)
+    return [
+        [spread(value, mask) if isinstance(value, list) else value for value, mask in zip(row, of_row, strict=True)]
+        for row, of_row in zip(white, masks, strict=True)
+    ]

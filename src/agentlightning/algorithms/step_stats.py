@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 from agentlightning.training_types import Trajectory
 from agentlightning.types import Outcome
@@ -34,7 +35,7 @@ def step_stats(
         "unsolved_groups": unsolved / max(1, len(earned)),
         "turns": sum(len(trajectory.transitions) for trajectory in trajectories) / count,
         "tokens_sampled": float(sum(map(_sampled, trajectories))),
-        "tokens_trained": float(sum(map(_sampled, trained))),
+        "tokens_trained": float(sum(call.trained_tokens for trajectory in trained for call in trajectory.transitions)),
         "zero_variance": 1.0 - len(trained) / count if trajectories else 0.0,
     } | {f"rewards/{name}/mean": statistics.fmean(values) for name, values in named.items()}
 
@@ -52,6 +53,9 @@ def _sampled(trajectory: Trajectory) -> int:
     return sum(len(transition.sampled_ids) for transition in trajectory.transitions)
 
 
-def any_signal(advantages: Sequence[float | Sequence[float]]) -> bool:
-    """True where an advantage, of a call or of a token, is not 0."""
-    return any(one if isinstance(one, int | float) else any(one) for one in advantages)
+def any_signal(trajectory: Trajectory, advantages: Sequence[float | Sequence[float]]) -> bool:
+    """True where the advantage of a token that is trained is not 0."""
+    return any(
+        call.trained_tokens and (one if isinstance(one, int | float) else any(compress(one, call.mask)))
+        for call, one in zip(trajectory.transitions, advantages, strict=True)
+    )

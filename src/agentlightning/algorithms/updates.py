@@ -43,7 +43,7 @@ def minibatches(
     sampling those trained are what the step wanted, and make all minibatches. A KL or entropy term has a gradient in every
     rollout: all minibatches are then made, of all rollouts that count.
     """
-    counted = [one for one in trajectories if any(transition.sampled_ids for transition in one.transitions)]
+    counted = [one for one in trajectories if any(call.trained_tokens for call in one.transitions)]
     parts = min(settings.minibatches, len(counted))
     if settings.counts_informative_only:
         informative = [one for one in counted if one.rollout_id in trained]
@@ -93,7 +93,7 @@ def _minibatch(
         if only is not None and trajectory.rollout_id not in only:
             continue
         signal = signals[trajectory.rollout_id]
-        found += merge(
+        rows = merge(
             trajectory.rollout_id,
             trajectory.transitions,
             signal.advantages,
@@ -101,4 +101,5 @@ def _minibatch(
             {name: of_batch[place] for name, of_batch in terms.items()} | dict(signal.others),
             apart=not settings.merge,
         )
+        found += [row for row in rows if any(row.mask)]
     return found

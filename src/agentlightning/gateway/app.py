@@ -160,6 +160,7 @@ class App:
         await self._watcher.close()
         await self._engine_router.close()
         await self._external.close()
+        self._policy_calls.close()
 
     def _learn(self, calls: Sequence[Call]) -> None:
         """Another gateway recorded these through this server."""

@@ -359,11 +359,12 @@ def read_object(body: bytes) -> JSON:
     if not isinstance(data, dict):
         raise ApiError(f"the body: expected a JSON object, got {type(data).__name__}")
     if body.count(b"{") + body.count(b"[") > MAX_NESTING:
-        _check_parts(data)
+        check_parts(data)
     return data
 
 
-def _check_parts(data: JSON) -> None:
+def check_parts(data: JSON, field: str | None = None) -> None:
+    """Raises ApiError for one of too many objects and lists, or levels of them."""
     level: list[JSON | list[Any]] = [data]
     count = 0
     for _ in range(MAX_NESTING):
@@ -380,7 +381,7 @@ def _check_parts(data: JSON) -> None:
             if isinstance(part, dict | list)
         ]
     if level:
-        raise ApiError(f"the body: expected at most {MAX_NESTING} levels of nesting")
+        raise ApiError(f"{field or 'the body'}: expected at most {MAX_NESTING} levels of nesting", param=field)
 
 
 def assistant_message(choice: Choice) -> JSON:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentlightning.protocols import fields
-from agentlightning.protocols.base import ApiError
+from agentlightning.protocols.base import ApiError, check_parts
 from agentlightning.protocols.fields import expected
 from agentlightning.types import JSON
 
@@ -120,6 +120,7 @@ def _content(kind: str, data: JSON, name: str, path: str) -> JSON:
         schema = fields.json_object(value) if isinstance(value, str) else value
         if not isinstance(schema, dict):
             raise expected("a JSON schema", value, path)
+        check_parts(schema, path)
         return {"kind": "json_schema", "schema": schema, "field": path}
     if kind == "json_object":
         if value is not True:

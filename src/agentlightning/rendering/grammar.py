@@ -103,9 +103,21 @@ def check_grammar(spec: JSON, field: str) -> None:
         from llguidance import LLMatcher
     except ModuleNotFoundError as error:
         raise MissingExtraError("llguidance", "server") from error
-    failed, said = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_lark(spec["lark"]))
+    failed, said = LLMatcher.validate_grammar_with_warnings(
+        LLMatcher.grammar_from_lark(spec["lark"]), limits=parser_limits()
+    )
     if failed:
         raise GrammarError(field, f"no grammar can be made of it: {_sentence(said[0])}")
+
+
+def parser_limits() -> Any:
+    """Bounds of the library (llguidance.LLParserLimits), the same wherever a grammar is compiled or followed: what is over
+    them is refused, whatever the machine. Its own bounds let one compile for seconds, and its states grow to 500 MB."""
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        initial_lexer_fuel=200_000, max_grammar_size=50_000, max_lexer_states=50_000, verbose_errors=False
+    )
 
 
 def structured_outputs(given: Mapping[str, Any]) -> JSON:

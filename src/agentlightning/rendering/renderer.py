@@ -22,6 +22,7 @@ from agentlightning.prefill import prefill_of
 from agentlightning.rendering.completion_parser import THINK_CLOSE, CompletionParser
 from agentlightning.rendering.families import find_family
 from agentlightning.rendering.grammar import TemplateModel
+from agentlightning.rendering.grammar_masks import Grammars
 from agentlightning.rendering.images import ImageProcessor
 from agentlightning.types import JSON, ImageSpan
 
@@ -67,6 +68,7 @@ class Renderer:
             syntax=self.parser.syntax, thinks=self.parser.thinks, special=_grammar_tokens(self._tokenizer).get
         )
         """The facts that a grammar of completions needs."""
+        self.grammars = Grammars(Path(folder), sorted(self.end_ids))
         # Looked up here, since folders are loaded in a thread: the package takes half a second to import.
         self._family = find_family(self, self._tokenizer)
         self.images = ImageProcessor.find(Path(folder))

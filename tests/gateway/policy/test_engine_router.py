@@ -265,7 +265,10 @@ def test_a_request_keeps_its_parameters_in_either_form() -> None:
 @pytest.mark.parametrize(
     ("sampling", "policy", "mode", "status"),
     [
-        (Sampling(top_p=0.9), {}, "train", 409),
+        (Sampling(top_p=0.9), {}, "train", 200),
+        (Sampling(top_p=0.9), {"structured": "refuse"}, "train", 409),
+        (Sampling(top_p=0.9), {"structured": "context_only"}, "train", 409),
+        (Sampling(top_p=0.9), {"logprobs": "raw"}, "train", 409),
         (Sampling(top_p=0.9), {}, "eval", 200),
         (Sampling(temperature=0.7), {}, "train", 200),
         (Sampling(temperature=0.7), {"logprobs": "raw"}, "train", 409),
@@ -279,6 +282,8 @@ async def test_what_could_not_be_trained_on_is_not_sampled(
     claim = await house.claim(sampling=sampling, mode=mode)
     reply = await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)
     assert reply.status_code == status
+    cut = {"logits": {"top_p": 0.9}} if mode == "train" and sampling.top_p < 1 else {}
+    assert [call.decoding for call in await house.store.calls([claim.rollout.id])] == [cut] * (status == 200)
 
 
 # --- pauses ---------------------------------------------------------------------------------------------------------------

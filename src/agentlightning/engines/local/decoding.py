@@ -1,40 +1,35 @@
 """Decoding: what a call's grammar, penalties and cuts do to logits, the same in the sampler and in the learner.
 
 The sampler's scheduler drives it while it draws; the learner rebuilds the same masks from the recorded grammar and the
-sampled ids. The order is vLLM's: grammar, logit_bias, penalties, then (over logits / temperature) min_p and top_k. Penalties
-count what the call itself sampled, repetition_penalty the prompt as well. Refuses to know requests, rewards and losses.
+sampled ids. The order is vLLM's: grammar, logit_bias, penalties, then (over logits / temperature) min_p, top_k and top_p,
+which the sampler cuts by as it draws (noise.py). Penalties count what the call itself sampled, repetition_penalty the prompt
+as well. Refuses to know requests, rewards and losses.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from agentlightning.errors import EngineError, InputError, MissingExtraError
+from agentlightning.engines.local.noise import nucleus
+from agentlightning.errors import EngineError, InputError
+from agentlightning.rendering.grammar_masks import Grammars, Mask
 from agentlightning.training_types import TrainingSequence
 from agentlightning.types import JSON
 
-MAX_COMPILED = 64
-"""Grammars that stay compiled, the newest ones."""
-CUTS = ("top_k", "min_p")
-
-Words = NDArray[np.int32]
-"""A mask over the vocabulary, a bit for each token."""
+CUTS = ("top_k", "min_p", "top_p")
 
 
 @dataclass(slots=True, kw_only=True)
 class LogitRule:
     """The constraints on the logits of one token."""
 
-    allowed: Words | None = None
+    allowed: Mask | None = None
     """The tokens that the grammar allows."""
     logits: Mapping[str, Any] = field(default_factory=dict)
     """Penalties, logit_bias and cuts, by vLLM's names."""
@@ -52,7 +47,9 @@ def adjusted(logits_NV: Tensor, rules: Sequence[LogitRule | None], temperatures_
     masked = [(at, rule.allowed) for at, rule in enumerate(rules) if rule is not None and rule.allowed is not None]
     if masked:
         places = torch.tensor([at for at, _ in masked], device=logits_NV.device)
-        words = torch.from_numpy(np.stack([allowed for _, allowed in masked])).to(logits_NV.device)
+        words = torch.from_numpy(np.stack([np.frombuffer(allowed, np.int32) for _, allowed in masked])).to(
+            logits_NV.device
+        )
         keep_NV = torch.ones_like(logits_NV, dtype=torch.bool)
         keep_NV[places] = _bits(words, logits_NV.shape[-1])
         logits_NV = logits_NV.masked_fill(~keep_NV, float("-inf"))
@@ -93,7 +90,7 @@ def _processed(row_V: Tensor, rule: LogitRule | None, temperature: float) -> Ten
 
 
 def _cut(row_V: Tensor, rule: LogitRule, temperature: float) -> Tensor:
-    """Without the tokens that min_p and top_k take out; ties with the last of the k likeliest stay in."""
+    """Without the tokens that min_p, top_k and top_p take out, in this order; ties with the last of the top_k stay in."""
     scaled_V = row_V.detach() / temperature
     keep_V = torch.ones_like(scaled_V, dtype=torch.bool)
     if min_p := rule.logits.get("min_p"):
@@ -101,81 +98,13 @@ def _cut(row_V: Tensor, rule: LogitRule, temperature: float) -> Tensor:
     top_k = rule.logits.get("top_k")
     if top_k and top_k < len(scaled_V):
         keep_V &= scaled_V >= scaled_V.topk(top_k).values[-1]
+    if top_p := rule.logits.get("top_p"):
+        left_V = scaled_V.masked_fill(~keep_V, float("-inf")).log_softmax(-1)
+        keep_V &= nucleus(left_V[None], torch.tensor([top_p], device=left_V.device))[0] > float("-inf")
     if rule.target is not None and not bool(keep_V[rule.target]):
         rule.cut = True
         keep_V[rule.target] = True
     return row_V.masked_fill(~keep_V, float("-inf"))
-
-
-class Grammars:
-    """Compiled grammars for one tokenizer. `end_ids` end a completion that is whole by its grammar."""
-
-    def __init__(self, folder: Path, vocab: int, end_ids: Sequence[int]) -> None:
-        self._folder = folder
-        self._vocab = vocab
-        self._end_ids = sorted(end_ids)
-        self._loaded: Any = None
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
-
-    def matcher(self, lark: str) -> Any:
-        """A matcher (llguidance.LLMatcher) at the grammar's start. InputError where it cannot be compiled."""
-        found = self._compiled.get(lark)
-        if found is None:
-            from llguidance import LLMatcher
-
-            found = LLMatcher(self._tokenizer(), LLMatcher.grammar_from_lark(lark), log_level=0)
-            if found.is_error():
-                raise InputError(f"structured_outputs: the grammar does not compile: {found.get_error()[:300]}")
-            self._compiled[lark] = found
-            while len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
-        return found.deep_copy()
-
-    def allowed(self, matcher: Any) -> Words:
-        """The tokens that may come next. EngineError where the grammar is past its bounds."""
-        import llguidance.numpy as bitmasks
-
-        mask: Words = bitmasks.allocate_token_bitmask(1, self._tokenizer().vocab_size)
-        bitmasks.fill_next_token_bitmask(matcher, mask, 0)
-        if matcher.is_error():
-            raise EngineError(f"the grammar cannot be followed any further: {matcher.get_error()[:300]}")
-        row: Words = mask[0]
-        return row
-
-    def masks(self, spec: Mapping[str, Any], sampled: Sequence[int]) -> list[Words]:
-        """The mask before each of these tokens. EngineError where one of them was not allowed."""
-        matcher = self.matcher(spec["lark"])
-        found = []
-        for place, token in enumerate(sampled):
-            mask = self.allowed(matcher)
-            if not mask[token >> 5] >> (token & 31) & 1:
-                from llguidance import __version__ as installed
-
-                raise EngineError(
-                    f"token {place} of a call (id {token}) is none that its grammar allows: the grammar was made by "
-                    f"{spec.get('library')} {spec.get('version')}, and its mask rebuilt by {installed}"
-                )
-            found.append(mask)
-            if token not in self._end_ids:
-                matcher.consume_token(token)
-        return found
-
-    def _tokenizer(self) -> Any:
-        if self._loaded is None:
-            try:
-                from llguidance import LLTokenizer
-            except ModuleNotFoundError as error:
-                raise MissingExtraError("llguidance", "server") from error
-            file = self._folder / "tokenizer.json"
-            if not file.is_file():
-                raise InputError(
-                    f"structured_outputs: the model {self._folder} has no tokenizer.json, which grammars need"
-                )
-            known = LLTokenizer(str(file), eos_token=self._end_ids)
-            if known.vocab_size < self._vocab:
-                known = LLTokenizer(str(file), n_vocab=self._vocab, eos_token=self._end_ids)
-            self._loaded = known
-        return self._loaded
 
 
 class Constraint:
@@ -233,11 +162,12 @@ def _sequence_rules(grammars: Grammars, sequence: TrainingSequence) -> dict[int,
         if spec is None and not logits:
             continue
         try:
-            masks: Sequence[Words | None] = [None] * len(sampled) if spec is None else grammars.masks(spec, sampled)
+            masks: Sequence[Mask | None] = [None] * len(sampled) if spec is None else grammars.masks(spec, sampled)
         except (EngineError, InputError) as error:
             raise EngineError(f"rollout {sequence.rollout_id}: {error}") from error
         prompt = sequence.tokens[:start] if "repetition_penalty" in logits else ()
+        counted = any(name.endswith("_penalty") for name in logits)
         for place, (token, mask) in enumerate(zip(sampled, masks, strict=True)):
-            before = sampled[:place] if logits else ()
+            before = sampled[:place] if counted else ()
             found[start + place] = LogitRule(allowed=mask, logits=logits, prompt=prompt, sampled=before, target=token)
     return found

@@ -61,11 +61,11 @@ def _distribution(logits_BV: Tensor, temperatures_B: Tensor, top_ps_B: Tensor) -
     logprobs_BV = torch.log_softmax(logits_BV / temperatures_B[:, None], -1)
     nucleus_B = top_ps_B < 1 if greedy_B is None else (top_ps_B < 1) & ~greedy_B
     if bool(nucleus_B.any()):
-        logprobs_BV = torch.where(nucleus_B[:, None], _nucleus(logprobs_BV, top_ps_B), logprobs_BV)
+        logprobs_BV = torch.where(nucleus_B[:, None], nucleus(logprobs_BV, top_ps_B), logprobs_BV)
     return logprobs_BV, greedy_B
 
 
-def _nucleus(logprobs_BV: Tensor, top_ps_B: Tensor) -> Tensor:
+def nucleus(logprobs_BV: Tensor, top_ps_B: Tensor) -> Tensor:
     """The smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., 2020, section 3.1)."""
     sorted_BV, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
     mass_BV = sorted_BV.exp().cumsum(-1, dtype=torch.float64)

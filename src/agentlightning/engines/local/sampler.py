@@ -33,7 +33,7 @@ from aiohttp import web
 from agentlightning.children import end_with_parent, keep_files_private
 from agentlightning.engines.local.checkpoint import read_config, stop_ids
 from agentlightning.engines.local.decoder import Decoder, open_decoder
-from agentlightning.engines.local.decoding import Constraint, Grammars
+from agentlightning.engines.local.decoding import Constraint
 from agentlightning.engines.local.device import settle
 from agentlightning.engines.local.options import WEIGHTS_KEY, SamplerOptions
 from agentlightning.engines.local.prompt_scores import Score
@@ -49,6 +49,7 @@ from agentlightning.errors import (
 )
 from agentlightning.log_lines import line_handler
 from agentlightning.rendering.grammar import structured_outputs
+from agentlightning.rendering.grammar_masks import Grammars
 from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
 NICE = 5
@@ -299,7 +300,7 @@ def create_app(
         finally:
             sampler.drop(request)
         if request.finish == "error":
-            return _error(500, _not_finite(request))
+            return _error(_status(request), _not_finite(request))
         return web.Response(body=_answer(request_id, request, 0, request.finish)[0], content_type="application/json")
 
     async def collective_rpc(http: web.Request) -> web.Response:
@@ -359,7 +360,7 @@ async def _stream(
         event.clear()
         finish = request.finish
         if finish == "error":
-            body = orjson.dumps(_error_body(500, _not_finite(request)))
+            body = orjson.dumps(_error_body(_status(request), _not_finite(request)))
         else:
             body, sent = _answer(request_id, request, sent, finish)
         await response.write(b"data: " + body + (b"\n\ndata: [DONE]\n\n" if finish else b"\n\n"))
@@ -452,6 +453,11 @@ def _logits(sampling: dict[str, Any], vocab: int) -> dict[str, Any]:
     return {**found, **({"logit_bias": bias} if bias else {})}
 
 
+def _status(request: SamplingRequest) -> int:
+    """A grammar that cannot be followed is its sender's, what the model computes is not."""
+    return 500 if request.error is None else 400
+
+
 def _not_finite(request: SamplingRequest) -> EngineError:
     if request.error is not None:
         return EngineError(request.error)
@@ -511,7 +517,7 @@ def open_sampler(
         device=hardware.device,
     )
     ends = stop_ids(folder, read_config(folder))
-    return Sampler(decoder, scheduler, ends, Grammars(folder, decoder.vocab, sorted(ends)), long_turn_s)
+    return Sampler(decoder, scheduler, ends, Grammars(folder, sorted(ends), decoder.vocab), long_turn_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,13 +22,15 @@ from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.gateway.policy.decoding import (
-    GrammarChecker,
     decoding_of,
     engine_params,
+    recorded,
     request_digest,
     schema_note,
+    with_forced,
 )
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
+from agentlightning.gateway.policy.grammar_checker import GrammarChecker
 from agentlightning.gateway.policy.images import CallImages, check_prompt, engine_prompt, read_images
 from agentlightning.gateway.policy.prompt_scores import prompt_table
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
@@ -96,6 +98,10 @@ class PolicyCalls:
         for deadline in self._abandoned:
             deadline.shorten(0.0)
 
+    def close(self) -> None:
+        """End what was started beside the server."""
+        self._grammars.close()
+
     async def answer(
         self,
         wire: WireFormat,
@@ -111,11 +117,12 @@ class PolicyCalls:
         view, applied_edits = _edited(conversation, request, view)
         request, sampling, overridden_params, dropped = _sampling(request, policy, attempt)
         reply.ignored = ignored_header(dropped)
+        digest = request_digest(request)
         request_hash = view.request_hash if request.prompt is None else prompt_hash(request.prompt)
         if incoming.is_retry or incoming.idempotency_key is not None:
             await self._attempts.refresh(attempt)
             found = await self._retries.find(
-                attempt, policy.alias, conversation, request, request_hash, incoming, request_digest(request)
+                attempt, policy.alias, conversation, request, request_hash, incoming, digest
             )
             if found is not None:
                 found = await self._scoring.complete(policy, request, found, attempt)
@@ -143,7 +150,7 @@ class PolicyCalls:
             sampling=sampling,
             overridden_params=overridden_params,
             applied_edits=applied_edits,
-            decoding=decoding,
+            decoding=recorded(decoding, digest, _cut(attempt, sampling)),
             started_ns=started_ns,
             agent=incoming.agent,
             span_id=incoming.span_id(attempt.rollout.id, attempt.number),
@@ -156,9 +163,7 @@ class PolicyCalls:
         if request.return_token_ids:
             job.request = replace(request, planned_ids=plan.prompt_ids)
         reply.request_id = job.id
-        pending = self._retries.begin(
-            attempt, policy.alias, request_hash, incoming.idempotency_key, request_digest(request)
-        )
+        pending = self._retries.begin(attempt, policy.alias, request_hash, incoming.idempotency_key, digest)
         self._metrics.in_flight.inc()
         try:
             await self._run(job, pending, incoming, reply)
@@ -276,6 +281,8 @@ class PolicyCalls:
         """Make the calls durable, then let later requests continue them."""
         messages = [assistant_message(choice) for choice in answer.choices]
         calls = _records(job, messages, [choice.finish_reason for choice in answer.choices])
+        if "grammar" in job.decoding:
+            calls = await with_forced(calls, job.policy.renderer)
         await self._keep_images(job)
         await self._store.append_calls(calls)
         job.admission.record(calls)
@@ -339,6 +346,12 @@ def _sampling(
     if "seed" in unsupported:
         request = replace(request, seed=None)
     return request, sampling, {**forced, **request.not_applied, **unsupported}, list(unsupported)
+
+
+def _cut(attempt: TrackedAttempt, sampling: Sampling) -> float | None:
+    """The top_p that the learner cuts by; None where nothing is learned, or where no engine cuts."""
+    cuts = attempt.rollout.mode == "train" and sampling.top_p < 1 and sampling.temperature > 0
+    return sampling.top_p if cuts else None
 
 
 def _would_truncate(tokens: int, refusal: ApiError) -> ApiError:

@@ -1,13 +1,13 @@
 """Decoding: what is done to the logits of one call, from the request to the engine's parameters and to the record.
 
-Driven by policy/calls.py. A grammar is made of the request (rendering/grammar.py) and checked in a thread, once; what
+Driven by policy/calls.py. A grammar is made of the request (rendering/grammar.py) and checked (grammar_checker.py); what
 the run's engine cannot account for in learning is refused, or left out and recorded, as the run says. Knows no wire format.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import blake2b
@@ -15,34 +15,16 @@ from typing import Any
 
 import orjson
 
+from agentlightning.errors import AgentLightningError
 from agentlightning.gateway.policy.engine_router import Policy
+from agentlightning.gateway.policy.grammar_checker import GrammarChecker
 from agentlightning.prefill import prefill_of
 from agentlightning.protocols.base import ApiError, CompletionRequest
-from agentlightning.rendering.grammar import GrammarError, check_grammar, make_grammar
-from agentlightning.types import JSON
+from agentlightning.rendering.grammar import GrammarError, make_grammar
+from agentlightning.rendering.renderer import Renderer
+from agentlightning.types import JSON, Call
 
-MAX_CHECKED = 256
-"""Grammars whose check is remembered, the newest ones."""
-
-
-class GrammarChecker:
-    """Checks grammars beside the event loop, each once, one at a time: what compiles one may take all of a core."""
-
-    def __init__(self) -> None:
-        self._said: OrderedDict[bytes, str | None] = OrderedDict()
-        self._one = asyncio.Lock()
-
-    async def check(self, spec: JSON, field: str) -> None:
-        """Raises GrammarError where the library refuses the grammar."""
-        key = blake2b(spec["lark"].encode(), digest_size=16).digest()
-        if key not in self._said:
-            async with self._one:
-                if key not in self._said:
-                    self._said[key] = await asyncio.to_thread(_refusal, spec)
-        while len(self._said) > MAX_CHECKED:
-            self._said.popitem(last=False)
-        if (said := self._said.get(key)) is not None:
-            raise GrammarError(field, said)
+log = logging.getLogger(__name__)
 
 
 async def decoding_of(
@@ -67,7 +49,7 @@ async def decoding_of(
         why = "the engine gives raw log-probabilities, which are not those under it; start vLLM with "
         _refuse_or_drop(policy, overridden_params, asked, why + "--logprobs-mode processed_logprobs")
         return {}
-    result: JSON = {"request": request_digest(request)}
+    result: JSON = {}
     if request.grammar:
         try:
             spec = make_grammar(
@@ -85,7 +67,36 @@ async def decoding_of(
         result["logits"] = request.logits
     if policy.structured == "context_only":
         result["untrained"] = True
-    return result if len(result) > 1 + ("untrained" in result) else {}
+    return result if result.keys() - {"untrained"} else {}
+
+
+def recorded(decoding: JSON, digest: str, top_p: float | None) -> JSON:
+    """`decoding_of` as the call records it: with the digest of what its request asked, by which retries are told apart, and
+    the rollout's top_p where the learner has to cut by it."""
+    if decoding:
+        decoding = {"request": digest, **decoding}
+    if top_p is not None:
+        decoding = {**decoding, "logits": {**decoding.get("logits", {}), "top_p": top_p}}
+    return decoding
+
+
+async def with_forced(calls: list[Call], renderer: Renderer) -> list[Call]:
+    """The calls with the tokens that their grammars forced, which nothing learns from. Where the engine did not follow the
+    grammar there are none: the learner, which rebuilds the masks, says so."""
+    return [
+        replace(call, decoding={**call.decoding, "forced": spans})
+        if (spans := await asyncio.to_thread(_forced, call, renderer))
+        else call
+        for call in calls
+    ]
+
+
+def _forced(call: Call, renderer: Renderer) -> list[list[int]]:
+    try:
+        return renderer.grammars.forced(call.decoding["grammar"], call.sampled_ids, call.logprobs)
+    except AgentLightningError as error:
+        log.warning("call %s: its forced tokens are not known: %s", call.id, error)
+        return []
 
 
 def engine_params(decoding: Mapping[str, Any]) -> JSON:
@@ -147,14 +158,6 @@ def _keeps_strict(policy: Policy) -> bool:
 def _strict_field(request: CompletionRequest) -> str | None:
     calls = request.grammar.get("tool_call")
     return calls["field"] if calls is not None and calls["field"].endswith(".strict") else None
-
-
-def _refusal(spec: JSON) -> str | None:
-    try:
-        check_grammar(spec, "")
-    except GrammarError as error:
-        return str(error).removeprefix(": ")
-    return None
 
 
 def _field(grammar: Mapping[str, Any]) -> str:

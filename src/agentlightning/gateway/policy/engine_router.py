@@ -85,10 +85,19 @@ class Policy:
     def check_sampling(self, temperature: float, top_p: float) -> str | None:
         """The reason why tokens sampled so cannot be trained on; None where they can.
 
-        The trainer divides logits by the temperature and accounts for nothing else.
+        The learner divides logits by the temperature, and cuts them by top_p where it rebuilds masks.
         """
-        if top_p < 1:
-            return f"top_p {top_p:g} cannot be trained on: the trainer accounts for the temperature only; use 1"
+        if top_p < 1 and self.structured == "refuse":
+            return f"top_p {top_p:g} cannot be trained on: the run's engine cannot account for it in learning; use 1"
+        if top_p < 1 and self.structured == "context_only":
+            return (
+                f"top_p {top_p:g}: nothing would be learned from any call, by agent.structured = 'context_only'; use 1"
+            )
+        if top_p < 1 and self.logprobs == "raw":
+            return (
+                f"top_p {top_p:g} cannot be trained on: the engine gives raw log-probabilities; use 1, or start vLLM with "
+                "--logprobs-mode processed_logprobs and leave `logprobs` out of the policy"
+            )
         if self.logprobs == "raw" and temperature not in (0.0, 1.0):
             return (
                 f"temperature {temperature:g} cannot be trained on: the engine gives raw log-probabilities; use 1, or start "

@@ -176,7 +176,7 @@ class OfflineLoop(TrainingLoop):
             for row, values in zip(rows, await self.engine.logprobs(rows), strict=True):
                 total -= sum(value for value, trained in zip(values, row.mask, strict=True) if trained)
                 tokens += sum(row.mask)
-        return {"loss": total / tokens}
+        return {"loss": total / max(1, tokens)}
 
     async def _log_ratios(self, answers: Sequence[Sequence[TrainingSequence]]) -> list[float]:
         """log(policy / reference) of each completion."""

@@ -1,0 +1,81 @@
+"""GrammarChecker: whether a grammar can be decoded under, found out beside the server and remembered.
+
+Driven by policy/decoding.py. Grammars come from agents, and the library has neither a bound of time nor of its stack: each
+is compiled first in a child process (rendering/grammar_check.py), which may end of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+from hashlib import blake2b
+
+from agentlightning.children import inheritable
+from agentlightning.rendering.grammar import GrammarError
+from agentlightning.rendering.grammar_check import MAX_CPU_S, TOO_LONG
+from agentlightning.types import JSON
+
+MAX_CHECKED = 256
+"""Grammars whose check is remembered, the newest ones."""
+
+
+class GrammarChecker:
+    """Checks grammars, each once, one at a time."""
+
+    def __init__(self) -> None:
+        self._said: OrderedDict[bytes, str | None] = OrderedDict()
+        self._one = asyncio.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def close(self) -> None:
+        """End the child; a check under way refuses its grammar."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            if not self._one.locked():  # else who waits for its answer closes it
+                child.communicate()
+
+    async def check(self, spec: JSON, field: str) -> None:
+        """Raises GrammarError where no completion can be decoded under the grammar."""
+        key = blake2b(spec["lark"].encode(), digest_size=16).digest()
+        if key not in self._said:
+            async with self._one:
+                if key not in self._said:
+                    self._said[key] = await asyncio.to_thread(self._refusal, spec["lark"])
+        while len(self._said) > MAX_CHECKED:
+            self._said.popitem(last=False)
+        if (said := self._said.get(key)) is not None:
+            raise GrammarError(field, said)
+
+    def _refusal(self, lark: str) -> str | None:
+        child = self._child = self._child or _start()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with contextlib.suppress(OSError):  # it was killed: there is no answer then
+            child.stdin.write(json.dumps(lark).encode() + b"\n")
+            child.stdin.flush()
+        answer = child.stdout.readline()
+        if answer:
+            said: str | None = json.loads(answer)
+            return said
+        self._child = None
+        child.communicate()
+        if child.returncode == -TOO_LONG:
+            return f"the grammar takes more than {MAX_CPU_S:g} s to compile; expected a smaller one"
+        return "the grammar is too large or too deep to compile; expected a smaller one"
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "agentlightning.rendering.grammar_check"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=inheritable(os.environ),
+        start_new_session=True,
+    )
