@@ -60,8 +60,11 @@ class Listener:
         self._heard.put_nowait((await reader.readline()).decode().strip())
         writer.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """End what it has accepted before the loop does: a connection whose task never began would stay open."""
         self._server.close()
+        if rest := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(rest, timeout=5)
 
 
 @pytest.fixture
@@ -69,7 +72,7 @@ async def listener() -> AsyncIterator[Listener]:
     listener = Listener()
     await listener.start()
     yield listener
-    listener.close()
+    await listener.close()
 
 
 def a_sandbox(kind: SandboxKind, server_url: str, *readable: Path, **limits: int) -> Sandbox:

@@ -26,7 +26,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError
 from agentlightning.gateway.authentication import Authentication, ServerKeyError
@@ -92,9 +92,26 @@ def create_api(
     callers = authentication or Authentication(store, server_key)
     permissions = Permissions(store, external_keys)
     methods = [StoreMethod(readers.get(name, store), name, permissions, after) for name in wire.METHODS]
-    routes = create_routes(store, server_key, permissions, methods)
+    routes = RoutesOnDemand(lambda: create_routes(store, server_key, permissions, methods))
     rpc = StoreRpc(routes, methods, IdempotencyCache(), stopping or asyncio.Event())
     return ApiMiddleware(rpc, boot or uuid.uuid4().hex, callers)
+
+
+class RoutesOnDemand:
+    """The described API, made at its first request: it takes half a second, for which neither a server that starts nor the
+    calls of agents shall wait. Methods are served before they come here."""
+
+    def __init__(self, create: Callable[[], ASGIApp]) -> None:
+        self._create = create
+        self._creating = asyncio.Lock()
+        self._routes: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One connection's event, by ASGI."""
+        async with self._creating:
+            if self._routes is None:
+                self._routes = await asyncio.to_thread(self._create)
+        await self._routes(scope, receive, send)
 
 
 def create_routes(
@@ -136,7 +153,7 @@ def _describe(api: FastAPI, method: StoreMethod) -> None:
         described if method.body else described_without_body,
         methods=["POST"],
         operation_id=method.name,
-        response_model=dict[Mode, dict[RolloutState, int]] if method.name == "count" else method.result,
+        response_model=dict[Mode, dict[RolloutState, int]] if method.name == "count" else method.hints["return"],
         summary=text.split(". ")[0].strip(),
         description=inspect.cleandoc(text),
         tags=["methods"],

@@ -14,6 +14,7 @@ import math
 import typing
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
@@ -62,11 +63,19 @@ class StoreMethod:
         self.name = name
         self._permissions = permissions
         self.contract: Callable[..., Any] = getattr(LightningStore, name)
-        hints = typing.get_type_hints(self.contract)
-        self.result = hints.pop("return")
-        self.body = _body_model(name, self.contract, hints) if hints else None
         self._execute: Callable[..., Coroutine[Any, Any, Any]] = getattr(store, name)
         self._after = after
+
+    @cached_property
+    def hints(self) -> dict[str, Any]:
+        """Types of its arguments by name, and of its result as `return`."""
+        return typing.get_type_hints(self.contract)
+
+    @cached_property
+    def body(self) -> type[BaseModel] | None:
+        """Model of its arguments, made where JSON or the description needs it; None where it takes none."""
+        hints = {name: hint for name, hint in self.hints.items() if name != "return"}
+        return _body_model(self.name, self.contract, hints) if hints else None
 
     async def execute(self, body: bytes | msgspec.Raw, binary: bool, caller: Caller) -> RpcResponse:
         """The response to a request with this body; an error of ours is one too, and always JSON."""
