@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,8 +64,8 @@ class AgentHouse:
     place: Place
     folder: Path
     home: Path
-    answers: list[tuple[str, str]] = field(default_factory=list)
-    """(what the messages since the last completion contain, what the model then says), the first that fits."""
+    answers: list[tuple[str, str | Callable[[str], str]]] = field(default_factory=list)
+    """(what the messages since the last completion contain, what the model then says of them), the first that fits."""
 
     def shell_turns(self, tool: str, argument: str, **others: Any) -> None:
         """Script two shell commands and an answer, then an answer to the second turn."""
@@ -81,7 +81,7 @@ class AgentHouse:
         prompt = self.house.renderer.decode(request["token_ids"], special=True)
         last = prompt.rsplit("<|im_start|>assistant", 2)[-2]
         text = next((answer for needle, answer in self.answers if needle in last), "OK.")
-        return [*self.house.renderer.encode(text), END]
+        return [*self.house.renderer.encode(text if isinstance(text, str) else text(last)), END]
 
     async def run(self, *command: str, **variables: str) -> str:
         """The output of a program that was run in the folder as a user would, with a home of its own."""
@@ -107,6 +107,32 @@ class AgentHouse:
             "ANTHROPIC_BASE_URL": self.place.anthropic_base_url, "ANTHROPIC_API_KEY": self.place.key,
             "GOOGLE_GEMINI_BASE_URL": self.place.anthropic_base_url, "GEMINI_API_KEY": self.place.key,
         }  # fmt: skip
+
+    def claude_variables(self) -> dict[str, str]:
+        """Where Claude Code finds the model, and that it calls nobody else."""
+        return {
+            "ANTHROPIC_BASE_URL": self.place.anthropic_base_url, "ANTHROPIC_API_KEY": self.place.key,
+            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        }  # fmt: skip
+
+    def codex_exec(self) -> tuple[str, ...]:
+        """Words by which Codex runs without questions and finds the model; the key is in OPENAI_API_KEY."""
+        provider = f'{{name="agl",base_url="{self.place.base_url}",env_key="OPENAI_API_KEY",wire_api="responses"}}'
+        options = ("-c", f"model_providers.agl={provider}", "-c", "model_provider=agl", "-c", "model=policy")
+        return ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *options)
+
+    def configure_opencode(self, models: Mapping[str, Any] | None = None, **others: Any) -> dict[str, str]:
+        """Write opencode's configuration into the folder; returns the variables that it needs beside."""
+        model = {"name": "policy", "tool_call": True, "limit": {"context": 200_000, "output": 8_000}}
+        provider = {
+            "npm": "@ai-sdk/openai-compatible",
+            "options": {"baseURL": self.place.base_url, "apiKey": self.place.key},
+            "models": {"policy": model, **{name: {**model, **each} for name, each in (models or {}).items()}},
+        }
+        settings = {"provider": {"agl": provider}, "model": "agl/policy", "share": "disabled", **others}
+        settings["permission"] = {"bash": "allow", "task": "allow"}
+        (self.folder / "opencode.json").write_text(json.dumps(settings))
+        return {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
 
     async def drop_unsupported(self) -> None:
         """Let the run ignore what its policy does not support."""

@@ -13,11 +13,7 @@ pytestmark = pytest.mark.slow
 async def test_claude_code(agent_house: AgentHouse) -> None:
     claude = node_program("claude")
     agent_house.shell_turns("Bash", "command", description="run")
-    variables = {
-        "ANTHROPIC_BASE_URL": agent_house.place.anthropic_base_url,
-        "ANTHROPIC_API_KEY": agent_house.place.key,
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }
+    variables = agent_house.claude_variables()
     options = ("--model", "policy", "--allowedTools", "Bash")
     assert DONE in await agent_house.run(claude, "-p", TASK, *options, **variables)
     assert WELCOME in await agent_house.run(claude, "-p", AGAIN, "--continue", *options, **variables)
@@ -30,12 +26,7 @@ async def test_codex(agent_house: AgentHouse) -> None:
     codex = node_program("codex")
     await agent_house.drop_unsupported()
     agent_house.shell_turns("exec_command", "cmd")
-    provider = (
-        f'model_providers.agl={{name="agl",base_url="{agent_house.place.base_url}",env_key="OPENAI_API_KEY",'
-        'wire_api="responses"}'
-    )
-    options = ("-c", provider, "-c", "model_provider=agl", "-c", "model=policy")
-    start = ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *options)
+    start = agent_house.codex_exec()
     key = {"OPENAI_API_KEY": agent_house.place.key}
     assert DONE in await agent_house.run(codex, *start, TASK, **key)
     assert WELCOME in await agent_house.run(codex, *start, "resume", "--last", AGAIN, **key)
@@ -48,20 +39,7 @@ async def test_codex(agent_house: AgentHouse) -> None:
 async def test_opencode(agent_house: AgentHouse) -> None:
     opencode = node_program("opencode")
     agent_house.shell_turns("bash", "command", description="run")
-    model = {"name": "policy", "tool_call": True, "limit": {"context": 200_000, "output": 8_000}}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": agent_house.place.base_url, "apiKey": agent_house.place.key},
-        "models": {"policy": model},
-    }
-    settings = {
-        "provider": {"agl": provider},
-        "model": "agl/policy",
-        "permission": {"bash": "allow"},
-        "share": "disabled",
-    }
-    (agent_house.folder / "opencode.json").write_text(json.dumps(settings))
-    variables = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
+    variables = agent_house.configure_opencode()
     assert DONE in await agent_house.run(opencode, "run", "--title", "a title", TASK, **variables)
     assert WELCOME in await agent_house.run(opencode, "run", "--continue", AGAIN, **variables)
     agent_house.check_work()

@@ -12,6 +12,7 @@ HI = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
     ("headers", "agent"),
     [
         ({"x-claude-code-agent-id": "explore-1"}, "explore-1"),
+        ({"x-claude-code-agent-type": "Explore", "x-claude-code-agent-id": "explore-1"}, "Explore"),
         ({"x-openai-subagent": "review"}, "review"),
         ({"x-openai-subagent": "review", "x-agl-agent": "mine"}, "mine"),
         ({"x-openai-subagent": "review", "baggage": "agl.agent=theirs"}, "theirs"),

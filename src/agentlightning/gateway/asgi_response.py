@@ -28,8 +28,11 @@ WATCH_AFTER_S = 0.05
 AGENT_HEADER = b"x-agl-agent"
 """Header with the name of the sub-agent that makes a call; `algorithm.agents` selects by it."""
 
-SUBAGENT_HEADERS = (b"x-claude-code-agent-id", b"x-openai-subagent")
+SUBAGENT_HEADERS = (b"x-claude-code-agent-type", b"x-openai-subagent")
 """Headers in which Claude Code and Codex name the sub-agent that calls; `AGENT_HEADER` and baggage take precedence."""
+
+SUBAGENT_ID_HEADER = b"x-claude-code-agent-id"
+"""Header with Claude Code's id of the sub-agent, new for each: the name where its type is not sent."""
 
 MAX_AGENT_CHARS = 200
 
@@ -82,7 +85,7 @@ class AgentRequest:
         self.agent: str | None = None
         """The name that the sub-agent behind the request gives itself, or that its trace's baggage gives it."""
         self.traceparent = b""
-        baggage = subagent = b""
+        baggage = subagent = subagent_id = b""
         for name, value in self.headers:
             if name == b"authorization":
                 scheme, _, credentials = value.decode("latin-1").partition(" ")
@@ -98,6 +101,8 @@ class AgentRequest:
                 self.agent = value[:MAX_AGENT_CHARS].decode("latin-1").strip() or None
             elif name in SUBAGENT_HEADERS:
                 subagent = value
+            elif name == SUBAGENT_ID_HEADER:
+                subagent_id = value
             elif name == b"traceparent":
                 self.traceparent = value
             elif name == b"baggage":
@@ -110,8 +115,8 @@ class AgentRequest:
                 self._host = value.decode("latin-1")
         if baggage and self.agent is None:
             self.agent = baggage_agent(baggage)
-        if subagent and self.agent is None:
-            self.agent = shown_name(subagent.decode("latin-1"))
+        if (subagent or subagent_id) and self.agent is None:
+            self.agent = shown_name((subagent or subagent_id).decode("latin-1"))
         self.named, rest = _split(self.path)
         self.model, self.route = _route(rest)
         """The model where the path names it, and what comes after /v1/ (None where the path is not of that form)."""
