@@ -43,6 +43,7 @@ def events(data: bytes) -> list[Any]:
         ({"prompt": ["a"]}, {"prompt": "a"}),
         ({"prompt": [1, 0]}, {"prompt": [1, 0]}),
         ({"prompt": [[1, 2]]}, {"prompt": [1, 2]}),
+        ({"echo": True, "max_tokens": 0}, {"repeats_prompt": True, "max_tokens": 0}),
         ({"n": 2, "best_of": 2, "max_tokens": 4, "stop": "x"}, {"n": 2, "max_tokens": 4, "stop": ("x",)}),
         ({"logprobs": 0}, {"logprobs": True, "top_logprobs": 0}),
         ({"logprobs": 5}, {"logprobs": True, "top_logprobs": 5}),
@@ -73,7 +74,8 @@ def test_a_request_is_understood(given: dict[str, Any], understood: dict[str, An
         ({"logprobs": True}, "logprobs"),
         ({"logprobs": 6}, "logprobs"),
         ({"n": 2, "best_of": 1}, "best_of"),
-        ({"echo": True}, "echo"),
+        ({"echo": 1}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"stream_options": {}}, "stream_options"),
     ],
 )
@@ -84,10 +86,11 @@ def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param
     assert refused.value.message.startswith(f"{param}: ")
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [[1], [2]]])
-def test_several_prompts_are_refused_with_what_to_do_instead(prompt: Any) -> None:
-    with pytest.raises(ApiError, match="one prompt a request, got 2"):
-        parse(prompt=prompt)
+def test_several_prompts_are_a_request_each_within_a_bound() -> None:
+    assert [one["prompt"] for one in completions.split({"prompt": [[1], "b"], "n": 2})] == [[1], "b"]
+    assert [one["prompt"] for prompt in ("a", [1, 2]) for one in completions.split({"prompt": prompt})] == ["a", [1, 2]]
+    with pytest.raises(ApiError, match="at most 128 completions in one request, got 65 prompts, which with n are 130"):
+        completions.split({"prompt": ["a"] * 65, "n": 2})
 
 
 @pytest.mark.parametrize(("prompt", "content"), [("a", "a"), (["a", "b"], '["a","b"]'), (None, "null")])

@@ -139,7 +139,8 @@ class Admission:
         self._bounds = bounds
         self._usages = usages
         self._bytes = 0
-        self._begun = False
+        self._begun = 0
+        """Calls under way: a request with several prompts has several."""
         for usage in usages:
             usage.requests += 1
 
@@ -160,7 +161,7 @@ class Admission:
         """The request is a call that has not been answered before. Raises ApiError where a total is reached."""
         for name, limit, usage in self._bounds:
             _check_totals(name, limit, usage)
-        self._begun = True
+        self._begun += 1
         for usage in self._usages:
             usage.begun += 1
 
@@ -173,7 +174,8 @@ class Admission:
 
     def leave(self) -> None:
         """The request has been answered, or never will be."""
-        self._end_call()
+        while self._begun:
+            self._end_call()
         for usage in self._usages:
             usage.requests -= 1
             usage.bytes -= self._bytes
@@ -181,7 +183,7 @@ class Admission:
 
     def _end_call(self) -> None:
         if self._begun:
-            self._begun = False
+            self._begun -= 1
             for usage in self._usages:
                 usage.begun -= 1
 

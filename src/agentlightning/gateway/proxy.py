@@ -26,6 +26,7 @@ from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.policy.scoring import PromptScoring
+from agentlightning.gateway.policy.several_prompts import SeveralPrompts
 from agentlightning.gateway.refusals import record_refusal
 from agentlightning.gateway.responses_api import COMPACT, COUNT, ResponsesApi
 from agentlightning.protocols import (
@@ -70,6 +71,7 @@ class Proxy:
         self._traces = traces
         self._limits = limits
         self._scoring = PromptScoring(engine_router)
+        self._several = SeveralPrompts(store, calls, engine_router)
         self._responses = responses_api
         self._files = FilesApi(calls.files)
         self._wires: dict[str, WireFormat] = {
@@ -200,7 +202,11 @@ class Proxy:
         if external is None:
             if wire.NAME == responses.NAME:
                 data = await self._responses.prepared(incoming.route or "", data, attempt)
-            await self._calls.answer(wire, data, attempt, admission, incoming, reply)
+            parts = completions.split(data) if wire.NAME == completions.NAME else []
+            if len(parts) > 1 or (parts and parts[0].get("echo")):
+                await self._several.answer(parts, attempt, admission, incoming, reply)
+            else:
+                await self._calls.answer(wire, data, attempt, admission, incoming, reply)
         else:
             route = incoming.route or ""
             await self._external.answer(external, wire, route, data, body, attempt, admission, incoming, reply)

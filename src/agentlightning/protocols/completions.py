@@ -2,12 +2,16 @@
 responses. Pure.
 
 Driven by the gateway. A prompt is a text or token ids and reaches the model as it is, without a template; the completion is
-text, in which neither reasoning nor tool calls are looked for. One prompt a request. Without `max_tokens` it has 16
-tokens, as OpenAI's. Text offsets of logprobs count from the start of the completion.
+text, in which neither reasoning nor tool calls are looked for. A request of several prompts is a call for each: `split`
+makes them, and `joined_body` and `joined_stream` write what comes of them. Without `max_tokens` a completion has 16 tokens,
+as OpenAI's. Text offsets of logprobs count from the start of the choice's text.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -49,8 +53,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             include_usage=_asks_usage(data.get("stream_options")),
         )
     fields.check_kind(data, "user", str)
-    if fields.boolean(data, "echo"):
-        raise ApiError("echo: true is not supported; the completion never repeats the prompt", param="echo")
+    repeats_prompt = fields.boolean(data, "echo")
+    limit = fields.whole(data, "max_tokens", 0 if repeats_prompt else 1)
     count = fields.whole(data, "n", 1, fields.MAX_CHOICES) or 1
     alternatives = fields.whole(data, "logprobs", 0, MAX_TOP_LOGPROBS)
     stream = fields.boolean(data, "stream")
@@ -58,7 +62,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         model=fields.text(data, "model"),
         messages=[],
         prompt=_prompt(data.get("prompt")),
-        max_tokens=fields.whole(data, "max_tokens", 1) or DEFAULT_MAX_TOKENS,
+        repeats_prompt=repeats_prompt,
+        max_tokens=DEFAULT_MAX_TOKENS if limit is None else limit,
         stop=fields.stops(data),
         stop_ids=fields.stop_token_ids(data),
         n=count,
@@ -76,10 +81,29 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     )
 
 
+def split(data: JSON) -> list[JSON]:
+    """The requests of which this one is made: one for each of its prompts. Raises ApiError where they are too many."""
+    prompts = data.get("prompt")
+    if not isinstance(prompts, list) or not prompts or not isinstance(prompts[0], str | list):
+        prompts = [prompts]
+    count = len(prompts) * (fields.whole(data, "n", 1, fields.MAX_CHOICES) or 1)
+    if count > fields.MAX_CHOICES:
+        raise ApiError(
+            f"prompt: expected at most {fields.MAX_CHOICES} completions in one request, got {len(prompts)} prompts, "
+            f"which with n are {count}",
+            param="prompt",
+        )
+    return [{**data, "prompt": prompt} for prompt in prompts]
+
+
 def body(request: CompletionRequest, completion: Completion) -> bytes:
+    return joined_body(request, [completion])
+
+
+def joined_body(request: CompletionRequest, completions: Sequence[Completion]) -> bytes:
+    """The response to a request with several prompts: the choices of the first one come first."""
     choices = [
         {
-            "index": index,
             "text": choice.content or "",
             "logprobs": _logprobs(request, choice.logprobs, 0),
             "finish_reason": choice.finish_reason,
@@ -87,14 +111,36 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
             "token_ids": choice.token_ids if request.return_token_ids else None,
             "prompt_logprobs": completion.prompt_logprobs,
         }
-        for index, choice in enumerate(completion.choices)
+        for completion in completions
+        for choice in completion.choices
     ]
-    head = _frame(completion.call_id, completion.model, completion.created_s)
-    return orjson.dumps({**head, "choices": choices, "usage": openai_shapes.usage(completion)})
+    whole = joined(completions)
+    told = {
+        "choices": [{"index": index, **choice} for index, choice in enumerate(choices)],
+        "usage": openai_shapes.usage(whole),
+    }
+    return orjson.dumps({**frame(whole.call_id, whole.model, whole.created_s), **told})
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    return _TextCompletionEvents(request, _frame(call_id, model, created_s), {"text": ""}, prompt_tokens)
+    return joined_stream(request, [request.planned_ids], frame(call_id, model, created_s), prompt_tokens)
+
+
+def joined_stream(
+    request: CompletionRequest, prompts: Sequence[list[int] | None], frame: JSON, prompt_tokens: int
+) -> EventStream:
+    """The events of such a response. `prompts` are the ids of each prompt, where they are asked for."""
+    return _TextCompletionEvents(request, frame, prompts, prompt_tokens)
+
+
+def joined(completions: Sequence[Completion]) -> Completion:
+    """One completion with the choices and the token counts of all."""
+    return replace(
+        completions[0],
+        choices=tuple(choice for one in completions for choice in one.choices),
+        prompt_tokens=sum(one.prompt_tokens for one in completions),
+        cached_tokens=sum(one.cached_tokens for one in completions),
+    )
 
 
 error = openai_shapes.error
@@ -129,9 +175,7 @@ def _asks_usage(options: Any) -> bool:
 
 
 def _prompt(value: Any) -> str | list[int]:
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise fields.refused("prompt", f"expected one prompt a request, got {len(value)}; send a request for each")
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
         value = value[0]
     if isinstance(value, str) and value:
         return value
@@ -139,7 +183,7 @@ def _prompt(value: Any) -> str | list[int]:
         if not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
             raise ApiError(f"prompt: expected token ids from 0 to {MAX_TOKEN_ID}", param="prompt")
         return value
-    raise expected("a string or a list of token ids, not empty", value, "prompt")
+    raise expected("a string, a list of token ids, or a list of either, none empty", value, "prompt")
 
 
 def _best_of(data: JSON, count: int) -> JSON:
@@ -156,11 +200,15 @@ def _best_of(data: JSON, count: int) -> JSON:
 
 
 class _TextCompletionEvents(openai_shapes.ChunkStream):
-    def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON, prompt_tokens: int) -> None:
-        super().__init__(request, frame, empty, prompt_tokens)
-        self._unsaid = set(range(request.n)) if request.planned_ids is not None else set[int]()
+    def __init__(
+        self, request: CompletionRequest, frame: JSON, prompts: Sequence[list[int] | None], prompt_tokens: int
+    ) -> None:
+        super().__init__(request, frame, {"text": ""}, prompt_tokens)
+        self._prompts = prompts
+        count = request.n * len(prompts)
+        self._unsaid = set(range(count))
         """Choices whose first chunk, with the prompt's ids, is still to come."""
-        self._offsets = [0] * request.n
+        self._offsets = [0] * count
         """Characters of each choice whose logprobs have been sent."""
 
     def first(self) -> bytes:
@@ -189,10 +237,11 @@ class _TextCompletionEvents(openai_shapes.ChunkStream):
             return {}
         first = index in self._unsaid
         self._unsaid.discard(index)
-        return {"prompt_token_ids": self._request.planned_ids if first else None, "token_ids": ids}
+        return {"prompt_token_ids": self._prompts[index // self._request.n] if first else None, "token_ids": ids}
 
 
-def _frame(call_id: str, model: str, created_s: int) -> JSON:
+def frame(call_id: str, model: str, created_s: int) -> JSON:
+    """The fields that a response and each of its chunks begin with."""
     return {"id": f"cmpl-{call_id}", "object": "text_completion", "created": created_s, "model": model}
 
 
@@ -212,8 +261,11 @@ def _logprobs(request: CompletionRequest, given: tuple[TokenLogprob, ...] | None
     }
 
 
-def _alternatives(token: TokenLogprob) -> dict[str, float]:
-    """The likeliest tokens and the one that was sampled; of several with the same text the likeliest counts."""
+def _alternatives(token: TokenLogprob) -> dict[str, float] | None:
+    """The likeliest tokens and the one that was sampled; of several with the same text the likeliest counts. None for the
+    first token of a prompt, which follows nothing."""
+    if math.isnan(token.logprob):
+        return None
     result: dict[str, float] = {}
     for text, logprob in (*token.top, (token.text, token.logprob)):
         result[text] = max(logprob, result.get(text, logprob))

@@ -160,7 +160,7 @@ class PolicyCalls:
                 ResponseDecoder(policy.renderer, request, plan.prompt_text, f"call_{seed:016x}") for seed in seeds
             ],
         )
-        if request.return_token_ids:
+        if request.return_token_ids or request.repeats_prompt:
             job.request = replace(request, planned_ids=plan.prompt_ids)
         reply.request_id = job.id
         pending = self._retries.begin(attempt, policy.alias, request_hash, incoming.idempotency_key, digest)
@@ -444,7 +444,7 @@ def _answer(job: PolicyJob) -> Completion:
         choices=tuple(decoder.choice() for decoder in job.decoders),
         applied_edits=job.applied_edits,
         cached_tokens=len(prompt_ids) - len(job.plan.suffix_ids),
-        prompt_ids=tuple(prompt_ids) if request.return_token_ids else None,
+        prompt_ids=tuple(prompt_ids) if request.return_token_ids or request.repeats_prompt else None,
         prompt_logprobs=prompt_table(job.decoders[0].sampled, job.policy.renderer, len(prompt_ids)) if asked else None,
         completed_s=job.finished_ns // 10**9,
     )

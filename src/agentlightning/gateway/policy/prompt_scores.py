@@ -6,10 +6,12 @@ rollout's is, as vLLM's are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from agentlightning.errors import EngineError
 from agentlightning.gateway.policy.engine_client import PromptLogprob, SampledTokens
+from agentlightning.protocols.base import TokenLogprob
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.types import JSON
 
@@ -28,6 +30,25 @@ def token_logprobs(sampled: SampledTokens, ids: Sequence[int]) -> list[float | N
     return [
         None if one is None else max(one[index].logprob, MIN_LOGPROB) for index, one in zip(ids, found, strict=True)
     ]
+
+
+def prompt_tokens(
+    sampled: SampledTokens, renderer: Renderer, ids: Sequence[int], alternatives: int
+) -> tuple[TokenLogprob, ...]:
+    """The tokens of a prompt with so many alternatives; the first, which follows nothing, has NaN."""
+    found = []
+    for index, table in zip(ids, scores(sampled, len(ids)), strict=True):
+        likeliest = sorted((table or {}).items(), key=lambda pair: -pair[1].logprob)[:alternatives]
+        found.append(
+            TokenLogprob(
+                text=renderer.token_text(index),
+                logprob=math.nan if table is None else max(table[index].logprob, MIN_LOGPROB),
+                top=tuple((renderer.token_text(other), max(one.logprob, MIN_LOGPROB)) for other, one in likeliest),
+                id=index,
+                top_ids=tuple(other for other, _ in likeliest),
+            )
+        )
+    return tuple(found)
 
 
 def scores(sampled: SampledTokens, count: int) -> list[dict[int, PromptLogprob] | None]:

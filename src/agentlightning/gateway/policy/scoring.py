@@ -36,7 +36,7 @@ class PromptScoring:
         model, ids = fields.text(data, "model"), tokens.token_ids(data, "token_ids")
         policy = await self._engine_router.policy(attempt.rollout.run_id, model)
         admission.begin()
-        scored = await self._score(policy, ids, 0, attempt)
+        scored = await self.score(policy, ids, 0, attempt)
         await reply.whole(200, tokens.logprobs_body(model or policy.model, token_logprobs(scored, ids)))
 
     async def complete(
@@ -45,10 +45,10 @@ class PromptScoring:
         """A recorded completion with the log-probabilities of its prompt, where the request asks for them."""
         if request.prompt_logprobs is None or found.prompt_ids is None:
             return found
-        scored = await self._score(policy, list(found.prompt_ids), request.prompt_logprobs, attempt)
+        scored = await self.score(policy, list(found.prompt_ids), request.prompt_logprobs, attempt)
         return replace(found, prompt_logprobs=prompt_table(scored, policy.renderer, len(found.prompt_ids)))
 
-    async def _score(self, policy: Policy, ids: list[int], alternatives: int, attempt: TrackedAttempt) -> SampledTokens:
+    async def score(self, policy: Policy, ids: list[int], alternatives: int, attempt: TrackedAttempt) -> SampledTokens:
         """Returns what the engine gives for these tokens; the one token that engines insist on sampling is dropped."""
         engine_request = {
             "request_id": str(uuid7()),

@@ -168,7 +168,9 @@ def recorded_answer(
     if call is None or call.finish_reason == ABANDONED:
         return None
     ordered = [call, *(found[f"{first}.{index}"] for index in range(1, len(found)))]
-    asks = request is not None and (request.return_token_ids or request.prompt_logprobs is not None)
+    asks = request is not None and (
+        request.return_token_ids or request.repeats_prompt or request.prompt_logprobs is not None
+    )
     chain = call_chain(call, {one.id: one for one in calls}) if asks else []
     return Completion(
         call_id=first,

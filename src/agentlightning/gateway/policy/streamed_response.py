@@ -69,7 +69,7 @@ class StreamedResponse:
 async def replay(wire: WireFormat, request: CompletionRequest, answer: Completion, reply: AgentResponse) -> None:
     """Send a completion that is recorded already."""
     reply.request_id = answer.call_id
-    if request.return_token_ids and answer.prompt_ids is not None:
+    if answer.prompt_ids is not None:
         request = replace(request, planned_ids=list(answer.prompt_ids))
     if not request.stream:
         await reply.whole(200, wire.body(request, answer))
