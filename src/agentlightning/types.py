@@ -28,6 +28,9 @@ ABANDONED: Final = "abandoned"
 """The finish reason of a call whose agent went away: what was sampled until then was never read,
 and what the agent did next does not follow from it."""
 
+TEMPLATE_KWARGS: Final = "chat_template_kwargs"
+"""Key of `Call.request_fields`: the variables that the request gave to the model's chat template, and that it read."""
+
 REASONING_CLEARED: Final = "reasoning_cleared"
 """Key of a recorded assistant message whose reasoning was taken out because the agent demanded it (`context_management`).
 Without it the message would continue the recorded completion, reasoning included: most agents leave reasoning out, and mean
@@ -302,7 +305,8 @@ class Call:
     it), ``forced`` ([start, end) of sampled tokens beside which the grammar allowed no other), and ``untrained`` where the
     run learns nothing from such a call. Empty where nothing was."""
     request_fields: JSON = field(default_factory=dict)
-    """Fields of a Responses request that its stored response repeats (metadata, instructions, `store`, …); else empty."""
+    """Fields of a Responses request that its stored response repeats (metadata, instructions, `store`, …), and, where the
+    parent's are others (so: on roots), the ``chat_template_kwargs`` that the model's template read."""
     images: list[ImageSpan] = field(default_factory=list)
     """Images among ``suffix_ids``, in their order."""
 

@@ -108,7 +108,7 @@ def test_what_changes_nothing_is_accepted(given: dict[str, Any]) -> None:
     [
         {"modalities": ["text", "audio"]},
         {"min_tokens": 3},
-        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"chat_template": "{{ messages }}"},
     ],
 )
 def test_what_would_change_sampling_is_collected_with_its_value(given: dict[str, Any]) -> None:

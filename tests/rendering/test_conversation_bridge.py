@@ -25,7 +25,12 @@ class Bridged(Renderer):
         self.knows = True
 
     def bridge(
-        self, prompt_ids: list[int], sampled_ids: list[int], messages: list[Message], tools: list[Message] | None
+        self,
+        prompt_ids: list[int],
+        sampled_ids: list[int],
+        messages: list[Message],
+        tools: list[Message] | None,
+        template_kwargs: dict[str, Any] | None = None,
     ) -> list[int] | None:
         self.asked.append((prompt_ids, sampled_ids, messages))
         if not self.knows:

@@ -31,6 +31,7 @@ from real_templates import (
 from toy_templates import CHATML
 from toy_templates import THINKING as TOY_THINKING
 
+from agentlightning.rendering.conversation import Conversation, RequestView
 from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
 
@@ -178,6 +179,25 @@ def test_system_messages_that_the_template_writes_elsewhere_are_not_bridged(rend
     new: list[Message] = [{"role": "system", "content": "s"}, *QUESTION]
     assert bridge(renderer_of("qwen3"), new) is not None
     assert bridge(renderer_of("deepseekv3"), new) is None
+
+
+@real
+@pytest.mark.parametrize("family", [family for family in WITH_TOOLS if family != "nemotron_3_nano"])
+def test_without_thinking_a_conversation_goes_on_as_the_template_opens_its_turns(
+    family: str, renderer_of: Maker
+) -> None:
+    renderer, conversation = renderer_of(family), Conversation(renderer_of(family))
+    messages: list[Message] = [{"role": "user", "content": "q"}]
+    before: list[int] = []
+    for number in range(3):
+        plan = conversation.plan(RequestView.of(messages, None, template_kwargs={"enable_thinking": False}))
+        assert (plan.fork_cause, plan.prompt_ids[: len(before)]) == (None, before)
+        assert plan.prompt_text.endswith("</think>\n\n" if family.startswith("qwen") else "<think></think>")
+        sampled = [*renderer.encode("yes"), next(iter(renderer.end_ids))]
+        answer = {"role": "assistant", "content": "yes"}
+        conversation.record(plan, str(number), sampled, answer)
+        before = plan.prompt_ids + sampled
+        messages += [answer, {"role": "user", "content": "and?"}]
 
 
 def bridge(

@@ -15,7 +15,7 @@ from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.protocols.base import CompletionRequest, WireFormat
 from agentlightning.protocols.tool_folding import FOLDS
 from agentlightning.rendering.conversation import Conversation, PromptPlan
-from agentlightning.types import ABANDONED, JSON, Call, Sampling
+from agentlightning.types import ABANDONED, JSON, TEMPLATE_KWARGS, Call, Sampling
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,10 +93,13 @@ class CallJob:
             finished_ns=self.finished_ns or time.time_ns(),
             span_id=self.span_id,
             delivered=not self.gone and finish_reason != ABANDONED,
-            request_fields={
-                name: value
-                for name, value in self.request.echo.items()
-                if (value if name == FOLDS else not name.startswith("_"))
-            },
+            request_fields=self._request_fields(),
             images=list(plan.images),
         )
+
+    def _request_fields(self) -> JSON:
+        echo = self.request.echo.items()
+        kept = {name: value for name, value in echo if (value if name == FOLDS else not name.startswith("_"))}
+        if self.plan.parent is None and self.request.template_kwargs:
+            kept[TEMPLATE_KWARGS] = self.request.template_kwargs
+        return kept

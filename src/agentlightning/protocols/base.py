@@ -56,6 +56,8 @@ class CompletionRequest:
     """Function tools in the form of Chat Completions."""
     parse_tools: bool = False
     """True where the completion may contain tool calls: tools were given and the agent did not choose `none`."""
+    template_kwargs: JSON = field(default_factory=dict)
+    """Variables for the model's chat template (`chat_template_kwargs`)."""
     one_tool_call: bool = False
     """The completion may hold one tool call at most (parallel_tool_calls: false, disable_parallel_tool_use)."""
     max_tokens: int | None = None

@@ -47,9 +47,6 @@ UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
     "web_search_options": UnsupportedParam(dict),
     "echo": UnsupportedParam(bool, (False,)),
     "chat_template": UnsupportedParam(str),
-    "chat_template_kwargs": UnsupportedParam(dict, ({},)),
-    "documents": UnsupportedParam(list, ([],)),
-    "enable_thinking": UnsupportedParam(bool),
     "thinking": UnsupportedParam(dict),
 }
 """Fields that ask for another prompt or another distribution than the trained policy's own."""
@@ -62,6 +59,9 @@ LEGACY = {
 
 NOT_APPLIED: dict[str, type] = {"reasoning_effort": str, "verbosity": str}
 """Fields that no trained policy has a setting for; they are recorded."""
+
+TEMPLATE_VARIABLES: dict[str, type] = {"documents": list, "enable_thinking": bool}
+"""Variables of chat templates that engines take as fields of the request, too."""
 
 REASONING: dict[str, UnsupportedParam] = {
     "max_tokens": UnsupportedParam(int),
@@ -116,7 +116,11 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         include_reasoning=fields.boolean(data, "include_reasoning", default=True)
         and not fields.boolean(reasoning, "exclude", at="reasoning"),
         forced=fields.forced(data),
-        refused={name: LEGACY[name] for name in fields.given(data, LEGACY, neutral=(None, [], "auto", "none"))},
+        refused={
+            **{name: LEGACY[name] for name in fields.given(data, LEGACY, neutral=(None, [], "auto", "none"))},
+            **fields.reserved_variables(data),
+        },
+        template_kwargs={**_template_variables(data), **fields.template_kwargs(data)},
         not_applied={
             **fields.not_applied(data, NOT_APPLIED),
             **fields.not_applied(reasoning, {"effort": str}, "reasoning"),
@@ -270,6 +274,11 @@ def _continuation(data: JSON) -> tuple[bool, JSON]:
             param="continue_final_message",
         )
     return continues, {} if continues or opens else {"add_generation_prompt": False}
+
+
+def _template_variables(data: JSON) -> JSON:
+    fields.check_kinds(data, TEMPLATE_VARIABLES)
+    return fields.given(data, TEMPLATE_VARIABLES, neutral=(None, []))
 
 
 def _max_tokens(data: JSON) -> int | None:

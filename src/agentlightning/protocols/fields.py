@@ -15,7 +15,7 @@ import orjson
 
 from agentlightning.prefill import PREFILL
 from agentlightning.protocols.base import ApiError, short
-from agentlightning.types import JSON
+from agentlightning.types import JSON, TEMPLATE_KWARGS
 
 T = TypeVar("T")
 
@@ -68,6 +68,13 @@ TOKEN_PARAMS: dict[str, UnsupportedParam] = {
     "stop_token_ids": UnsupportedParam(list, ([],)),
 }
 """Fields in which vLLM's clients speak of ids: for the protocols that have no place for them."""
+
+RESERVED_VARIABLES = frozenset({
+    "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
+    "return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation", "max_length",
+    "tokenizer_kwargs", "bos_token", "eos_token", "pad_token", "unk_token",
+})  # fmt: skip
+"""Names in `chat_template_kwargs` that are no settings of a template: its input, and options of transformers' function."""
 
 NAMES: dict[type, str] = {
     str: "a string",
@@ -182,6 +189,20 @@ def token_options(data: JSON, streamed: bool) -> dict[str, Any]:
         "return_token_ids": data.get("return_token_ids"),
         "tokens_as_ids": boolean(data, "return_tokens_as_token_ids"),
         "prompt_logprobs": prompt_logprobs,
+    }
+
+
+def template_kwargs(data: JSON) -> JSON:
+    """The variables that a request gives to the model's chat template, by name."""
+    return record(data, TEMPLATE_KWARGS) or {}
+
+
+def reserved_variables(data: JSON) -> dict[str, str]:
+    """Those of `chat_template_kwargs` that are refused, with the reason."""
+    return {
+        f"{TEMPLATE_KWARGS}.{name}": "not a variable that a request may give to the chat template; leave it out"
+        for name in template_kwargs(data)
+        if name in RESERVED_VARIABLES
     }
 
 

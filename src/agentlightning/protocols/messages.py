@@ -96,7 +96,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         forced=fields.forced(data, hottest=1),
         not_applied=effort,
         context_edits=edits,
-        refused=fields.services(data, REFUSED),
+        refused={**fields.services(data, REFUSED), **fields.reserved_variables(data)},
+        template_kwargs=fields.template_kwargs(data),
         unsupported={
             **fields.unsupported(data, fields.TOKEN_PARAMS),
             **fields.given(data, NOT_OURS),

@@ -105,7 +105,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         forced=fields.forced(data),
         not_applied=_not_applied(data),
         truncates=_truncates(data),
-        refused=fields.services(data, REFUSED),
+        refused={**fields.services(data, REFUSED), **fields.reserved_variables(data)},
+        template_kwargs=fields.template_kwargs(data),
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),
             **fields.given(data, NOT_OURS),

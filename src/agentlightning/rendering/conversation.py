@@ -10,8 +10,9 @@ knows nothing of protocols.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from agentlightning.prefill import prefill_of, with_completion
@@ -35,7 +36,10 @@ from agentlightning.rendering.graph import (
 )
 from agentlightning.rendering.prompts import Prompt, PromptIndex, PromptNode, RunningHash, prompt_hash
 from agentlightning.rendering.renderer import PROBE, Renderer, RenderError
-from agentlightning.types import ABANDONED, JSON, Call, ImageSpan
+from agentlightning.types import ABANDONED, JSON, TEMPLATE_KWARGS, Call, ImageSpan
+
+Rendering = Callable[..., str]
+"""`Renderer.render` with the tools and the template's variables of one request."""
 
 EXTERNAL = b"external"
 """Keeps the hashes of calls to external models apart: the same question to a judge is another call."""
@@ -67,7 +71,7 @@ class PromptPlan:
     position: int
     """Number of earlier requests of the attempt with this hash: with the hash, it identifies the call."""
     root: Digest = b""
-    """Hash of the tools."""
+    """Hash of the tools and of the template's variables."""
     step: Turn | None = None
     """Messages and digests that `record` keeps; None for a raw prompt."""
     prompt_text: str = ""
@@ -103,11 +107,13 @@ class RequestView:
     roles: str
     digests: list[Digest]
     hashes: list[Digest]
-    """Running hashes over the tools and the messages: entry i covers the first i messages."""
+    """Running hashes over the tools, the template's variables and the messages: entry i covers the first i messages."""
     cleared: bool = False
     """The gateway cleared a part of the messages, as the request told it to."""
     expansions: Mapping[str, list[int]] = field(default_factory=dict)
     """The ids that stand for each image, by its hash."""
+    template_kwargs: JSON = field(default_factory=dict)
+    """Further variables of the chat template, all of which it reads (`chat_template_kwargs`)."""
 
     @classmethod
     def of(
@@ -116,14 +122,21 @@ class RequestView:
         tools: list[JSON] | None,
         cleared: bool = False,
         expansions: Mapping[str, list[int]] | None = None,
+        template_kwargs: JSON | None = None,
     ) -> RequestView:
         """For a policy: only what its chat template reads counts."""
         view = [normal(message) for message in messages]
         digests = [digest(message) for message in view]
-        hashes = chain(root(tools), digests)
+        hashes = chain(root(tools, template_kwargs), digests)
         if prefill_of(view) is not None:
             hashes[-1] = hash_before(hashes[-2], view[-1])
-        return cls(messages, tools, view, letters(view), digests, hashes, cleared, expansions or {})
+        return cls(
+            messages, tools, view, letters(view), digests, hashes, cleared, expansions or {}, template_kwargs or {}
+        )
+
+    def with_messages(self, messages: list[JSON], cleared: bool = False) -> RequestView:
+        """The view of the same request with other messages."""
+        return RequestView.of(messages, self.tools, cleared, self.expansions, self.template_kwargs)
 
     @classmethod
     def of_external(cls, messages: list[JSON], tools: list[JSON] | None) -> RequestView:
@@ -181,11 +194,11 @@ class Conversation:
         continued = None
         if node is not None:
             prefix = node.prompt_ids() + node.sampled_ids.tolist()
-            continued = self._continued(node, prefix, view.normal, known, view.tools)
+            continued = self._continued(node, prefix, view, known)
             if continued is None:
                 cause, lost = "template_rewrites_history", node.sampled_total
                 prefix, known, node = [], 0, None
-        suffix_ids, text, whole = continued or self._afresh(view.normal, view.tools)
+        suffix_ids, text, whole = continued or self._afresh(view)
         suffix_ids, images = self._renderer.expand(suffix_ids, image_hashes(view.normal[known:]), view.expansions)
         if cause is None:
             end = view.history
@@ -330,7 +343,8 @@ class Conversation:
             begun = None if external else prefill_of(call.messages)
             messages = call.messages if begun is None else call.messages[:-1]
             digests = [verbatim(message) if external else digest(normal(message)) for message in messages]
-            base = _external_root(call.tools) if external else root(call.tools)
+            kwargs = call.request_fields.get(TEMPLATE_KWARGS)
+            base = _external_root(call.tools) if external else root(call.tools, kwargs)
             node = CallNode(
                 call_id=call.id,
                 parent=parent,
@@ -352,40 +366,44 @@ class Conversation:
             raise ValueError("a conversation without a renderer plans no calls of a policy")
         return self.renderer
 
-    def _afresh(self, view: list[JSON], tools: list[JSON] | None) -> tuple[list[int], str, bool]:
-        text = self._renderer.render(view, tools, generate=True)
+    def _afresh(self, view: RequestView) -> tuple[list[int], str, bool]:
+        text = self._rendering(view)(view.normal, generate=True)
         return self._renderer.encode(text), text, True
 
+    def _rendering(self, view: RequestView) -> Rendering:
+        return partial(self._renderer.render, tools=view.tools, template_kwargs=view.template_kwargs)
+
     def _continued(
-        self, node: CallNode, prefix: list[int], view: list[JSON], known: int, tools: list[JSON] | None
+        self, node: CallNode, prefix: list[int], view: RequestView, known: int
     ) -> tuple[list[int], str, bool] | None:
         """The ids that follow `prefix`, all ids of the node's path, the prompt's text, and whether it is the whole text.
 
         None where it cannot be proven that the path is what the model's template would have made of these messages.
         """
         renderer = self._renderer
-        filled = _with_answers(view, node)
+        filled = _with_answers(view.normal, node)
         begun = prefill_of(filled)
         new = filled[known:] if begun is None else filled[known:-1]
         last = node.sampled_ids[-1] if node.sampled_ids else None
+        render = self._rendering(view)
         if new and not image_hashes(new) and not any(message["role"] == "assistant" for message in new):
             prompt = prefix[: len(prefix) - len(node.sampled_ids)]
-            bridge = renderer.bridge(prompt, node.sampled_ids.tolist(), new, tools)
+            bridge = renderer.bridge(prompt, node.sampled_ids.tolist(), new, view.tools, view.template_kwargs)
             said = None if bridge is None else renderer.decode(bridge, special=True)
             if bridge is not None and said is not None and begun is None:
                 return bridge, said, False
             if said is not None and renderer.encode(said, after=last) == bridge:
-                before, through = (renderer.render(one, tools, generate=True) for one in (filled[:-1], filled))
+                before, through = (render(one, generate=True) for one in (filled[:-1], filled))
                 if through.startswith(before):
                     said += through[len(before) :]
                     return renderer.encode(said, after=last), said, False
-        text = renderer.render(filled, tools, generate=True)
-        suffix = self._suffix(node, filled, tools, text)
+        text = render(filled, generate=True)
+        suffix = self._suffix(node, filled, render, text)
         if suffix is None:
             return None
         return renderer.encode(suffix, after=last), text, True
 
-    def _suffix(self, node: CallNode, filled: list[JSON], tools: list[JSON] | None, text: str) -> str | None:
+    def _suffix(self, node: CallNode, filled: list[JSON], render: Rendering, text: str) -> str | None:
         """The text that follows the node's sampled ids in `text`; None where it cannot be proven.
 
         First the plain case: the rendering begins with the node's own prompt and completion, letter for letter. Else the
@@ -398,13 +416,13 @@ class Conversation:
         if closing is None:
             return None
         try:
-            start = _head_size(renderer, node, filled[: node.depth], tools, text)
+            start = _head_size(render, node, filled[: node.depth], text)
             if start is None:
                 return None
             plain = renderer.decode(body, special=True) + closing
             if text.startswith(plain, start):
                 return renderer.after_answer(end, text[start + len(plain) :], text)
-            stop = _answer_end(renderer, filled, node.depth, tools, text, closing)
+            stop = _answer_end(render, filled, node.depth, text, closing)
         except RenderError:
             return None
         if stop is None or stop < start:
@@ -514,31 +532,27 @@ def _with_answers(view: list[JSON], node: CallNode) -> list[JSON]:
     return filled
 
 
-def _head_size(
-    renderer: Renderer, node: CallNode, history: list[JSON], tools: list[JSON] | None, text: str
-) -> int | None:
+def _head_size(render: Rendering, node: CallNode, history: list[JSON], text: str) -> int | None:
     """Length of the rendering of the node's own request, with which `text` must begin; None where it does not."""
     if node.head is not None:
         size, expected = node.head
         return size if len(text) >= size and fingerprint(text[:size]) == expected else None
     begun = history[:-1] if node.prefill is None else [*history[:-1], node.prefill]
-    before = renderer.render(begun, tools, generate=True)
+    before = render(begun, generate=True)
     return len(before) if text.startswith(before) else None
 
 
-def _answer_end(
-    renderer: Renderer, filled: list[JSON], depth: int, tools: list[JSON] | None, text: str, closing: str
-) -> int | None:
+def _answer_end(render: Rendering, filled: list[JSON], depth: int, text: str, closing: str) -> int | None:
     """Offset in `text` at which message `depth` (from 1) ends and the template's closing begins.
 
     Told by the rendering that ends with the completion, if `text` begins so; else (some templates write the last completion
     in another way) by the rendering in which another completion is in its place, if both end alike after it.
     """
-    through = renderer.render(filled[:depth], tools, generate=False)
+    through = render(filled[:depth], generate=False)
     if text.startswith(through) and through.endswith(closing):
         return len(through) - len(closing)
     other = [*filled[: depth - 1], {"role": "assistant", "content": PROBE}, *filled[depth:]]
-    _, found, rest = renderer.render(other, tools, generate=True).partition(PROBE)
+    _, found, rest = render(other, generate=True).partition(PROBE)
     return len(text) - len(rest) if found and rest.startswith(closing) and text.endswith(rest) else None
 
 

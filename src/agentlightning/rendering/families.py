@@ -45,10 +45,19 @@ class Family:
         self._ends = {calls: _answer_end(renderer, calls) for calls in (False, True)}
 
     def bridge(
-        self, prompt_ids: list[int], sampled_ids: list[int], new_messages: list[JSON], tools: list[JSON] | None
+        self,
+        prompt_ids: list[int],
+        sampled_ids: list[int],
+        new_messages: list[JSON],
+        tools: list[JSON] | None,
+        template_kwargs: JSON | None = None,
     ) -> list[int] | None:
         """The ids that follow `prompt_ids + sampled_ids` up to the next completion. Messages are normal ones, none of them a
-        completion. None where the family does not say, or where the template writes the new messages in another way."""
+        completion. None where the family does not say, or where the template writes the new messages in another way.
+
+        The family knows no `template_kwargs`: it is asked without them, and where it agrees, the new messages are what the
+        template writes with them.
+        """
         last = sampled_ids[-1] if sampled_ids else None
         text = self._following(sampled_ids, new_messages, tools)
         if text is None:
@@ -62,9 +71,20 @@ class Family:
         if bridged is None or bridged.token_ids[: len(before)] != before:
             return None
         ids: list[int] = bridged.token_ids[len(before) :]
-        return ids if ids == self._renderer.encode(text, after=last) else None
+        if ids != self._renderer.encode(text, after=last):
+            return None
+        if not template_kwargs:
+            return ids
+        text = self._following(sampled_ids, new_messages, tools, template_kwargs)
+        return None if text is None else self._renderer.encode(text, after=last)
 
-    def _following(self, sampled_ids: list[int], new_messages: list[JSON], tools: list[JSON] | None) -> str | None:
+    def _following(
+        self,
+        sampled_ids: list[int],
+        new_messages: list[JSON],
+        tools: list[JSON] | None,
+        template_kwargs: JSON | None = None,
+    ) -> str | None:
         """The text that the template writes after the sampled ids, from its rendering of the new messages after a short
         completion."""
         results = [message for message in new_messages if message["role"] == "tool"]
@@ -73,7 +93,7 @@ class Family:
         if end is None:
             return None
         try:
-            whole = self._renderer.render([*history, *new_messages], tools, generate=True)
+            whole = self._renderer.render([*history, *new_messages], tools, True, template_kwargs)
         except InputError:
             return None
         _, _, rest = whole.partition(ANSWER)

@@ -51,7 +51,7 @@ class CallNode:
     suffix_ids: array[int]
     sampled_ids: array[int]
     root: Digest
-    """Hash of the tools."""
+    """Hash of the tools and of the template's variables."""
     step: Turn
     request_hash: Digest
     head: tuple[int, Digest] | None = None
@@ -244,9 +244,12 @@ def hash_before(request_hash: Digest, prefill: JSON | None) -> Digest:
     return bytes(one ^ other for one, other in zip(request_hash, digest(prefill), strict=True))
 
 
-def root(tools: list[JSON] | None) -> Digest:
-    """The hash of an empty history: of the tools alone."""
-    return _hash(orjson.dumps(tools) if tools else b"")
+def root(tools: list[JSON] | None, template_kwargs: JSON | None = None) -> Digest:
+    """The hash of an empty history: of the tools, and of the variables that the request gives to the chat template."""
+    of_tools = _hash(orjson.dumps(tools) if tools else b"")
+    if not template_kwargs:
+        return of_tools
+    return link(of_tools, _hash(orjson.dumps(template_kwargs, option=orjson.OPT_SORT_KEYS)))
 
 
 def fingerprint(text: str) -> Digest:

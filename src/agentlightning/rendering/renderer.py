@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.meta
 import orjson
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -52,6 +53,8 @@ class Renderer:
         self._variables = _special_tokens(settings)
         self._source: str = settings["chat_template"]
         self._template = _compiled(self._source, folder)
+        self.variables = _free_variables(self._template, self._source) - {"messages", "tools", *self._variables}
+        """Names that the chat template reads beside those that it always gets: `chat_template_kwargs` may set them."""
         self._cuts = _cuts(self._tokenizer)
         self._encode_cached = lru_cache(maxsize=cached_texts)(self._encode)
         self._special = {
@@ -74,23 +77,26 @@ class Renderer:
         self.images = ImageProcessor.find(Path(folder))
         """The processor of images; None where the model has no sight."""
 
-    def render(self, messages: list[JSON], tools: list[JSON] | None, generate: bool) -> str:
+    def render(
+        self, messages: list[JSON], tools: list[JSON] | None, generate: bool, template_kwargs: JSON | None = None
+    ) -> str:
         """The conversation as text, with the opening of the next completion if `generate`: where that continues the last
         message, up to the end of its text. Messages are normal ones.
 
-        Each image is one placeholder, as the template writes it.
+        Each image is one placeholder, as the template writes it. `template_kwargs` are further variables of the template.
         """
         if generate and (begun := prefill_of(messages)) is not None:
             marked = {**begun, "content": begun["content"] + PROBE}
-            text, found, _ = self.render([*messages[:-1], marked], tools, False).rpartition(PROBE)
+            text, found, _ = self.render([*messages[:-1], marked], tools, False, template_kwargs).rpartition(PROBE)
             if not found:
                 raise RenderError("messages: the model's chat template does not write the text that is to be continued")
             return text
         if not self._takes_text:
             messages = [_in_parts(message) for message in messages]
         try:
+            given: JSON = {"documents": None, **(template_kwargs or {}), **self._variables}
             return self._template.render(
-                messages=messages, tools=tools, documents=None, add_generation_prompt=generate, **self._variables
+                {**given, "messages": messages, "tools": tools, "add_generation_prompt": generate}
             )
         except jinja2.TemplateError as cause:
             raise RenderError(f"messages: the model's chat template refuses them: {cause}") from cause
@@ -168,7 +174,12 @@ class Renderer:
         return None if written else closing + rest
 
     def bridge(
-        self, prompt_ids: list[int], sampled_ids: list[int], new_messages: list[JSON], tools: list[JSON] | None
+        self,
+        prompt_ids: list[int],
+        sampled_ids: list[int],
+        new_messages: list[JSON],
+        tools: list[JSON] | None,
+        template_kwargs: JSON | None = None,
     ) -> list[int] | None:
         """The ids that follow `prompt_ids + sampled_ids`, with the opening of the next completion: the model's family's.
 
@@ -178,7 +189,7 @@ class Renderer:
         """
         if self._family is None:
             return None
-        return self._family.bridge(prompt_ids, sampled_ids, new_messages, tools)
+        return self._family.bridge(prompt_ids, sampled_ids, new_messages, tools, template_kwargs)
 
     def expand(
         self, ids: list[int], hashes: Sequence[str], expansions: Mapping[str, list[int]]
@@ -359,3 +370,9 @@ def _compiled(template: str, folder: str | Path) -> jinja2.Template:
     except jinja2.TemplateError as cause:
         raise ModelError(f"{folder}: its chat template does not compile: {cause}") from cause
     return compiled
+
+
+def _free_variables(template: jinja2.Template, source: str) -> frozenset[str]:
+    """Names that a template reads and that are neither its own nor the language's."""
+    found = jinja2.meta.find_undeclared_variables(template.environment.parse(source))
+    return frozenset(found - template.environment.globals.keys() - {"add_generation_prompt"})

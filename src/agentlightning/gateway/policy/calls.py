@@ -52,7 +52,7 @@ from agentlightning.rendering.call_chain import chain_messages
 from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
 from agentlightning.rendering.prompts import prompt_hash
 from agentlightning.store.base import LightningStore
-from agentlightning.types import ABANDONED, JSON, Call, Sampling
+from agentlightning.types import ABANDONED, JSON, TEMPLATE_KWARGS, Call, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +201,10 @@ class PolicyCalls:
                 )
             request = replace(request, messages=_after(chain_messages(before), request.messages))
         images = await read_images(request, policy, self._store, self.files, attempt)
-        view = RequestView.of(request.messages, request.tools, expansions=images.expansions)
+        request = _with_read_variables(request, policy)
+        view = RequestView.of(
+            request.messages, request.tools, expansions=images.expansions, template_kwargs=request.template_kwargs
+        )
         if not attempt.complete and conversation.lacks_answer(view):
             await self._attempts.refresh(attempt)
         return request, policy, conversation, view, images
@@ -370,16 +373,25 @@ def _after(before: list[JSON], messages: list[JSON]) -> list[JSON]:
     return [*messages[:leading], *kept, *messages[leading:]]
 
 
+def _with_read_variables(request: CompletionRequest, policy: Policy) -> CompletionRequest:
+    """The request with those of its `chat_template_kwargs` that the policy's template reads; others are recorded."""
+    unread = {name: value for name, value in request.template_kwargs.items() if name not in policy.renderer.variables}
+    if not unread:
+        return request
+    read = {name: value for name, value in request.template_kwargs.items() if name not in unread}
+    return replace(request, template_kwargs=read, not_applied={**request.not_applied, TEMPLATE_KWARGS: unread})
+
+
 def _edited(
     conversation: Conversation, request: CompletionRequest, view: RequestView
 ) -> tuple[RequestView, tuple[JSON, ...]]:
     """The view of a request after its context edits, and what those cleared."""
 
     def count(messages: list[JSON]) -> int:
-        return _count(conversation, request, RequestView.of(messages, request.tools, expansions=view.expansions))
+        return _count(conversation, request, view.with_messages(messages))
 
     messages, applied = apply_edits(request.context_edits, request.messages, count)
-    return RequestView.of(messages, request.tools, True, view.expansions) if applied else view, applied
+    return view.with_messages(messages, cleared=True) if applied else view, applied
 
 
 def _count(conversation: Conversation, request: CompletionRequest, view: RequestView) -> int:

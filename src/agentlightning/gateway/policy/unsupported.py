@@ -46,7 +46,7 @@ def ignored_header(names: Iterable[str]) -> bytes:
     value = b""
     for name in names:
         safe = b"".join(_safe(char) for char in name)
-        if len(value) + len(safe) + 5 > MAX_HEADER_BYTES:
+        if len(value) + len(safe) + len(b", , ...") > MAX_HEADER_BYTES:
             return value + (b", " if value else b"") + b"..."
         value += (b", " if value else b"") + safe
     return value
