@@ -129,7 +129,7 @@ class AgentConfig(Table):
     """Function agents: instrumentations to switch on in every worker, by name (langchain, openai_agents) or package: any
     that is installed of OpenInference's and OpenTelemetry's."""
     unsupported_params: Literal["error", "drop"] = "error"
-    """Treatment of a call that asks for sampling no trainer could account for (min_tokens, bad_words, a grammar that cannot
+    """Treatment of a call that asks for sampling no trainer could account for (bad_words, typical_p, a grammar that cannot
     be made): error: refused with a sentence; drop: sampled without it. What was asked for is recorded with the call."""
     structured: Literal["mask", "context_only"] = "mask"
     """Use that training makes of calls with a grammar, penalties or cuts: mask: learned from under the same mask, which an

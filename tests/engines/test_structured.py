@@ -40,6 +40,7 @@ PENALTIES: JSON = {
     "repetition_penalty": 1.3,
     "logit_bias": {"40": 1.5, "41": -3},
 }
+BOUNDS: JSON = {"min_tokens": 12, "stop_token_ids": [40, 5000], "allowed_token_ids": [2, *range(38, 60)]}
 CUTS: JSON = {"top_k": 12, "min_p": 0.05, "top_p": 0.9}
 PROMPT = [20, 30, 40, 50]
 
@@ -92,7 +93,7 @@ def row(calls: list[tuple[list[int], list[int], list[float], JSON]]) -> Training
     return sequence(tokens, spans, logprobs=logprobs, temperature=0.8, decodings=[one[3] for one in calls])
 
 
-@pytest.mark.parametrize("params", [GRAMMAR, PENALTIES, CUTS, {**GRAMMAR, **PENALTIES, **CUTS}])
+@pytest.mark.parametrize("params", [GRAMMAR, PENALTIES, CUTS, BOUNDS, {**GRAMMAR, **PENALTIES, **CUTS}])
 @pytest.mark.parametrize("packing", ["padded", "prefix_tree"])
 def test_the_learners_logprobs_are_those_that_the_sampler_recorded(
     sampler: Sampler, folder: Path, params: JSON, packing: Any
@@ -123,6 +124,25 @@ def test_what_was_sampled_follows_the_grammar_and_forced_tokens_have_probability
 
 def text_of(folder: Path, ids: list[int]) -> str:
     return str(Tokenizer.from_file(str(folder / "tokenizer.json")).decode(ids))
+
+
+def test_bounds_on_tokens_hold(sampler: Sampler) -> None:
+    for seed in range(6):
+        ids, _ = sampled(sampler, seed, **BOUNDS)
+        assert set(ids) <= set(BOUNDS["allowed_token_ids"])
+        assert len(ids) > 12
+        assert not {2, 40} & set(ids[:12])
+        past, _ = sampled(sampler, seed, ignore_eos=True, allowed_token_ids=[2, 41])
+        assert len(past) == 40
+        assert past.count(2) > 1
+    with pytest.raises(InputError, match="min_tokens"):
+        sampled(sampler, min_tokens=3, allowed_token_ids=[2])
+
+
+def test_a_call_that_ended_before_its_min_tokens_is_refused(folder: Path) -> None:
+    wrong = row([(PROMPT, [41, 2], [-1.0, -1.0], {"logits": {"min_tokens": 3}})])
+    with pytest.raises(EngineError, match="rollout r: a call ended before its min_tokens"):
+        Learner(folder, LearnerOptions()).logprobs([wrong])
 
 
 def test_gradients_and_entropy_are_those_of_autograd_over_the_masked_softmax(sampler: Sampler, folder: Path) -> None:

@@ -110,7 +110,7 @@ async def test_an_engine_without_seeds_is_sent_none_and_refuses_those_of_agents(
 
 UNSUPPORTED: list[tuple[str, Any]] = [
     ("top_a", 0.5),
-    ("min_tokens", 3),
+    ("typical_p", 0.5),
     ("bad_words", ["sunny"]),
 ]
 

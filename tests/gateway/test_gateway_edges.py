@@ -284,7 +284,7 @@ async def test_an_engine_that_dies_in_the_middle_of_a_stream_ends_it_with_an_err
         ({"seed": 0.5}, "seed"),
         ({"presence_penalty": 5}, "presence_penalty"),
         ({"logit_bias": {"5": 1000}}, "logit_bias.5"),
-        ({"extra_body": {"min_tokens": 3}}, "min_tokens"),
+        ({"extra_body": {"min_tokens": -1}}, "min_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"stop": [""]}, "stop"),

@@ -162,6 +162,20 @@ ANSWER: Any = {
 }
 
 
+async def test_one_error_names_all_that_is_not_served(house: House) -> None:
+    asked = {
+        **HI,
+        "generationConfig": {"speechConfig": {"a": 1}},
+        "cachedContent": "c",
+        "tools": [{"googleSearch": {}}],
+    }
+    reply = await house.http().post(url(await house.claim()), json=asked)
+    assert reply.status_code == 400
+    message = reply.json()["error"]["message"]
+    for name in ("cachedContent: ", "generationConfig.speechConfig", "tools[0].googleSearch", "leave"):
+        assert name in message
+
+
 @pytest.fixture
 async def gemini(house: House, external: ExternalServer) -> Claim:
     address = external.url.removesuffix("/v1")

@@ -65,7 +65,7 @@ async def test_what_would_make_it_another_response_is_refused_though_the_run_dro
     await house.serve_policy(unsupported_params="drop")
     answer = await post(house, "responses", input="hi", background=True, top_a=0.5)
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "background: true is not supported by the trained policy"
+    assert answer.json()["error"]["message"] == "background: true is not supported by the trained policy; leave it out"
 
 
 async def test_truncation_is_accepted_while_the_prompt_fits_and_names_itself_where_it_does_not(house: House) -> None:

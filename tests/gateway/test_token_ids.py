@@ -148,13 +148,13 @@ async def test_what_cannot_be_given_is_refused_by_name(house: House, asked: dict
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("ignore_eos", True),
-        ("min_tokens", 3),
-        ("allowed_token_ids", [3]),
         ("bad_words", ["no"]),
+        ("request_id", "r"),
+        ("return_prompt_text", True),
+        ("thinking_token_budget", 9),
         ("truncate_prompt_tokens", 4),
         ("skip_special_tokens", False),
-        ("include_stop_str_in_output", True),
+        ("allowed_token_ids", []),
         ("add_special_tokens", True),
         ("logprob_token_ids", [3]),
         ("kv_transfer_params", {"do_remote_decode": True}),

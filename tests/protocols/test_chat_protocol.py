@@ -107,7 +107,7 @@ def test_what_changes_nothing_is_accepted(given: dict[str, Any]) -> None:
     "given",
     [
         {"modalities": ["text", "audio"]},
-        {"min_tokens": 3},
+        {"bad_words": ["no"]},
         {"chat_template": "{{ messages }}"},
     ],
 )

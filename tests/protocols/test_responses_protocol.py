@@ -131,7 +131,7 @@ NO_EFFECT: dict[str, Any] = {
 }
 COLLECTED: dict[str, Any] = {
     "moderation": {"model": "o"},
-    "min_tokens": 3,
+    "bad_words": ["no"],
 }
 NOT_OURS: dict[str, Any] = {"context_management": [{"type": "compaction"}]}
 REFUSED: dict[str, Any] = {

@@ -89,8 +89,8 @@ async def test_errors_are_the_sdks_own(sdk_house: SdkHouse) -> None:
         with pytest.raises(openai.AuthenticationError):
             await client.chat.completions.create(model="policy", messages=asked)
     async with openai.AsyncOpenAI(base_url=place.base_url, api_key=place.key) as client:
-        with pytest.raises(openai.BadRequestError, match="min_tokens"):
-            await client.chat.completions.create(model="policy", messages=asked, extra_body={"min_tokens": 3})
+        with pytest.raises(openai.BadRequestError, match="bad_words"):
+            await client.chat.completions.create(model="policy", messages=asked, extra_body={"bad_words": ["no"]})
         with pytest.raises(openai.BadRequestError, match="top_k"):
             await client.responses.create(model="policy", input="hi", extra_body={"top_k": "many"})
     async with anthropic.AsyncAnthropic(base_url=place.anthropic_base_url, api_key=wrong) as client:

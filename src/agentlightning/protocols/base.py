@@ -64,6 +64,8 @@ class CompletionRequest:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     """Token ids after which the completion ends."""
+    include_stop: bool = False
+    """The text has the stop string, or the token of `stop_ids`, that ended it (include_stop_str_in_output)."""
     n: int = 1
     seed: int | None = None
     logprobs: bool = False
@@ -95,7 +97,8 @@ class CompletionRequest:
     grammar: JSON = field(default_factory=dict)
     """The form of the completion, as protocols/decoding.py reads it: `content`, `tool_call`, or both."""
     logits: JSON = field(default_factory=dict)
-    """Changes of the logits: penalties, logit_bias, top_k, min_p, where they are not neutral."""
+    """Changes of the logits: penalties, logit_bias, top_k, min_p, min_tokens, allowed_token_ids, where they are not neutral;
+    and ignore_eos."""
     refused: dict[str, str] = field(default_factory=dict)
     """Fields (as the agent named them) that no setting makes the gateway serve, and why: the response would be another
     without them."""

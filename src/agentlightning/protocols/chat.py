@@ -27,7 +27,7 @@ from agentlightning.protocols.base import (
     ToolDelta,
     assistant_message,
 )
-from agentlightning.protocols.fields import ENGINE_PARAMS, UnsupportedParam, expected
+from agentlightning.protocols.fields import ENGINE_PARAMS, ENGINE_WITHOUT_EFFECT, UnsupportedParam, expected
 from agentlightning.protocols.images import NO_AUDIO, image_part, take_images
 from agentlightning.types import JSON, REASONING_CLEARED
 
@@ -105,6 +105,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         max_tokens=_max_tokens(data),
         stop=fields.stops(data),
         stop_ids=fields.stop_token_ids(data),
+        include_stop=fields.boolean(data, "include_stop_str_in_output"),
         n=_count(data),
         seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
         logprobs=logprobs,
@@ -119,10 +120,11 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         refused={
             **{name: LEGACY[name] for name in fields.given(data, LEGACY, neutral=(None, [], "auto", "none"))},
             **fields.reserved_variables(data),
+            **fields.engine_refused(data),
         },
         template_kwargs={**_template_variables(data), **fields.template_kwargs(data)},
         not_applied={
-            **fields.not_applied(data, NOT_APPLIED),
+            **fields.not_applied(data, {**NOT_APPLIED, **ENGINE_WITHOUT_EFFECT}),
             **fields.not_applied(reasoning, {"effort": str}, "reasoning"),
         },
         unsupported={

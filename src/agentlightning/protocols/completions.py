@@ -26,7 +26,7 @@ from agentlightning.protocols.base import (
     EventStream,
     TokenLogprob,
 )
-from agentlightning.protocols.fields import ENGINE_PARAMS, UnsupportedParam, expected
+from agentlightning.protocols.fields import ENGINE_PARAMS, ENGINE_WITHOUT_EFFECT, UnsupportedParam, expected
 from agentlightning.protocols.openai_shapes import shown
 from agentlightning.types import JSON
 
@@ -66,6 +66,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         max_tokens=DEFAULT_MAX_TOKENS if limit is None else limit,
         stop=fields.stops(data),
         stop_ids=fields.stop_token_ids(data),
+        include_stop=fields.boolean(data, "include_stop_str_in_output"),
         n=count,
         seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
         logprobs=alternatives is not None,
@@ -75,6 +76,8 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         include_usage=openai_shapes.include_usage(data, stream),
         continuous_usage=openai_shapes.continuous_usage(data),
         forced=fields.forced(data),
+        refused=fields.engine_refused(data),
+        not_applied=fields.not_applied(data, ENGINE_WITHOUT_EFFECT),
         unsupported={**fields.unsupported(data, UNSUPPORTED_PARAMS), **_best_of(data, count)},
         grammar=decoding.combined({}, decoding.content(data), decoding.structured_outputs(data)),
         logits=decoding.logits(data),

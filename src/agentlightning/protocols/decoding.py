@@ -21,7 +21,7 @@ from agentlightning.protocols.fields import expected
 from agentlightning.types import JSON
 
 MAX_BIASED = 1024
-"""Tokens that `logit_bias` may name; OpenAI's own bound is 300."""
+"""Tokens that `logit_bias` and `allowed_token_ids` may name; OpenAI's own bound is 300."""
 
 MIN_REPETITION_PENALTY = 0.01
 
@@ -45,7 +45,7 @@ GUIDED = {
 
 
 def logits(data: JSON) -> JSON:
-    """Penalties, `logit_bias`, `top_k` and `min_p`, where they are not neutral."""
+    """Penalties, `logit_bias`, `top_k`, `min_p` and vLLM's bounds on tokens, where they are not neutral."""
     found: JSON = {
         "presence_penalty": fields.number(data, "presence_penalty", -2, 2),
         "frequency_penalty": fields.number(data, "frequency_penalty", -2, 2),
@@ -53,6 +53,9 @@ def logits(data: JSON) -> JSON:
         "min_p": fields.number(data, "min_p", 0, 1),
         "top_k": top_k(data),
         "logit_bias": _logit_bias(data),
+        "min_tokens": fields.whole(data, "min_tokens"),
+        "ignore_eos": fields.boolean(data, "ignore_eos"),
+        "allowed_token_ids": _allowed_token_ids(data),
     }
     neutral = {"repetition_penalty": 1.0}
     return {name: value for name, value in found.items() if value and value != neutral.get(name)}
@@ -216,6 +219,15 @@ def _names(tools: list[JSON] | None) -> list[str]:
 def _repetition(data: JSON) -> float | None:
     """Of a smaller one a logit may become infinite: it is divided by the penalty."""
     return fields.number(data, "repetition_penalty", MIN_REPETITION_PENALTY, 100)
+
+
+def _allowed_token_ids(data: JSON) -> list[int] | None:
+    if data.get("allowed_token_ids") is None:
+        return None
+    ids = fields.token_ids(data, "allowed_token_ids")
+    if not 0 < len(ids) <= MAX_BIASED:
+        raise expected(f"1 to {MAX_BIASED} token ids", ids, "allowed_token_ids")
+    return sorted(set(ids))
 
 
 def _logit_bias(data: JSON) -> Mapping[str, float]:

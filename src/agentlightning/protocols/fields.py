@@ -44,12 +44,8 @@ ENGINE_PARAMS: dict[str, UnsupportedParam] = {
     "typical_p": UnsupportedParam(float, (1,)),
     "repeat_penalty": UnsupportedParam(float, (1,)),
     "length_penalty": UnsupportedParam(float, (1,)),
-    "min_tokens": UnsupportedParam(int, (0,)),
-    "ignore_eos": UnsupportedParam(bool, (False,)),
-    "include_stop_str_in_output": UnsupportedParam(bool, (False,)),
     "skip_special_tokens": UnsupportedParam(bool, (True,)),
     "bad_words": UnsupportedParam(list, ([],)),
-    "allowed_token_ids": UnsupportedParam(list),
     "logits_processors": UnsupportedParam(list, ([],)),
     "use_beam_search": UnsupportedParam(bool, (False,)),
     "truncate_prompt_tokens": UnsupportedParam(int),
@@ -57,9 +53,32 @@ ENGINE_PARAMS: dict[str, UnsupportedParam] = {
     "logprob_token_ids": UnsupportedParam(list, ([],)),
     "prompt_embeds": UnsupportedParam((str, list)),
     "kv_transfer_params": UnsupportedParam(dict, ({},)),
+    "ec_transfer_params": UnsupportedParam(dict, ({},)),
+    "mm_processor_kwargs": UnsupportedParam(dict, ({},)),
+    "vllm_xargs": UnsupportedParam(dict, ({},)),
+    "repetition_detection": UnsupportedParam(dict, ({},)),
+    "thinking_token_budget": UnsupportedParam(int, (-1,)),
+    "watermarking": UnsupportedParam(bool, (False,)),
 }
 """Sampling fields that the OpenAI APIs and the engines behind them (vLLM, SGLang, llama.cpp) take in common and that nobody
 accounts for; those that are honoured are read by decoding.py."""
+
+ENGINE_REFUSED: dict[str, tuple[type, tuple[Any, ...], str]] = {
+    "request_id": (str, (), "the id of a response is that of its recorded call; leave it out"),
+    "return_prompt_text": (bool, (False,), "the response has no prompt_text; ask for return_token_ids"),
+}
+"""Fields of vLLM that change the response alone and that no setting makes the gateway serve: kind, neutral values, why."""
+
+ENGINE_WITHOUT_EFFECT: dict[str, type] = {
+    "priority": int,
+    "cache_salt": str,
+    "session_id": str,
+    "spaces_between_special_tokens": bool,
+    "stream_interval": int,
+    "truncation_side": str,
+    "media_io_kwargs": dict,
+}
+"""Fields of vLLM that change when and how a completion is served, and not the completion; they are recorded."""
 
 TOKEN_PARAMS: dict[str, UnsupportedParam] = {
     "return_token_ids": UnsupportedParam(bool, (False,)),
@@ -155,11 +174,17 @@ def stops(data: JSON, name: str = "stop") -> tuple[str, ...]:
     return tuple(bounded(values, name, MAX_STOPS))
 
 
+def token_ids(data: JSON, name: str) -> list[int]:
+    """A list of token ids, empty where it is missing."""
+    ids = items(data, name)
+    if not all(is_kind(one, int) and 0 <= one < 2**31 for one in ids):
+        raise expected("a list of token ids", ids, name)
+    return ids
+
+
 def stop_token_ids(data: JSON) -> tuple[int, ...]:
     """Token ids after which a completion ends."""
-    ids = items(data, "stop_token_ids")
-    if not all(is_kind(one, int) and 0 <= one < 2**31 for one in ids):
-        raise expected("a list of token ids", ids, "stop_token_ids")
+    ids = token_ids(data, "stop_token_ids")
     return tuple(bounded(ids, "stop_token_ids", MAX_STOPS))
 
 
@@ -206,6 +231,16 @@ def reserved_variables(data: JSON) -> dict[str, str]:
     }
 
 
+def engine_refused(data: JSON) -> dict[str, str]:
+    """The fields of ENGINE_REFUSED that a request has, with the reason why they are refused."""
+    found = {}
+    for name, (kind, neutral, why) in ENGINE_REFUSED.items():
+        check_kind(data, name, kind)
+        if data.get(name) is not None and data[name] not in neutral:
+            found[name] = why
+    return found
+
+
 def unsupported(data: JSON, params: Mapping[str, UnsupportedParam]) -> JSON:
     """The fields of `params` whose values would change what is sampled, as the agent gave them."""
     result: JSON = {}
@@ -240,7 +275,8 @@ def given(data: JSON, names: Iterable[str], neutral: Sequence[Any] = (None, Fals
 def services(data: JSON, names: Iterable[str]) -> dict[str, str]:
     """The fields among `names` that a provider's service would have to serve, with the reason why they are refused."""
     return {
-        name: f"{short(value)} is not supported by the trained policy" for name, value in given(data, names).items()
+        name: f"{short(value)} is not supported by the trained policy; leave it out"
+        for name, value in given(data, names, neutral=(None, False, "", [], {})).items()
     }
 
 

@@ -56,8 +56,8 @@ WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
 }
 """Fields that change nothing of what is sampled."""
 
-NOT_OURS = ("cachedContent",)
-"""Fields for services that stand before Google's models."""
+REFUSED = ("cachedContent",)
+"""Fields for services that stand before Google's models, without which the response would be another."""
 
 STATUSES = {
     400: "INVALID_ARGUMENT",
@@ -90,9 +90,6 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             stream=fields.boolean(data, "stream"),
         )
     fields.check_kinds(data, WITHOUT_EFFECT)
-    for name in NOT_OURS:
-        if data.get(name) not in (None, "", {}):
-            raise fields.refused(name, "not supported by the trained policy")
     config = camel_keys(fields.record(data, CONFIG) or {})
     _check_kinds(config, CONFIG_WITHOUT_EFFECT, CONFIG)
     tools, provider_tools = _tools(data)
@@ -112,6 +109,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         top_logprobs=_top_logprobs(config, logprobs),
         stream=fields.boolean(data, "stream"),
         forced=_forced(config),
+        refused=fields.services(data, REFUSED),
         unsupported={**_unsupported(config), **provider_tools},
         grammar=decoding.combined(tool_call, _format(config)),
         logits=_logits(config),

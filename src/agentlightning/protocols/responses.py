@@ -36,6 +36,7 @@ UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
     "moderation": UnsupportedParam(dict),
     **fields.ENGINE_PARAMS,
     **fields.TOKEN_PARAMS,
+    "include_stop_str_in_output": UnsupportedParam(bool, (False,)),
 }
 """Fields that ask for another prompt or another distribution than the trained policy's own."""
 
@@ -103,9 +104,9 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         top_logprobs=top_logprobs,
         stream=fields.boolean(data, "stream"),
         forced=fields.forced(data),
-        not_applied=_not_applied(data),
+        not_applied={**_not_applied(data), **fields.not_applied(data, fields.ENGINE_WITHOUT_EFFECT)},
         truncates=_truncates(data),
-        refused={**fields.services(data, REFUSED), **fields.reserved_variables(data)},
+        refused={**fields.services(data, REFUSED), **fields.reserved_variables(data), **fields.engine_refused(data)},
         template_kwargs=fields.template_kwargs(data),
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),

@@ -27,8 +27,8 @@ class Grammars:
 
     def __init__(self, folder: Path, end_ids: Sequence[int], vocab: int = 0) -> None:
         self._folder = folder
-        self._vocab = vocab
-        self._end_ids = sorted(end_ids)
+        self.vocab = vocab
+        self.end_ids = sorted(end_ids)
         self._loaded: Any = None
         self._compiled: OrderedDict[str, Any] = OrderedDict()
 
@@ -68,7 +68,7 @@ class Grammars:
                     f"{spec.get('library')} {spec.get('version')}, and its mask rebuilt by {installed}"
                 )
             found.append(mask)
-            if token not in self._end_ids:
+            if token not in self.end_ids:
                 matcher.consume_token(token)
         return found
 
@@ -83,7 +83,7 @@ class Grammars:
                     spans[-1][1] += 1
                 else:
                     spans.append([place, place + 1])
-            if token in self._end_ids or not matcher.consume_token(token):
+            if token in self.end_ids or not matcher.consume_token(token):
                 break
         return spans
 
@@ -99,9 +99,9 @@ class Grammars:
                     f"structured_outputs: the model {self._folder} has no tokenizer.json, which grammars need"
                 )
             try:
-                known = LLTokenizer(str(file), eos_token=self._end_ids)
-                if known.vocab_size < self._vocab:
-                    known = LLTokenizer(str(file), n_vocab=self._vocab, eos_token=self._end_ids)
+                known = LLTokenizer(str(file), eos_token=self.end_ids)
+                if known.vocab_size < self.vocab:
+                    known = LLTokenizer(str(file), n_vocab=self.vocab, eos_token=self.end_ids)
             except ValueError as cause:  # one without a decoder, say
                 raise InputError(
                     f"structured_outputs: not available with this model, whose tokenizer grammars cannot read: {cause}"

@@ -74,6 +74,13 @@ def _processed(row_V: Tensor, rule: LogitRule | None, temperature: float) -> Ten
     if bias := given.get("logit_bias"):
         ids = torch.tensor([int(token) for token in bias], device=device)
         row_V = row_V.index_add(0, ids, torch.tensor(list(bias.values()), dtype=row_V.dtype, device=device))
+    if allowed := given.get("allowed_token_ids"):
+        forbidden_V = torch.ones_like(row_V, dtype=torch.bool).index_fill(
+            0, torch.tensor(allowed, device=device), False
+        )
+        row_V = row_V.masked_fill(forbidden_V, float("-inf"))
+    if len(rule.sampled) < given.get("min_tokens", 0):
+        row_V = row_V.index_fill(0, torch.tensor(given["stop_token_ids"], device=device), float("-inf"))
     repetition = given.get("repetition_penalty", 1.0)
     if repetition != 1.0 and (rule.prompt or rule.sampled):
         seen = torch.tensor(sorted({*rule.prompt, *rule.sampled}), device=device)
@@ -113,7 +120,7 @@ class Constraint:
     def __init__(self, grammars: Grammars, lark: str | None, logits: JSON, prompt: Sequence[int]) -> None:
         self._grammars = grammars
         self._matcher = None if lark is None else grammars.matcher(lark)
-        self._logits = logits
+        self._logits = _bounded(logits, grammars)
         self._prompt = prompt
 
     def rule(self, sampled: Sequence[int]) -> LogitRule:
@@ -154,19 +161,31 @@ def batch_rules(
     return BatchRules([of_row[row].get(at + 1) for row, at in where])
 
 
+def _bounded(logits: Mapping[str, Any], grammars: Grammars) -> Mapping[str, Any]:
+    """The same with all the tokens that `min_tokens` forbids. InputError where no token may be drawn at all."""
+    if "min_tokens" not in logits:
+        return logits
+    ends = sorted({*grammars.end_ids, *(one for one in logits.get("stop_token_ids", ()) if one < grammars.vocab)})
+    if logits.get("allowed_token_ids") and not set(logits["allowed_token_ids"]) - set(ends):
+        raise InputError("allowed_token_ids: all of them end a completion, which min_tokens forbids")
+    return {**logits, "stop_token_ids": ends}
+
+
 def _sequence_rules(grammars: Grammars, sequence: TrainingSequence) -> dict[int, LogitRule]:
     found: dict[int, LogitRule] = {}
     for (start, end), decoding in zip(sequence.segments, sequence.decodings, strict=False):
         sampled = sequence.tokens[start:end]
-        spec, logits = decoding.get("grammar"), decoding.get("logits", {})
+        spec, logits = decoding.get("grammar"), _bounded(decoding.get("logits", {}), grammars)
         if spec is None and not logits:
             continue
         try:
             masks: Sequence[Mask | None] = [None] * len(sampled) if spec is None else grammars.masks(spec, sampled)
         except (EngineError, InputError) as error:
             raise EngineError(f"rollout {sequence.rollout_id}: {error}") from error
+        if set(sampled[: logits.get("min_tokens", 0)]) & set(logits.get("stop_token_ids", ())):
+            raise EngineError(f"rollout {sequence.rollout_id}: a call ended before its min_tokens")
         prompt = sequence.tokens[:start] if "repetition_penalty" in logits else ()
-        counted = any(name.endswith("_penalty") for name in logits)
+        counted = "min_tokens" in logits or any(name.endswith("_penalty") for name in logits)
         for place, (token, mask) in enumerate(zip(sampled, masks, strict=True)):
             before = sampled[:place] if counted else ()
             found[start + place] = LogitRule(allowed=mask, logits=logits, prompt=prompt, sampled=before, target=token)

@@ -62,8 +62,6 @@ LONG_TURN_S = 0.02
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1, None),
-    "min_tokens": (0, None),
-    "ignore_eos": (False, None),
     "bad_words": (None, []),
 }
 """Sampling parameters of vLLM that are served only with the values that change nothing."""
@@ -79,11 +77,23 @@ CONSTRAINTS = frozenset(
         "repetition_penalty",
         "top_k",
         "min_p",
+        "min_tokens",
+        "allowed_token_ids",
     }
 )
 """Parameters that change the distribution that tokens are drawn from, beside temperature and top_p; see decoding.py."""
 KNOWN = CONSTRAINTS | frozenset(
-    {"temperature", "top_p", "max_tokens", "seed", "stop", "stop_token_ids", "logprobs", "prompt_logprobs"}
+    {
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "logprobs",
+        "prompt_logprobs",
+    }
 )
 MAX_LOGPROBS = 20
 
@@ -224,7 +234,7 @@ class Sampler:
             top_p=_number(sampling, "top_p", 1.0, 0.0, 1.0, above=True),
             seed=int.from_bytes(os.urandom(8)) if seed is None else seed,
             stops=tuple(stops),
-            stop_ids=self._end_ids.union(more_ids) if more_ids else self._end_ids,
+            stop_ids=frozenset(more_ids) | (frozenset() if sampling.get("ignore_eos") else self._end_ids),
             streamed=bool(given.get("stream", False)),
             alternatives=int(_number(sampling, "logprobs", 0, 0, MAX_LOGPROBS, whole=True)),
             prompt_alternatives=None
@@ -440,6 +450,8 @@ def _logits(sampling: dict[str, Any], vocab: int) -> dict[str, Any]:
         "repetition_penalty": _number(sampling, "repetition_penalty", 1.0, 0.0, float("inf"), above=True),
         "min_p": _number(sampling, "min_p", 0.0, 0.0, 1.0),
         "top_k": int(_number(sampling, "top_k", 0, -1, float("inf"), whole=True)),
+        "min_tokens": int(_number(sampling, "min_tokens", 0, 0, float("inf"), whole=True)),
+        "allowed_token_ids": _allowed_ids(sampling, vocab),
     }
     bias = sampling.get("logit_bias") or {}
     known = isinstance(bias, dict) and all(
@@ -450,12 +462,21 @@ def _logits(sampling: dict[str, Any], vocab: int) -> dict[str, Any]:
         raise InputError(f"sampling_params.logit_bias must map token ids from 0 to {vocab - 1} to numbers")
     neutral = {"repetition_penalty": 1.0, "top_k": -1}
     found = {name: value for name, value in found.items() if value and value != neutral.get(name)}
+    if "min_tokens" in found:
+        found["stop_token_ids"] = sampling.get("stop_token_ids") or []
     return {**found, **({"logit_bias": bias} if bias else {})}
 
 
 def _status(request: SamplingRequest) -> int:
     """A grammar that cannot be followed is its sender's, what the model computes is not."""
     return 500 if request.error is None else 400
+
+
+def _allowed_ids(sampling: dict[str, Any], vocab: int) -> list[int]:
+    given = sampling.get("allowed_token_ids") or []
+    if not isinstance(given, list) or not all(isinstance(one, int) and 0 <= one < vocab for one in given):
+        raise InputError(f"sampling_params.allowed_token_ids must be a list of token ids from 0 to {vocab - 1}")
+    return given
 
 
 def _not_finite(request: SamplingRequest) -> EngineError:

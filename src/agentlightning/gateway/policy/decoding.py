@@ -19,12 +19,16 @@ from agentlightning.errors import AgentLightningError
 from agentlightning.gateway.policy.engine_router import Policy
 from agentlightning.gateway.policy.grammar_checker import GrammarChecker
 from agentlightning.prefill import prefill_of
+from agentlightning.protocols import fields
 from agentlightning.protocols.base import ApiError, CompletionRequest
 from agentlightning.rendering.grammar import GrammarError, make_grammar
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.types import JSON, Call
 
 log = logging.getLogger(__name__)
+
+BOUNDS = ("min_tokens", "allowed_token_ids", "ignore_eos")
+"""vLLM's bounds on the tokens that may be drawn."""
 
 
 async def decoding_of(
@@ -37,6 +41,7 @@ async def decoding_of(
     asked = asked_fields(request)
     if not asked:
         return {}
+    _check_bounds(request)
     if asked.keys() == {_strict_field(request)} and not _keeps_strict(policy):
         return {}  # it forces nothing: a policy that cannot promise it samples calls as it does without
     request = _with_calls(request, policy)
@@ -64,7 +69,10 @@ async def decoding_of(
         except GrammarError as error:
             _refuse_or_drop(policy, overridden_params, {error.field: request.grammar}, str(error))
     if request.logits:
-        result["logits"] = request.logits
+        stops = (
+            {"stop_token_ids": list(request.stop_ids)} if "min_tokens" in request.logits and request.stop_ids else {}
+        )
+        result["logits"] = {**request.logits, **stops}  # min_tokens forbids what ends a completion
     if policy.structured == "context_only":
         result["untrained"] = True
     return result if result.keys() - {"untrained"} else {}
@@ -155,6 +163,22 @@ def _keeps_strict(policy: Policy) -> bool:
     return policy.structured != "refuse" and not unlearned and policy.renderer.grammar_model.syntax is not None
 
 
+def _check_bounds(request: CompletionRequest) -> None:
+    """Refuse bounds on tokens that cannot hold together with what else the request says."""
+    given = request.logits
+    bounds = [name for name in BOUNDS if name in given]
+    if bounds and request.grammar:
+        raise fields.refused(
+            bounds[0], f"not together with {_field(request.grammar)}, under which no token might be left"
+        )
+    if "min_tokens" not in given:
+        return
+    if request.stop or (request.one_tool_call and request.parse_tools):
+        raise fields.refused("min_tokens", "not together with stop strings or a single tool call; give stop_token_ids")
+    if request.max_tokens is not None and given["min_tokens"] > request.max_tokens:
+        raise fields.expected(f"at most max_tokens ({request.max_tokens})", given["min_tokens"], "min_tokens")
+
+
 def _strict_field(request: CompletionRequest) -> str | None:
     calls = request.grammar.get("tool_call")
     return calls["field"] if calls is not None and calls["field"].endswith(".strict") else None
@@ -164,10 +188,10 @@ def _field(grammar: Mapping[str, Any]) -> str:
     return str(next(iter(grammar.values()))["field"])
 
 
-def _refuse_or_drop(policy: Policy, overridden_params: JSON, fields: JSON, why: str) -> None:
+def _refuse_or_drop(policy: Policy, overridden_params: JSON, given: JSON, why: str) -> None:
     if policy.unsupported_params == "drop":
-        overridden_params |= fields
+        overridden_params |= given
         return
-    [*names] = fields
+    [*names] = given
     prefix = "" if why.startswith(tuple(names)) else f"{', '.join(names)}: "
     raise ApiError(prefix + why, param=names[0], code="unsupported_value")

@@ -73,14 +73,13 @@ class ResponseDecoder:
         if self._stopped is not None:
             return Delta(token_ids=self._new_ids())
         before = len(self._decoded)
-        self._decoded += self._text.feed(self._renderer.split_end(list(ids))[0])
+        self._decoded += self._text.feed(self._body(list(ids)))
         return self._take(self._release(before, last=False))
 
     def finish(self) -> Delta:
         """Returns what was held back, once sampling has ended."""
         if self._stopped is None:
-            body, _ = self._renderer.split_end(self.sampled.ids)
-            whole = self._decode(body)
+            whole = self._decode(self._body(self.sampled.ids))
             if whole.startswith(self._decoded):  # the same text, and the character that the limit cut in two
                 before, self._decoded = len(self._decoded), whole
             else:
@@ -114,6 +113,12 @@ class ResponseDecoder:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
+    def _body(self, ids: list[int]) -> list[int]:
+        """The ids that are text: without the token that ended the completion."""
+        body, end = self._renderer.split_end(ids)
+        stopped = end is None and body and body[-1] in self._request.stop_ids and not self._request.include_stop
+        return body[:-1] if stopped else body
+
     def _decode(self, body: list[int]) -> str:
         return self._renderer.decode(body, special=self._renderer.parser.needs_special)
 
@@ -126,7 +131,8 @@ class ResponseDecoder:
             found = [(at, stop) for stop in self._stops if (at := self._decoded.find(stop, since)) >= 0]
             if found:
                 end, self._stopped = min(found)
-                end += len(self._stopped) if self._stopped == self._one_call else 0  # the call is whole with it
+                shown = self._stopped == self._one_call or self._request.include_stop  # the call is whole with it
+                end += len(self._stopped) if shown else 0
             elif not last:
                 end -= held_back(self._decoded[self._released :], self._stops)
         ready = self._decoded[self._released : end]

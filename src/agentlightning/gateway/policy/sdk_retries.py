@@ -14,7 +14,7 @@ from hashlib import blake2b
 from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.policy.response_decoder import shown_ids
-from agentlightning.protocols.base import Choice, Completion, CompletionRequest, TokenLogprob, ToolCall
+from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, TokenLogprob, ToolCall
 from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids, is_whole
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.graph import Digest
@@ -106,12 +106,23 @@ class SdkRetries:
         incoming: AgentRequest,
         decoding_digest: str = "",
     ) -> Completion | None:
-        """The completion that this request is another try at; None where it is the first."""
+        """The completion that this request is another try at; None where it is the first, and where it asks for the
+        alternatives of a completion's tokens, which are not kept: it is then sampled again, and the completion that did not
+        arrive counts as undelivered. Raises ApiError where its key promises the completion of before."""
         identity = attempt.rollout.id, attempt.number, policy
         whole_hash = request_hash + decoding_digest.encode()
         if incoming.idempotency_key is not None:
             keyed = self._keyed.get((*identity, _key_hash(incoming.idempotency_key)))
             if keyed is not None and keyed.place[3] == whole_hash and (answered := await keyed.wait()) is not None:
+                if request.top_logprobs and not incoming.is_retry:
+                    raise ApiError(
+                        "Idempotency-Key: the completion of this key cannot be given again with top_logprobs, which are "
+                        "not kept; ask without them, or with another key",
+                        status=409,
+                        param="top_logprobs",
+                        code="alternatives_not_kept",
+                        final=True,
+                    )
                 return await self._recorded(attempt, answered, request, conversation)
         if not incoming.is_retry:
             return None
@@ -138,6 +149,10 @@ class SdkRetries:
     ) -> Completion | None:
         calls = await self._store.calls([attempt.rollout.id], attempt.number)
         answer = recorded_answer(calls, call_id, conversation.renderer, request)
+        if answer is not None and request.top_logprobs:
+            ids = [call.id for call in calls if call.id.partition(".")[0] == answer.call_id]
+            await self._store.mark_delivered(attempt.rollout.id, attempt.number, ids, False)
+            return None
         if answer is not None:
             await mark_delivered(self._store, calls, answer)
         return answer
@@ -158,8 +173,8 @@ def recorded_answer(
 ) -> Completion | None:
     """The completion that was recorded as `call_id`, with all its choices; None where there is none among `calls`.
 
-    It has what `request` asks for: log-probabilities of its tokens, without the alternatives, which are not kept, and the
-    ids of its prompt. Without a renderer, which the calls of external models have none of, neither these nor the number of
+    It has what `request` asks for: log-probabilities of its tokens (not their alternatives, which are not kept) and the ids
+    of its prompt. Without a renderer, which the calls of external models have none of, neither these nor the number of
     reasoning tokens can be told.
     """
     first = call_id.partition(".")[0]
