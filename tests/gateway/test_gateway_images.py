@@ -447,9 +447,8 @@ async def test_the_code_of_the_page_about_images_runs(sighted: House) -> None:
     shown: dict[str, Any] = {}
     exec(agent, shown)
     assert await shown["solve"]({"png": RED.hex(), "colour": "red"}, llm) == 1.0
-    body = "".join(f"    {line}\n" for line in upload.splitlines())
-    exec(f"async def upload(client, data):\n{body}    return content", shown)
-    content = await shown["upload"](sighted.openai(claim), RED)
-    assert content[0]["file_id"] == UPLOADED
+    exec(upload, shown)
+    part = await shown["picture_part"](sighted.openai(claim), RED)
+    assert part == {"type": "input_image", "file_id": UPLOADED}
     calls = await sighted.store.calls([claim.rollout.id])
     assert [image.hash for call in calls for image in call.images] == [sha256(RED).hexdigest()]

@@ -131,7 +131,7 @@ NO_EFFECT: dict[str, Any] = {
 }
 COLLECTED: dict[str, Any] = {
     "moderation": {"model": "o"},
-    "bad_words": ["no"],
+    "typical_p": 0.5,
 }
 NOT_OURS: dict[str, Any] = {"context_management": [{"type": "compaction"}]}
 REFUSED: dict[str, Any] = {
