@@ -42,6 +42,10 @@ test-clients: install node-packages frameworks clients
 test-vllm: install .venv-vllm/.installed
 	$(BIN)/pytest -m vllm $(ARGS)
 
+# All tests of one folder, those too that take more minutes than CI has: `make test-trainer`.
+test-%: install node-packages servers
+	$(BIN)/pytest tests/$* $(ARGS)
+
 test-phoenix: install .venv-phoenix/.installed
 	$(BIN)/pytest tests/tracing/test_phoenix.py $(ARGS)
 

@@ -51,6 +51,7 @@ def finished_seed(work: Path, seed: int, heldout: list[tuple[int, float]], contr
         (folder / f"{name}.cpu").write_text("15.0\n")
 
 
+@pytest.mark.slow
 def test_figures_are_means_over_seeds_of_the_first_and_the_last_evaluation(tmp_path: Path) -> None:
     finished_seed(tmp_path, 0, [(0, 0.30), (40, 0.90), (120, 0.40)], control=0.32)
     finished_seed(tmp_path, 1, [(0, 0.20), (40, 0.10), (120, 0.44)], control=0.28)
@@ -80,6 +81,7 @@ def test_a_slice_that_an_example_lacks_is_refused_with_those_it_has() -> None:
     assert "--slice: expected one of spider, generated for text_to_sql" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_ends_the_benchmark_and_is_shown(tmp_path: Path) -> None:
     finished_seed(tmp_path, 0, [(0, 0.3), (120, 0.4)], control=0.3)
     (tmp_path / "seed-0" / "control_eval.json").unlink()  # and the control's model is not there
@@ -90,6 +92,7 @@ def test_a_command_that_fails_ends_the_benchmark_and_is_shown(tmp_path: Path) ->
     assert not (tmp_path / "seed-0" / "control_eval.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_is_resumed(tmp_path: Path) -> None:
     finished_seed(tmp_path, 0, [(0, 0.3)], control=0.3)
     folder = tmp_path / "seed-0"

@@ -57,6 +57,7 @@ def test_the_learning_rate_warms_up_stays_and_falls_to_a_tenth():
     assert rates[-1] == 0.1
 
 
+@pytest.mark.slow
 def test_a_warm_start_leaves_a_model_that_has_begun_to_imitate(tmp_path: Path):
     reports: list[dict[str, float]] = []
 
@@ -72,6 +73,7 @@ def test_a_warm_start_leaves_a_model_that_has_begun_to_imitate(tmp_path: Path):
     assert 0.15 < facts["demonstrator"] < 0.45
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_policy(tmp_path: Path):
     for name in "ab":
         warm_start.warm_start("lookup", tmp_path / name, seed=3, threads=1, report=lambda _: None, steps=3, count=64)

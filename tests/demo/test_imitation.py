@@ -46,6 +46,7 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path):
         imitation.read_demonstrations(tmp_path / "demos.jsonl")
 
 
+@pytest.mark.slow
 def test_a_policy_is_made_from_demonstrations_and_its_size_and_rate_are_chosen_from_them(tmp_path: Path):
     demos, _ = tasks.demonstrations(tasks.load("lookup"), 120, seed=0)
     told: list[Any] = []
@@ -63,6 +64,8 @@ def test_a_policy_is_made_from_demonstrations_and_its_size_and_rate_are_chosen_f
     assert facts["heldout_loss"] < 2.0
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_weights_that_did_best_on_what_is_held_out_are_kept(tmp_path: Path):
     demos, _ = tasks.demonstrations(tasks.load("lookup"), 100, seed=0)
     imitation.make_policy(demos, tmp_path, seed=1, threads=1, report=lambda _: None)

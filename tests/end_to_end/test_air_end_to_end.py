@@ -146,6 +146,7 @@ async def earned(house: House, rollout_id: str) -> dict[tuple[str, int], float]:
     return {(reward.name, places[reward.call_id or ""]): reward.value for reward in rewards}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", AGENTS)
 async def test_the_rules_see_what_tools_gave_whatever_protocol_the_agent_speaks(weather: House, protocol: str) -> None:
     weather.folder.write("agent.py", PARAMETERS + AGENTS[protocol])
@@ -154,6 +155,7 @@ async def test_the_rules_see_what_tools_gave_whatever_protocol_the_agent_speaks(
     assert await earned(weather, rollout.id) == EXPECTED
 
 
+@pytest.mark.slow
 async def test_a_program_that_knows_nothing_of_us_is_judged_alike_and_judging_again_says_the_same(
     weather: House,
 ) -> None:

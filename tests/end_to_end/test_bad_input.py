@@ -18,8 +18,11 @@ import pytest
 from command_line import Folder
 from house import House
 from training import Training
+from typer.testing import CliRunner, Result
 
 from agentlightning.children import listen
+from agentlightning.cli.app import app
+from agentlightning.errors import AgentLightningError
 from agentlightning.store.open import open_store
 from agentlightning.types import Checkpoint
 
@@ -67,6 +70,23 @@ def small_files(kilobytes: int) -> Callable[[], None]:
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes * 1024,) * 2)
 
 
+@pytest.fixture
+def invoke(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs ``agl arguments…`` in this process, which has loaded everything: for what is refused before anything starts."""
+    monkeypatch.chdir(folder.path)
+    return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+def refused_at_once(result: Result, *words: str) -> None:
+    """The command ended with the code of wrong input and one sentence that has these words."""
+    error = result.exception
+    assert isinstance(error, AgentLightningError), result.output
+    assert error.exit_code == 2
+    [sentence] = str(error).splitlines()
+    for word in words:
+        assert word in sentence
+
+
 def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
     """The command ended with this code and one sentence that has these words."""
     assert done.returncode == code, done.stderr
@@ -107,10 +127,10 @@ def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> N
     ],
 )
 def test_a_wrong_setting_task_or_model_is_refused_before_anything_starts(
-    project: Folder, arguments: list[str], words: list[str]
+    project: Folder, invoke: Callable[..., Result], arguments: list[str], words: list[str]
 ) -> None:
     before = sorted(project.path.iterdir())
-    refused(project.run("train", "train.toml", *arguments), 2, *words)
+    refused_at_once(invoke("train", "train.toml", *arguments), *words)
     assert sorted(project.path.iterdir()) == before
     assert project.processes() == []
 
@@ -123,9 +143,9 @@ def test_a_wrong_setting_task_or_model_is_refused_before_anything_starts(
         ("[model]\npath = 'm'\n[agent]\nrun = 'a.py:f'\n", ["data: is required"]),
     ],
 )
-def test_a_wrong_file_is_refused(folder: Folder, text: str, words: list[str]) -> None:
+def test_a_wrong_file_is_refused(folder: Folder, invoke: Callable[..., Result], text: str, words: list[str]) -> None:
     folder.write("wrong.toml", text)
-    refused(folder.run("train", "wrong.toml"), 2, *words)
+    refused_at_once(invoke("train", "wrong.toml"), *words)
 
 
 def test_a_file_that_is_not_there_is_refused(folder: Folder) -> None:
@@ -135,13 +155,13 @@ def test_a_file_that_is_not_there_is_refused(folder: Folder) -> None:
 @pytest.mark.parametrize(
     "arguments", [["train", "--resume", "nobody"], ["export", "nobody", "--to", "out"], ["eval", "nobody"]]
 )
-def test_an_unknown_run_is_refused(folder: Folder, arguments: list[str]) -> None:
-    refused(folder.run(*arguments), 2, "nobody: no such run in runs")
+def test_an_unknown_run_is_refused(folder: Folder, invoke: Callable[..., Result], arguments: list[str]) -> None:
+    refused_at_once(invoke(*arguments), "nobody: no such run in runs")
     assert list(folder.path.iterdir()) == []
 
 
-def test_a_store_of_an_unknown_kind_is_refused(folder: Folder) -> None:
-    refused(folder.run("runs", "list", "--store", "mysql://here"), 2, "expected memory://, sqlite:///path", "mysql")
+def test_a_store_of_an_unknown_kind_is_refused(invoke: Callable[..., Result]) -> None:
+    refused_at_once(invoke("runs", "list", "--store", "mysql://here"), "expected memory://, sqlite:///path", "mysql")
 
 
 async def test_export_leaves_a_folder_that_is_not_empty_as_it_is(folder: Folder) -> None:

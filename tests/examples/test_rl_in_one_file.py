@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rl_in_one_file.py"
 
 
+@pytest.mark.slow
 def test_the_one_file_example_learns():
     done = subprocess.run([sys.executable, str(EXAMPLE), "0"], capture_output=True, text=True, check=True)
 

@@ -295,9 +295,13 @@ async def test_metrics_on_a_port_of_their_own_are_there_only_and_nothing_else_is
 # --- web pages --------------------------------------------------------------------------------------------------------
 
 
+def browser(place: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://{place}", timeout=60)
+
+
 async def test_pages_of_listed_origins_may_use_the_server_with_a_key(house: House) -> None:
     asks = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
-    async with served(house, cors_origins=(PAGE,)) as place, httpx.AsyncClient(base_url=f"http://{place}") as http:
+    async with served(house, cors_origins=(PAGE,)) as place, browser(place) as http:
         preflight = await http.options("/api/runs", headers={"origin": PAGE, **asks})
         assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, PAGE)
         assert "authorization" in preflight.headers["access-control-allow-headers"]

@@ -34,6 +34,7 @@ def agl(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=plain, timeout=START_S, check=False)
 
 
+@pytest.mark.slow
 def test_a_second_server_on_a_file_is_refused_and_takes_over_when_the_first_was_killed(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/agl.db"
     first = ServerProcess(store, tmp_path / "first.log").start()

@@ -108,9 +108,18 @@ print(json.dumps({
     assert found["environment"] == []
 
 
-async def test_the_gateway_is_all_that_an_agent_reaches(inside: Inside, listener: Listener, tmp_path: Path) -> None:
+@pytest.fixture
+async def other() -> AsyncIterator[Listener]:
+    """A server that is not the gateway."""
     other = Listener()
     await other.start()
+    yield other
+    other.close()
+
+
+async def test_the_gateway_is_all_that_an_agent_reaches(
+    inside: Inside, listener: Listener, other: Listener, tmp_path: Path
+) -> None:
     source = f"""{TELL}
 tell("through")
 def refused(address):
@@ -127,7 +136,6 @@ print(sum(refused(address) for address in places))
     done = await run(inside(python(tmp_path, source)), url=listener.url)
     assert await listener.told() == "through"
     assert done.reward == 3
-    other.close()
 
 
 async def test_an_agent_that_opens_connections_without_end_takes_a_bounded_number_of_descriptors(

@@ -153,6 +153,7 @@ async def test_an_agents_own_tracer_provider_goes_on_and_its_spans_come_here_too
     assert await written(tmp_path / "exported") == "mine\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
@@ -191,6 +192,7 @@ async def solve(task, llm):
 """
 
 
+@pytest.mark.slow
 async def test_an_instrumentation_that_is_not_installed_ends_the_worker_with_its_package(
     bench: Bench, tmp_path: Path
 ) -> None:
@@ -241,6 +243,7 @@ async def solve(task, llm):
 """
 
 
+@pytest.mark.slow
 async def test_an_autogen_agent_that_runs_alone_is_named_by_the_span_that_autogen_opens(
     bench: Bench, tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def agl(*arguments: str, cwd: Path) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["command", "function"])
 def test_a_run_is_private_and_its_agents_keep_the_umask(kind: str, tmp_path: Path) -> None:
     policy = build_policy(tmp_path / "policy")

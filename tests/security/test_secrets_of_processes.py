@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_policy import build_policy
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")]
 
 HALF = "never-shown"
 SECRETS = {"TEACHER_KEY": f"teacher-{HALF}", "AGL_SERVER_KEY": f"server-{HALF}"}

@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config import Config, parse_config
 from agentlightning.store.base import LightningStore
@@ -46,6 +48,10 @@ class Crashing:
             return result
 
         return counted
+
+
+EVERY = pytest.mark.parametrize("every", [6, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.long])])
+"""Distance between the verbs at which a run is killed: some of them each time, each one in `make test-trainer`."""
 
 
 class Countdown:

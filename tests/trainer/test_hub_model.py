@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from agentlightning.demo import tiny_model
 from agentlightning.engines.local.device import settle
 
@@ -29,6 +31,7 @@ async def solve(task, llm):
 """
 
 
+@pytest.mark.slow
 def test_a_model_in_the_hubs_cache_answers_under_its_name(tmp_path: Path) -> None:
     cached = tmp_path / "hub" / "models--org--tiny"
     tiny_model.build(cached / "snapshots" / "1", ["a question", "an answer"], seed=0, special_words=("<a>", "</a>"))

@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from loop_doubles import GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, config, loop, reward_of
+from loop_doubles import (
+    EVERY,
+    GROUP,
+    STEPS,
+    TASKS,
+    Countdown,
+    Crash,
+    Crashing,
+    RememberingEngine,
+    config,
+    loop,
+    reward_of,
+)
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config import Config, parse_config
@@ -372,8 +384,9 @@ async def test_a_checkpoint_holds_every_policy(store: LightningStore, tmp_path: 
     assert RunFolder(tmp_path, "run").has_checkpoint()
 
 
-async def test_a_run_of_two_policies_killed_at_every_third_verb_resumes_to_the_state_of_one_that_was_not(
-    store: LightningStore, tmp_path: Path
+@EVERY
+async def test_a_run_of_two_policies_killed_at_any_verb_resumes_to_the_state_of_one_that_was_not(
+    store: LightningStore, tmp_path: Path, every: int
 ) -> None:
     whole = Game()
     async with agents(store):
@@ -398,7 +411,7 @@ async def test_a_run_of_two_policies_killed_at_every_third_verb_resumes_to_the_s
         assert len(trained) == STEPS * TASKS * GROUP, "a rollout was sampled again"
         consumed = [one.rollout_id for step in await store.steps(run) for one in step.consumed]
         assert sorted(consumed) == [rollout.id for rollout in trained]
-        ticks += 3  # the loop of one policy is killed at every verb: test_rl_loop.py
+        ticks += every
     assert ticks > 50
 
 

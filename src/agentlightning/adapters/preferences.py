@@ -50,7 +50,7 @@ def mismatched_rows(completions: Sequence[Sequence[TrainingSequence]], longest: 
 
 
 def _opening(row: TrainingSequence) -> tuple[list[int], list[ImageInput]]:
-    """What precedes the first trained token: tokens, and the images among them."""
+    """Return what precedes the first trained token: tokens, and the images among them."""
     start = row.segments[0][0]
     return row.tokens[:start], [image for image in row.images if image.end <= start]
 

@@ -57,7 +57,7 @@ class Estimate:
     returns: list[list[float]]
     values: list[list[float]]
     masks: list[list[bool]]
-    """Which sampled tokens are trained."""
+    """True for the sampled tokens that are trained."""
 
     def by_token(self, numbers: Sequence[Sequence[float]]) -> list[list[float]]:
         """These numbers with 0 for forced tokens: one per transition and sampled token."""

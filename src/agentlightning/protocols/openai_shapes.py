@@ -1,4 +1,4 @@
-"""What OpenAI's protocols have in common: errors, token counts, log-probabilities, ids, and the chunks of streams. Pure.
+"""Shapes that OpenAI's protocols have in common: errors, token counts, log-probabilities, ids, chunks of streams. Pure.
 
 Driven by the modules of these protocols (chat, completions, tokens, responses, embeddings). Knows none of them.
 """

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from loop_doubles import Countdown, Crash, Crashing, agents
+from loop_doubles import EVERY, Countdown, Crash, Crashing, agents
 from record_doubles import STEPS, ComparingEngine, loop, record
 
 from agentlightning.algorithms.offline import OfflineAlgorithm
@@ -135,9 +135,10 @@ async def test_evaluation_rollouts_of_the_source_are_never_learned_from(store: L
     assert not evaluated & set(engine.learned)
 
 
-@pytest.mark.parametrize(("algorithm", "stride"), [(SFT(held_out=0.2), 1), (KTO(held_out=0.2), 7)])
+@EVERY
+@pytest.mark.parametrize("algorithm", [SFT(held_out=0.2), KTO(held_out=0.2)], ids=lambda each: each.name)
 async def test_a_run_killed_at_any_verb_resumes_to_the_state_of_one_that_was_not(
-    store: LightningStore, tmp_path: Path, algorithm: OfflineAlgorithm, stride: int
+    store: LightningStore, tmp_path: Path, algorithm: OfflineAlgorithm, every: int
 ) -> None:
     expected = (await finished(store, tmp_path, algorithm)).updates
     ticks = 1
@@ -154,7 +155,7 @@ async def test_a_run_killed_at_any_verb_resumes_to_the_state_of_one_that_was_not
         engine = ComparingEngine()
         assert await loop(store, engine, tmp_path, algorithm, run).run(resume=True) == STEPS
         assert engine.updates == expected, f"after a crash at verb {ticks}"
-        ticks += stride
+        ticks += every
     assert ticks > 50
 
 

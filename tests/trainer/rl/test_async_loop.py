@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from loop_doubles import (
+    EVERY,
     GROUP,
     STEPS,
     TASKS,
@@ -229,9 +230,10 @@ ASYNC: list[dict[str, Any]] = [
 ]
 
 
+@EVERY
 @pytest.mark.parametrize("settings", ASYNC, ids=str)
 async def test_a_run_killed_at_any_verb_resumes_with_nothing_lost_and_nothing_trained_twice(
-    store: LightningStore, tmp_path: Path, settings: dict[str, Any]
+    store: LightningStore, tmp_path: Path, settings: dict[str, Any], every: int
 ) -> None:
     ticks = 1
     while True:
@@ -253,7 +255,7 @@ async def test_a_run_killed_at_any_verb_resumes_with_nothing_lost_and_nothing_tr
         for each in await outcomes(store, run):
             learned = each["trained"] + each["zero_variance"]
             assert 0 < learned <= SIZE <= learned + each["stale"], f"after a crash at verb {ticks}"
-        ticks += 1
+        ticks += every
     assert ticks > 50
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from loop_doubles import GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, loop
+from loop_doubles import EVERY, GROUP, STEPS, TASKS, Countdown, Crash, Crashing, RememberingEngine, agents, loop
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.errors import AgentError, ConflictError, LearnerLostError, NoCallsError
@@ -61,8 +61,9 @@ async def test_versions_are_published_in_order_and_never_used_twice(store: Light
     assert [step.version for step in await store.steps("run")] == engine.served[1:]
 
 
+@EVERY
 async def test_a_run_killed_at_any_verb_resumes_to_the_state_of_one_that_was_not(
-    store: LightningStore, tmp_path: Path
+    store: LightningStore, tmp_path: Path, every: int
 ) -> None:
     async with agents(store):
         expected = (await finished(store, tmp_path / "whole")).updates
@@ -87,7 +88,7 @@ async def test_a_run_killed_at_any_verb_resumes_to_the_state_of_one_that_was_not
         consumed = [each.rollout_id for step in steps for each in step.consumed]
         assert sorted(consumed) == [rollout.id for rollout in trained]
         assert all(step.state == "closed" for step in steps)
-        ticks += 1
+        ticks += every
     assert ticks > 50
 
 
