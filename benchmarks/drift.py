@@ -32,9 +32,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.protocols.base import CompletionRequest, assistant_message
-from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
+from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
+from agentlightning.rendering.request_view import RequestView
 
 SUB_AGENTS = 3
 REAL_SHARE = 40

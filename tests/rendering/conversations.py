@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentlightning.rendering.completion_parser import CompletionParser, Piece
-from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
+from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.renderer import Renderer
+from agentlightning.rendering.request_view import RequestView
 from agentlightning.types import Call, Sampling
 
 Message = dict[str, Any]

@@ -10,8 +10,9 @@ import pytest
 from conversations import Talk
 from toy_templates import THINKING
 
-from agentlightning.rendering.conversation import Conversation, RequestView
+from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer
+from agentlightning.rendering.request_view import RequestView
 
 Message = dict[str, Any]
 

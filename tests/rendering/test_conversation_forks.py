@@ -10,8 +10,9 @@ import pytest
 from conversations import TOOLS, Talk
 from toy_templates import HERMES, THINKING
 
-from agentlightning.rendering.conversation import Conversation, RequestView
+from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer
+from agentlightning.rendering.request_view import RequestView
 
 Message = dict[str, Any]
 Edit = Callable[[list[Message]], list[Message]]

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_templates import HERMES
 
-from agentlightning.rendering.conversation import Conversation, RequestView
+from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer
+from agentlightning.rendering.request_view import RequestView
 
 CAUSES = {
     "system": "system_or_tools_changed",

@@ -31,9 +31,10 @@ from real_templates import (
 from toy_templates import CHATML
 from toy_templates import THINKING as TOY_THINKING
 
-from agentlightning.rendering.conversation import Conversation, RequestView
+from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
+from agentlightning.rendering.request_view import RequestView
 
 FEW = 12
 """Traces of each template that quick tests replay."""

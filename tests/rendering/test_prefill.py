@@ -11,8 +11,9 @@ from conversations import as_call
 from real_templates import DATA, ENDS, renderer_for
 from toy_templates import THINKING
 
-from agentlightning.rendering.conversation import Conversation, RequestView
+from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer, RenderError
+from agentlightning.rendering.request_view import RequestView
 from agentlightning.types import Call
 
 ASKED = {"role": "user", "content": "q"}

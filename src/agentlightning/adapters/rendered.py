@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable
 from agentlightning.adapters.trajectories import JUDGE
 from agentlightning.prefill import with_completion
 from agentlightning.rendering.call_chain import call_chain, chain_prompt, chain_tools, is_whole
-from agentlightning.rendering.conversation import RAW_PROMPTS, Conversation, RequestView
+from agentlightning.rendering.conversation import RAW_PROMPTS, Conversation
 from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
+from agentlightning.rendering.request_view import RequestView
 from agentlightning.training_types import Trajectory, Transition
 from agentlightning.types import JSON, Call, Rollout
 

@@ -10,8 +10,8 @@ knows nothing of protocols.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,6 @@ from agentlightning.rendering.graph import (
     Digest,
     Turn,
     answer_digests,
-    chain,
     digest,
     fingerprint,
     hash_before,
@@ -36,13 +35,11 @@ from agentlightning.rendering.graph import (
 )
 from agentlightning.rendering.prompts import Prompt, PromptIndex, PromptNode, RunningHash, prompt_hash
 from agentlightning.rendering.renderer import PROBE, Renderer, RenderError
+from agentlightning.rendering.request_view import RequestView, external_root
 from agentlightning.types import ABANDONED, JSON, TEMPLATE_KWARGS, Call, ImageSpan
 
 Rendering = Callable[..., str]
 """`Renderer.render` with the tools and the template's variables of one request."""
-
-EXTERNAL = b"external"
-"""Keeps the hashes of calls to external models apart: the same question to a judge is another call."""
 
 CLEARING = ("assistant_message_edited", "tool_result_rewritten", "history_edited")
 """Causes of forks that clearing a part of the context looks like."""
@@ -94,70 +91,6 @@ class PromptPlan:
         at = len(self.prompt_ids) - len(self.suffix_ids)
         before = [] if self.parent is None or not self.prompt_ids else self.parent.prompt_images()
         return [*before, *(replace(image, start=at + image.start, end=at + image.end) for image in self.images)]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestView:
-    """The messages and tools of one request, normalised and hashed once."""
-
-    messages: list[JSON]
-    """As the agent sent them."""
-    tools: list[JSON] | None
-    normal: list[JSON]
-    roles: str
-    digests: list[Digest]
-    hashes: list[Digest]
-    """Running hashes over the tools, the template's variables and the messages: entry i covers the first i messages."""
-    cleared: bool = False
-    """The gateway cleared a part of the messages, as the request told it to."""
-    expansions: Mapping[str, list[int]] = field(default_factory=dict)
-    """The ids that stand for each image, by its hash."""
-    template_kwargs: JSON = field(default_factory=dict)
-    """Further variables of the chat template, all of which it reads (`chat_template_kwargs`)."""
-
-    @classmethod
-    def of(
-        cls,
-        messages: list[JSON],
-        tools: list[JSON] | None,
-        cleared: bool = False,
-        expansions: Mapping[str, list[int]] | None = None,
-        template_kwargs: JSON | None = None,
-    ) -> RequestView:
-        """For a policy: only what its chat template reads counts."""
-        view = [normal(message) for message in messages]
-        digests = [digest(message) for message in view]
-        hashes = chain(root(tools, template_kwargs), digests)
-        if prefill_of(view) is not None:
-            hashes[-1] = hash_before(hashes[-2], view[-1])
-        return cls(
-            messages, tools, view, letters(view), digests, hashes, cleared, expansions or {}, template_kwargs or {}
-        )
-
-    def with_messages(self, messages: list[JSON], cleared: bool = False) -> RequestView:
-        """The view of the same request with other messages."""
-        return RequestView.of(messages, self.tools, cleared, self.expansions, self.template_kwargs)
-
-    @classmethod
-    def of_external(cls, messages: list[JSON], tools: list[JSON] | None) -> RequestView:
-        """For an external model: whatever `normal` does not understand counts as it stands."""
-        digests = [verbatim(message) for message in messages]
-        return cls(messages, tools, messages, letters(messages), digests, chain(_external_root(tools), digests))
-
-    @property
-    def request_hash(self) -> Digest:
-        """The hash of the whole request."""
-        return self.hashes[-1]
-
-    @property
-    def prefill(self) -> JSON | None:
-        """The last message, where the completion continues it."""
-        return prefill_of(self.normal)
-
-    @property
-    def history(self) -> int:
-        """Number of messages before the completion, without its prefill."""
-        return len(self.roles) - (self.prefill is not None)
 
 
 class Conversation:
@@ -344,7 +277,7 @@ class Conversation:
             messages = call.messages if begun is None else call.messages[:-1]
             digests = [verbatim(message) if external else digest(normal(message)) for message in messages]
             kwargs = call.request_fields.get(TEMPLATE_KWARGS)
-            base = _external_root(call.tools) if external else root(call.tools, kwargs)
+            base = external_root(call.tools) if external else root(call.tools, kwargs)
             node = CallNode(
                 call_id=call.id,
                 parent=parent,
@@ -501,10 +434,6 @@ class Conversation:
         self._nodes[call_id] = node
         self._prompts.add(node, (text, ids))
         self.size += node.size
-
-
-def _external_root(tools: list[JSON] | None) -> Digest:
-    return link(EXTERNAL, root(tools))
 
 
 def _step(digests: list[Digest], roles: str, answer: JSON, external: bool, begun: JSON | None) -> Turn:

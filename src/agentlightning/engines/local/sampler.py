@@ -37,6 +37,16 @@ from agentlightning.engines.local.decoding import Constraint
 from agentlightning.engines.local.device import settle
 from agentlightning.engines.local.options import WEIGHTS_KEY, SamplerOptions
 from agentlightning.engines.local.prompt_scores import Score
+from agentlightning.engines.local.sampling_params import (
+    CONSTRAINTS,
+    MAX_LOGPROBS,
+    check_names,
+    number,
+    read_logits,
+    read_seed,
+    read_stop_ids,
+    read_stops,
+)
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.engines.local.vision import place_images
 from agentlightning.errors import (
@@ -60,43 +70,6 @@ pause of it: a turn over one row costs most of what one over twenty does, and th
 LONG_TURN_S = 0.02
 """A turn longer than this runs beside the event loop rather than in it."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1, None),
-    "bad_words": (None, []),
-}
-"""Sampling parameters of vLLM that are served only with the values that change nothing."""
-ABOUT_TEXT = frozenset(
-    {"detokenize", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "output_kind"}
-)
-CONSTRAINTS = frozenset(
-    {
-        "structured_outputs",
-        "logit_bias",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "top_k",
-        "min_p",
-        "min_tokens",
-        "allowed_token_ids",
-    }
-)
-"""Parameters that change the distribution that tokens are drawn from, beside temperature and top_p; see decoding.py."""
-KNOWN = CONSTRAINTS | frozenset(
-    {
-        "temperature",
-        "top_p",
-        "max_tokens",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "logprobs",
-        "prompt_logprobs",
-    }
-)
-MAX_LOGPROBS = 20
-
 log = logging.getLogger("agentlightning.sampler")
 
 
@@ -204,42 +177,27 @@ class Sampler:
         sampling = given.get("sampling_params") or {}
         if not isinstance(sampling, dict):
             raise InputError("sampling_params must be an object")
-        for name, value in sampling.items():
-            if name in NEUTRAL and value not in NEUTRAL[name]:
-                raise InputError(
-                    f"sampling_params.{name} is {value!r}; the local engine serves only {NEUTRAL[name][0]!r}"
-                )
-            if name not in KNOWN and name not in NEUTRAL and name not in ABOUT_TEXT:
-                raise InputError(f"sampling_params.{name} is not known to the local engine")
+        check_names(sampling)
         placed = place_images(self._decoder, prompt, given.get("content_parts"))
         if placed is not None and sampling.get("prompt_logprobs") is not None:
             raise InputError("sampling_params.prompt_logprobs: not served for prompts with images; leave it out")
         prompt = prompt if placed is None else placed.ids
         room = self._decoder.context - len(prompt)
-        max_tokens = _number(sampling, "max_tokens", room, 1, float("inf"), whole=True)
-        seed = sampling.get("seed")
-        if not (seed is None or (isinstance(seed, int) and not isinstance(seed, bool))):
-            raise InputError(f"sampling_params.seed must be a whole number, not {seed!r}")
-        stops = sampling.get("stop") or []
-        stops = [stops] if isinstance(stops, str) else stops
-        if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-            raise InputError("sampling_params.stop must be a string or a list of strings, none of them empty")
-        more_ids = sampling.get("stop_token_ids") or []
-        if not isinstance(more_ids, list) or not all(isinstance(i, int) for i in more_ids):
-            raise InputError("sampling_params.stop_token_ids must be a list of token ids")
+        max_tokens = number(sampling, "max_tokens", room, 1, float("inf"), whole=True)
+        seed, ends = read_seed(sampling), read_stop_ids(sampling)
         return str(given.get("request_id", "")), SamplingRequest(
             prompt=prompt,
             max_tokens=int(min(max_tokens, room)),
-            temperature=_number(sampling, "temperature", 1.0, 0.0, float("inf")),
-            top_p=_number(sampling, "top_p", 1.0, 0.0, 1.0, above=True),
+            temperature=number(sampling, "temperature", 1.0, 0.0, float("inf")),
+            top_p=number(sampling, "top_p", 1.0, 0.0, 1.0, above=True),
             seed=int.from_bytes(os.urandom(8)) if seed is None else seed,
-            stops=tuple(stops),
-            stop_ids=frozenset(more_ids) | (frozenset() if sampling.get("ignore_eos") else self._end_ids),
+            stops=read_stops(sampling),
+            stop_ids=ends | (frozenset() if sampling.get("ignore_eos") else self._end_ids),
             streamed=bool(given.get("stream", False)),
-            alternatives=int(_number(sampling, "logprobs", 0, 0, MAX_LOGPROBS, whole=True)),
+            alternatives=int(number(sampling, "logprobs", 0, 0, MAX_LOGPROBS, whole=True)),
             prompt_alternatives=None
             if sampling.get("prompt_logprobs") is None
-            else int(_number(sampling, "prompt_logprobs", 0, 0, MAX_LOGPROBS, whole=True)),
+            else int(number(sampling, "prompt_logprobs", 0, 0, MAX_LOGPROBS, whole=True)),
             images=[] if placed is None else placed.images,
             shown_prompt=None if placed is None else placed.shown,
         )
@@ -256,7 +214,7 @@ class Sampler:
             if not isinstance(wanted, dict):
                 raise InputError("sampling_params.structured_outputs must be an object")
             lark = structured_outputs(wanted)["lark"]
-        logits = _logits(sampling, self._decoder.vocab)
+        logits = read_logits(sampling, self._decoder.vocab)
         return (
             Constraint(self._grammars, lark, logits, request.shown_prompt or request.prompt) if lark or logits else None
         )
@@ -426,57 +384,9 @@ def _content(request: SamplingRequest, start: int, tokens: list[int], logprobs: 
     ]
 
 
-def _number(
-    given: dict[str, Any], name: str, default: float, low: float, high: float, above: bool = False, whole: bool = False
-) -> float:
-    value = given.get(name)
-    if value is None:
-        return default
-    kinds = (int,) if whole else (int, float)
-    right = isinstance(value, kinds) and not isinstance(value, bool)
-    if not right or not (low < value if above else low <= value) or value > high or value == float("inf"):
-        expected = f"{'a whole number' if whole else 'a number'} {'above' if above else 'of at least'} {low:g}"
-        raise InputError(
-            f"sampling_params.{name} is {value!r}; expected {expected}" + (f", at most {high:g}" if high < 2 else "")
-        )
-    return float(value)
-
-
-def _logits(sampling: dict[str, Any], vocab: int) -> dict[str, Any]:
-    """Penalties, logit_bias and cuts, without those that are neutral."""
-    found: dict[str, Any] = {
-        "presence_penalty": _number(sampling, "presence_penalty", 0.0, -2.0, 2.0),
-        "frequency_penalty": _number(sampling, "frequency_penalty", 0.0, -2.0, 2.0),
-        "repetition_penalty": _number(sampling, "repetition_penalty", 1.0, 0.0, float("inf"), above=True),
-        "min_p": _number(sampling, "min_p", 0.0, 0.0, 1.0),
-        "top_k": int(_number(sampling, "top_k", 0, -1, float("inf"), whole=True)),
-        "min_tokens": int(_number(sampling, "min_tokens", 0, 0, float("inf"), whole=True)),
-        "allowed_token_ids": _allowed_ids(sampling, vocab),
-    }
-    bias = sampling.get("logit_bias") or {}
-    known = isinstance(bias, dict) and all(
-        str(token).isdecimal() and int(token) < vocab and isinstance(value, int | float)
-        for token, value in bias.items()
-    )
-    if not known:
-        raise InputError(f"sampling_params.logit_bias must map token ids from 0 to {vocab - 1} to numbers")
-    neutral = {"repetition_penalty": 1.0, "top_k": -1}
-    found = {name: value for name, value in found.items() if value and value != neutral.get(name)}
-    if "min_tokens" in found:
-        found["stop_token_ids"] = sampling.get("stop_token_ids") or []
-    return {**found, **({"logit_bias": bias} if bias else {})}
-
-
 def _status(request: SamplingRequest) -> int:
     """A grammar that cannot be followed is its sender's, what the model computes is not."""
     return 500 if request.error is None else 400
-
-
-def _allowed_ids(sampling: dict[str, Any], vocab: int) -> list[int]:
-    given = sampling.get("allowed_token_ids") or []
-    if not isinstance(given, list) or not all(isinstance(one, int) and 0 <= one < vocab for one in given):
-        raise InputError(f"sampling_params.allowed_token_ids must be a list of token ids from 0 to {vocab - 1}")
-    return given
 
 
 def _not_finite(request: SamplingRequest) -> EngineError:

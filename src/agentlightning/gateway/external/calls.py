@@ -28,7 +28,8 @@ from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.protocols import generate_content
 from agentlightning.protocols.base import ApiError, CompletionReader, CompletionRequest, WireFormat
-from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
+from agentlightning.rendering.conversation import Conversation, PromptPlan
+from agentlightning.rendering.request_view import RequestView
 from agentlightning.store.base import LightningStore
 from agentlightning.types import ABANDONED, JSON, Call, Sampling, Span
 

@@ -49,8 +49,9 @@ from agentlightning.protocols.base import (
 )
 from agentlightning.protocols.context_edits import apply_edits
 from agentlightning.rendering.call_chain import chain_messages
-from agentlightning.rendering.conversation import Conversation, PromptPlan, RequestView
+from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.prompts import prompt_hash
+from agentlightning.rendering.request_view import RequestView
 from agentlightning.store.base import LightningStore
 from agentlightning.types import ABANDONED, JSON, TEMPLATE_KWARGS, Call, Sampling
 

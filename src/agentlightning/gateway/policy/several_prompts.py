@@ -285,7 +285,7 @@ class _PartRequest(AgentRequest):
 
 
 class _PartReply(AgentResponse):
-    """Where policy/calls.py sends one part of the response."""
+    """Takes one part of the response from policy/calls.py."""
 
     def __init__(self, part: _Part) -> None:
         super().__init__(None, b"")
