@@ -97,6 +97,31 @@ def create_api(
     return ApiMiddleware(rpc, boot or uuid.uuid4().hex, callers)
 
 
+class ErrorDetail(BaseModel):
+    """An error of `errors.py`."""
+
+    type: str
+    """Name of its class."""
+    message: str
+
+
+class ErrorBody(BaseModel):
+    """The body of every response that is an error."""
+
+    error: ErrorDetail
+
+
+REFUSALS = {
+    401: "The key is missing or wrong.",
+    403: "The key may not do this.",
+    404: "What the request names does not exist.",
+    409: "The state of what the request names does not allow it.",
+    413: "The body is too large.",
+    422: "A field is wrong; the message names it and what was expected.",
+    503: "The store is away, or the server is about to end; try again.",
+}
+
+
 class RoutesOnDemand:
     """The described API, made at its first request: it takes half a second, for which neither a server that starts nor the
     calls of agents shall wait. Methods are served before they come here."""
@@ -124,6 +149,7 @@ def create_routes(
         docs_url=None,  # its page would load scripts from elsewhere
         redoc_url=None,
         separate_input_output_schemas=False,
+        responses={status: {"model": ErrorBody, "description": said} for status, said in REFUSALS.items()},
     )
     api.add_exception_handler(AgentLightningError, _on_error)
     api.add_exception_handler(RequestValidationError, _on_bad_input)
