@@ -37,13 +37,13 @@ def png(colour: str, size: tuple[int, int] = (32, 32)) -> bytes:
     return file.getvalue()
 
 
-def bomb() -> bytes:
-    """A PNG of a few bytes whose head promises 30,000 x 30,000 pixels."""
+def bomb(width: int = 30_000, height: int = 30_000) -> bytes:
+    """A PNG of a few bytes whose head promises so many pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0))
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b"")
 
 
@@ -293,6 +293,13 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "an animation": (chat_image(animation()), f"{PART}.image_url.url", "expected a still image, got an animated GIF"),
     "sound": ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, PART, "hears no audio"),
 }
+
+
+async def test_a_request_of_too_many_pixels_is_refused_before_one_is_decoded(sighted: House) -> None:
+    claim = await sighted.claim()
+    pictures = [chat_image(bomb(7000, 7000 - number)) for number in range(5)]
+    with pytest.raises(openai.BadRequestError, match="at most 200000000 pixels in all, got 244930000"):
+        await sighted.openai(claim).chat.completions.create(model="policy", messages=[user(*pictures)])
 
 
 UPLOADED = f"file-{sha256(RED).hexdigest()}"

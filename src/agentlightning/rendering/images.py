@@ -24,6 +24,8 @@ MAX_IMAGE_BYTES = 16 << 20
 """Of one file."""
 MAX_PIXELS = 50_000_000
 """Width times height, as the file's head says them: a small file may hold an image that fills the memory."""
+MAX_REQUEST_PIXELS = 200_000_000
+"""Of all images of a request, a hundred large screenshots: each is decoded, one after the other for everybody."""
 MAX_ASPECT = 100
 """The longer side by the shorter: processors that bring the shorter one to a length make a line an image of gigabytes."""
 MAX_CACHED_BYTES = 256 << 20
@@ -46,6 +48,16 @@ def decode_image(data: bytes) -> Any:
 
     Takes a hundred times the file's bytes, and for a large image seconds: not for an event loop.
     """
+    return _opened(data, lambda image: image.convert("RGB"))
+
+
+def pixel_count(data: bytes) -> int:
+    """Width times height, as the file's head says them; nothing is decoded. InputError as `decode_image`."""
+    count: int = _opened(data, lambda image: image.width * image.height)
+    return count
+
+
+def _opened(data: bytes, work: Callable[[Any], Any]) -> Any:
     if len(data) > MAX_IMAGE_BYTES:
         raise InputError(f"expected an image of at most {MAX_IMAGE_BYTES >> 20} MiB, got {len(data)} bytes")
     try:
@@ -57,7 +69,7 @@ def decode_image(data: bytes) -> Any:
             warnings.simplefilter("ignore")  # of Pillow's own, larger bounds
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 _check(image)
-                return image.convert("RGB")
+                return work(image)
     except InputError:
         raise
     except Image.DecompressionBombError as cause:  # beyond twice Pillow's own bound

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from agentlightning.errors import EngineError, InputError
 from agentlightning.gateway.attempts import TrackedAttempt
@@ -22,10 +23,12 @@ from agentlightning.protocols.base import ApiError, CompletionRequest
 from agentlightning.protocols.images import FILE_ID
 from agentlightning.rendering.conversation import PromptPlan
 from agentlightning.rendering.graph import image_hashes, normal
-from agentlightning.rendering.images import ImageProcessor
+from agentlightning.rendering.images import MAX_REQUEST_PIXELS, ImageProcessor, pixel_count
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import JSON
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +72,17 @@ async def read_images(
 def _expansions(
     processor: ImageProcessor, files: Mapping[str, bytes], paths: Mapping[str, str]
 ) -> dict[str, list[int]]:
-    found = {}
-    for name, data in files.items():
+    def read(name: str, work: Callable[[bytes], T]) -> T:
         try:
-            found[name] = processor.expansion(data)
+            return work(files[name])
         except InputError as cause:
             path = paths.get(name, "messages")
             raise ApiError(f"{path}: {cause}", param=path) from cause
-    return found
+
+    if (pixels := sum(read(name, pixel_count) for name in files)) > MAX_REQUEST_PIXELS:
+        said = f"expected images of at most {MAX_REQUEST_PIXELS} pixels in all, got {pixels}"
+        raise ApiError(f"messages: {said}", param="messages")
+    return {name: read(name, processor.expansion) for name in files}
 
 
 def engine_prompt(plan: PromptPlan, images: CallImages, renderer: Renderer) -> JSON:
