@@ -83,8 +83,8 @@ def test_a_coin_teaches_nothing(warm: Path, tmp_path: Path) -> None:
 
 
 def test_the_critic_comes_to_explain_what_is_earned(warm: Path, tmp_path: Path) -> None:
-    critic = {"learning_rate": 0.01, "backbone_grad_scale": 1.0}  # at 0.003 it took 7 to 16 steps, as machines round
+    critic = {"learning_rate": 0.01, "backbone_grad_scale": 1.0}
     school = School(warm, tmp_path, LightningRL(advantage="gae", critic=critic, epochs=2))
-    explained = [school.step()["explained_variance"] for _ in range(STEPS)]
+    explained = [school.step()["explained_variance"] for _ in range(2 * STEPS)]
     assert explained[0] == 0.0
-    assert sum(explained[-3:]) / 3 > 0.03
+    assert sum(explained[-3:]) / 3 > 0.03  # passed after 5 to 11 steps, as machines round, and .2 after 20
