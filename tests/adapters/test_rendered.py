@@ -173,7 +173,9 @@ def test_prompts_go_on_as_the_gateway_would_make_them_with_earlier_thinking_wher
     class Keeping(Renderer):
         """A family that goes on from what was sampled, whatever its template makes of it."""
 
-        def bridge(self, prompt_ids: Any, sampled_ids: Any, new_messages: Any, tools: Any) -> list[int]:
+        def bridge(
+            self, prompt_ids: Any, sampled_ids: Any, new_messages: Any, tools: Any, template_kwargs: Any = None
+        ) -> list[int]:
             return self.encode(self.render(new_messages, tools, generate=True), after=sampled_ids[-1])
 
     renderer_with(folder, tmp_path, FORGETS)

@@ -370,6 +370,7 @@ async def test_a_request_that_was_tampered_with_is_answered_or_refused(house: Ho
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("route", VALID)
 async def test_many_requests_that_were_tampered_with_are_answered_or_refused(house: House, route: str) -> None:
     await fuzz_route(house, route, settings(LONG, max_examples=3000))

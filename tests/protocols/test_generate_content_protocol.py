@@ -301,7 +301,6 @@ def test_the_providers_tools_are_collected() -> None:
             {"generationConfig": {"thinkingConfig": {"includeThoughts": 1}}},
             "generationConfig.thinkingConfig.includeThoughts",
         ),
-        ({"cachedContent": "cachedContents/1"}, "cachedContent"),
         ({"safetySettings": {}}, "safetySettings"),
         ({"tools": {}}, "tools"),
         ({"tools": ["f"]}, "tools[0]"),
