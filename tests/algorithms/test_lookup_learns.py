@@ -87,4 +87,4 @@ def test_the_critic_comes_to_explain_what_is_earned(warm: Path, tmp_path: Path) 
     school = School(warm, tmp_path, LightningRL(advantage="gae", critic=critic, epochs=2))
     explained = [school.step()["explained_variance"] for _ in range(2 * STEPS)]
     assert explained[0] == 0.0
-    assert sum(explained[-3:]) / 3 > 0.03  # passed after 5 to 11 steps, as machines round, and .2 after 20
+    assert sum(explained[-3:]) / 3 > 0.03  # measured: .014 after 10 steps, .25 after 20; other machines round otherwise

@@ -7,7 +7,7 @@ put between two calls is no action and has none. Pure; knows no engine.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 
@@ -142,20 +142,8 @@ def explained(found: Sequence[Estimate]) -> dict[str, float]:
 
     1: the critic knows everything; 0: no more than a constant; below 0: it misleads. Left out where all returns are equal.
     """
-    returns = [
-        number
-        for one in found
-        for call, mask in zip(one.returns, one.masks, strict=True)
-        if any(mask)
-        for number in call
-    ]
-    values = [
-        number
-        for one in found
-        for call, mask in zip(one.values, one.masks, strict=True)
-        if any(mask)
-        for number in call
-    ]
+    returns = _trained((one.returns, one.masks) for one in found)
+    values = _trained((one.values, one.masks) for one in found)
     if not returns:
         return {}
     stats = {"value_mean": statistics.fmean(values)}
@@ -164,6 +152,17 @@ def explained(found: Sequence[Estimate]) -> dict[str, float]:
         errors = [earned - value for earned, value in zip(returns, values, strict=True)]
         stats["explained_variance"] = 1.0 - statistics.pvariance(errors) / spread
     return stats
+
+
+def _trained(columns: Iterable[tuple[list[list[float]], list[list[bool]]]]) -> list[float]:
+    """The numbers of all calls that train something."""
+    return [
+        number
+        for calls, masks in columns
+        for call, mask in zip(calls, masks, strict=True)
+        if any(mask)
+        for number in call
+    ]
 
 
 def _normalized(found: Sequence[Estimate]) -> list[Estimate]:

@@ -123,7 +123,7 @@ REFUSALS = {
 
 
 class RoutesOnDemand:
-    """The described API, made at its first request: it takes half a second, for which neither a server that starts nor the
+    """The described API, made at its first request: it takes 0.4 s, for which neither a server that starts nor the
     calls of agents shall wait. Methods are served before they come here."""
 
     def __init__(self, create: Callable[[], ASGIApp]) -> None:
