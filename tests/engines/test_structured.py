@@ -24,7 +24,7 @@ from agentlightning.engines.local.sampler import Sampler, open_sampler
 from agentlightning.errors import EngineError, InputError
 from agentlightning.rendering.grammar import structured_outputs
 from agentlightning.rendering.grammar_masks import Grammars
-from agentlightning.training_types import Loss, TrainingSequence, Transition
+from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence, Transition
 from agentlightning.types import JSON
 
 SCHEMA = {
@@ -296,6 +296,38 @@ def test_the_nucleus_is_that_of_the_tokens_that_top_k_left() -> None:
     rule = LogitRule(logits={"top_p": 0.7, "top_k": 2}, target=1)
     [cut] = adjusted(logits, [rule], [1.0]).tolist()
     assert ([value > -1e9 for value in cut], rule.cut) == ([True, True, False, False, False], True)
+
+
+def test_imitation_is_of_the_distribution_under_the_grammar(sampler: Sampler, folder: Path) -> None:
+    ids, logprobs = sampled(sampler, 1, **GRAMMAR)
+    metrics = Learner(folder, LearnerOptions()).forward_backward(
+        [row([(PROMPT, ids, logprobs, decoding(GRAMMAR))])], Loss(name="sft")
+    )
+    assert metrics["loss"] == pytest.approx(-sum(logprobs), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_preferences_are_between_completions_under_their_grammars(sampler: Sampler, folder: Path, name: Any) -> None:
+    learner = Learner(folder, LearnerOptions(reference=True))
+    rows = [row([(PROMPT, *sampled(sampler, seed, **GRAMMAR), decoding(GRAMMAR))]) for seed in (1, 2)]
+    learner.forward_backward(rows[:1], Loss(name="sft"))
+    learner.optim_step(1e-2, 1.0)
+    before, now = learner.reference_logprobs(rows), learner.logprobs(rows)
+    ratios = [sum(new[4:]) - sum(old[4:]) for new, old in zip(now, before, strict=True)]
+    assert ratios[0] > 0.1
+    chosen, rejected = (replace(one, ref_logprobs=values) for one, values in zip(rows, before, strict=True))
+    if name == "dpo":
+        examples = [Preference(chosen=[chosen], rejected=[rejected])]
+        expected = -math.log(sigmoid(0.1 * (ratios[0] - ratios[1])))
+    else:  # without mismatched completions the baseline is 0
+        examples = [Preference(chosen=[chosen]), Preference(rejected=[rejected])]
+        expected = 1 - sigmoid(0.1 * ratios[0]) + 1 - sigmoid(-0.1 * ratios[1])
+    loss = learner.forward_backward_preferences(examples, PreferenceLoss(name=name, beta=0.1))["loss"]
+    assert loss == pytest.approx(expected, abs=1e-4)
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value))
 
 
 def test_rows_without_a_rule_are_left_as_they_are() -> None:

@@ -61,3 +61,15 @@ async def test_anthropic(sdk_house: SdkHouse) -> None:
         check_record(await sdk_house.calls(places[kind]))
     assert said["counted"] is True
     assert said["error"] == "BadRequestError"
+
+
+async def test_google(sdk_house: SdkHouse) -> None:
+    kinds = ["whole", "streamed"]
+    places = {name: await sdk_house.place() for name in kinds}
+    said = await run("google.mjs", places)
+    for kind in kinds:
+        assert said[kind] == CONVERSATION, kind
+        check_record(await sdk_house.calls(places[kind]))
+    assert said["error"] == 401
+    assert said["models"] == ["models/policy"]
+    assert said["counted"] > 0

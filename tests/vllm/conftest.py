@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -23,18 +24,36 @@ KV_BYTES = 128 << 20
 
 @pytest.fixture(scope="session")
 def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
-    """Started once; ended with its whole process group, for its workers do not always end with it."""
-    if not PYTHON.exists():
-        pytest.skip(f"{PYTHON} does not exist: `make test-vllm` installs vLLM there")
+    """Started once, with the raw log-probabilities that are its default."""
     folder = tmp_path_factory.mktemp("vllm")
     models = [write_model(folder / f"model-{seed}", seed) for seed in (0, 1)]
+    with serving(models, "--max-model-len", str(CONTEXT)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def masked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """Another one, as docs/structured-output.md has it started: log-probabilities after the mask, llguidance's masks."""
+    folder = tmp_path_factory.mktemp("vllm-masked")
+    models = [write_model(folder / "model", 0)]
+    backend = json.dumps({"backend": "guidance"})
+    options = ["--logprobs-mode", "processed_logprobs", "--structured-outputs-config", backend]
+    with serving(models, "--max-model-len", str(CONTEXT), *options) as server:
+        yield server
+
+
+@contextmanager
+def serving(models: list[Path], *options: str) -> Iterator[VllmServer]:
+    """Starts vLLM on the first model; ends it with its whole process group, for its workers do not always end with it."""
+    if not PYTHON.exists():
+        pytest.skip(f"{PYTHON} does not exist: `make test-vllm` installs vLLM there")
     reserved = reserve()
     port = reserved.getsockname()[1]
     arguments = ["--model", str(models[0]), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
-    arguments += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--enforce-eager", "--enable-scale-out"]
-    arguments += ["--kv-cache-memory-bytes", str(KV_BYTES)]
+    arguments += ["--dtype", "float32", "--enforce-eager", "--enable-scale-out"]
+    arguments += ["--kv-cache-memory-bytes", str(KV_BYTES), *options]
     settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    log = folder / "vllm.log"
+    log = models[0].parent / "vllm.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", *arguments],

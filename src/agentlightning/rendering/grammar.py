@@ -222,9 +222,13 @@ class _Writer:
 
     def _json_call(self, function: JSON) -> str:
         bare = self._model.syntax == "bare"
-        key, edge = ("parameters", "") if bare else ("arguments", "\n")
+        edge = "" if bare else "\n"
         name = json.dumps(function["name"], ensure_ascii=False)
-        opening = quoted(f'{edge}{{"name": {name}, "{key}": ')
+        opening = quoted(f'{edge}{{"name": {name}, "arguments": ')
+        if (
+            bare
+        ):  # cut as JSON is: a longer literal would take the beginning of an object that is the answer for its own
+            opening = " ".join(map(quoted, ["{", '"name"', ": ", name, ", ", '"parameters"', ": "]))
         closing = quoted("}" + edge)
         return self.rule("function", f"{opening} {self.schema(*_parameters(function)[:1], lenient=True)} {closing}")
 

@@ -1,0 +1,237 @@
+"""Grammars of completions: whatever is drawn under one is what was asked for, in every syntax of tool calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from conversations import ParsedCompletion, parsed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema_rs import is_valid
+from toy_templates import CHATML
+
+from agentlightning.errors import EngineError
+from agentlightning.rendering.grammar import GrammarError, TemplateModel, make_grammar, structured_outputs
+from agentlightning.rendering.grammar_masks import Grammars, Mask
+from agentlightning.rendering.renderer import Renderer
+from agentlightning.rendering.tool_syntax import Syntax
+from agentlightning.types import JSON
+
+SYNTAXES = ["hermes", "tags", "pairs", "bare"]
+TEACHES = {
+    "hermes": "<tool_call>",
+    "tags": "<tool_call><function=",
+    "pairs": "<tool_call><arg_key>",
+    "bare": '{"name": "x", "parameters": ',
+}
+"""Text in a chat template by which the syntax is known."""
+LONGEST = 400
+"""Tokens of a completion here: repetition, which chance alone ends, is ended by taking what closes it."""
+
+SCALARS = st.sampled_from(
+    [
+        {"type": "integer", "minimum": -9, "maximum": 99},
+        {"type": "boolean"},
+        {"type": "string", "enum": ["Paris", "Oslo / North", 'a "b"']},
+        {"type": "string", "pattern": "^[ab]{1,3}$"},
+        {"type": "null"},
+        {"const": {"k": [1, "two"]}},
+    ]
+)
+NAMES = st.lists(st.sampled_from(["city", "n", "übrig", "a_b", "x-y"]), min_size=1, max_size=3, unique=True)
+
+
+def an_object(values: st.SearchStrategy[JSON]) -> st.SearchStrategy[JSON]:
+    """Schemas of closed objects, some of whose members may be left out."""
+
+    def build(names: list[str], schemas: list[JSON], given: int) -> JSON:
+        properties = dict(zip(names, schemas, strict=False))
+        required = list(properties)[:given]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+    return st.builds(build, NAMES, st.lists(values, min_size=3, max_size=3), st.integers(0, 3))
+
+
+def a_list(values: st.SearchStrategy[JSON]) -> st.SearchStrategy[JSON]:
+    return values.map(lambda item: {"type": "array", "items": item, "minItems": 1, "maxItems": 2})
+
+
+SCHEMAS = st.recursive(SCALARS, lambda values: an_object(values) | a_list(values), max_leaves=4)
+PARAMETERS = an_object(SCHEMAS)
+
+
+@pytest.fixture(scope="module")
+def renderer(make_renderer: Callable[..., Renderer]) -> Renderer:
+    return make_renderer(CHATML)
+
+
+@pytest.fixture(scope="module")
+def taught(make_renderer: Callable[..., Renderer]) -> dict[str, Renderer]:
+    """A renderer for each syntax."""
+    return {name: make_renderer(CHATML + "{# " + text + " #}") for name, text in TEACHES.items()}
+
+
+def drawn(grammars: Grammars, spec: JSON, seed: int) -> tuple[list[int], list[Mask]]:
+    """(token ids drawn under the grammar, the mask before each); as long as it can, then the way to its end."""
+    rng, matcher = Random(seed), grammars.matcher(spec["lark"])
+    ids: list[int] = []
+    masks: list[Mask] = []
+    while len(ids) < LONGEST:
+        masks.append(grammars.allowed(matcher))
+        allowed = tokens_of(masks[-1])
+        ends = [token for token in allowed if token in grammars.end_ids]
+        ids.append(ends[0] if ends and (len(ids) > 60 or rng.random() < 0.3) else rng.choice(allowed))
+        if ids[-1] in grammars.end_ids:
+            return ids, masks
+        assert matcher.consume_token(ids[-1])
+    raise AssertionError(f"no end after {LONGEST} tokens")
+
+
+def tokens_of(mask: Mask) -> list[int]:
+    bits = int.from_bytes(mask, "little")
+    return [at for at in range(bits.bit_length()) if bits >> at & 1]
+
+
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32))
+@settings(max_examples=25)
+def test_what_is_drawn_under_a_schema_is_valid_by_it(renderer: Renderer, schema: JSON, seed: int) -> None:
+    ids, _ = drawn(renderer.grammars, structured_outputs({"json": schema}), seed)
+    answer = json.loads(renderer.decode(ids[:-1]))
+    assert is_valid(schema, answer)
+
+
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32), cut=st.integers(1, LONGEST))
+@settings(max_examples=25)
+def test_masks_are_rebuilt_bit_for_bit_from_the_text_and_the_ids(
+    renderer: Renderer, schema: JSON, seed: int, cut: int
+) -> None:
+    spec = json.loads(json.dumps(structured_outputs({"json": schema})))
+    ids, masks = drawn(renderer.grammars, spec, seed)
+    rebuilt = Grammars(renderer.grammars._folder, renderer.grammars.end_ids)
+    assert rebuilt.masks(spec, ids[:cut]) == masks[:cut]
+    forced = [at for start, end in rebuilt.forced(spec, ids, [0.0] * len(ids)) for at in range(start, end)]
+    assert forced == [at for at, mask in enumerate(masks) if len(tokens_of(mask)) == 1]
+
+
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32), place=st.integers(0, LONGEST))
+@settings(max_examples=15)
+def test_a_token_that_was_not_allowed_is_found(renderer: Renderer, schema: JSON, seed: int, place: int) -> None:
+    spec = structured_outputs({"json": schema})
+    ids, masks = drawn(renderer.grammars, spec, seed)
+    place %= len(ids)
+    wrong = next(token for token in range(300) if token not in tokens_of(masks[place]))
+    with pytest.raises(EngineError, match=f"token {place} of a call"):
+        renderer.grammars.masks(spec, [*ids[:place], wrong])
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+@given(first=PARAMETERS, second=PARAMETERS, seed=st.integers(0, 2**32), one=st.booleans())
+@settings(max_examples=10)
+def test_a_forced_call_is_read_as_a_call_with_valid_arguments(
+    taught: dict[str, Renderer], syntax: Syntax, first: JSON, second: JSON, seed: int, one: bool
+) -> None:
+    tools = [tool("first", first), tool("second_tool", second)]
+    renderer = taught[syntax]
+    wanted = {"tool_call": {"required": True, "names": None, "field": "tool_choice"}}
+    spec = make_grammar(wanted, tools, renderer.grammar_model, prompt="", one_call=one)
+    answer = answered(renderer, spec, tools, seed)
+    assert answer.content.strip() == ""
+    assert answer.tool_calls
+    assert len(answer.tool_calls) == 1 or not one
+    for name, arguments in answer.tool_calls:
+        schema = {"first": first, "second_tool": second}[name]
+        assert is_valid(schema, json.loads(arguments)), arguments
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=5)
+def test_only_the_named_tool_can_be_called(taught: dict[str, Renderer], syntax: Syntax, seed: int) -> None:
+    empty = {"type": "object", "properties": {"n": {"type": "boolean"}}, "additionalProperties": False}
+    tools = [tool("one", empty), tool("two", empty)]
+    wanted = {"tool_call": {"required": True, "names": ["two"], "field": "tool_choice"}}
+    spec = make_grammar(wanted, tools, taught[syntax].grammar_model, prompt="")
+    assert {name for name, _ in answered(taught[syntax], spec, tools, seed).tool_calls} == {"two"}
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_beside_a_schema_a_completion_is_a_call_or_follows_the_schema(
+    taught: dict[str, Renderer], syntax: Syntax
+) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    closed = {**schema, "additionalProperties": False}
+    tools = [tool("f", closed)]
+    wanted = {
+        "content": {"kind": "json_schema", "schema": closed, "field": "response_format"},
+        "tool_call": {"required": False, "names": None, "field": "response_format"},
+    }
+    spec = make_grammar(wanted, tools, taught[syntax].grammar_model, prompt="")
+    answers = [answered(taught[syntax], spec, tools, seed) for seed in range(30)]
+    for answer in answers:
+        assert answer.tool_calls or is_valid(closed, json.loads(answer.content))
+    assert {bool(answer.tool_calls) for answer in answers} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [
+        ("<think>\n", ["it may be\n</think>\n\nno"]),
+        ("", ["no", "<think>it may be\n</think>\n\nno"]),
+        ("<think>\n\n</think>\n\n", ["no"]),
+    ],
+)
+def test_thinking_comes_before_what_is_constrained_and_once(renderer: Renderer, prompt: str, texts: list[str]) -> None:
+    model = replace(renderer.grammar_model, thinks=True)
+    wanted = {"content": {"kind": "choice", "choices": ["yes", "no"], "field": "response_format"}}
+    spec = make_grammar(wanted, None, model, prompt=prompt)
+    for text in ["no", "it may be\n</think>\n\nno", "<think>it may be\n</think>\n\nno", "a</think>b</think>no"]:
+        ids = [*renderer.encode(text), renderer.grammars.end_ids[0]]
+        allowed = renderer.grammars.matcher(spec["lark"]).validate_tokens(ids) == len(ids)
+        assert allowed == (text in texts), text
+
+
+def test_a_syntax_that_is_not_known_forces_no_call() -> None:
+    wanted = {"tool_call": {"required": True, "names": None, "field": "tool_choice"}}
+    with pytest.raises(GrammarError, match="tool_choice: the model's way of writing tool calls is not known"):
+        make_grammar(wanted, [tool("f", {})], TemplateModel(syntax=None), prompt="")
+
+
+@pytest.mark.parametrize(
+    ("asked", "pattern"),
+    [
+        ({"regex": r"[a-c]{2}/\d"}, r"[a-c]{2}/\d"),
+        ({"choice": ['say "so"', "né\n", "\x7f"]}, r'say "so"|né\n|\x7f'),
+        ({"grammar": 'start: "a" | "b" start'}, "b*a"),
+        ({"json_object": True}, r"(?s:\{.*\})"),
+    ],
+)
+def test_what_is_drawn_is_of_the_kind_that_was_asked_for(renderer: Renderer, asked: JSON, pattern: str) -> None:
+    for seed in range(10):
+        ids, _ = drawn_briefly(renderer.grammars, structured_outputs(asked), seed)
+        assert re.fullmatch(pattern, renderer.decode(ids[:-1]))
+
+
+def drawn_briefly(grammars: Grammars, spec: JSON, seed: int) -> tuple[list[int], list[Mask]]:
+    """`drawn`, or another seed's where chance finds no end."""
+    for more in range(50):
+        try:
+            return drawn(grammars, spec, seed + 1000 * more)
+        except AssertionError:
+            continue
+    raise AssertionError("chance found no end")
+
+
+def tool(name: str, parameters: JSON) -> JSON:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def answered(renderer: Renderer, spec: JSON, tools: list[Any], seed: int) -> ParsedCompletion:
+    """A completion under the grammar, as the agent gets it."""
+    ids, _ = drawn_briefly(renderer.grammars, spec, seed)
+    return parsed(renderer.parser, renderer.decode(ids[:-1], special=True), "", tools)
