@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := 2.13.0
+UV := 0.13.9
 
 # Tests that read real data find it here where it lies beside the checkout; they are left out elsewhere.
 ifneq ($(wildcard ../shared/data),)
@@ -17,11 +18,11 @@ demo: .venv/.demo
 
 .venv/.demo: requirements-demo.lock pyproject.toml
 	$(check_python)
-	@test -e .venv/.installed || echo "Installing torch and 86 packages into .venv: about 3 minutes, 1.3 GB (more with CUDA). The demo then takes about 4 minutes."
+	@test -e .venv/.installed || echo "Installing torch and 86 packages into .venv: about a minute, 1.3 GB (more with CUDA). The demo then takes about 4 minutes."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	test -e .venv/.installed || { $(call install_torch,$(BIN),--progress-bar on); }
-	test -e .venv/.installed || $(BIN)/pip install --disable-pip-version-check --no-deps -r requirements-demo.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	test -e .venv/.installed || { $(call install_torch,.venv,--progress-bar on); }
+	test -e .venv/.installed || { $(get_uv); $(call install,.venv,-r requirements-demo.lock); }
+	$(call install,.venv,--editable .)
 	touch $@
 
 test: lint node-packages servers
@@ -94,14 +95,31 @@ define check_python
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 endef
 
-# $(1): where pip is; $(2): options of pip, by default --quiet.
+# $(1): the environment; $(2): options of pip, by default --quiet. Compiling what nobody may import takes longer than its download.
 define install_torch
+	pip="$(BIN)/pip --python $(1)/bin/python --disable-pip-version-check install --no-compile $(or $(2),--quiet)"; \
 	if [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null; then \
-		$(1)/pip install $(or $(2),--quiet) --disable-pip-version-check "torch==$(TORCH)+cpu" 2>/dev/null || \
-		$(1)/pip install $(or $(2),--quiet) --disable-pip-version-check "torch==$(TORCH)+cpu" --extra-index-url https://download.pytorch.org/whl/cpu; \
+		$$pip "torch==$(TORCH)+cpu" 2>/dev/null || $$pip "torch==$(TORCH)+cpu" --extra-index-url https://download.pytorch.org/whl/cpu; \
 	else \
-		$(1)/pip install $(or $(2),--quiet) --disable-pip-version-check "torch==$(TORCH)"; \
+		$$pip "torch==$(TORCH)"; \
 	fi
+endef
+
+# uv takes seconds where pip takes minutes. Where it cannot be had, or finds none of the places that pip is configured for, pip does it.
+define get_uv
+	test -x $(BIN)/uv || $(BIN)/pip install --quiet --disable-pip-version-check uv==$(UV) || echo "uv cannot be installed here: pip takes longer"
+endef
+
+# The environment of a target, made anew and without pip of its own.
+define new_environment
+	rm -rf $(@D)
+	$(PYTHON) -m venv --without-pip $(@D)
+endef
+
+# $(1): the environment; $(2): what to install into it, without what that asks for: a lock file lists all.
+define install
+	$(BIN)/uv pip install --quiet --no-deps --python $(1)/bin/python $(2) 2>/dev/null || \
+		$(BIN)/pip --python $(1)/bin/python --disable-pip-version-check install --quiet --no-compile --no-deps $(2)
 endef
 
 # torch goes first and alone: on Linux without a GPU it has to be a CPU build, where anything else that asks for torch would
@@ -109,22 +127,23 @@ endef
 .venv/.installed: requirements.lock pyproject.toml
 	$(check_python)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(call install_torch,$(BIN))
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(call install_torch,.venv)
+	$(get_uv)
+	$(call install,.venv,-r requirements.lock)
+	$(call install,.venv,--editable .)
 	touch $@
 
 # vLLM conflicts with half of what stands in .venv. On a machine that cannot have it, its tests are left out.
-.venv-vllm/.installed: tests/vllm/vllm.lock
-	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	$(call install_torch,.venv-vllm/bin)
-	.venv-vllm/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/vllm/vllm.lock && touch $@ || \
+.venv-vllm/.installed: tests/vllm/vllm.lock | .venv/.installed
+	$(new_environment)
+	$(call install_torch,$(@D))
+	{ $(call install,$(@D),-r $<); } && touch $@ || \
 		{ echo "vLLM cannot be installed here: its tests are left out"; rm -rf .venv-vllm; }
 
 # Phoenix, a real viewer of traces, for `make test-phoenix`.
-.venv-phoenix/.installed: tests/tracing/phoenix.lock
-	test -x .venv-phoenix/bin/python || $(PYTHON) -m venv .venv-phoenix
-	.venv-phoenix/bin/pip install --quiet --disable-pip-version-check --no-deps -r tests/tracing/phoenix.lock
+.venv-phoenix/.installed: tests/tracing/phoenix.lock | .venv/.installed
+	$(new_environment)
+	$(call install,$(@D),-r $<)
 	touch $@
 
 # The documentation site, from a copy laid out as the repository is; a link that leads nowhere ends it. Open site/index.html.
@@ -133,19 +152,18 @@ docs: .venv-docs/.installed
 	tar cf - *.md LICENSE docs examples/*.* examples/*/*.md | tar xf - -C build/docs
 	.venv-docs/bin/zensical build --strict --config-file zensical.toml
 
-.venv-docs/.installed: docs/site.lock
-	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/pip install --quiet --disable-pip-version-check --no-deps -r docs/site.lock
+.venv-docs/.installed: docs/site.lock | .venv/.installed
+	$(new_environment)
+	$(call install,$(@D),-r $<)
 	touch $@
 
 # Agent frameworks that conflict over versions of a package, for the tests of their pages in docs/agents: an environment for each
 # conflict. Where one cannot be installed, its tests are left out.
 frameworks: .venv-frameworks-google/.installed .venv-frameworks-openai2/.installed .venv-frameworks-openai3/.installed .venv-frameworks-crewai/.installed
 
-.venv-frameworks-%/.installed: tests/frameworks/%.lock
-	rm -rf $(@D)
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $< && touch $@ || \
+.venv-frameworks-%/.installed: tests/frameworks/%.lock | .venv/.installed
+	$(new_environment)
+	{ $(call install,$(@D),-r $<); } && touch $@ || \
 		{ echo "the agent frameworks of $< cannot be installed here: their tests are left out"; rm -rf $(@D); }
 
 # Clients of the tests in tests/clients, and frameworks whose pages only `make test-clients` runs: an environment for each conflict over
@@ -153,15 +171,14 @@ frameworks: .venv-frameworks-google/.installed .venv-frameworks-openai2/.install
 clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-clients-verifiers/.installed \
 	.venv-frameworks-agents/.installed .venv-frameworks-kernel/.installed tests/frameworks/node/node_modules/.installed
 
-.venv-clients-%/.installed: tests/clients/%.lock
-	rm -rf $(@D)
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $< && touch $@ || \
+.venv-clients-%/.installed: tests/clients/%.lock | .venv/.installed
+	$(new_environment)
+	{ $(call install,$(@D),-r $<); } && touch $@ || \
 		{ echo "the clients of $< cannot be installed here: their tests are left out"; rm -rf $(@D); }
 
 # The source distributions of the pinned SDKs, which hold their tests.
 .venv-clients-sdks/.unpacked: .venv-clients-sdks/.installed
-	test ! -e $< || { $(@D)/bin/pip download --quiet --disable-pip-version-check --no-binary :all: --no-deps --no-build-isolation \
+	test ! -e $< || { $(BIN)/pip --python $(@D)/bin/python download --quiet --disable-pip-version-check --no-binary :all: --no-deps --no-build-isolation \
 		--dest $(@D)/sources $$(grep -E '^(openai|anthropic)==' tests/clients/sdks.lock) && \
 		for each in $(@D)/sources/*.tar.gz; do tar xzf $$each -C $(@D)/sources; done && touch $@; }
 

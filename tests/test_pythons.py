@@ -45,7 +45,9 @@ def test_the_light_core_installs_and_passes_its_tests(version: str, tmp_path: Pa
     if (python := interpreter(version)) is None:
         pytest.skip(f"there is no Python {version} here")
     fresh = str(tmp_path / "venv" / "bin" / "python")
-    pip = [fresh, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", "requirements.lock"]
+    uv = Path(sys.executable).with_name("uv")
+    pip = [str(uv), "pip", "install", "--python", fresh] if uv.exists() else [fresh, "-m", "pip", "install"]
+    pip += ["--quiet", "-c", "requirements.lock"]
     options = ["-q", "-m", "not slow", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'tests'}"]
 
     subprocess.run([python, "-m", "venv", str(tmp_path / "venv")], check=True)

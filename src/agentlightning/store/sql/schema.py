@@ -109,7 +109,7 @@ def _check_version(version: int, name: str) -> None:
 
 
 def _create(connection: Connection) -> bytes:
-    tables.metadata.create_all(connection)
+    tables.metadata.create_all(connection, checkfirst=False)  # a question for each table took longer than making it
     known = {"schema_version": str(tables.SCHEMA_VERSION).encode(), "signing_secret": secrets.token_bytes(32)}
     connection.execute(insert(tables.meta), [{"key": key, "value": value} for key, value in known.items()])
     return known["signing_secret"]
