@@ -44,6 +44,8 @@ CREDIT: dict[str, float] = {
     **dict.fromkeys(("discounted", "step_rewards", "gigpo", "counterfactual", "learned", "decisive"), LEARNED),
 }
 """What held-out success rises by at the least."""
+IN_CI = ("grpo, ppo_clip", "grpo, gspo", "rloo, reinforce", "gae, ppo_clip", "last", "learned")
+"""The others are run by `make test-algorithms`."""
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +64,17 @@ def learned(warm: Path, folder: Path, settings: dict[str, Any], **options: Any) 
     return before, school.success()
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [one if one in IN_CI else pytest.param(one, marks=pytest.mark.long) for one in ALGORITHMS]
+)
 def test_each_advantage_and_loss_learns(name: str, warm: Path, tmp_path: Path) -> None:
     before, after = learned(warm, tmp_path, ALGORITHMS[name])
     assert after >= before + LEARNED
 
 
-@pytest.mark.parametrize("credit", CREDIT)
+@pytest.mark.parametrize(
+    "credit", [one if one in IN_CI else pytest.param(one, marks=pytest.mark.long) for one in CREDIT]
+)
 def test_each_credit_rule_learns(credit: str, warm: Path, tmp_path: Path) -> None:
     # No store keeps earlier steps here.
     settings = {"credit_settings": {"history": 0}} if credit == "decisive" else {}

@@ -132,6 +132,7 @@ def test_an_agent_and_what_it_imports_know_nothing_of_training(example: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif("AGL_DATA" not in os.environ, reason="AGL_DATA names no data")
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_a_quick_run_of_each_example_trains_without_a_fork_and_prints_every_figure(

@@ -82,7 +82,10 @@ def _heed_hangups() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize(("command_name", "number"), [("train", signal.SIGTERM), ("check", signal.SIGHUP)])
+@pytest.mark.parametrize(
+    ("command_name", "number"),
+    [("train", signal.SIGTERM), pytest.param("check", signal.SIGHUP, marks=pytest.mark.long)],
+)
 def test_a_run_that_a_signal_ends_is_listed_as_interrupted(project: Path, command_name: str, number: signal.Signals):
     assert ended(project, (command_name, "train.toml"), number) == 130
     assert "interrupted" in listed(project)
@@ -111,6 +114,7 @@ def test_a_python_program_that_a_signal_ends_says_how_to_go_on(project: Path):
     assert "interrupted" in listed(project)
 
 
+@pytest.mark.long
 def test_a_run_whose_engine_is_late_is_listed_as_failed_and_says_how_to_go_on(project: Path):
     (project / "hangs" / "torch").mkdir(parents=True)
     (project / "hangs" / "torch" / "__init__.py").write_text("import time\n\ntime.sleep(3600)\n")

@@ -67,6 +67,7 @@ async def test_a_killed_trainer_with_rollouts_ahead_goes_on_by_resume_twice(trai
     check_overlap(training)
 
 
+@pytest.mark.long
 async def test_every_other_process_may_be_killed_while_rollouts_run_ahead(training: Training) -> None:
     process = training.start(*AHEAD)
     await hold_rollouts(training, process, after_step=1)

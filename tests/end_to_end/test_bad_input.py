@@ -296,7 +296,12 @@ async def test_a_model_whose_weights_are_none_ends_the_run(project: Folder) -> N
     ("agent", "code", "words"),
     [
         ("import no_such_library\n", 2, ["could not start", "cannot be imported", "No module named 'no_such_library'"]),
-        ("def solve(task, llm):\n    return float('nan')\n", 1, ["expected a finite number, got nan"]),
+        pytest.param(
+            "def solve(task, llm):\n    return float('nan')\n",
+            1,
+            ["expected a finite number, got nan"],
+            marks=pytest.mark.long,
+        ),
         ("def solve(task, llm):\n    return 'good'\n", 1, ["expected a finite number, got str 'good'"]),
         ("def solve(task, llm):\n    return 1.0\n", 1, ["has a model call", "did not use the base URL it was given"]),
     ],
@@ -354,7 +359,9 @@ def mount(disk: Path, options: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", ["400k", "1m"])  # full before the first step is collected; full in the middle
+@pytest.mark.parametrize(
+    "size", ["400k", pytest.param("1m", marks=pytest.mark.long)]
+)  # full before the first step is collected; full in the middle
 async def test_a_full_disk_under_the_store_ends_the_run_and_space_resumes_it(
     training: Training, small_disk: Path, size: str
 ) -> None:

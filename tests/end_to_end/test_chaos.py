@@ -16,7 +16,15 @@ sys.path.append(str(ROOT / "tests" / "store"))
 KILLS = 5
 
 
-@pytest.mark.parametrize(("store", "seed"), [("sqlite", 1), ("http", 2), ("postgres", 3), ("redis", 4)])
+@pytest.mark.parametrize(
+    ("store", "seed"),
+    [
+        pytest.param("sqlite", 1, marks=pytest.mark.long),
+        pytest.param("http", 2, marks=pytest.mark.long),
+        ("postgres", 3),
+        pytest.param("redis", 4, marks=pytest.mark.long),
+    ],
+)
 def test_a_run_whose_processes_are_killed_loses_nothing_and_trains_nothing_twice(
     store: str, seed: int, model: Path, tmp_path: Path
 ) -> None:

@@ -130,9 +130,9 @@ PACE = ("trainer.tasks_per_step=64", "trainer.checkpoint_every=100")
     ("algorithm", "steps", "rate", "settings", "least"),
     [
         ("rft", 30, "1e-3", (), 0.4),
-        ("sft", 30, "1e-3", ("algorithm.threshold=1.0",), 0.4),
+        pytest.param("sft", 30, "1e-3", ("algorithm.threshold=1.0",), 0.4, marks=pytest.mark.long),
         ("dpo", 30, "3e-4", (), 0.25),
-        ("kto", 30, "3e-4", (), 0.25),
+        pytest.param("kto", 30, "3e-4", (), 0.25, marks=pytest.mark.long),
     ],
 )
 def test_held_out_success_rises_from_the_record(
@@ -147,6 +147,7 @@ def test_held_out_success_rises_from_the_record(
     assert (run / "checkpoints" / f"step-{steps:06d}" / "model.safetensors").exists()
 
 
+@pytest.mark.long
 def test_imitating_what_failed_as_well_teaches_less_than_what_succeeded(house: House) -> None:
     """The kill switch of rejection sampling: without the threshold the model learns its own habits."""
     run = house.train("sft", *PACE, "trainer.steps=30", "trainer.learning_rate=1e-3")
@@ -154,6 +155,7 @@ def test_imitating_what_failed_as_well_teaches_less_than_what_succeeded(house: H
     assert after - before < 0.3
 
 
+@pytest.mark.long
 def test_distillation_from_a_model_whose_text_alone_is_known(model: Path, tmp_path: Path) -> None:
     house = furnished(tmp_path, model, tasks=150)
     with teacher() as url:
@@ -174,7 +176,10 @@ def test_distillation_from_a_model_whose_text_alone_is_known(model: Path, tmp_pa
     house.folder.close()
 
 
-@pytest.mark.parametrize(("algorithm", "rate", "least"), [("rft", "1e-3", 0.4), ("dpo", "3e-4", 0.25)])
+@pytest.mark.parametrize(
+    ("algorithm", "rate", "least"),
+    [("rft", "1e-3", 0.4), pytest.param("dpo", "3e-4", 0.25, marks=pytest.mark.long)],
+)
 def test_text_from_a_file_teaches_as_the_record_does(
     house: House, model: Path, tmp_path: Path, algorithm: str, rate: str, least: float
 ) -> None:
@@ -190,6 +195,7 @@ def test_text_from_a_file_teaches_as_the_record_does(
     assert after - before > least
 
 
+@pytest.mark.long
 def test_a_run_without_an_agent_has_a_held_out_loss(house: House, model: Path) -> None:
     house.folder.write(
         "plain.toml",

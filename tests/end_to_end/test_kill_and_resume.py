@@ -45,6 +45,7 @@ async def test_a_killed_trainer_goes_on_by_resume_twice(training: Training) -> N
     await training.check()
 
 
+@pytest.mark.long
 async def test_a_killed_worker_is_replaced_and_what_it_held_is_run_again(training: Training) -> None:
     process = await training.start_and_hold(after_step=2)
     kill(training.processes(WORKER)[0])
@@ -55,6 +56,7 @@ async def test_a_killed_worker_is_replaced_and_what_it_held_is_run_again(trainin
     assert set(attempts) == {"lost", "succeeded"}
 
 
+@pytest.mark.long
 async def test_a_killed_server_comes_back_and_the_run_goes_on(training: Training) -> None:
     process = await training.start_and_hold(after_step=1)
     kill(training.processes(SERVER)[-1])
@@ -70,6 +72,7 @@ async def test_a_killed_server_comes_back_and_the_run_goes_on(training: Training
     assert set(attempts) <= {"lost", "succeeded"}, "it was ours to answer for"
 
 
+@pytest.mark.long
 async def test_a_killed_sampler_comes_back_and_the_run_goes_on(training: Training) -> None:
     process = training.start()
     await training.after_step(process, 1)
@@ -112,6 +115,7 @@ async def test_ctrl_c_ends_after_the_step_with_a_checkpoint_and_the_line_that_re
     await training.check()
 
 
+@pytest.mark.long
 async def test_a_second_ctrl_c_ends_at_once_and_the_run_resumes(training: Training) -> None:
     first = await training.start_and_hold(after_step=2)
     first.send_signal(signal.SIGINT)

@@ -83,7 +83,10 @@ PUSHING = ["postgres", "redis", "http", "gateways of postgres", "gateways of red
 """Kinds of store in which one process hears of another's changes; an SQLite file has one owner, which serves the others."""
 
 
-@pytest.fixture(params=["sqlite", *PUSHING])
+KINDS = ["sqlite", *PUSHING]
+
+
+@pytest.fixture(params=KINDS)
 async def urls(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[list[str]]:
     """URLs under which one store is reached: by itself, by a server, by several servers."""
     owner, _, kind = request.param.rpartition(" of ")
@@ -114,6 +117,11 @@ async def test_processes_that_share_a_store_never_claim_a_rollout_twice(urls: li
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "urls",
+    ["postgres", *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind != "postgres")],
+    indirect=True,
+)
 async def test_eight_processes_claim_ten_thousand_rollouts_none_twice(urls: list[str]) -> None:
     await never_twice(urls, rollouts=10_000, processes=PROCESSES)
 
