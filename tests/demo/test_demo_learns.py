@@ -16,7 +16,7 @@ from agentlightning.demo.training import configure
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.training import Training
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3000)]
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ class Crashing:
         return counted
 
 
-EVERY = pytest.mark.parametrize("every", [6, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.long])])
+EVERY = pytest.mark.parametrize("every", [11, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.long])])
 """Distance between the verbs at which a run is killed: some of them each time, each one in `make test-trainer`."""
 
 
