@@ -31,7 +31,7 @@ test: lint node-packages servers
 test-slow: install node-packages servers frameworks coding-agents .venv-clients-langchain/.installed .venv-vllm/.installed
 	$(BIN)/pytest -m "slow and not long" -n 2 --dist loadfile $(ARGS)
 
-# The light core on every Python we promise; part of test-slow. A Python that is not here is left out.
+# The light core on every Python we promise; test-slow has the oldest. A Python that is not here is left out.
 test-pythons: install
 	$(BIN)/pytest -m slow tests/test_pythons.py -rs $(ARGS)
 

@@ -34,6 +34,7 @@ def test_a_run_that_never_reaches_the_goal_counts_with_its_last_step() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_both_ways_train_and_the_last_line_compares_them() -> None:
     command = [sys.executable, "benchmarks/air.py", "--seeds", "1", "--steps", "2", "--tasks", "4", "--held-out", "48"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=580, check=False)

@@ -24,6 +24,7 @@ def test_idle_is_the_time_in_which_the_trainer_waits_and_too_few_rollouts_run() 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_both_ways_train_and_the_last_line_compares_them() -> None:
     command = [sys.executable, "benchmarks/async_rl.py", "--seeds", "1", "--steps", "4", "--longest", "0.5"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=580, check=False)

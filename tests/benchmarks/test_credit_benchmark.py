@@ -13,6 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_rule_that_finds_the_call_that_decides_needs_half_the_steps() -> None:
     command = [sys.executable, "benchmarks/credit.py", "--rules", "uniform,learned"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=580, check=False)

@@ -51,6 +51,7 @@ async def test_rollouts_run_ahead_of_the_trainer_and_every_one_is_learned_from(t
     check_overlap(training)
 
 
+@pytest.mark.long
 async def test_a_killed_trainer_with_rollouts_ahead_goes_on_by_resume_twice(training: Training) -> None:
     first = training.start(*AHEAD)
     await hold_rollouts(training, first, after_step=1)

@@ -327,6 +327,7 @@ async def test_a_store_in_a_read_only_folder_ends_the_run_at_once(training: Trai
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_a_mended_disk_resumes_it(
     training: Training,
 ) -> None:

@@ -229,6 +229,7 @@ def test_the_same_from_python(house: House, model: Path) -> None:
     assert last < first
 
 
+@pytest.mark.long
 async def test_a_run_that_is_killed_twice_ends_with_the_weights_of_one_that_was_not(house: House) -> None:
     settings = ("trainer.steps=12", "trainer.checkpoint_every=4", "trainer.learning_rate=1e-3", "eval.tasks=5")
     whole = house.train("kto", *settings)

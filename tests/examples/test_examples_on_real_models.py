@@ -57,7 +57,9 @@ SAYS: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None]] =
 
 @pytest.mark.slow
 @pytest.mark.skipif("AGL_DATA" not in os.environ, reason="AGL_DATA names no data")
-@pytest.mark.parametrize("example", SAYS)
+@pytest.mark.parametrize(
+    "example", ["text_to_sql", *(pytest.param(each, marks=pytest.mark.long) for each in ("calculator", "rag"))]
+)
 def test_a_model_with_a_real_chat_template_is_trained_through_what_it_is_answered(example: str, tmp_path: Path) -> None:
     role, answers, tools = SAYS[example]
     with gzip.open(Path(os.environ["AGL_DATA"], "math", "gsm8k_train.jsonl.gz"), "rt") as lines:

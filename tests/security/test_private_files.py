@@ -71,7 +71,7 @@ def agl(*arguments: str, cwd: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["command", "function"])
+@pytest.mark.parametrize("kind", ["command", pytest.param("function", marks=pytest.mark.long)])
 def test_a_run_is_private_and_its_agents_keep_the_umask(kind: str, tmp_path: Path) -> None:
     policy = build_policy(tmp_path / "policy")
     agent = f"command = '{sys.executable} agent.py'" if kind == "command" else 'run = "agent.py:solve"'
