@@ -28,8 +28,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "schema": {"response_format": FORMAT},
     "required call": {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
     "schema and penalties": {"response_format": FORMAT, "presence_penalty": 0.4, "logit_bias": {"40": 2}},
-    "allowed tokens": {"allowed_token_ids": [2, *range(38, 60)], "min_tokens": 8, "max_tokens": 12},
-    "cuts": {"top_k": 12, "min_p": 0.02, "max_tokens": 12},
+    "allowed tokens": {"extra_body": {"allowed_token_ids": [2, *range(38, 60)], "min_tokens": 8}, "max_tokens": 12},
+    "cuts": {"extra_body": {"top_k": 12, "min_p": 0.02}, "max_tokens": 12},
 }
 
 
