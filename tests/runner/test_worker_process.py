@@ -16,6 +16,8 @@ from agentlightning.children import secrets_line
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.types import Rollout
 
+BY_HAND = [pytest.mark.slow, pytest.mark.long]
+"""What `make test-runner` runs beside a case of the same kind."""
 QUICK = ("--abandon-s", "0.3", "--grace-s", "60")
 
 AGENT = """
@@ -139,7 +141,9 @@ async def test_an_agent_that_blocks_the_event_loop_is_timed_out_and_its_siblings
     process.stderr.close()
 
 
-@pytest.mark.parametrize("trouble", ["full", "closed", "descriptors"])
+@pytest.mark.parametrize(
+    "trouble", ["full", *(pytest.param(each, marks=BY_HAND) for each in ("closed", "descriptors"))]
+)
 async def test_a_worker_whose_loop_is_blocked_ends_though_it_can_tell_nobody(
     bench: Bench, tmp_path: Path, trouble: str
 ) -> None:
@@ -227,7 +231,9 @@ async def acted(acts: Path, name: str) -> None:
         await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("name", ["solve", "solve_in_thread", "command"])
+@pytest.mark.parametrize(
+    "name", ["solve", *(pytest.param(each, marks=BY_HAND) for each in ("solve_in_thread", "command"))]
+)
 async def test_a_worker_that_stood_still_for_longer_than_its_lease_does_not_go_on_acting(
     bench: Bench, tmp_path: Path, name: str
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import postgres_server
@@ -39,6 +41,20 @@ def postgres_url(postgres: postgres_server.PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def postgres_store(postgres: postgres_server.PostgresServer) -> str:
+    """The name of a database with an empty store, to be copied: making its tables takes ten times as long."""
+    name = "empty_store"
+    with ThreadPoolExecutor(1) as thread:  # the loop of the test that asks first is running
+        thread.submit(asyncio.run, _made(postgres.url(name))).result()
+    return name
+
+
+async def _made(url: str) -> None:
+    async with open_store(url):
+        pass
+
+
+@pytest.fixture(scope="session")
 def redis() -> Iterator[redis_server.RedisServer]:
     """A Redis server for all tests that leave it as they find it."""
     if reason := redis_server.missing():
@@ -72,8 +88,11 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) ->
         async with sql_store(f"sqlite:///{tmp_path}/agl.db", clock) as file:
             yield file
     elif request.param == "postgres":
-        async with sql_store(request.getfixturevalue("postgres_url"), clock) as database:
+        server = request.getfixturevalue("postgres")
+        url = server.url(template=request.getfixturevalue("postgres_store"))
+        async with sql_store(url, clock) as database:
             yield database
+        server.drop(url)
     elif request.param == "redis":
         async with RedisLightningStore(request.getfixturevalue("redis_url"), now_ns=clock) as elsewhere:
             yield elsewhere

@@ -85,13 +85,14 @@ class PostgresServer:
         assert self._process is not None
         return self._process.pid
 
-    def url(self, name: str | None = None) -> str:
-        """The URL of a new, empty database; one of this name is dropped first. It stays the same across restarts."""
+    def url(self, name: str | None = None, template: str = "template1") -> str:
+        """The URL of a new database, empty or a copy of another; one of this name is dropped first. It stays the same across
+        restarts."""
         name = name or f"db_{secrets.token_hex(6)}"
         with self.connect() as connection:
             quoted = sql.Identifier(name)
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(quoted))
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(quoted))
+            connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(quoted, sql.Identifier(template)))
         return self.url_of(name)
 
     def url_of(self, name: str, user: str = USER, password: str = PASSWORD) -> str:

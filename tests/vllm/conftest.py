@@ -14,12 +14,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tiny_llava import write_seeing_model
 from tiny_qwen import CONTEXT, write_model
 from vllm_house import VllmHouse, VllmServer, open_house
 
 PYTHON = Path(os.environ.get("AGL_VLLM_PYTHON") or Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python")
+TORCHVISION = Path(__file__).parent / "cpu_torchvision"
 START_S = 600.0
 KV_BYTES = 128 << 20
+PROCESSED = ["--logprobs-mode", "processed_logprobs"]
 
 
 @pytest.fixture(scope="session")
@@ -37,8 +40,16 @@ def masked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServ
     folder = tmp_path_factory.mktemp("vllm-masked")
     models = [write_model(folder / "model", 0)]
     backend = json.dumps({"backend": "guidance"})
-    options = ["--logprobs-mode", "processed_logprobs", "--structured-outputs-config", backend]
+    options = [*PROCESSED, "--structured-outputs-config", backend]
     with serving(models, "--max-model-len", str(CONTEXT), *options) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def seeing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    """A third one, whose model has sight."""
+    folder = tmp_path_factory.mktemp("vllm-sight")
+    with serving([write_seeing_model(folder / "model")], "--max-model-len", "256", *PROCESSED) as server:
         yield server
 
 
@@ -57,7 +68,7 @@ def serving(models: list[Path], *options: str) -> Iterator[VllmServer]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", *arguments],
-            env={**os.environ, **settings, "TORCHDYNAMO_DISABLE": "1"},
+            env={**os.environ, **settings, "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": str(TORCHVISION)},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

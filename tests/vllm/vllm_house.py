@@ -86,7 +86,9 @@ class VllmHouse:
 
 
 @asynccontextmanager
-async def open_house(server: VllmServer, api: str | None, logprobs: str | None = "raw") -> AsyncIterator[VllmHouse]:
+async def open_house(
+    server: VllmServer, api: str | None, logprobs: str | None = "raw", images: bool = False
+) -> AsyncIterator[VllmHouse]:
     async with InMemoryLightningStore() as store:
         run = await store.create_run("vllm", {})
         value = {
@@ -95,7 +97,7 @@ async def open_house(server: VllmServer, api: str | None, logprobs: str | None =
             "endpoints": [server.url],
             "tokenizer": str(server.models[0]),
         }
-        value |= {"seed": None, **({} if api is None else {"api": api})}
+        value |= {"seed": None, "images": images, **({} if api is None else {"api": api})}
         value |= {} if logprobs is None else {"logprobs": logprobs}
         await store.put_resources([Resource(run_id=run.id, name="default", kind="policy", value=value)])
         house = VllmHouse(server, api or "", store, App(store), run.id)
