@@ -15,7 +15,8 @@ import pytest
 
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config import Config, parse_config
-from agentlightning.store.base import LightningStore
+from agentlightning.gateway.gateway_span import gateway_span
+from agentlightning.store.base import REFUSED_CALLS, LightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.policies import TrainedPolicy
@@ -119,6 +120,13 @@ def reward_of(claim: Claim) -> float:
     return float(hashlib.md5(text.encode()).digest()[0] % 2)
 
 
+async def refuse(store: LightningStore, claim: Claim) -> None:
+    """The gateway refuses a call, and the agent ends of it."""
+    told = {"fields": "top_a", "count": 1}
+    await store.append_spans([gateway_span(claim.rollout, claim.lease.attempt, REFUSED_CALLS, told)])
+    await store.finish([Finish(lease=claim.lease, state="failed", error="refused")])
+
+
 async def answer(store: LightningStore, claim: Claim, calls: int, reward: float, failed: bool = False) -> None:
     rollout = claim.rollout
     task = hashlib.md5(rollout.group_id.encode()).digest()[0]
@@ -178,8 +186,10 @@ async def agents(
     broken: bool = False,
     gate: Gate | None = None,
     reward_of: Callable[[Claim], float] = reward_of,
+    refused: Callable[[Rollout], bool] = lambda _: False,
 ) -> AsyncIterator[None]:
-    """A worker that survives the trainer's crashes; `broken` agents always fail after their calls."""
+    """A worker that survives the trainer's crashes; `broken` agents always fail after their calls, those of `refused`
+    rollouts because their first call is refused."""
     worker = WorkerStatus(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
     gate = gate or Gate()
 
@@ -191,7 +201,9 @@ async def agents(
         async with asyncio.TaskGroup() as waiting:
             while True:
                 for claim in await store.claim(worker, limit=8, wait_s=10):
-                    if gate.held(claim.rollout):
+                    if refused(claim.rollout):
+                        await refuse(store, claim)
+                    elif gate.held(claim.rollout):
                         waiting.create_task(wait(claim))
                     else:
                         await answer(store, claim, calls, reward_of(claim), broken)

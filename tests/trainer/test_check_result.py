@@ -1,7 +1,10 @@
-"""Warnings of a check, before anybody pays for more."""
+"""How a check ends, and its warnings, before anybody pays for more."""
+
+from dataclasses import replace
 
 import pytest
 
+from agentlightning.errors import AgentError, NoCallsError
 from agentlightning.trainer.check import CheckResult
 from agentlightning.types import RetryPolicy, Rollout, Sampling
 
@@ -40,3 +43,16 @@ def test_a_base_success_that_nothing_can_be_learned_from_is_told(result: CheckRe
 @pytest.mark.parametrize("result", [checked(0.5, 1.0), checked(0.5, 0.0, tasks=1)])
 def test_rewards_that_differ_and_one_task_alone_are_no_warning(result: CheckResult) -> None:
     assert result.warning is None
+
+
+def test_a_check_whose_agent_ended_of_a_refused_call_names_its_field() -> None:
+    result = checked(0.0, 0.0)
+    rollout = replace(result.rollout, state="failed", warning="no model calls: 1 call refused: top_a 1")
+    refused = replace(result, rollout=replace(rollout, refused=True)).failure
+    assert isinstance(refused, AgentError)
+    assert (refused.exit_code, str(refused)) == (
+        1,
+        "the agent failed on the first task: no model calls: 1 call refused: top_a 1",
+    )
+    assert str(replace(result, rollout=rollout).failure) == "the agent failed on the first task; its error is above"
+    assert isinstance(result.failure, NoCallsError)

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from agentlightning.cli.options import Runs, Settings, Store, run_shown, store_setting
-from agentlightning.errors import AgentError, NoCallsError
 
 
 def check(
@@ -29,11 +28,8 @@ def check(
     loaded = load_config(config, settings or [], store_setting(store))
     checked = run_shown(f"check {config}", runs, lambda folder, display: check_agent(loaded, folder, display, tasks))
     print_rollout(screen(), checked.rollout, checked.attempts, checked.calls, checked.rewards)
-    if checked.rollout.state != "succeeded":
-        why = f": {checked.rollout.warning}" if checked.rollout.refused else "; its error is above"
-        raise AgentError(f"the agent failed on the first task{why}")
-    if not checked.calls:
-        raise NoCallsError(f"there would be nothing to learn from: {checked.rollout.warning}")
+    if checked.failure is not None:
+        raise checked.failure
     if checked.warning:
         screen().print(f"note: {checked.warning}", style="yellow", soft_wrap=True)
     typer.echo(

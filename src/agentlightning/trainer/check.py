@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from agentlightning.config import Config
-from agentlightning.errors import ConfigError
+from agentlightning.errors import AgentError, AgentLightningError, ConfigError, NoCallsError
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.evaluate import TEMPERATURES, run_held_out, summarize
@@ -34,6 +34,16 @@ class CheckResult:
     """Tasks that this rests on."""
     spread: float
     """Between the highest and the lowest of those rewards."""
+
+    @property
+    def failure(self) -> AgentLightningError | None:
+        """The error with which the check ends; None where training could begin."""
+        if self.rollout.state != "succeeded":
+            why = f": {self.rollout.warning}" if self.rollout.refused else "; its error is above"
+            return AgentError(f"the agent failed on the first task{why}")
+        if not self.calls:
+            return NoCallsError(f"there would be nothing to learn from: {self.rollout.warning}")
+        return None
 
     @property
     def warning(self) -> str | None:

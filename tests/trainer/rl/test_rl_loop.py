@@ -240,6 +240,14 @@ async def test_a_run_whose_agents_never_call_the_model_stops_with_the_likely_cau
             await finished(store, tmp_path)
 
 
+async def test_the_share_of_rollouts_that_a_refused_call_ended_is_a_metric_of_the_step(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    async with agents(store, refused=lambda rollout: rollout.replica == 0):
+        await loop(store, RememberingEngine(), tmp_path, val=[], on_failure="zero", steps=1).run(resume=False)
+    assert [metric.value for metric in await store.metrics("run", "rollout/refused_share")] == [1 / GROUP]
+
+
 @pytest.mark.parametrize("how", ["failed", "silent"])
 async def test_a_step_that_came_to_nothing_is_tried_again_by_resume_and_its_rollouts_are_consumed(
     store: LightningStore, tmp_path: Path, how: str
