@@ -63,6 +63,13 @@ async def test_a_stream_brings_the_tokens_of_the_plain_answer_and_ends_with_done
     assert choices[-1]["weight_versions"] == plain["weight_versions"]
 
 
+async def test_whoever_asks_is_told_the_context(client: Client) -> None:
+    async with client.get("/v1/models") as answer:
+        [model] = (await answer.json())["data"]
+    refused = await client.post("/inference/v1/generate", json=body([4] * model["max_model_len"]))
+    assert f"context is {model['max_model_len']}" in (await refused.json())["error"]["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_alternatives_come_with_the_tokens_of_those_who_ask(client: Client, stream: bool) -> None:
     asked = body(stream=stream, max_tokens=6, seed=9, logprobs=3, temperature=0.5)

@@ -52,6 +52,7 @@ class ScriptedEngine:
     async def start(self, host: str = "127.0.0.1") -> ScriptedEngine:
         app = web.Application()
         app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -69,6 +70,9 @@ class ScriptedEngine:
         if self.hangs:
             await asyncio.Event().wait()
         return web.Response()
+
+    async def _models(self, http: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "policy", "max_model_len": 4096}]})
 
     async def _generate(self, http: web.CompletionRequest) -> web.StreamResponse:
         request = await http.json()

@@ -46,6 +46,22 @@ async def test_chat_continues_the_final_message(house: House, stream: bool) -> N
     ]  # fmt: skip
 
 
+async def test_an_echo_begins_with_the_assistants_last_message_and_continues_the_call(house: House) -> None:
+    asked = {"model": "policy", "messages": [ASKED, BEGUN], "extra_body": {**CONTINUED, "echo": True}}
+    for stream in (False, True):
+        claim = await house.claim(group=f"{stream}")
+        client: Any = house.openai(claim).chat.completions
+        house.say(" sunny.", "Yes.")
+        told = await client.create(**asked, stream=stream)
+        chunks = [chunk async for chunk in told] if stream else []
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks) or told.choices[0].message.content
+        assert text == "It is sunny."
+        await client.create(model="policy", messages=[ASKED, WHOLE, AGAIN], extra_body={"echo": True})
+        first, second = await house.store.calls([claim.rollout.id])
+        assert (first.completion["content"], second.completion["content"]) == (" sunny.", "Yes.")
+        assert second.parent_id == first.id
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_messages_continue_the_assistants_turn_with_a_tool_call(
     house: House, claim: Claim, claude: AsyncAnthropic, stream: bool

@@ -133,6 +133,7 @@ async def test_an_engine_that_gives_no_prompt_logprobs_is_named(house: House) ->
     [
         {"prompt_logprobs": 1, "stream": True},
         {"prompt_logprobs": -1},
+        {"top_logprobs": -1, "logprobs": True},
         {"prompt_logprobs": 21},
         {"return_token_ids": "yes"},
     ],
@@ -142,6 +143,15 @@ async def test_what_cannot_be_given_is_refused_by_name(house: House, asked: dict
     with pytest.raises(openai.BadRequestError) as refused:
         await house.openai(claim).chat.completions.create(model="policy", messages=QUESTION, extra_body=asked)
     assert refused.value.param == next(iter(asked))
+
+
+async def test_the_whole_vocabulary_is_refused_with_the_bound(house: House) -> None:
+    body = {"model": "policy", "prompt": "hi", "logprobs": -1}
+    answer = await house.http().post(f"{path(await house.claim())}/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == (
+        "logprobs: -1 asks for the whole vocabulary with every token; expected a whole number from 0 to 20"
+    )
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "completions"])

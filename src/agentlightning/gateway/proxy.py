@@ -27,6 +27,7 @@ from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.policy.scoring import PromptScoring
 from agentlightning.gateway.policy.several_prompts import SeveralPrompts
+from agentlightning.gateway.policy.tokenization import DETOKENIZE, TOKENIZE, Tokenization
 from agentlightning.gateway.refusals import record_refusal
 from agentlightning.gateway.responses_api import COMPACT, COUNT, ResponsesApi
 from agentlightning.protocols import (
@@ -71,6 +72,7 @@ class Proxy:
         self._traces = traces
         self._limits = limits
         self._scoring = PromptScoring(engine_router)
+        self._tokenization = Tokenization(calls, engine_router, external.directory)
         self._several = SeveralPrompts(store, calls, engine_router)
         self._responses = responses_api
         self._files = FilesApi(calls.files)
@@ -169,6 +171,9 @@ class Proxy:
         elif method == "POST" and route == "tokens/logprobs":
             data = read_object(await incoming.body(admission.take))
             await self._scoring.answer(data, attempt, admission, reply)
+        elif method == "POST" and route in (TOKENIZE, DETOKENIZE):
+            data = read_object(await incoming.body(admission.take))
+            await reply.whole(200, await self._tokenization.answer(route, data, attempt))
         elif method == "POST" and route == "reward":
             await self._reward(attempt, await incoming.body(admission.take), reply)
         elif method == "GET" and (named := _named_model(route)) is not None:
@@ -274,8 +279,8 @@ class Proxy:
         raise ApiError(
             f"no route {incoming.method} {incoming.path}: the base URL of an OpenAI client is {base} (it ends in /v1, "
             "once), that of an Anthropic client ends before /v1; routes under /v1 are chat/completions, completions, "
-            "responses, messages, messages/count_tokens, embeddings, tokens/generate, tokens/logprobs, models, files, "
-            "reward and traces; Google's calls are under /v1beta/models",
+            "responses, messages, messages/count_tokens, embeddings, tokens/generate, tokens/logprobs, tokenize, "
+            "detokenize, models, files, reward and traces; Google's calls are under /v1beta/models",
             status=404,
             code="unknown_route",
         )

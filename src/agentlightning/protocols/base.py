@@ -75,6 +75,8 @@ class CompletionRequest:
     """The response has the ids of prompt and completion, as vLLM gives them; None: not asked, False: asked not to."""
     repeats_prompt: bool = False
     """Completions only: the choices begin with the prompt (`echo`)."""
+    echoed: str = ""
+    """Chat Completions only: the text that each choice begins with (`echo`)."""
     tokens_as_ids: bool = False
     """Log-probabilities name tokens ``token_id:17`` in place of their texts (return_tokens_as_token_ids)."""
     prompt_logprobs: int | None = None

@@ -45,7 +45,6 @@ UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
     "modalities": UnsupportedParam(list, (["text"],)),
     "moderation": UnsupportedParam(dict),
     "web_search_options": UnsupportedParam(dict),
-    "echo": UnsupportedParam(bool, (False,)),
     "chat_template": UnsupportedParam(str),
     "thinking": UnsupportedParam(dict),
 }
@@ -107,6 +106,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         stop_ids=fields.stop_token_ids(data),
         include_stop=fields.boolean(data, "include_stop_str_in_output"),
         n=_count(data),
+        echoed=_last_text(messages) if fields.boolean(data, "echo") else "",
         seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
         logprobs=logprobs,
         top_logprobs=_top_logprobs(data, logprobs),
@@ -278,6 +278,13 @@ def _continuation(data: JSON) -> tuple[bool, JSON]:
     return continues, {} if continues or opens else {"add_generation_prompt": False}
 
 
+def _last_text(messages: list[JSON]) -> str:
+    """The text of the last message, where that is the assistant's as the completion is: what vLLM's `echo` repeats."""
+    last = messages[-1]
+    content = (last.get("content") or "") if last["role"] == "assistant" else ""
+    return content if isinstance(content, str) else "\n".join(part.get("text") or "" for part in content)
+
+
 def _template_variables(data: JSON) -> JSON:
     fields.check_kinds(data, TEMPLATE_VARIABLES)
     return fields.given(data, TEMPLATE_VARIABLES, neutral=(None, []))
@@ -300,7 +307,7 @@ def _count(data: JSON) -> int:
 
 
 def _top_logprobs(data: JSON, logprobs: bool) -> int:
-    count = fields.whole(data, "top_logprobs", 0, fields.MAX_TOP_LOGPROBS) or 0
+    count = fields.alternatives(data, "top_logprobs") or 0
     if count and not logprobs:
         raise ApiError('top_logprobs: only allowed where "logprobs" is true', param="top_logprobs")
     return count
@@ -387,9 +394,12 @@ class _ChatEvents(openai_shapes.ChunkStream):
         """Opens every choice, in order: SDKs number them as they come."""
         opening = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         ids = {} if self._request.planned_ids is None else {"prompt_token_ids": self._request.planned_ids}
-        return b"".join(
+        chunks = [
             self.whole_chunk({"index": index, **opening}, **({} if index else ids)) for index in range(self._count)
-        )
+        ]
+        if echoed := self._request.echoed:
+            chunks += [self.chunk(index, {"delta": {"content": echoed}}) for index in range(self._count)]
+        return b"".join(chunks)
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """More of choice `index`: a chunk for each kind of text, since many clients read only one kind from each."""
@@ -412,6 +422,8 @@ class _ChatEvents(openai_shapes.ChunkStream):
 
 def _message_of(choice: Choice, request: CompletionRequest) -> JSON:
     message = assistant_message(choice)
+    if request.echoed:
+        message["content"] = request.echoed + (choice.content or "")
     if not request.include_reasoning:
         message.pop("reasoning_content", None)
     elif "reasoning_content" in message:

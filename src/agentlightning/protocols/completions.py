@@ -40,7 +40,6 @@ UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
 
 DEFAULT_MAX_TOKENS = 16
 """Tokens of a completion where the request says nothing, as with OpenAI's API and vLLM."""
-MAX_TOP_LOGPROBS = 5
 MAX_TOKEN_ID = 2**31 - 1
 
 
@@ -56,7 +55,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     repeats_prompt = fields.boolean(data, "echo")
     limit = fields.whole(data, "max_tokens", 0 if repeats_prompt else 1)
     count = fields.whole(data, "n", 1, fields.MAX_CHOICES) or 1
-    alternatives = fields.whole(data, "logprobs", 0, MAX_TOP_LOGPROBS)
+    alternatives = fields.alternatives(data, "logprobs")
     stream = fields.boolean(data, "stream")
     return CompletionRequest(
         model=fields.text(data, "model"),

@@ -28,7 +28,7 @@ MAX_STOPS = 1024
 """Stop strings, and stop tokens: each token that is sampled is compared with all of them."""
 
 MAX_TOP_LOGPROBS = 20
-"""Alternatives that may be listed with a token."""
+"""Alternatives that may be listed with a token: as many as vLLM gives where it is started without --max-logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,14 @@ def whole(data: JSON, name: str, low: int = 0, high: int = MAX_INTEGER, at: str 
     return int(value)
 
 
+def alternatives(data: JSON, name: str) -> int | None:
+    """A number of alternatives to list with each token, or None. vLLM's -1, the whole vocabulary, is refused."""
+    if data.get(name) == -1:
+        why = "-1 asks for the whole vocabulary with every token"
+        raise refused(name, f"{why}; expected a whole number from 0 to {MAX_TOP_LOGPROBS}")
+    return whole(data, name, 0, MAX_TOP_LOGPROBS)
+
+
 def number(data: JSON, name: str, low: float, high: float, at: str = "") -> float | None:
     """A number from `low` to `high`, or None."""
     value = data.get(name)
@@ -204,10 +212,10 @@ def forced(data: JSON, hottest: float = 2) -> JSON:
 def token_options(data: JSON, streamed: bool) -> dict[str, Any]:
     """The fields of a CompletionRequest that ask for ids, and for log-probabilities of the prompt, as vLLM takes them."""
     check_kind(data, "return_token_ids", bool)
-    prompt_logprobs = whole(data, "prompt_logprobs", 0, MAX_TOP_LOGPROBS)
+    prompt_logprobs = alternatives(data, "prompt_logprobs")
     if prompt_logprobs is not None and streamed:
         raise ApiError(
-            'prompt_logprobs: not available where "stream" is true; ask for them without streaming',
+            'prompt_logprobs: not available where "stream" is true, as with vLLM; ask for them without streaming',
             param="prompt_logprobs",
         )
     return {

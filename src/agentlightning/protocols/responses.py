@@ -89,7 +89,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     tools, other_tools = _tools(data)
     parse_tools, tool_call = chat.tool_choice(data, tools)
     included = _included(data)
-    top_logprobs = fields.whole(data, "top_logprobs", 0, fields.MAX_TOP_LOGPROBS) or 0
+    top_logprobs = fields.alternatives(data, "top_logprobs") or 0
     logprobs = "message.output_text.logprobs" in included or top_logprobs > 0
     _check_stream_options(data)
     return CompletionRequest(

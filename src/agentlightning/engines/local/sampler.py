@@ -117,6 +117,11 @@ class Sampler:
         await loaded
 
     @property
+    def context(self) -> int:
+        """Tokens that prompt and completion may have together."""
+        return self._decoder.context
+
+    @property
     def idle(self) -> bool:
         """True where there is nothing to do."""
         return not (self._loading or self._loads or self.scheduler.busy)
@@ -291,6 +296,9 @@ def create_app(
             return _error(400, error)
         return web.json_response({"results": [None]})
 
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"object": "model", "max_model_len": sampler.context}]})
+
     async def health(_: web.Request) -> web.Response:
         active, waiting = sampler.scheduler.counts
         return web.json_response({"version": sampler.scheduler.version, "active": active, "waiting": waiting})
@@ -312,6 +320,7 @@ def create_app(
     app = web.Application(client_max_size=64 << 20)
     app.router.add_post("/inference/v1/generate", generate)
     app.router.add_post("/collective_rpc", collective_rpc)
+    app.router.add_get("/v1/models", models)
     app.router.add_get("/health", health)
     app.cleanup_ctx.append(run)
     return app

@@ -183,6 +183,17 @@ class PolicyCalls:
         tokens = _count(conversation, request, edited)
         return tokens, _count(conversation, request, view) if request.context_edits else None
 
+    async def prompt_ids(self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, opens: bool = True) -> list[int]:
+        """The prompt of a request, without the opening of the completion where `opens` is false. Raises what the call
+        would."""
+        request, policy, conversation, view, _ = await self._understood(wire, data, attempt)
+        request, *_ = _sampling(request, policy, attempt)
+        plan = _planned(conversation, request, view)
+        conversation.withdraw(plan)
+        if opens:
+            return plan.prompt_ids
+        return policy.renderer.without_opening(plan.prompt_ids, view.normal, view.tools, view.template_kwargs)
+
     async def _understood(
         self, wire: WireFormat, data: JSON, attempt: TrackedAttempt
     ) -> tuple[CompletionRequest, Policy, Conversation, RequestView, CallImages]:
