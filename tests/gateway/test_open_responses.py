@@ -258,11 +258,19 @@ async def test_a_compacted_conversation_goes_on_from_its_summary(house: House) -
 
 
 async def test_a_compaction_is_a_call_that_continues_what_it_compacts(house: House) -> None:
-    claim = await house.claim()
-    first = await ask(house, claim, input=[ASKED], tools=[TOOL])
-    await compact(house, claim, previous_response_id=first["id"])
-    before, compaction = await house.store.calls([claim.rollout.id])
-    assert (compaction.parent_id, compaction.fork_cause, compaction.untrained_tokens) == (before.id, None, 0)
+    for number in range(3):
+        claim = await house.claim(group=f"{number}")
+        first = await ask(house, claim, input=[ASKED], tools=[TOOL])
+        await ask(house, claim, input=[ASKED])  # the same question without tools, of which the record knows, too
+        bare = [{"role": "assistant", "content": item["content"][0]["text"]} for item in first["output"]]
+        given: list[dict[str, Any]] = [
+            {"previous_response_id": first["id"]},
+            {"input": [ASKED, *first["output"]]},
+            {"input": [ASKED, *bare]},
+        ]
+        await compact(house, claim, **given[number])
+        before, _, compaction = await house.store.calls([claim.rollout.id])
+        assert (compaction.parent_id, compaction.fork_cause, compaction.untrained_tokens) == (before.id, None, 0)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.policy.sdk_retries import mark_delivered, recorded_answer
 from agentlightning.gateway.stored_responses import StoredResponses, not_found
-from agentlightning.protocols import responses
+from agentlightning.protocols import compaction, responses
 from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, call_id
 from agentlightning.protocols.fields import expected
 from agentlightning.protocols.input_items import input_items
 from agentlightning.protocols.response_events import ResponseEvents, replayed
-from agentlightning.rendering.call_chain import chain_tools
+from agentlightning.rendering.call_chain import chain_tools, continued_tools
 from agentlightning.store.base import LightningStore
 from agentlightning.types import JSON, Call
 
@@ -48,11 +48,17 @@ class ResponsesApi:
     async def prepared(self, route: str, data: JSON, attempt: TrackedAttempt) -> JSON:
         """The request of a call with all that only the record knows: referenced items, and a compaction's tools."""
         data = await self._stored.dereference(attempt, data)
-        previous = data.get("previous_response_id")
-        if route == COMPACT and isinstance(previous, str) and "tools" not in data:
-            chain = await self._stored.chain(attempt, call_id(previous))
-            data = {**data, "tools": [_function(tool) for tool in chain_tools(chain) or ()]}
+        if route == COMPACT and "tools" not in data:  # a compaction has no such field, and its conversation had tools
+            data = {**data, "tools": [_function(tool) for tool in await self._tools(data, attempt) or ()]}
         return data
+
+    async def _tools(self, data: JSON, attempt: TrackedAttempt) -> list[JSON] | None:
+        """The tools of the recorded conversation that a compaction continues, by id or by its items."""
+        previous = data.get("previous_response_id")
+        if isinstance(previous, str):
+            return chain_tools(await self._stored.chain(attempt, call_id(previous)))
+        messages = compaction.parse(data).messages[:-1]
+        return continued_tools(messages, await self._store.calls([attempt.rollout.id], attempt.number))
 
     async def count(self, data: JSON, attempt: TrackedAttempt) -> bytes:
         """The body of POST responses/input_tokens."""

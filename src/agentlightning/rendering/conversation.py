@@ -229,6 +229,10 @@ class Conversation:
                 return True
         return False
 
+    def known(self, view: RequestView) -> int:
+        """Number of a request's messages that the longest recorded path has which it continues."""
+        return self._sampled.longest_path(view.roles, view.hashes)[0]
+
     # --- after it ---------------------------------------------------------------------------------------------------
 
     def record(self, plan: PromptPlan, call_id: str, sampled_ids: list[int], answer: JSON) -> None:
