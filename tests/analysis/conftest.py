@@ -32,6 +32,11 @@ def a_call(claim: Claim, number: int, question: str, completion: str) -> Call:
         request_hash="",
         messages=[{"role": "user", "content": question}],
         completion={"role": "assistant", "content": completion},
+        decoding={
+            "grammar": {"kind": "choice", "lark": "start: A"},
+            "forced": [[0, 1]],
+            "logits": {"logit_bias": {"5": 2.0}},
+        },
         finished_ns=number,
     )
 

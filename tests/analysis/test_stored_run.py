@@ -55,6 +55,7 @@ def test_a_rollout_is_shown_call_by_call_as_text_and_in_a_notebook(store_url: st
     view = run.show(run.rollouts(step=1, reward=1).to_pylist()[0]["id"])
     for said in ("capital of Norway?", "Let me think", "<b>Oslo</b>", "reward style 0.5", "final reward 1.0"):
         assert said in str(view)
+    assert "decoding: grammar choice, forced 1, logit_bias of 1\n" in str(view)
     assert view._repr_html_().startswith("<pre")
     assert "&lt;b&gt;Oslo&lt;/b&gt;" in view._repr_html_()
 

@@ -9,7 +9,7 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
-from agentlightning.types import Attempt, Call, Reward, Rollout
+from agentlightning.types import JSON, Attempt, Call, Reward, Rollout
 
 
 def print_rollout(
@@ -38,6 +38,8 @@ def print_rollout(
             soft_wrap=True,
             style="dim",
         )
+        if call.decoding:
+            console.print(f"  decoding: {decoding_line(call.decoding)}", soft_wrap=True, style="dim")
         for message in (*call.messages, call.completion):
             console.print(_message(message), soft_wrap=True)
         if tokens:
@@ -56,6 +58,27 @@ def print_rollout(
         for title, text in (("error", attempt.error), ("output", attempt.output)):
             if text and not (title == "output" and attempt.error and text.strip() in attempt.error):
                 console.print(f"  {title}: {text.strip()}", soft_wrap=True, style="yellow")
+
+
+def decoding_line(decoding: JSON) -> str:
+    """Names what was done to the logits of a call, without the text of its grammar; `forced` counts tokens.
+
+    >>> decoding_line({"grammar": {"kind": "choice", "lark": "…"}, "forced": [[0, 2]], "logits": {"top_k": 3}})
+    'grammar choice, forced 2, top_k 3'
+    >>> decoding_line({"logits": {"logit_bias": {"5": 1.0}, "stop_token_ids": [7], "ignore_eos": True}, "untrained": True})
+    'logit_bias of 1, stop_token_ids of 1, ignore_eos, not learned from'
+    """
+    said = []
+    if grammar := decoding.get("grammar"):
+        said.append(f"grammar {grammar['kind']}")
+    if forced := sum(end - start for start, end in decoding.get("forced", ())):
+        said.append(f"forced {forced}")
+    for name, value in decoding.get("logits", {}).items():
+        of = f" of {len(value)}" if isinstance(value, dict | list) else "" if value is True else f" {value:g}"
+        said.append(name + of)
+    if decoding.get("untrained"):
+        said.append("not learned from")
+    return ", ".join(said)
 
 
 def _sampled(call: Call) -> str:
