@@ -384,6 +384,7 @@ async def test_a_response_of_another_attempt_is_not_found(house: House) -> None:
     reply = await house.http().post(f"{path(other)}/v1/responses", json=body)
     assert reply.status_code == 404
     assert reply.json()["error"]["code"] == "previous_response_not_found"
+    assert repr(first["id"]) in reply.json()["error"]["message"]
     assert (await house.http().get(f"{path(other)}/v1/responses/{first['id']}")).status_code == 404
 
 

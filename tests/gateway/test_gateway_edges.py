@@ -251,6 +251,26 @@ async def test_a_prompt_that_is_too_long_names_both_lengths(house: House) -> Non
     assert (error.value.code, error.value.body["message"]) == ("context_length_exceeded", message)  # type: ignore[index]
 
 
+async def test_what_an_engine_refuses_is_told_by_the_requests_own_field(house: House) -> None:
+    claim = await house.claim()
+    holds = "token_ids holds 99999; the model's vocabulary has ids 0 to 63"
+    for route, body, said, message, param in (
+        ("chat/completions", {}, "sampling_params.seed must be whole", "seed must be whole", "seed"),
+        ("completions", {"prompt": [99999]}, holds, holds.replace("token_ids", "prompt"), "prompt"),
+        ("tokens/generate", {"prompt_ids": [99999]}, holds, holds.replace("token_ids", "prompt_ids"), "prompt_ids"),
+        ("tokens/logprobs", {"token_ids": [99999]}, holds, holds, "token_ids"),
+        ("responses", {"input": "hi"}, "the prompt exceeds the context", "the prompt exceeds the context", "input"),
+    ):
+        house.engine.refusals = [(400, {"error": {"message": said, "code": None}})]
+        given = HI if route == "chat/completions" else {"model": "policy", **body}
+        error = (await house.http().post(f"{path(claim)}/v1/{route}", json=given)).json()["error"]
+        assert (error["message"], error["param"]) == (message, param)
+    told = {"message": "token_id(s) [99999] in logit_bias contain out-of-vocab token ids", "param": "logit_bias"}
+    house.engine.refusals = [(400, {"error": told})]  # as vLLM says it
+    error = (await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)).json()["error"]
+    assert (error["message"], error["param"]) == (told["message"], "logit_bias")
+
+
 @pytest.mark.parametrize(
     "body", [{}, {"choices": []}, {"choices": [{"token_ids": [1], "logprobs": {"content": []}}]}, [1], {"choices": 3}]
 )

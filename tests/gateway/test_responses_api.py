@@ -231,7 +231,9 @@ async def test_a_reference_may_leave_its_type_out(client: AsyncOpenAI, house: Ho
 async def test_a_reference_to_nothing_is_not_found(client: AsyncOpenAI, house: House, run: Claim) -> None:
     other = house.openai(await house.claim("other"))
     theirs = await made(other)
-    for name in ("msg_1", "rs_01970000-1111-7222-8333-444455556666", theirs.output[0].id):
+    mine = await made(client)
+    missing = [f"{mine.output[0].id}_{number}" for number in ("1", "99", "9" * 5000)]
+    for name in ("msg_1", "rs_01970000-1111-7222-8333-444455556666", theirs.output[0].id, *missing):
         with pytest.raises(NotFoundError, match=r"input\[0\]\.id"):
             await made(client, input=[reference(name)])
 

@@ -9,7 +9,9 @@ otlp.py, which answers in OTLP's own terms.
 from __future__ import annotations
 
 import logging
+import re
 import time
+from copy import copy
 
 import orjson
 from uuid_utils import uuid7
@@ -46,6 +48,14 @@ from agentlightning.store.base import UNKNOWN_ROUTE, LightningStore, reward_numb
 from agentlightning.types import Reward
 
 log = logging.getLogger(__name__)
+
+PROMPT_FIELDS = {
+    completions.NAME: "prompt",
+    responses.NAME: "input",
+    generate_content.NAME: "contents",
+    tokens.NAME: "prompt_ids",
+}
+"""By protocol the field that holds the prompt, where that is not `messages`."""
 
 
 class Proxy:
@@ -158,8 +168,9 @@ class Proxy:
             except LimitReachedError:
                 raise
             except (ApiError, InputError) as cause:
-                await record_refusal(self._store, attempt, _as_refusal(cause))
-                raise
+                refusal = _of_prompt(_as_refusal(cause), PROMPT_FIELDS.get(wire.NAME, "messages"))
+                await record_refusal(self._store, attempt, refusal)
+                raise refusal from cause
         elif method == "POST" and route == "messages/count_tokens":
             data = {"max_tokens": 1, **read_object(await incoming.body(admission.take))}
             await reply.whole(200, messages.count(*await self._calls.count(wire, data, attempt)))
@@ -306,6 +317,16 @@ def _as_refusal(cause: ApiError | InputError) -> ApiError:
     if isinstance(cause, RenderError):
         return ApiError(str(cause), param="messages")
     return ApiError(str(cause), status=cause.http_status)
+
+
+def _of_prompt(refusal: ApiError, field: str) -> ApiError:
+    """A refusal of the prompt by the request's own field for it, where it has the engine's or the renderer's."""
+    if refusal.param not in ("token_ids", "content_parts", "messages") or refusal.param == field:
+        return refusal
+    told = copy(refusal)
+    told.message = re.sub(rf"^{refusal.param}\b", field, refusal.message)
+    told.param = field
+    return told
 
 
 def _retry_headers(refusal: ApiError) -> tuple[tuple[bytes, bytes], ...]:

@@ -104,7 +104,7 @@ class ResponsesApi:
         policy = (await self._engine_router.policies(attempt.rollout.run_id)).get(call.policy)
         completion = recorded_answer([call], call.id, policy.renderer if policy is not None else None)
         if completion is None:
-            raise not_found(call.id)
+            raise not_found(f"resp_{call.id}")
         await mark_delivered(self._store, [call], completion)
         sealed = "reasoning.encrypted_content" in query.several("include")
         request = CompletionRequest(model=call.model, messages=[], echo={**call.request_fields, "_sealed": sealed})

@@ -14,8 +14,8 @@ from agentlightning.protocols.base import ApiError, short
 from agentlightning.protocols.response_items import call_item, message_item, reasoning_item
 from agentlightning.types import JSON, Call
 
-ITEM_ID = re.compile(r"(?:rs|msg|fc|fco)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(_in_\d+)?(?:_\d+)?\Z")
-"""Group 1 is the call; group 2 is there in the ids of its input."""
+ITEM_ID = re.compile(r"(?:rs|msg|fc|fco)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(_in_\d+)?(?:_(\d{1,4}))?\Z")
+"""Group 1 is the call; group 2 is there in the ids of its input, group 3 is the number among items of a kind."""
 
 REFERENCE = "item_reference"
 
@@ -92,7 +92,7 @@ def dereferenced(data: JSON, calls: Mapping[str, Call]) -> JSON:
         found = known.get(item["id"])
         if found is not None:
             items.append(found)
-        elif not _is_later_message(item["id"], known):
+        elif not _is_later_message(item["id"], calls):
             raise ApiError(
                 f"input[{index}].id: this attempt has no item {item['id']!r}",
                 status=404,
@@ -102,9 +102,16 @@ def dereferenced(data: JSON, calls: Mapping[str, Call]) -> JSON:
     return {**data, "input": items}
 
 
-def _is_later_message(item_id: str, known: Mapping[str, JSON]) -> bool:
-    """True for the second or a later message of a streamed response: the record has the texts of all in its first one."""
-    return re.sub(r"_\d+\Z", "", item_id) in known and item_id.startswith("msg_") and "_in_" not in item_id
+def _is_later_message(item_id: str, calls: Mapping[str, Call]) -> bool:
+    """True for the second or a later message of a streamed response: the record has the texts of all in its first one. Each
+    came after a tool call or the reasoning."""
+    found = ITEM_ID.match(item_id)
+    if found is None or found[2] or not found[3] or found[1] not in calls or not item_id.startswith("msg_"):
+        return False
+    said = calls[found[1]].completion
+    return bool(said.get("content")) and 0 < int(found[3]) <= len(said.get("tool_calls") or ()) + (
+        "reasoning_content" in said
+    )
 
 
 def _items(message: JSON, name: str) -> list[JSON]:

@@ -206,7 +206,7 @@ class PolicyCalls:
             before = await self._responses.chain(attempt, request.previous_id)
             if not before:
                 raise ApiError(
-                    f"previous_response_id: this attempt has no response {request.previous_id!r}",
+                    f"previous_response_id: this attempt has no response {data['previous_response_id']!r}",
                     status=404,
                     param="previous_response_id",
                     code="previous_response_not_found",

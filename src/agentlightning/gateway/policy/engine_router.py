@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -384,9 +385,9 @@ def _refused(status: int, data: bytes, headers: Any) -> Exception:
     engine's."""
     try:
         error = orjson.loads(data)["error"]
-        message, code = str(error["message"]), error.get("code")
+        message, code, param = str(error["message"]), error.get("code"), error.get("param")
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        message, code = data[:200].decode(errors="replace"), None
+        message, code, param = data[:200].decode(errors="replace"), None, None
     if status in (429, 502, 503, 504):
         away = _EngineUnavailable(f"HTTP {status}: {message}")
         wait = headers.get("retry-after", "")
@@ -396,9 +397,19 @@ def _refused(status: int, data: bytes, headers: Any) -> Exception:
         said = message.lower()
         too_long = code == "context_length_exceeded" or any(words in said for words in _TOO_LONG)
         code = "context_length_exceeded" if too_long else code
-        return ApiError(message, param="messages" if too_long else None, code=code if isinstance(code, str) else None)
+        named = _FIELD.match(message)
+        param = "token_ids" if too_long else named[1] if named else param
+        message = message.removeprefix("sampling_params.")
+        return ApiError(
+            message,
+            param=param if isinstance(param, str) else None,
+            code=code if isinstance(code, str) else None,
+        )
     return ApiError(f"the engine failed: {message}", status=502, type="server_error", code="engine_failed")
 
+
+_FIELD = re.compile(r"(?:sampling_params\.(?=\w)|(?=[a-z]+_))(\w+)(?=[ :])")
+"""The field that an engine's sentence begins with; the request has the sampling parameters by the same names."""
 
 _TOO_LONG = ("context", "too long", "maximum model length")
 """Phrases by which engines report that a prompt does not fit."""
