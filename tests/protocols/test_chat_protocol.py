@@ -63,6 +63,7 @@ def test_a_request_is_understood(given: dict[str, Any], understood: dict[str, An
         {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "seed": None, "top_k": -1},
         {"response_format": {"type": "text"}, "modalities": ["text"], "functions": [], "function_call": "none"},
         {"user": "u", "metadata": {}, "store": False, "parallel_tool_calls": True, "made_up": [1]},
+        {"stop_regex": None, "mirostat": 0, "top_n_sigma": -1.0, "separate_reasoning": True, "no_stop_trim": False},
         {"service_tier": "auto", "prompt_cache_key": "k", "safety_identifier": "s", "prediction": {"type": "content"}},
     ],
 )
@@ -75,6 +76,10 @@ def test_what_changes_nothing_is_accepted(given: dict[str, Any]) -> None:
     [
         {"modalities": ["text", "audio"]},
         {"bad_words": ["no"]},
+        {"stop_regex": "a+"},
+        {"lora_path": "x"},
+        {"top_n_sigma": 1.0},
+        {"mirostat": 2},
         {"chat_template": "{{ messages }}"},
     ],
 )
@@ -119,6 +124,14 @@ def test_what_would_change_sampling_is_collected_with_its_value(given: dict[str,
 )
 def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param: str) -> None:
     assert refusal(**given).param == param
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"prompt_token_ids": [1]}, {"return_hidden_states": True}, {"separate_reasoning": False}, {"no_stop_trim": True}],
+)
+def test_fields_of_engines_without_which_the_response_would_be_another_are_refused(given: dict[str, Any]) -> None:
+    assert list(parse(**given).refused) == list(given)
 
 
 @pytest.mark.parametrize("given", [{"functions": [{"name": "f"}]}, {"function_call": {"name": "f"}}])

@@ -172,6 +172,29 @@ def test_what_only_anthropics_service_could_do_is_collected(name: str) -> None:
     assert parse(**{name: NOT_OURS[name]}).unsupported == {name: NOT_OURS[name]}
 
 
+OTHER_APIS: dict[str, tuple[Any, Any]] = {
+    "n": (2, 1),
+    "seed": (3, None),
+    "stop": (["x"], []),
+    "logprobs": (True, False),
+    "logit_bias": ({"5": 1}, {}),
+    "presence_penalty": (0.5, 0),
+    "repetition_penalty": (1.1, 1.0),
+    "min_tokens": (2, 0),
+    "bad_words": (["no"], []),
+    "response_format": ({"type": "json_object"}, {"type": "text"}),
+    "guided_choice": (["a"], None),
+}
+"""Fields of other APIs, each with a value that would change the response, and one that would not."""
+
+
+@pytest.mark.parametrize("name", OTHER_APIS)
+def test_fields_of_other_apis_that_would_change_the_response_are_collected(name: str) -> None:
+    changes, neutral = OTHER_APIS[name]
+    assert parse(**{name: changes}).unsupported == {name: changes}
+    assert parse(**{name: neutral}) == parse()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_continue_something_at_anthropic_is_refused(name: str) -> None:
     assert list(parse(**{name: REFUSED[name]}).refused) == [name]

@@ -59,15 +59,52 @@ ENGINE_PARAMS: dict[str, UnsupportedParam] = {
     "repetition_detection": UnsupportedParam(dict, ({},)),
     "thinking_token_budget": UnsupportedParam(int, (-1,)),
     "watermarking": UnsupportedParam(bool, (False,)),
+    "stop_regex": UnsupportedParam((str, list), ("", [])),
+    "lora_path": UnsupportedParam((str, list), ("", [])),
+    "top_n_sigma": UnsupportedParam(float, (0, -1)),
+    "mirostat": UnsupportedParam(int, (0,)),
+    "dynatemp_range": UnsupportedParam(float, (0,)),
+    "xtc_probability": UnsupportedParam(float, (0,)),
+    "dry_multiplier": UnsupportedParam(float, (0,)),
 }
 """Sampling fields that the OpenAI APIs and the engines behind them (vLLM, SGLang, llama.cpp) take in common and that nobody
 accounts for; those that are honoured are read by decoding.py."""
 
+CHOICE_PARAMS: dict[str, UnsupportedParam] = {
+    "n": UnsupportedParam(int, (1,)),
+    "best_of": UnsupportedParam(int, (1,)),
+    "logprobs": UnsupportedParam((bool, int), (False,)),
+    "response_format": UnsupportedParam(dict, ({}, {"type": "text"})),
+}
+"""Fields of Chat Completions and Completions: for the protocols that say these things otherwise, or not at all."""
+
+SAMPLING_PARAMS: dict[str, UnsupportedParam] = {
+    **CHOICE_PARAMS,
+    "top_logprobs": UnsupportedParam(int, (0,)),
+    "presence_penalty": UnsupportedParam(float, (0,)),
+    "frequency_penalty": UnsupportedParam(float, (0,)),
+    "repetition_penalty": UnsupportedParam(float, (1,)),
+    "min_p": UnsupportedParam(float, (0,)),
+    "logit_bias": UnsupportedParam(dict, ({},)),
+    "seed": UnsupportedParam(int),
+    "stop": UnsupportedParam((str, list), ("", [])),
+    "include_stop_str_in_output": UnsupportedParam(bool, (False,)),
+    "min_tokens": UnsupportedParam(int, (0,)),
+    "ignore_eos": UnsupportedParam(bool, (False,)),
+    "allowed_token_ids": UnsupportedParam(list, ([],)),
+    "structured_outputs": UnsupportedParam(dict, ({},)),
+}
+"""Fields that are honoured elsewhere: for a protocol that has no place for them."""
+
 ENGINE_REFUSED: dict[str, tuple[type, tuple[Any, ...], str]] = {
     "request_id": (str, (), "the id of a response is that of its recorded call; leave it out"),
     "return_prompt_text": (bool, (False,), "the response has no prompt_text; ask for return_token_ids"),
+    "return_hidden_states": (bool, (False,), "hidden states are not kept; leave it out"),
+    "separate_reasoning": (bool, (True,), "reasoning stands apart from the text; leave it out"),
+    "no_stop_trim": (bool, (False,), "a stop string is cut off; ask for include_stop_str_in_output"),
+    "prompt_token_ids": (list, ([],), "ids are read at /v1/tokens/generate, or as the prompt of Completions"),
 }
-"""Fields of vLLM that change the response alone and that no setting makes the gateway serve: kind, neutral values, why."""
+"""Fields of vLLM and SGLang that no setting makes the gateway serve: kind, neutral values, why."""
 
 ENGINE_WITHOUT_EFFECT: dict[str, type] = {
     "priority": int,

@@ -4,7 +4,7 @@ respond. Pure.
 Driven by the gateway, which chooses the protocol by route. Whether the model thinks before it answers is its own and its
 template's; the response has its thinking where `thinking` asks for it, the record always, so that the conversation goes on
 exactly. Accepted without effect are cache control, metadata and
-service tiers. Unknown fields are passed over.
+service tiers. Unknown fields are passed over, save those with which other APIs change the response.
 
 A tool call's arguments are an object here, which the sampled text need not be: what is no JSON object travels in the key
 ``_arguments``, beside what could be read of it, and is unwrapped when the agent sends it back, so that nothing is lost.
@@ -39,6 +39,9 @@ WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
     "fallback_credit_token": (str, dict),
 }
 """Fields that change nothing of what is sampled; what a model is to do that declines to answer never comes to pass."""
+
+UNSUPPORTED_PARAMS = {**fields.ENGINE_PARAMS, **fields.SAMPLING_PARAMS, **fields.TOKEN_PARAMS}
+"""Fields of other APIs that Anthropic's refuses as unknown."""
 
 NOT_OURS = ("mcp_servers", "compaction")
 """Fields for services that stand before Anthropic's models, without which a model responds all the same."""
@@ -96,11 +99,11 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         forced=fields.forced(data, hottest=1),
         not_applied=effort,
         context_edits=edits,
-        refused={**fields.services(data, REFUSED), **fields.reserved_variables(data)},
+        refused={**fields.services(data, REFUSED), **fields.reserved_variables(data), **fields.engine_refused(data)},
         template_kwargs=fields.template_kwargs(data),
         unsupported={
-            **fields.unsupported(data, fields.TOKEN_PARAMS),
-            **fields.given(data, NOT_OURS),
+            **fields.unsupported(data, UNSUPPORTED_PARAMS),
+            **fields.given(data, (*decoding.GUIDED, *NOT_OURS)),
             **other_tools,
             **output_config,
             **_examples(data),
