@@ -117,6 +117,24 @@ async def test_text_is_streamed_as_it_is_sampled(house: House) -> None:
     assert not any("�" in part for part in parts)
 
 
+@pytest.mark.parametrize(
+    ("route", "asked"), [("chat/completions", {"messages": [user("hi")]}), ("completions", {"prompt": "hi"})]
+)
+async def test_the_last_text_has_the_finish_reason_and_the_count_rises_with_every_chunk(
+    house: House, route: str, asked: dict[str, Any]
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": "policy", "max_tokens": 5, "stream": True, "stream_options": options, **asked}
+    answer = await house.http().post(f"{path(await house.claim())}/v1/{route}", json=body)
+    *chunks, usage = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    end = chunks[-1]["choices"][0]
+    assert end["finish_reason"] == "length"
+    assert end["text"] if route == "completions" else end["delta"]["content"]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(set(counts))
+    assert usage["usage"]["completion_tokens"] == counts[-1] == 5
+
+
 async def test_stop_strings_end_the_text_and_stay_in_the_record(house: House) -> None:
     claim = await house.claim()
     house.say("The answer is 42. I do not know")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,6 +138,21 @@ def test_a_stream_ends_with_reasons_usage_and_mark() -> None:
     assert {part["id"] for part in parts[:-1]} == {"chatcmpl-1"}
 
 
+def test_the_last_text_has_the_finish_reason_and_tool_calls_have_it_after_them() -> None:
+    tool = ToolDelta(index=0, id="c", name="f", arguments="{}")
+    for end, kinds in (
+        (Delta(content="x", last=True), [["content"]]),
+        (Delta(content="x", tools=(tool,), last=True), [["content"], ["tool_calls"], []]),
+        (Delta(last=True), [[]]),
+    ):
+        stream = chat.stream(parse(stream=True), "1", "m", 5, 3)
+        assert stream.delta(0, end) == b""
+        *parts, _ = events(stream.last(answer(Choice(content="x"))))
+        assert [list(part["choices"][0]["delta"]) for part in parts] == kinds
+        reasons = [part["choices"][0]["finish_reason"] for part in parts]
+        assert reasons == [None] * (len(parts) - 1) + ["stop"]
+
+
 def test_reasoning_text_and_logprobs_are_sent_once_each() -> None:
     stream = chat.stream(parse(stream=True), "1", "m", 5, 3)
     tokens = (TokenLogprob(text="é", logprob=-0.5),)
@@ -184,13 +200,14 @@ def deltas(choice: Choice, pieces: int) -> list[Delta]:
     return [*result, Delta(logprobs=choice.logprobs)]
 
 
-@given(said=st.lists(choices, min_size=1, max_size=3), pieces=st.integers(1, 3))
-def test_a_stream_put_together_by_the_sdk_is_the_whole_body(said: list[Choice], pieces: int) -> None:
+@given(said=st.lists(choices, min_size=1, max_size=3), pieces=st.integers(1, 3), last=st.booleans())
+def test_a_stream_put_together_by_the_sdk_is_the_whole_body(said: list[Choice], pieces: int, last: bool) -> None:
     request = parse(n=len(said), stream=True, stream_options={"include_usage": True}, logprobs=True)
     stream = chat.stream(request, "1", "m", 5, 3)
     data = [stream.first()]
     for index, choice in reversed(list(enumerate(said))):
-        data += [stream.delta(index, delta) for delta in deltas(choice, pieces)]
+        *parts, end = deltas(choice, pieces)
+        data += [stream.delta(index, delta) for delta in (*parts, replace(end, last=last))]
     data.append(stream.last(answer(*said)))
     state = ChatCompletionStreamState()
     for part in events(b"".join(data))[:-1]:

@@ -137,14 +137,16 @@ said = st.builds(
 )
 
 
-@given(choices=st.lists(said, min_size=1, max_size=3))
-def test_a_stream_put_together_is_the_whole_body(choices: list[Choice]) -> None:
+@given(choices=st.lists(said, min_size=1, max_size=3), last=st.booleans())
+def test_a_stream_put_together_is_the_whole_body(choices: list[Choice], last: bool) -> None:
     request = parse(n=len(choices), stream=True, stream_options={"include_usage": True}, logprobs=0)
     stream = completions.stream(request, "1", "m", 5, 3)
     data = [stream.first()]
     for index, choice in enumerate(choices):
-        for token in choice.logprobs or ():
-            data.append(stream.delta(index, Delta(content=token.text, logprobs=(token,))))
+        tokens = choice.logprobs or ()
+        for at, token in enumerate(tokens, 1):
+            delta = Delta(content=token.text, logprobs=(token,), last=last and at == len(tokens))
+            data.append(stream.delta(index, delta))
     data.append(stream.last(answer(*choices)))
     *parts, counts, end = events(b"".join(data))
     whole = json.loads(completions.body(request, answer(*choices)))

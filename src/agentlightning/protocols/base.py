@@ -221,6 +221,8 @@ class Delta:
     """The ids since the last delta, also of tokens whose text is held back, where they were requested."""
     sampled_tokens: int = 0
     """Tokens of the choice so far."""
+    last: bool = False
+    """Nothing of the choice follows but its finish reason."""
 
 
 class EventStream(Interface):

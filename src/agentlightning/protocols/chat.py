@@ -156,7 +156,7 @@ def body(request: CompletionRequest, completion: Completion) -> bytes:
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
     frame = _frame("chat.completion.chunk", call_id, model, created_s)
-    return _ChatEvents(request, frame, {"delta": {}}, prompt_tokens)
+    return _ChatEvents(request, frame, prompt_tokens)
 
 
 error = openai_shapes.error
@@ -386,38 +386,32 @@ def _check_tool_call(call: Any, where: str) -> None:
 
 
 class _ChatEvents(openai_shapes.ChunkStream):
-    def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON, prompt_tokens: int) -> None:
-        super().__init__(request, frame, empty, prompt_tokens)
-        self._with_reasoning = request.include_reasoning
-
     def first(self) -> bytes:
         """Opens every choice, in order: SDKs number them as they come."""
-        opening = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        ids = {} if self._request.planned_ids is None else {"prompt_token_ids": self._request.planned_ids}
-        chunks = [
-            self.whole_chunk({"index": index, **opening}, **({} if index else ids)) for index in range(self._count)
-        ]
+        opening = {"delta": {"role": "assistant", "content": ""}}
+        ids: JSON = {} if self._request.planned_ids is None else {"prompt_token_ids": self._request.planned_ids}
+        chunks = [self.chunk(index, opening, **({} if index else ids)) for index in range(self._count)]
         if echoed := self._request.echoed:
             chunks += [self.chunk(index, {"delta": {"content": echoed}}) for index in range(self._count)]
         return b"".join(chunks)
 
-    def delta(self, index: int, delta: Delta) -> bytes:
-        """More of choice `index`: a chunk for each kind of text, since many clients read only one kind from each."""
-        parts: list[JSON] = []
-        self.sampled(index, delta.sampled_tokens)
-        if delta.reasoning and self._with_reasoning:
-            parts.append({"reasoning": delta.reasoning, "reasoning_content": delta.reasoning})
-        shown = delta.reasoning and self._with_reasoning
-        if delta.content or ((delta.logprobs or delta.token_ids) and not shown and not delta.tools):
-            parts.append({"content": delta.content})
-        parts += ({"tool_calls": [_tool_delta(tool)]} for tool in delta.tools)
-        logprobs = _logprobs(self._request, delta.logprobs or None)
-        ids: JSON = {"token_ids": delta.token_ids} if delta.token_ids else {}
-        chunks = []
-        for part in parts:
-            chunks.append(self.chunk(index, {"delta": part, **ids}, logprobs=logprobs))
-            logprobs, ids = None, {}
-        return b"".join(chunks)
+    def parts(self, index: int, delta: Delta) -> list[JSON]:
+        """A part for each kind of text, since many clients read only one kind from each; and one without for the finish
+        reason of tool calls, at which some stop reading, as OpenAI sends it."""
+        said: list[JSON] = []
+        if delta.reasoning and self._request.include_reasoning:
+            said.append({"reasoning": delta.reasoning, "reasoning_content": delta.reasoning})
+        if delta.content or ((delta.logprobs or delta.token_ids) and not said and not delta.tools):
+            said.append({"content": delta.content})
+        said += ({"tool_calls": [_tool_delta(tool)]} for tool in delta.tools)
+        if delta.last and (delta.tools or not said):
+            said.append({})
+        parts: list[JSON] = [{"delta": one} for one in said]
+        if delta.logprobs:
+            parts[0]["logprobs"] = _logprobs(self._request, delta.logprobs)
+        if delta.token_ids:
+            parts[0]["token_ids"] = delta.token_ids
+        return parts
 
 
 def _message_of(choice: Choice, request: CompletionRequest) -> JSON:

@@ -205,7 +205,7 @@ class _TextCompletionEvents(openai_shapes.ChunkStream):
     def __init__(
         self, request: CompletionRequest, frame: JSON, prompts: Sequence[list[int] | None], prompt_tokens: int
     ) -> None:
-        super().__init__(request, frame, {"text": ""}, prompt_tokens)
+        super().__init__(request, frame, prompt_tokens)
         self._prompts = prompts
         count = request.n * len(prompts)
         self._unsaid = set(range(count))
@@ -217,22 +217,16 @@ class _TextCompletionEvents(openai_shapes.ChunkStream):
         """Returns nothing: the protocol has no opening event."""
         return b""
 
-    def delta(self, index: int, delta: Delta) -> bytes:
-        self.sampled(index, delta.sampled_tokens)
-        if not delta.content and not delta.logprobs and not delta.token_ids:
-            return b""
-        tokens = shown(self._request, delta.logprobs or ())
-        logprobs = _logprobs(self._request, delta.logprobs or None, self._offsets[index])
-        self._offsets[index] += sum(len(one.text) for one in tokens)
-        return self.chunk(index, {"text": delta.content, **self._ids(index, delta.token_ids)}, logprobs=logprobs)
-
-    def chunk(self, index: int, part: JSON, finish_reason: str | None = None, logprobs: JSON | None = None) -> bytes:
-        """One chunk of one choice; with ids asked for, the last has lists as well, empty ones."""
-        if finish_reason is not None and self._request.return_token_ids:
-            part = {**part, **self._ids(index, ())}
-            if self._request.logprobs:
-                logprobs = _logprobs(self._request, (), self._offsets[index])
-        return super().chunk(index, part, finish_reason, logprobs)
+    def parts(self, index: int, delta: Delta) -> list[JSON]:
+        """One part; the last has lists as well where ids are asked for, be they empty."""
+        if not (delta.content or delta.logprobs or delta.token_ids or delta.last):
+            return []
+        listed = delta.logprobs or (
+            () if delta.last and self._request.return_token_ids and self._request.logprobs else None
+        )
+        logprobs = _logprobs(self._request, listed, self._offsets[index])
+        self._offsets[index] += sum(len(one.text) for one in shown(self._request, listed or ()))
+        return [{"text": delta.content, **self._ids(index, delta.token_ids), "logprobs": logprobs}]
 
     def _ids(self, index: int, ids: tuple[int, ...]) -> JSON:
         if not self._request.return_token_ids:

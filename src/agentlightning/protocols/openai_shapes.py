@@ -5,13 +5,15 @@ Driven by the modules of these protocols (chat, completions, tokens, responses, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from agentlightning.protocols import fields, sse
-from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, TokenLogprob
+from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, Delta, TokenLogprob
 from agentlightning.types import JSON
 
 
@@ -61,27 +63,40 @@ def shown(request: CompletionRequest, tokens: tuple[TokenLogprob, ...]) -> Seque
     return [one.named() for one in tokens] if request.tokens_as_ids else tokens
 
 
-class ChunkStream:
-    """The chunks of a streamed response, as far as both protocols have the same."""
+class ChunkStream(ABC):
+    """The chunks of a streamed response, as far as both protocols have the same.
 
-    def __init__(self, request: CompletionRequest, frame: JSON, empty: JSON, prompt_tokens: int) -> None:
+    The last text of a choice waits for the finish reason and goes out in one chunk with it, as vLLM has it.
+    """
+
+    def __init__(self, request: CompletionRequest, frame: JSON, prompt_tokens: int) -> None:
         self._request = request
         self._count = request.n
         self._usage = request.include_usage
         self._frame = {**frame, "usage": None} if self._usage else frame
-        self._empty = empty
-        """The part of a choice that says nothing more."""
+        self._ends: dict[int, Delta] = {}
+        """The last of each choice."""
         self._prompt_tokens = prompt_tokens
         self._sampled: dict[int, int] | None = {} if request.continuous_usage else None
         """Sampled tokens so far, by choice, where every chunk has the counts."""
 
+    @abstractmethod
+    def parts(self, index: int, delta: Delta) -> list[JSON]:
+        """What each chunk says of choice `index`; of the last of it at least one, which can have the finish reason."""
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """More of choice `index`."""
+        if delta.last:
+            self._ends[index] = delta
+            return b""
+        return b"".join(self._chunks(index, delta))
+
     def last(self, completion: Completion) -> bytes:
-        """The finish reasons, the usage where asked for, and the end mark."""
+        """The last texts with their finish reasons, the usage where asked for, and the end mark."""
+        parts: list[bytes] = []
         for index, choice in enumerate(completion.choices):
-            self.sampled(index, choice.sampled_tokens)
-        parts = [
-            self.chunk(index, self._empty, choice.finish_reason) for index, choice in enumerate(completion.choices)
-        ]
+            end = self._ends.get(index, Delta(last=True))
+            parts += self._chunks(index, replace(end, sampled_tokens=choice.sampled_tokens), choice.finish_reason)
         if self._usage:
             parts.append(sse.event({**self._frame, "choices": [], "usage": usage(completion)}))
         parts.append(sse.DONE)
@@ -90,18 +105,18 @@ class ChunkStream:
     def failed(self, refusal: ApiError) -> bytes:
         return b"data: " + error(refusal) + b"\n\n"
 
-    def sampled(self, index: int, tokens: int) -> None:
-        """Note the tokens of a choice so far."""
-        if self._sampled is not None:
-            self._sampled[index] = tokens
-
-    def chunk(self, index: int, part: JSON, finish_reason: str | None = None, logprobs: JSON | None = None) -> bytes:
-        """One chunk of one choice."""
-        return self.whole_chunk({"index": index, **part, "logprobs": logprobs, "finish_reason": finish_reason})
-
-    def whole_chunk(self, choice: JSON, **more: Any) -> bytes:
-        """A chunk with this choice, and with what else it has."""
+    def chunk(self, index: int, part: JSON, finish_reason: str | None = None, **more: Any) -> bytes:
+        """A chunk with this part of a choice, and with what else it has."""
+        choice = {"index": index, "logprobs": None, **part, "finish_reason": finish_reason}
         return sse.event({**self._frame, "choices": [choice], **self._counts(), **more})
+
+    def _chunks(self, index: int, delta: Delta, finish_reason: str | None = None) -> list[bytes]:
+        if self._sampled is not None:
+            self._sampled[index] = delta.sampled_tokens
+        parts = self.parts(index, delta)
+        return [
+            self.chunk(index, part, finish_reason if at == len(parts) else None) for at, part in enumerate(parts, 1)
+        ]
 
     def _counts(self) -> JSON:
         if self._sampled is None:

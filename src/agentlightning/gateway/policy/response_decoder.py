@@ -8,6 +8,7 @@ engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.prefill import prefill_of
@@ -48,6 +49,8 @@ class ResponseDecoder:
         self._decoded = ""
         self._released = 0
         """Characters of the decoded text that went to the splitter."""
+        self._end: list[Piece] = []
+        """What came with the finish reason, and goes out with it."""
         self._stopped: str | None = None
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -70,14 +73,18 @@ class ResponseDecoder:
 
     def feed(self, ids: Sequence[int]) -> Delta:
         """Decodes these ids, the newest of `sampled`; returns what may be sent."""
-        if self._stopped is not None:
-            return Delta(token_ids=self._new_ids())
-        before = len(self._decoded)
-        self._decoded += self._text.feed(self._body(list(ids)))
-        return self._take(self._release(before, last=False))
+        piece = Piece()
+        if self._stopped is None:
+            before = len(self._decoded)
+            self._decoded += self._text.feed(self._body(list(ids)))
+            piece = self._release(before, last=False)
+        if self.sampled.finish_reason is None:
+            return self._take(piece)
+        self._end.append(piece)
+        return Delta()
 
     def finish(self) -> Delta:
-        """Returns what was held back, once sampling has ended."""
+        """Returns what was held back, and what came with the finish reason, once sampling has ended."""
         if self._stopped is None:
             whole = self._decode(self._body(self.sampled.ids))
             if whole.startswith(self._decoded):  # the same text, and the character that the limit cut in two
@@ -88,7 +95,7 @@ class ResponseDecoder:
         else:
             piece = Piece()
         rest = self._splitter.finish() if self._splitter is not None else Piece()
-        return self._take(piece, rest)
+        return replace(self._take(*self._end, piece, rest), last=True)
 
     def choice(self) -> Choice:
         """The finished completion; only after `finish`."""
