@@ -112,7 +112,9 @@ async def stream(house: House, claim: Claim, **given: Any) -> list[Any]:
     """The events of a streamed one, each checked."""
     reply = await house.http().post(f"{path(claim)}/v1/responses", json={"model": "policy", "stream": True, **given})
     assert (reply.status_code, reply.headers["content-type"].partition(";")[0]) == (200, "text/event-stream")
-    found = [json.loads(data) for data in EventReader().feed(reply.content)]
+    *parts, end = EventReader().feed(reply.content)
+    assert end == b"[DONE]"
+    found = [json.loads(data) for data in parts]
     for event in found:
         EVENT.validate_python(event)
         has(event, EVENTS[event["type"]])

@@ -64,6 +64,21 @@ async def test_a_stream_goes_on_after_the_number_that_is_known_and_always_ends(
     assert (events[0].sequence_number, events[-1].type) == (first, "response.completed")
 
 
+async def test_a_stream_that_was_cut_off_within_its_text_goes_on_with_the_whole_text(
+    client: AsyncOpenAI, house: House, run: Claim
+) -> None:
+    begun = [event async for event in await client.responses.create(model="policy", input="Hi", stream=True)]
+    assert begun[5].type == "response.output_text.delta"
+    reply = await house.http().get(f"{path(run)}/v1/responses/{begun[0].response.id}?stream=true&starting_after=5")  # type: ignore[union-attr]
+    *parts, end = EventReader().feed(reply.content)
+    events = [json.loads(data) for data in parts]
+    kinds = ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert [(event["sequence_number"], event["type"]) for event in events] == [
+        (number, f"response.{kind}") for number, kind in enumerate(kinds, 6)
+    ]
+    assert (events[0]["text"], end) == ("It is sunny.", b"[DONE]")
+
+
 @pytest.mark.parametrize("store", [None, True])
 async def test_a_response_is_continued_by_its_id_where_it_is_stored(client: AsyncOpenAI, store: bool | None) -> None:
     first = await made(client, **({} if store is None else {"store": store}))
@@ -220,6 +235,20 @@ async def test_an_input_item_can_be_referred_to(client: AsyncOpenAI, house: Hous
     assert house.engine.requests[0]["token_ids"] == house.engine.requests[1]["token_ids"]
 
 
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(150, "items of at most 8388608 bytes in all"), (1025, "at most 1024 references to items, got 1025")],
+)
+async def test_references_to_more_than_a_request_could_hold_are_refused_before_they_are_read(
+    client: AsyncOpenAI, count: int, said: str
+) -> None:
+    first = await made(client, input="the weather " * 5000)
+    (item,) = (await client.responses.input_items.list(first.id)).data
+    with pytest.raises(BadRequestError, match=said) as refused:
+        await made(client, input=[reference(item.id)] * count)
+    assert refused.value.param == "input"
+
+
 async def test_a_reference_may_leave_its_type_out(client: AsyncOpenAI, house: House) -> None:
     first = await made(client)
     await made(
@@ -241,5 +270,5 @@ async def test_a_reference_to_nothing_is_not_found(client: AsyncOpenAI, house: H
 async def test_the_events_of_a_stream_are_numbered_from_zero(house: House, run: Claim) -> None:
     given = {"model": "policy", "input": "Hi", "stream": True}
     reply = await house.http().post(f"{path(run)}/v1/responses", json=given)
-    numbers = [json.loads(data)["sequence_number"] for data in EventReader().feed(reply.content)]
+    numbers = [json.loads(data)["sequence_number"] for data in EventReader().feed(reply.content)[:-1]]
     assert numbers == list(range(len(numbers)))

@@ -54,8 +54,8 @@ def streamed(stream: EventStream, choice: Choice, pieces: int = 2, **known: Any)
 
 
 def events(data: bytes) -> list[Any]:
-    """The events of a stream; each names its type twice."""
-    found = [json.loads(one) for one in EventReader().feed(data)]
+    """The events of a stream, without an end mark; each names its type twice."""
+    found = [json.loads(one) for one in EventReader().feed(data) if one != b"[DONE]"]
     names = [line[7:].decode() for line in data.split(b"\n") if line.startswith(b"event: ")]
     assert names == [event["type"] for event in found]
     return found

@@ -27,6 +27,7 @@ from agentlightning.protocols.base import (
     WireFormat,
     assistant_message,
 )
+from agentlightning.protocols.response_events import ResponseEvents, replayed
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
@@ -93,6 +94,21 @@ def test_an_answer_that_was_cut_is_incomplete() -> None:
     assert [item["status"] for item in found["output"]] == ["incomplete"]
     last = heard(streamed(stream(), said("a", finish="length")))[-1]
     assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("choice", "kinds"),
+    [
+        (said("a", "hm", (("f", "{"),), finish="length"), ["reasoning", "message", "function_call"]),
+        (said("a", "hm", finish="length"), ["reasoning", "message"]),
+        (said(None, "hm", finish="length"), ["reasoning", "message"]),
+    ],
+)
+def test_only_the_last_item_of_an_answer_that_was_cut_is_incomplete(choice: Choice, kinds: list[str]) -> None:
+    output = body(choice)["output"]
+    assert [item["type"] for item in output] == kinds
+    assert [item["status"] for item in output] == ["completed"] * (len(kinds) - 1) + ["incomplete"]
+    assert events(streamed(stream(), choice))[-1]["response"]["output"] == output
 
 
 @pytest.mark.parametrize("name", ["summary", "generate_summary"])
@@ -168,13 +184,29 @@ def test_items_open_grow_and_close_one_after_the_other(
                 assert text.get(what, "") == event.get("text", event.get("arguments"))
                 text[what] = None  # type: ignore[assignment]
     assert item is None
-    assert found[-1]["response"] == {**body(choice, **given_fields), "output": output}
-    assert without_status(output) == without_status(body(choice, **given_fields)["output"])
+    assert found[-1]["response"] == body(choice, **given_fields)
+    assert output == found[-1]["response"]["output"]
 
 
-def without_status(output: list[Any]) -> list[Any]:
-    """Items; those of a stream that closed before the answer was cut are complete."""
-    return [{name: value for name, value in item.items() if name != "status"} for item in output]
+@given(choice=ANY, pieces=st.integers(1, 4), fraction=st.floats(0, 1))
+def test_a_stream_that_is_read_on_has_the_whole_text_of_every_item(
+    choice: Choice, pieces: int, fraction: float
+) -> None:
+    before = events(streamed(stream(), choice, pieces))
+    after = int(fraction * (len(before) - 1))
+    resumed = ResponseEvents(parse().echo, CALL_ID, "m", 5, after)
+    found = events(b"".join(replayed(resumed, answer(choice))))
+    assert [event["sequence_number"] for event in found] == list(range(after + 1, after + 1 + len(found)))
+    known = [event["item"] for event in before[: after + 1] if event["type"] == "response.output_item.done"]
+    closed = [event["item"] for event in found if event["type"] == "response.output_item.done"]
+    whole = body(choice)
+    assert all(item in (*known, *closed) for item in whole["output"])
+    assert found[-1]["response"] == whole
+
+
+def test_a_stream_ends_with_a_mark_also_where_it_failed() -> None:
+    assert streamed(stream(), REASONED).endswith(b"\n\ndata: [DONE]\n\n")
+    assert stream().failed(ApiError("gone")).endswith(b"\n\ndata: [DONE]\n\n")
 
 
 def test_text_after_a_tool_call_is_a_message_of_its_own() -> None:
@@ -196,11 +228,11 @@ def test_text_after_a_tool_call_is_a_message_of_its_own() -> None:
 def test_a_failed_stream_is_an_error_that_the_sdk_raises() -> None:
     begun = stream()
     data = begun.first() + begun.delta(0, Delta(content="x")) + begun.failed(ApiError("gone", code="c"))
-    failed, error = events(data)[-2:]
+    error, failed = events(data)[-2:]
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
     assert failed["response"]["error"] == {"code": "server_error", "message": "gone"}
     assert (error["type"], error["message"], error["code"]) == ("error", "gone", "c")
-    assert error["sequence_number"] == failed["sequence_number"] + 1
+    assert failed["sequence_number"] == error["sequence_number"] + 1
     with pytest.raises(APIError, match="gone"):
         heard(data)
 

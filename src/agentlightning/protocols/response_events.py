@@ -22,7 +22,8 @@ from agentlightning.protocols.response_object import finished, response
 from agentlightning.protocols.tool_folding import FOLDS, fold, freeform
 from agentlightning.types import JSON
 
-_ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
+_CLOSING = (".done", ".completed", ".incomplete")
+"""Ends of the names of events that close a part, an item or the response, and have it whole."""
 
 
 def replayed(events: EventStream, completion: Completion, token_ids: bool = False) -> Iterator[bytes]:
@@ -47,18 +48,20 @@ def replayed(events: EventStream, completion: Completion, token_ids: bool = Fals
 class ResponseEvents:
     """The events of one streamed response; every item opens, grows and closes before the next.
 
-    Events up to number `after` are left out, which a client has that reads on; the end never is: where a stream was cut into
-    more events than there are now, it has the number after `after`.
+    With `after` they go on behind the event of this number, for a client that has all before it. Nobody knows which those
+    were, since the stream was cut into more events than there are now: of as many only those are sent that close something,
+    which have its whole text.
     """
 
     def __init__(self, echo: JSON, call_id: str, model: str, created_s: int, after: int = -1) -> None:
         self._echo = echo
-        self._after = after
         self._call_id = call_id
         self._model = model
         self._created_s = created_s
-        self._number = 0
-        """Sequence number of the next event."""
+        self._known = after + 1
+        """Events that the client may have, of those to come."""
+        self._number = after + 1
+        """Sequence number of the next event that is sent."""
         self._output: list[JSON] = []
         """Items that are closed."""
         self._open: JSON | None = None
@@ -111,15 +114,14 @@ class ResponseEvents:
         parts.append(self._end(status))
         whole = finished(completion, self._echo, self._output)
         parts.append(self._event(f"response.{whole['status']}", response=whole))
-        return b"".join(parts)
+        return b"".join((*parts, sse.DONE))
 
     def failed(self, refusal: ApiError) -> bytes:
         about = {"message": refusal.message, "code": refusal.code, "param": refusal.param}
         whole = response(self._call_id, self._model, self._created_s, self._echo, "failed", self._output)
         whole["error"] = {"code": "server_error", "message": refusal.message}
-        return self._event("response.failed", response=whole) + self._event(
-            "error", **about, error={**about, "type": refusal.type}
-        )
+        error = self._event("error", **about, error={**about, "type": refusal.type})
+        return error + self._event("response.failed", response=whole) + sse.DONE
 
     # --- items ------------------------------------------------------------------------------------------------------
 
@@ -213,10 +215,9 @@ class ResponseEvents:
         return self._whole(f"response.reasoning_summary_part.{what}", summary_index=0, part=part)
 
     def _event(self, kind: str, **data: Any) -> bytes:
-        number = self._number
-        self._number += 1
-        if number <= self._after:
-            if kind not in _ENDS:
+        if self._known > 0:
+            self._known -= 1
+            if not kind.endswith(_CLOSING):
                 return b""
-            number = self._after + 1
-        return sse.event({"type": kind, "sequence_number": number, **data}, kind)
+        self._number += 1
+        return sse.event({"type": kind, "sequence_number": self._number - 1, **data}, kind)

@@ -28,18 +28,19 @@ TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", 
 
 
 def output_items(choice: Choice, response_id: str, echo: JSON) -> list[JSON]:
-    """Reasoning, message, function calls."""
-    status = "incomplete" if choice.finish_reason == "length" else "completed"
+    """Reasoning, message, function calls; where the completion was cut, the last one is incomplete."""
     items: list[JSON] = []
     if choice.reasoning:
-        items.append(reasoning_item(f"rs_{response_id}", choice.reasoning, echo, status))
+        items.append(reasoning_item(f"rs_{response_id}", choice.reasoning, echo, "completed"))
     if choice.content or not choice.tool_calls:
         tokens, text = choice.logprobs or (), choice.content or ""
         found = tokens[spoken(tokens, text, choice.reasoning or "")]
-        items.append(message_item(f"msg_{response_id}", text, status, found))
+        items.append(message_item(f"msg_{response_id}", text, "completed", found))
     for index, call in enumerate(choice.tool_calls):
-        item = call_item(f"fc_{response_id}_{index}", call.id, call.name, call.arguments, status)
+        item = call_item(f"fc_{response_id}_{index}", call.id, call.name, call.arguments, "completed")
         items.append(fold(item, echo.get(FOLDS, {})))
+    if choice.finish_reason == "length":
+        items[-1]["status"] = "incomplete"
     return items
 
 
