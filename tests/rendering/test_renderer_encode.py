@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from agentlightning.rendering.renderer import MAX_TEXT, Renderer, RenderError
+from agentlightning.rendering.renderer import MAX_TEXT, Renderer, RenderError, check_text
 
 WORDS = ["user", " user", "\n", "  \n ", "Hello there", ".", "x", "é🙂", "<|im", "_start|>", "<s", ">", "[x]", "▁", ""]
 TOKENS = ["<|im_start|>", "<|im_end|>", "<s>", "<s>>", "[[x]]", "[x]", "<tool>"]
@@ -64,3 +64,12 @@ def test_what_follows_a_special_token_is_tokenised_as_after_it(both: tuple[Rende
 def test_a_text_that_would_take_the_tokenizer_seconds_is_refused(both: tuple[Renderer, Tokenizer]) -> None:
     with pytest.raises(RenderError, match="expected at most"):
         both[0].encode("x" * (MAX_TEXT + 1))
+
+
+def test_the_texts_of_messages_and_tools_are_bounded_before_anything_is_made_of_them() -> None:
+    half = "x" * (MAX_TEXT // 2)
+    told = {"role": "user", "content": [{"type": "text", "text": half}]}
+    check_text([told], None)
+    for messages, tools in ([told, told], None), ([told], [{"function": {"description": half}}]):
+        with pytest.raises(RenderError, match="expected at most 2097152"):
+            check_text(messages, tools)

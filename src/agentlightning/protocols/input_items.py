@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from agentlightning.protocols.base import ApiError, short
 from agentlightning.protocols.response_items import call_item, message_item, reasoning_item
 from agentlightning.types import JSON, Call
@@ -18,6 +20,11 @@ ITEM_ID = re.compile(r"(?:rs|msg|fc|fco)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f
 """Group 1 is the call; group 2 is there in the ids of its input, group 3 is the number among items of a kind."""
 
 REFERENCE = "item_reference"
+
+MAX_REFERENCES = 1024
+"""Of one request."""
+MAX_REFERENCED_BYTES = 8 << 20
+"""Of the items that a request refers to, as JSON, each as often as it is named: an id of fifty bytes may name megabytes."""
 
 
 def input_items(chain: Sequence[Call]) -> list[JSON]:
@@ -58,6 +65,8 @@ def referenced_ids(data: JSON) -> list[str]:
                 path = f"input[{index}].id"
                 raise ApiError(f"{path}: expected the id of an item, got {short(name)}", param=path)
             found.append(name)
+    if len(found) > MAX_REFERENCES:
+        raise ApiError(f"input: expected at most {MAX_REFERENCES} references to items, got {len(found)}", param="input")
     return found
 
 
@@ -85,6 +94,7 @@ def dereferenced(data: JSON, calls: Mapping[str, Call]) -> JSON:
         call = calls[call_id]
         known |= {item["id"]: item for item in (*items_before(call), *completion_items(call))}
     items: list[Any] = []
+    size = 0
     for index, item in enumerate(data["input"]):
         if not is_reference(item):
             items.append(item)
@@ -92,6 +102,11 @@ def dereferenced(data: JSON, calls: Mapping[str, Call]) -> JSON:
         found = known.get(item["id"])
         if found is not None:
             items.append(found)
+            size += len(orjson.dumps(found))
+            if size > MAX_REFERENCED_BYTES:
+                raise ApiError(
+                    f"input: expected references to items of at most {MAX_REFERENCED_BYTES} bytes in all", param="input"
+                )
         elif not _is_later_message(item["id"], calls):
             raise ApiError(
                 f"input[{index}].id: this attempt has no item {item['id']!r}",

@@ -121,10 +121,7 @@ class Renderer:
 
     def encode(self, text: str, after: int | None = None) -> list[int]:
         """Encodes `text` as a continuation of the special token `after`, or as a beginning."""
-        if len(text) > MAX_TEXT:
-            raise RenderError(
-                f"messages: the prompt has {len(text)} characters to tokenise; expected at most {MAX_TEXT}"
-            )
+        check_text(text)
         anchor = self._special.get(after, "") if after is not None else ""
         ids: list[int] = []
         for start, end in self._stretches(text):
@@ -289,6 +286,20 @@ class Renderer:
                 break
             end = stop
         return tails[0][2][:end]
+
+
+def check_text(*values: object) -> None:
+    """RenderError where texts, or those in messages and tools, have more characters than a prompt may have."""
+    if (size := sum(map(_text_size, values))) > MAX_TEXT:
+        raise RenderError(f"messages: the prompt has {size} characters to tokenise; expected at most {MAX_TEXT}")
+
+
+def _text_size(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_text_size, value.values()))
+    return sum(map(_text_size, value)) if isinstance(value, list) else 0
 
 
 def _in_parts(message: JSON) -> JSON:

@@ -51,6 +51,7 @@ from agentlightning.protocols.context_edits import apply_edits
 from agentlightning.rendering.call_chain import chain_messages
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.prompts import prompt_hash
+from agentlightning.rendering.renderer import check_text
 from agentlightning.rendering.request_view import RequestView
 from agentlightning.store.base import LightningStore
 from agentlightning.types import ABANDONED, JSON, TEMPLATE_KWARGS, Call, Sampling
@@ -212,6 +213,9 @@ class PolicyCalls:
                     code="previous_response_not_found",
                 )
             request = replace(request, messages=_after(chain_messages(before), request.messages))
+        check_text(
+            request.messages, request.tools
+        )  # before anything is made of them: a chain is longer than its request
         images = await read_images(request, policy, self._store, self.files, attempt)
         request = _with_read_variables(request, policy)
         view = RequestView.of(
