@@ -53,10 +53,22 @@ def adjusted(logits_NV: Tensor, rules: Sequence[LogitRule | None], temperatures_
         keep_NV = torch.ones_like(logits_NV, dtype=torch.bool)
         keep_NV[places] = _bits(words, logits_NV.shape[-1])
         logits_NV = logits_NV.masked_fill(~keep_NV, float("-inf"))
-    processed = [at for at, rule in enumerate(rules) if rule is not None and rule.logits]
+    biased = [
+        (at, int(token), value)
+        for at, rule in enumerate(rules)
+        if rule is not None
+        for token, value in rule.logits.get("logit_bias", {}).items()
+    ]
+    if biased:
+        at_N, tokens_N, values_N = (
+            torch.tensor(column, device=logits_NV.device) for column in zip(*biased, strict=True)
+        )
+        logits_NV = logits_NV.index_put((at_N, tokens_N), values_N.to(logits_NV.dtype), accumulate=True)
+    processed = [at for at, rule in enumerate(rules) if rule is not None and rule.logits.keys() - {"logit_bias"}]
     if processed:
-        rows = [_processed(logits_NV[at], rules[at], temperatures_N[at] or 1.0) for at in processed]
         places = torch.tensor(processed, device=logits_NV.device)
+        given = zip(logits_NV[places].unbind(), processed, strict=True)  # a gradient of the size of all, once
+        rows = [_processed(row_V, rules[at], temperatures_N[at] or 1.0) for row_V, at in given]
         logits_NV = logits_NV.index_put((places,), torch.stack(rows))
     return logits_NV
 
@@ -69,11 +81,9 @@ def _bits(words_NW: Tensor, vocab: int) -> Tensor:
 
 
 def _processed(row_V: Tensor, rule: LogitRule | None, temperature: float) -> Tensor:
+    """The logits of a row under all of its rule but the grammar and the biases."""
     assert rule is not None
     given, device = rule.logits, row_V.device
-    if bias := given.get("logit_bias"):
-        ids = torch.tensor([int(token) for token in bias], device=device)
-        row_V = row_V.index_add(0, ids, torch.tensor(list(bias.values()), dtype=row_V.dtype, device=device))
     if allowed := given.get("allowed_token_ids"):
         forbidden_V = torch.ones_like(row_V, dtype=torch.bool).index_fill(
             0, torch.tensor(allowed, device=device), False
