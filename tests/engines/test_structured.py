@@ -122,6 +122,22 @@ def test_what_was_sampled_follows_the_grammar_and_forced_tokens_have_probability
         assert sum(logprob == 0.0 for logprob in logprobs) > len(ids) // 2
 
 
+def test_of_several_end_tokens_the_tokenizers_own_ends_what_follows_a_grammar_and_is_forced(
+    build: Callable[..., Path],
+) -> None:
+    made = build("Llama", seed=3, vocab_size=352, eos_token_id=[3, 2])
+    (made / "generation_config.json").unlink()
+    sampler = open_sampler(write_tokenizer(made), SamplerOptions(threads=1, device="cpu"))
+    learner = Learner(made, LearnerOptions())
+    for seed in range(10):
+        ids, logprobs = sampled(sampler, seed, structured_outputs={"choice": ["yes"]})
+        spec = structured_outputs({"choice": ["yes"]})
+        assert (ids[-1], logprobs) == (2, [0.0] * len(ids))
+        assert learner._grammars.forced(spec, ids, logprobs) == [[0, len(ids)]]
+    for end in (2, 3):  # without a grammar each of them ends a completion
+        assert sampled(sampler, allowed_token_ids=[end])[0] == [end]
+
+
 def text_of(folder: Path, ids: list[int]) -> str:
     return str(Tokenizer.from_file(str(folder / "tokenizer.json")).decode(ids))
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,7 +15,10 @@ from conversations import ParsedCompletion, parsed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema_rs import is_valid
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
 from toy_templates import CHATML
+from transformers import AutoTokenizer
 
 from agentlightning.errors import EngineError
 from agentlightning.rendering.grammar import GrammarError, TemplateModel, make_grammar, structured_outputs
@@ -128,6 +132,23 @@ def test_a_token_that_was_not_allowed_is_found(renderer: Renderer, schema: JSON,
     wrong = next(token for token in range(300) if token not in tokens_of(masks[place]))
     with pytest.raises(EngineError, match=f"token {place} of a call"):
         renderer.grammars.masks(spec, [*ids[:place], wrong])
+
+
+def test_of_several_end_tokens_the_tokenizers_own_is_the_one_allowed_as_in_vllm(
+    make_renderer: Callable[..., Renderer], tmp_path: Path
+) -> None:
+    folder = make_renderer(CHATML).grammars._folder
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 3]}')
+    renderer, spec = Renderer(tmp_path), structured_outputs({"choice": ["yes", "yesterday"]})
+    assert renderer.end_ids == {4: "<|im_end|>", 2: "<|endoftext|>", 3: "<|im_start|>"}
+    of_vllm = from_tokenizer(AutoTokenizer.from_pretrained(folder), renderer.vocab_size)
+    matcher = LLMatcher(of_vllm, LLMatcher.grammar_from_lark(spec["lark"]))
+    ids = [*renderer.encode("yes"), 4]
+    for token, mask in zip(ids, renderer.grammars.masks(spec, ids), strict=True):
+        assert mask == matcher.compute_bitmask()
+        matcher.consume_token(token)
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES)

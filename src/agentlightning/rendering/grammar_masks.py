@@ -22,13 +22,14 @@ Mask = bytes
 
 
 class Grammars:
-    """Compiled grammars for one tokenizer. `end_ids` end a completion that is whole by its grammar; `vocab` is the model's
-    number of tokens, where that may be above the tokenizer's."""
+    """Compiled grammars for one tokenizer. Of `end_ids`, which end completions, the first ends one that is whole by its
+    grammar: of several one would be drawn by chance. `vocab` is the model's number of tokens, where that may be above the
+    tokenizer's."""
 
     def __init__(self, folder: Path, end_ids: Sequence[int], vocab: int = 0) -> None:
         self._folder = folder
         self.vocab = vocab
-        self.end_ids = sorted(end_ids)
+        self.end_ids = list(end_ids)
         self._loaded: Any = None
         self._compiled: OrderedDict[str, Any] = OrderedDict()
 
@@ -99,9 +100,9 @@ class Grammars:
                     f"structured_outputs: the model {self._folder} has no tokenizer.json, which grammars need"
                 )
             try:
-                known = LLTokenizer(str(file), eos_token=self.end_ids)
+                known = LLTokenizer(str(file), eos_token=self.end_ids[:1])
                 if known.vocab_size < self.vocab:
-                    known = LLTokenizer(str(file), n_vocab=self.vocab, eos_token=self.end_ids)
+                    known = LLTokenizer(str(file), n_vocab=self.vocab, eos_token=self.end_ids[:1])
             except ValueError as cause:  # one without a decoder, say
                 raise InputError(
                     f"structured_outputs: not available with this model, whose tokenizer grammars cannot read: {cause}"

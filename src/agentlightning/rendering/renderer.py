@@ -10,11 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import jinja2.meta
-import orjson
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
@@ -25,6 +23,7 @@ from agentlightning.rendering.families import find_family
 from agentlightning.rendering.grammar import TemplateModel
 from agentlightning.rendering.grammar_masks import Grammars
 from agentlightning.rendering.images import ImageProcessor
+from agentlightning.rendering.model_folder import end_ids, read_json, special_tokens
 from agentlightning.types import JSON, ImageSpan
 
 PROBE = "agl-probe-7f3a9c"
@@ -50,7 +49,7 @@ class Renderer:
     def __init__(self, folder: str | Path, cached_texts: int = 4096) -> None:
         settings = _settings(Path(folder))
         self._tokenizer = _tokenizer(Path(folder))
-        self._variables = _special_tokens(settings)
+        self._variables = special_tokens(settings)
         self._source: str = settings["chat_template"]
         self._template = _compiled(self._source, folder)
         self.variables = _free_variables(self._template, self._source) - {"messages", "tools", *self._variables}
@@ -60,8 +59,8 @@ class Renderer:
         self._special = {
             index: token.content for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
         }
-        self.end_ids = self._end_ids(settings)
-        """End tokens: id -> text."""
+        self.end_ids = {index: self.token_text(index) for index in end_ids(Path(folder), self._tokenizer)}
+        """End tokens: id -> text; first the one that ends a completion under a grammar."""
         self._takes_text = True
         self._takes_text = self._writes_text()
         self.closing = self._find_closing()
@@ -71,7 +70,7 @@ class Renderer:
             syntax=self.parser.syntax, thinks=self.parser.thinks, special=_grammar_tokens(self._tokenizer).get
         )
         """The facts that a grammar of completions needs."""
-        self.grammars = Grammars(Path(folder), sorted(self.end_ids))
+        self.grammars = Grammars(Path(folder), [*self.end_ids])
         # Looked up here, since folders are loaded in a thread: the package takes half a second to import.
         self._family = find_family(self, self._tokenizer)
         self.images = ImageProcessor.find(Path(folder))
@@ -260,12 +259,6 @@ class Renderer:
         ids: list[int] = self._tokenizer.encode_batch_fast([anchor + text], add_special_tokens=False)[0].ids
         return ids[1:] if anchor else ids
 
-    def _end_ids(self, settings: JSON) -> dict[int, str]:
-        ids = settings.get("eos_token_id") or []
-        found = {index: self.token_text(index) for index in ([ids] if isinstance(ids, int) else ids)}
-        eos = self._tokenizer.token_to_id(self._variables.get("eos_token") or "")
-        return found if eos is None else {eos: self._variables["eos_token"], **found}
-
     def _find_closing(self) -> str | None:
         """Compares a completion that is last with one that is followed by a question: what both put after the text."""
         turn = [{"role": "user", "content": "x"}, {"role": "assistant", "content": PROBE}]
@@ -325,8 +318,7 @@ class TextStream:
 def _settings(folder: Path) -> JSON:
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such folder; expected one with a tokenizer")
-    settings = _json(folder / "tokenizer_config.json")
-    settings["eos_token_id"] = _json(folder / "generation_config.json").get("eos_token_id")
+    settings = read_json(folder / "tokenizer_config.json")
     template = folder / "chat_template.jinja"
     if template.is_file():
         settings["chat_template"] = template.read_text(encoding="utf-8")
@@ -336,16 +328,6 @@ def _settings(folder: Path) -> JSON:
     if not settings.get("chat_template"):
         raise ModelError(f"{folder}: its tokenizer has no chat template, so that messages cannot be rendered")
     return settings
-
-
-def _json(path: Path) -> JSON:
-    if not path.is_file():
-        return {}
-    try:
-        value = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as cause:
-        raise ModelError(f"{path}: not valid JSON: {cause}") from cause
-    return value if isinstance(value, dict) else {}
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
@@ -389,11 +371,6 @@ def _grammar_tokens(tokenizer: Tokenizer) -> dict[str, int]:
         for index, token in added
         if token.special or (token.content.startswith("<") and token.content.endswith(">"))
     }
-
-
-def _special_tokens(settings: JSON) -> dict[str, str]:
-    tokens: dict[str, Any] = {name: settings.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
-    return {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items() if token}
 
 
 def _compiled(template: str, folder: str | Path) -> jinja2.Template:

@@ -41,19 +41,6 @@ def has_sight(config: Any) -> bool:
     return LLAVA in (config.architectures or ())
 
 
-def stop_ids(folder: Path, config: Any) -> frozenset[int]:
-    """Ids that end a completion: eos_token_id of the generation config, else of the config; either may be a list."""
-    found = None
-    path = folder / "generation_config.json"
-    if path.is_file():
-        found = json.loads(path.read_text()).get("eos_token_id")
-    if found is None:
-        found = config.eos_token_id if hasattr(config, "eos_token_id") else config.get_text_config().eos_token_id
-    if found is None:
-        return frozenset()
-    return frozenset(found if isinstance(found, list) else [found])
-
-
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Every tensor of the folder's safetensors files by name. Raises ModelError where they are missing or damaged."""
     files = [folder / WEIGHTS]

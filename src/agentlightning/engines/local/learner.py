@@ -31,7 +31,7 @@ from agentlightning.engines.local import layers
 from agentlightning.engines.local.adapter import FOLDER as ADAPTER
 from agentlightning.engines.local.adapter import Adapter
 from agentlightning.engines.local.batches import Batch, batches, known_tokens
-from agentlightning.engines.local.checkpoint import has_sight, load_model, read_config, stop_ids, write_model
+from agentlightning.engines.local.checkpoint import has_sight, load_model, write_model
 from agentlightning.engines.local.decoding import BatchRules, batch_rules
 from agentlightning.engines.local.device import check_device, settle
 from agentlightning.engines.local.llama import LLAMA_SHAPED
@@ -46,6 +46,7 @@ from agentlightning.engines.preferences import check_preferences, coefficients
 from agentlightning.errors import AgentLightningError, EngineError, ModelError, printable
 from agentlightning.log_lines import line_handler
 from agentlightning.rendering.grammar_masks import Grammars
+from agentlightning.rendering.model_folder import end_ids
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
 from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
@@ -97,9 +98,8 @@ class Learner:
         self._sight = self._new_sight()
         self.model.to(self._device)
         self._optimizer = Optimizer(self.model, options)
-        ends = stop_ids(self._folder, read_config(self._folder))
         vocab = self.model.config.get_text_config().vocab_size
-        self._grammars = Grammars(self._folder, sorted(ends), vocab)
+        self._grammars = Grammars(self._folder, end_ids(self._folder), vocab)
         self._cuts = [0, 0]
         """Tokens of this forward_backward whose own cut took out what was sampled, and tokens with a cut."""
         self._piece = max(1, logits_at_once // self.model.config.get_text_config().vocab_size)

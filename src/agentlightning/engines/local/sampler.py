@@ -31,7 +31,6 @@ import torch
 from aiohttp import web
 
 from agentlightning.children import end_with_parent, keep_files_private
-from agentlightning.engines.local.checkpoint import read_config, stop_ids
 from agentlightning.engines.local.decoder import Decoder, open_decoder
 from agentlightning.engines.local.decoding import Constraint
 from agentlightning.engines.local.device import settle
@@ -60,6 +59,7 @@ from agentlightning.errors import (
 from agentlightning.log_lines import line_handler
 from agentlightning.rendering.grammar import structured_outputs
 from agentlightning.rendering.grammar_masks import Grammars
+from agentlightning.rendering.model_folder import end_ids
 from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
 NICE = 5
@@ -80,14 +80,13 @@ class Sampler:
         self,
         decoder: Decoder,
         scheduler: Scheduler,
-        end_ids: frozenset[int],
         grammars: Grammars,
         long_turn_s: float = LONG_TURN_S,
     ) -> None:
         self.scheduler = scheduler
         self._grammars = grammars
         self._decoder = decoder
-        self._end_ids = end_ids
+        self._end_ids = frozenset(grammars.end_ids)
         self._long_turn_s = long_turn_s
         self._wake = asyncio.Event()
         self._events: dict[SamplingRequest, asyncio.Event] = {}
@@ -456,8 +455,7 @@ def open_sampler(
         version=version,
         device=hardware.device,
     )
-    ends = stop_ids(folder, read_config(folder))
-    return Sampler(decoder, scheduler, ends, Grammars(folder, sorted(ends), decoder.vocab), long_turn_s)
+    return Sampler(decoder, scheduler, Grammars(folder, end_ids(folder), decoder.vocab), long_turn_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,47 @@
+"""A model's folder: its settings, its special tokens and the tokens that end a completion.
+
+Renderer, sampler and learner read them here, so that they agree, with vLLM too, on what ends a completion and by which token
+one ends that follows a grammar. Refuses to know weights and templates.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tokenizers import Tokenizer
+
+from agentlightning.errors import ModelError
+from agentlightning.types import JSON
+
+
+def read_json(path: Path) -> JSON:
+    """The object in a file; {} where there is none. Raises ModelError where it is not JSON."""
+    if not path.is_file():
+        return {}
+    try:
+        value = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as cause:
+        raise ModelError(f"{path}: not valid JSON: {cause}") from cause
+    return value if isinstance(value, dict) else {}
+
+
+def special_tokens(settings: JSON) -> dict[str, str]:
+    """The special tokens that tokenizer_config.json names, as templates know them."""
+    tokens: dict[str, Any] = {name: settings.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    return {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items() if token}
+
+
+def end_ids(folder: Path, tokenizer: Tokenizer | None = None) -> list[int]:
+    """Ids that end a completion. The first is the one that ends it under a grammar: the tokenizer's `eos_token`, as in
+    vLLM; the others are those of generation_config.json, or of config.json. Without `tokenizer` it is the folder's."""
+    config = read_json(folder / "config.json")
+    holders = [read_json(folder / "generation_config.json"), config, config.get("text_config") or {}]
+    found: Any = next((one["eos_token_id"] for one in holders if one.get("eos_token_id") is not None), [])
+    if tokenizer is None and (file := folder / "tokenizer.json").is_file():
+        tokenizer = Tokenizer.from_file(str(file))
+    eos = special_tokens(read_json(folder / "tokenizer_config.json")).get("eos_token")
+    own = None if tokenizer is None or eos is None else tokenizer.token_to_id(eos)
+    ids: list[int] = found if isinstance(found, list) else [found]
+    return ids if own is None else [own, *(one for one in ids if one != own)]
