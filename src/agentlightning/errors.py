@@ -105,7 +105,10 @@ class MissingExtraError(AgentLightningError):
     """An optional dependency is absent."""
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed; install it with: pip install 'agentlightning[{extra}]'")
+        super().__init__(
+            f"{package} is not installed; install it with: pip install 'agentlightning[{extra}]' "
+            f"(in a clone: pip install '.[{extra}]')"
+        )
 
 
 @contextmanager

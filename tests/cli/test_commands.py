@@ -11,7 +11,9 @@ from typer.testing import CliRunner, Result
 from agentlightning.cli.app import app
 from agentlightning.cli.train import agent_setting
 from agentlightning.errors import ConfigError, ModelError, NotFoundError
+from agentlightning.gateway.gateway_span import gateway_span
 from agentlightning.store.base import LightningStore
+from agentlightning.store.gateway_events import REFUSED_CALLS
 from agentlightning.store.open import open_store
 from agentlightning.trainer.training import resume_line
 from agentlightning.types import Checkpoint, Finish, Metric, NewRollout, Span, WorkerStatus
@@ -80,6 +82,22 @@ def test_a_rollout_is_shown_with_what_its_program_printed_and_brackets_as_they_a
     assert shown.exit_code == 0
     for text in ('task {"q":"[/b]"}', "attempt 1  failed  w", "error: KeyError: '[/b]'", "output: it [printed] this"):
         assert text in shown.stdout
+
+
+async def a_failure_and_a_refusal(store: LightningStore) -> None:
+    await store.enqueue([NewRollout(run_id="run", task={}, group_id=name) for name in ("failed", "refused")])
+    worker = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
+    claims = await store.claim(worker, limit=2)
+    [refused] = [claim for claim in claims if claim.rollout.group_id == "refused"]
+    await store.append_spans([gateway_span(refused.rollout, 1, REFUSED_CALLS, {"fields": "top_a", "count": 1})])
+    await store.finish([Finish(lease=claim.lease, state="failed", error="400") for claim in claims])
+
+
+def test_refused_rollouts_are_listed_alone() -> None:
+    listed = agl("rollouts", "list", "run", "--state", "refused", "--store", filled(a_failure_and_a_refusal))
+    assert listed.exit_code == 0
+    assert ("refused/0" in listed.stdout, "failed/0" in listed.stdout) == (True, False)
+    assert "1 call refused: top_a 1" in listed.stdout
 
 
 async def a_program_with_spans(store: LightningStore) -> None:

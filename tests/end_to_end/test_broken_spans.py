@@ -13,7 +13,8 @@ from command_line import Folder
 from training import Training
 
 from agentlightning.adapters.span_tree import SpanTree
-from agentlightning.store.base import BROKEN_SPANS, RolloutQuery, broken_warning
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.gateway_events import BROKEN_SPANS, broken_warning
 from agentlightning.store.open import open_store
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from house import ANSWER, House
 
-from agentlightning.store.base import NO_CALLS
+from agentlightning.store.gateway_events import NO_CALLS
 
 PROGRAM = """
 import json, os, sys, urllib.error, urllib.request

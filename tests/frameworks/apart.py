@@ -1,4 +1,4 @@
-"""Frameworks that quarrel over the versions of a package stand in virtual environments of their own."""
+"""Frameworks that conflict over the versions of a package stand in virtual environments of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-QUARRELS = {
+CONFLICTING = {
     "pydantic-ai": "openai3",
     "smolagents": "openai3",
     "llamaindex": "openai2",
@@ -36,13 +36,13 @@ NODE = {
 }
 """Which folder has the npm packages of a page."""
 
-BY_HAND = frozenset([name for name, lock in QUARRELS.items() if lock in ("agents", "kernel")] + [*NODE][1:])
+BY_HAND = frozenset([name for name, lock in CONFLICTING.items() if lock in ("agents", "kernel")] + [*NODE][1:])
 """Pages whose packages `make test-clients` installs: more than CI has the time for."""
 
 
 def stand_apart(folder: Path, name: str) -> None:
     """The environment of the page's framework, where the page has its reader make it; without it the test is left out."""
-    environment = ROOT / f".venv-frameworks-{QUARRELS[name]}"
+    environment = ROOT / f".venv-frameworks-{CONFLICTING[name]}"
     if not (environment / ".installed").exists():
         pytest.skip(f"needs {environment.name}: `make {'clients' if name in BY_HAND else 'frameworks'}` installs it")
     (folder / "agent-venv").symlink_to(environment)

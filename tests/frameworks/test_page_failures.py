@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from apart import NODE, QUARRELS, need_node, stand_apart
+from apart import CONFLICTING, NODE, need_node, stand_apart
 from pages import page
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -50,7 +50,7 @@ PATIENT = {"mini-swe-agent"}
 """Try again for minutes, whatever the error is."""
 
 
-@pytest.mark.parametrize("name", sorted({*QUARRELS, *NODE} - PATIENT))
+@pytest.mark.parametrize("name", sorted({*CONFLICTING, *NODE} - PATIENT))
 async def test_a_call_that_is_refused_fails_the_program(tmp_path: Path, refusing: str, name: str) -> None:
     (need_node if name in NODE else stand_apart)(tmp_path, name)
     page(name).write(tmp_path)

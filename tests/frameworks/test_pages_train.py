@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from apart import CODING, NODE, QUARRELS, need_node, stand_apart
+from apart import CODING, CONFLICTING, NODE, need_node, stand_apart
 from command_line import Folder
 from pages import FOLDER, page
 from stage import open_stage_of
@@ -98,5 +98,5 @@ def prepare(folder: Folder, name: str) -> None:
     """What the page has its reader install."""
     if name in NODE:
         need_node(folder.path, name)
-    if name in QUARRELS:
+    if name in CONFLICTING:
         stand_apart(folder.path, name)

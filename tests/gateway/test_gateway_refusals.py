@@ -8,7 +8,8 @@ import pytest
 from gateway_house import House, path
 
 from agentlightning.gateway.refusals import MAX_SINGLE
-from agentlightning.store.base import NO_CALLS, REFUSED_CALLS, UNKNOWN_ROUTE, RolloutQuery
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.gateway_events import NO_CALLS, REFUSED_CALLS, UNKNOWN_ROUTE
 from agentlightning.types import Claim, Finish, Rollout, Span
 
 HI = [{"role": "user", "content": "hi"}]
@@ -65,6 +66,16 @@ async def test_a_loop_of_refused_calls_leaves_few_records_that_count_them_all(ho
     spans = await refusals(house, claim)
     assert sum(span.attributes["count"] for span in spans) == 128
     assert len(spans) <= MAX_SINGLE + 3
+
+
+async def test_a_refusal_after_an_answered_call_is_recorded_however_many_were_before(house: House) -> None:
+    claim = await house.claim()
+    for _ in range(MAX_SINGLE):
+        assert await post(house, claim, top_a=0.5) == 400
+    assert await post(house, claim) == 200
+    assert await post(house, claim, top_a=0.5) == 400
+    rollout = await ended(house, claim)
+    assert (rollout.refused, rollout.warning) == (True, f"{MAX_SINGLE + 1} calls refused: top_a {MAX_SINGLE + 1}")
 
 
 async def test_a_call_that_is_not_authorised_or_over_is_no_refusal(house: House) -> None:

@@ -15,7 +15,8 @@ from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import FunctionRunner
 from agentlightning.runner.span_delivery import SpanDelivery
-from agentlightning.store.base import BROKEN, BROKEN_SPANS, RolloutQuery
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.gateway_events import BROKEN, BROKEN_SPANS
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.tracing.tracer import Tracer
 from agentlightning.types import NewRollout, Span, WorkerStatus

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from store_samples import a_call, a_reward, a_span, a_worker, claimed, ending, finished, one, some, states
 
-from agentlightning.store.base import BROKEN_SPANS, NO_CALLS, REFUSED_CALLS, LightningStore, broken_warning
+from agentlightning.store.base import LightningStore
+from agentlightning.store.gateway_events import BROKEN_SPANS, NO_CALLS, OUTGROWN, REFUSED_CALLS, broken_warning
 from agentlightning.types import RetryPolicy
 
 DEADLINE_S = 20.0
@@ -244,6 +245,17 @@ async def test_a_failure_after_a_refused_call_is_refused_and_not_tried_again(sto
     assert [rollout.refused for rollout in found] == [True, False, False]
     assert found[0].warning == "1 call refused: top_a 1"
     assert found[0].error == "400"
+
+
+async def test_a_failure_after_the_context_was_outgrown_is_tried_again_and_not_refused(store: LightningStore) -> None:
+    [claim] = await claimed(store, 1, retry=RetryPolicy(max_attempts=2))
+    await store.append_calls([a_call(claim, finished_ns=5)])
+    outgrown = {"fields": OUTGROWN, "count": 1}
+    await store.append_spans([a_span(claim, REFUSED_CALLS, attributes=outgrown, started_ns=10, finished_ns=10)])
+    await store.finish([ending(claim, "failed", error="400")])
+    found = await one(store, claim.rollout.id)
+    assert (found.state, found.refused) == ("queued", False)
+    assert found.warning == "1 call refused: context_length_exceeded 1"
 
 
 async def test_what_air_saw_of_a_rollout_is_never_its_final_reward(store: LightningStore) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentlightning.store.base import BROKEN_SPANS
+from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan
 from agentlightning.tracing.sanitize import (
     MAX_ITEMS,

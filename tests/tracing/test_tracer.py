@@ -14,7 +14,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Tracer as OpenTelemetryTracer
 
-from agentlightning.store.base import BROKEN_SPANS
+from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.tracing.buffer import UNFINISHED, SpanBuffer
 from agentlightning.tracing.sanitize import MAX_SPAN_BYTES, MAX_TEXT_CHARS
 from agentlightning.tracing.tracer import Tracer

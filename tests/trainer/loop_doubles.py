@@ -16,7 +16,8 @@ import pytest
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config import Config, parse_config
 from agentlightning.gateway.gateway_span import gateway_span
-from agentlightning.store.base import REFUSED_CALLS, LightningStore
+from agentlightning.store.base import LightningStore
+from agentlightning.store.gateway_events import REFUSED_CALLS
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.policies import TrainedPolicy

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,7 +15,7 @@ from agentlightning.types import RolloutState
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agentlightning.store.base import LightningStore
+    from agentlightning.store.base import LightningStore, RolloutQuery
     from agentlightning.types import Rollout
 
 MAX_REASON_CHARS = 240
@@ -29,7 +31,10 @@ app.command("export-traces")(traces.export_traces)
 def list_rollouts(
     run: RunId,
     mode: Mode = None,
-    state: Annotated[RolloutState | None, typer.Option("--state", help="Only rollouts in this state.")] = None,
+    state: Annotated[
+        Literal[RolloutState, "refused"] | None,
+        typer.Option("--state", help="Only rollouts in this state; refused ones are among those that failed."),
+    ] = None,
     step: Step = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="List at most this many rollouts, newest first.")] = 20,
     store: Store = None,
@@ -39,15 +44,26 @@ def list_rollouts(
     from agentlightning.store.scan import find_run
     from agentlightning.trainer.display import screen
 
-    query = RolloutQuery(
-        run_id=run, mode=mode, states=[state] if state else None, step=step, limit=limit, newest_first=True
-    )
+    query = RolloutQuery(run_id=run, mode=mode, step=step)
 
     async def work(opened: LightningStore) -> list[Rollout]:
         await find_run(opened, run)
-        return await opened.rollouts(query)
+        if state == "refused":
+            return await _refused(opened, query, limit)
+        states = None if state is None else [state]
+        return await opened.rollouts(replace(query, states=states, limit=limit, newest_first=True))
 
     print_rollouts(screen(), with_store(store, work))
+
+
+async def _refused(store: LightningStore, query: RolloutQuery, limit: int) -> list[Rollout]:
+    """The newest rollouts that are refused, newest first."""
+    from agentlightning.store.scan import read_rollouts
+
+    newest: deque[Rollout] = deque(maxlen=limit)
+    async for failed in read_rollouts(store, replace(query, states=["failed"])):
+        newest.extend(rollout for rollout in failed if rollout.refused)
+    return list(reversed(newest))
 
 
 @app.command("show")

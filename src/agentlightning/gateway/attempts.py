@@ -51,12 +51,16 @@ class TrackedAttempt:
     read_s: float = float("-inf")
     """Start of the last read of its calls, by the monotonic clock."""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held, and before it waited for, by work that is done one at a time for all attempts: so they take turns."""
     size: int = 0
     """Bytes of the conversations, as counted last."""
     refused: int = 0
     """Calls that this gateway refused."""
     unrecorded_refusals: int = 0
     """Those of them that are still to be recorded."""
+    ends_refused: bool = False
+    """No call was answered since a refusal was recorded last."""
 
     def knows(self, call_id: str) -> bool:
         """True where a call of that id is in one of its graphs."""

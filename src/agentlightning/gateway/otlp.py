@@ -30,7 +30,8 @@ from agentlightning.gateway.limits import CallLimits
 from agentlightning.gateway.metrics import GatewayMetrics
 from agentlightning.protocols.base import ApiError
 from agentlightning.store import keys
-from agentlightning.store.base import BROKEN_SPANS, LightningStore, RolloutQuery
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.store.server_keys import is_loopback
 from agentlightning.store.tokens import is_token
 from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan, read_json

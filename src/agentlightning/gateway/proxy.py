@@ -44,7 +44,8 @@ from agentlightning.protocols import (
 )
 from agentlightning.protocols.base import ApiError, WireFormat, call_id, read_object
 from agentlightning.rendering.renderer import RenderError
-from agentlightning.store.base import UNKNOWN_ROUTE, LightningStore, reward_number
+from agentlightning.store.base import LightningStore, reward_number
+from agentlightning.store.gateway_events import UNKNOWN_ROUTE
 from agentlightning.types import Reward
 
 log = logging.getLogger(__name__)
@@ -171,27 +172,28 @@ class Proxy:
                 refusal = _of_prompt(_as_refusal(cause), PROMPT_FIELDS.get(wire.NAME, "messages"))
                 await record_refusal(self._store, attempt, refusal)
                 raise refusal from cause
+            attempt.ends_refused = False
         elif method == "POST" and route == "messages/count_tokens":
             data = {"max_tokens": 1, **read_object(await incoming.body(admission.take))}
-            await reply.whole(200, messages.count(*await self._calls.count(wire, data, attempt)))
+            await reply.whole(200, messages.count(*await self._calls.count(wire, data, attempt, admission)))
         elif method == "POST" and route == "models:countTokens":
             data = generate_content.count_request(read_object(await incoming.body(admission.take)))
             data = generate_content.with_route(data, incoming.model or "", False)
-            counted, _ = await self._calls.count(wire, data, attempt)
+            counted, _ = await self._calls.count(wire, data, attempt, admission)
             await reply.whole(200, generate_content.count(counted))
         elif method == "POST" and route == "tokens/logprobs":
             data = read_object(await incoming.body(admission.take))
             await self._scoring.answer(data, attempt, admission, reply)
         elif method == "POST" and route in (TOKENIZE, DETOKENIZE):
             data = read_object(await incoming.body(admission.take))
-            await reply.whole(200, await self._tokenization.answer(route, data, attempt))
+            await reply.whole(200, await self._tokenization.answer(route, data, attempt, admission))
         elif method == "POST" and route == "reward":
             await self._reward(attempt, await incoming.body(admission.take), reply)
         elif method == "GET" and (named := _named_model(route)) is not None:
             await self._models(wire, named, attempt, reply)
         elif method == "POST" and route == COUNT:
             data = read_object(await incoming.body(admission.take))
-            await reply.whole(200, await self._responses.count(data, attempt))
+            await reply.whole(200, await self._responses.count(data, attempt, admission))
         elif self._responses.knows(route, method):
             await self._responses.answer(incoming, attempt, reply)
         elif self._files.knows(route, method):

@@ -16,10 +16,12 @@ from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.protocols.base import ApiError
 from agentlightning.protocols.images import FILE_ID
 from agentlightning.rendering.images import decode_image, image_hash
-from agentlightning.store.base import FILE_DELETED, FILE_UPLOADED, LightningStore
+from agentlightning.store.base import LightningStore
+from agentlightning.store.gateway_events import FILE_DELETED, FILE_UPLOADED
 from agentlightning.types import JSON, Span
 
 MAX_FILES = 256
+MAX_UPLOADED_BYTES = 256 << 20
 """Uploads of one attempt, those among them that were deleted since."""
 
 MAX_NAME_CHARS = 256
@@ -48,7 +50,9 @@ class UploadedFiles:
     def __init__(self, store: LightningStore) -> None:
         self._store = store
         self._events = AttemptEvents(store, frozenset({FILE_UPLOADED, FILE_DELETED}))
-        self._checking = asyncio.Lock()
+        self.decoding = asyncio.Lock()
+        """Held to decode an image: one at a time, since it takes a hundred times its file's bytes, and here, since a thread
+        that waits for its turn is none for the rest of the gateway."""
 
     async def of(self, attempt: TrackedAttempt) -> dict[str, UploadedFile]:
         """The files of an attempt by id."""
@@ -74,17 +78,20 @@ class UploadedFiles:
 
     async def put(self, attempt: TrackedAttempt, data: bytes, name: str, mime_type: str, purpose: str) -> UploadedFile:
         """Keep a file; durable when it returns. ApiError where it is no image that the gateway takes, or one too many."""
-        async with self._checking:  # one at a time: an image takes a hundred times its file's bytes
+        async with attempt.turn:
             try:
-                await asyncio.to_thread(decode_image, data)
+                async with self.decoding:
+                    await asyncio.to_thread(decode_image, data)
             except InputError as cause:
                 raise ApiError(f"file: {cause}", param="file") from cause
             file_id = FILE_ID + image_hash(data)
             known = (await self.of(attempt)).get(file_id)
             if known is not None:
                 return known
-            if sum(span.name == FILE_UPLOADED for span in await self._events.read(attempt)) >= MAX_FILES:
-                raise ApiError(f"file: expected at most {MAX_FILES} uploads of one attempt", param="file")
+            sizes = [_file(span).size for span in await self._events.read(attempt) if span.name == FILE_UPLOADED]
+            if len(sizes) >= MAX_FILES or sum(sizes) + len(data) > MAX_UPLOADED_BYTES:
+                most = f"{MAX_FILES} uploads of one attempt, {MAX_UPLOADED_BYTES >> 20} MiB in all"
+                raise ApiError(f"file: expected at most {most}", param="file")
             rollout = attempt.rollout
             await self._store.put_images(rollout.run_id, rollout.id, {image_hash(data): data})
             told: JSON = {"id": file_id, "name": name[:MAX_NAME_CHARS], "mime_type": mime_type[:MAX_NAME_CHARS]}

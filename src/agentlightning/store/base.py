@@ -18,7 +18,7 @@ import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from agentlightning.background import BackgroundTasks
 from agentlightning.errors import RewardError
@@ -172,8 +172,8 @@ class LightningStore(abc.ABC):
         On succeeded: the rollout's reward becomes `final_reward` of the attempt's records; if that raises, the attempt
         ends as failed with the sentence as its error. An attempt without a recorded call gets a warning that says so,
         with the diagnosis; refused calls (spans named REFUSED_CALLS) are said first. On failed, timed_out, lost: queued
-        again or failed, by the rollout's retry policy; an attempt that failed after its last model call was refused is not
-        retried, and its rollout is `refused`.
+        again or failed, by the rollout's retry policy; an attempt that failed after its last model call was refused, for
+        another reason than OUTGROWN, is not retried, and its rollout is `refused`.
         """
 
     @abc.abstractmethod
@@ -425,75 +425,3 @@ def reward_number(value: Any, name: str = "reward") -> float:
     if not math.isfinite(number):
         raise RewardError(f"{name}: expected a finite number, got {number}")
     return number
-
-
-BROKEN_SPANS: Literal["gateway.broken_spans"] = "gateway.broken_spans"
-"""Name of the span that says what was wrong with others: its attributes are counts by cause."""
-
-BROKEN: Literal["broken spans"] = "broken spans"
-"""The beginning of the warning about them."""
-
-UNKNOWN_ROUTE: Literal["gateway.unknown_route"] = "gateway.unknown_route"
-"""Name of the span that a request to a wrong path leaves, so that a rollout without calls can be explained."""
-
-
-FILE_UPLOADED: Literal["gateway.file_uploaded"] = "gateway.file_uploaded"
-FILE_DELETED: Literal["gateway.file_deleted"] = "gateway.file_deleted"
-"""Names of the spans by which an attempt has uploaded files."""
-
-
-def broken_counts(attributes: JSON) -> dict[str, int]:
-    """By cause, what a span named BROKEN_SPANS counts; attributes that are no counts are somebody else's."""
-    return {cause: count for cause, count in attributes.items() if type(count) is int}
-
-
-def broken_warning(counts: Mapping[str, int]) -> str:
-    """Returns the warning of a rollout about its broken spans.
-
-    >>> broken_warning({"cycle": 2, "too_large": 1})
-    'broken spans, of which only what was broken is lost or mended: cycle 2, too_large 1'
-    """
-    causes = ", ".join(f"{cause} {count}" for cause, count in sorted(counts.items()))
-    return reason("broken_spans", causes)
-
-
-REFUSED_CALLS: Literal["gateway.refused_calls"] = "gateway.refused_calls"
-"""Name of the span that says which model calls of an attempt the gateway refused: `fields` that it did not serve, `count`,
-and an example of the `message`."""
-
-MAX_REASON_CHARS = 100
-"""Bound of the fields that one refusal names."""
-
-MAX_REASONS = 16
-"""Reasons of refused calls that a warning names."""
-
-
-def refused_counts(attributes: JSON) -> dict[str, int]:
-    """By fields, what a span named REFUSED_CALLS counts; attributes of another shape are somebody else's.
-
-    >>> refused_counts({"fields": "context_management", "count": 2, "message": "…"})
-    {'context_management': 2}
-    """
-    fields, count = attributes.get("fields"), attributes.get("count")
-    return {fields[:MAX_REASON_CHARS]: count} if isinstance(fields, str) and type(count) is int and count > 0 else {}
-
-
-def refused_warning(counts: Mapping[str, int]) -> str:
-    """Returns the warning of a rollout about its refused calls.
-
-    >>> refused_warning({"context_management": 3})
-    '3 calls refused: context_management 3'
-    >>> refused_warning({"tools": 1})
-    '1 call refused: tools 1'
-    """
-    total = sum(counts.values())
-    named = sorted(counts.items())[:MAX_REASONS]
-    fields = ", ".join(f"{field} {count}" for field, count in named) + (", …" if len(counts) > len(named) else "")
-    return reason("refused_calls", f"{total} call{'' if total == 1 else 's'}", fields)
-
-
-NO_CALLS: Literal["no model call was recorded"] = "no model call was recorded"
-"""The beginning of the warning of an attempt without a call."""
-
-IGNORED_BASE_URL = "the agent did not use the base URL it was given"
-"""The likely cause of it, where nothing is known."""

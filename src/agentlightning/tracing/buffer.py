@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.store.base import BROKEN_SPANS
+from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.tracing import otlp
 from agentlightning.tracing.clocks import plain_times
 from agentlightning.tracing.frameworks import conventional

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from agentlightning.store.base import BROKEN_SPANS, FILE_DELETED, FILE_UPLOADED, REFUSED_CALLS, UNKNOWN_ROUTE
+from agentlightning.store.gateway_events import BROKEN_SPANS, FILE_DELETED, FILE_UPLOADED, REFUSED_CALLS, UNKNOWN_ROUTE
 from agentlightning.tracing.clocks import MAX_TIME_NS, Clocks, Times, plain_times
 from agentlightning.tracing.otlp import OtlpRequest, OtlpResource, OtlpSpan
 from agentlightning.types import JSON, Span

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from agentlightning.errors import NoCallsError
-from agentlightning.store.base import NO_CALLS, LightningStore
+from agentlightning.store.base import LightningStore
+from agentlightning.store.gateway_events import NO_CALLS
 from agentlightning.types import FINAL_STATES, NewRollout, Rollout
 
 ENQUEUE_BATCH = 2048

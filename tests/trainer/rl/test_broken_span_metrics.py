@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agentlightning.store.base import BROKEN_SPANS, RolloutQuery
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.gateway_events import BROKEN_SPANS
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.rl.load_trajectories import broken_spans
 from agentlightning.types import Finish, NewRollout, Span, WorkerStatus

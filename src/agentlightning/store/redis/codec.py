@@ -17,7 +17,8 @@ import orjson
 from agentlightning.errors import InputError, RewardError
 from agentlightning.store import codec
 from agentlightning.store.audit import AuditEntry
-from agentlightning.store.base import (
+from agentlightning.store.base import reward_number
+from agentlightning.store.gateway_events import (
     BROKEN_SPANS,
     IGNORED_BASE_URL,
     NO_CALLS,
@@ -25,7 +26,6 @@ from agentlightning.store.base import (
     UNKNOWN_ROUTE,
     broken_counts,
     refused_counts,
-    reward_number,
 )
 from agentlightning.store.sentences import reason
 from agentlightning.store.tokens import Token

@@ -18,16 +18,15 @@ from sqlalchemy import Connection, func, select
 from agentlightning.clock import elapsed_s
 from agentlightning.errors import RewardError
 from agentlightning.store import codec
-from agentlightning.store.base import (
+from agentlightning.store.base import RolloutQuery, final_reward, reward_number
+from agentlightning.store.gateway_events import (
     IGNORED_BASE_URL,
     NO_CALLS,
-    RolloutQuery,
+    OUTGROWN,
     broken_counts,
     broken_warning,
-    final_reward,
     refused_counts,
     refused_warning,
-    reward_number,
 )
 from agentlightning.store.notifier import FINISHED, QUEUED
 from agentlightning.store.sentences import reason, refusal
@@ -406,7 +405,8 @@ def _look_at_refusals(connection: Connection, ended: Sequence[_End]) -> None:
     for rollout_id, attempt, attributes, started_ns in execute(connection, statements.REFUSED_CALLS, {"ids": ids}):
         if counts := refused_counts(orjson.loads(attributes)):
             refused[rollout_id, attempt].update(counts)
-            last_ns[rollout_id, attempt] = max(started_ns, last_ns.get((rollout_id, attempt), 0))
+            if OUTGROWN not in counts:
+                last_ns[rollout_id, attempt] = max(started_ns, last_ns.get((rollout_id, attempt), 0))
     found = [end for end in ended if end.key in refused]
     failed = [end.row.id for end in found if end.finish is not None and end.finish.state == "failed"]
     served = {
@@ -416,7 +416,7 @@ def _look_at_refusals(connection: Connection, ended: Sequence[_End]) -> None:
     for end in found:
         said = refused_warning(refused[end.key])
         end.warning = f"{NO_CALLS}: {said}" if end.calls == 0 and end.state != "lost" else said
-        end.refused = end.row.id in failed and last_ns[end.key] > served.get(end.key, 0)
+        end.refused = end.row.id in failed and last_ns.get(end.key, 0) > served.get(end.key, 0)
 
 
 def _look_at_spans(connection: Connection, ended: Sequence[_End]) -> None:

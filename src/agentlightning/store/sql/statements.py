@@ -10,7 +10,7 @@ import functools
 
 from sqlalchemy import Column, ColumnElement, bindparam, func, insert, or_, select, update
 
-from agentlightning.store.base import UNKNOWN_ROUTE
+from agentlightning.store.gateway_events import UNKNOWN_ROUTE
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.tables import attempts, calls, consumption, rewards, rollouts, runs, spans, workers
 from agentlightning.store.sql.upsert import Upsert, upsert_into

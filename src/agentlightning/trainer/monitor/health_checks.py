@@ -154,7 +154,7 @@ def calls_refused(history: History) -> str | None:
         return None
     return (
         f"{share:.1%} of step {history.steps[-1]['step']}'s rollouts ended because the gateway refused a model call; what "
-        "is learned is biased towards those that got through: agl rollouts list RUN --state failed names the fields; leave "
+        "is learned is biased towards those that got through: agl rollouts list RUN --state refused names the fields; leave "
         "them out of the agent's requests, or set agent.unsupported_params = 'drop'"
     )
 

@@ -14,7 +14,8 @@ from agentlightning.adapters.trajectories import trajectories
 from agentlightning.algorithms.selection import Selection
 from agentlightning.engines.base import Metrics
 from agentlightning.errors import AgentError
-from agentlightning.store.base import BROKEN, BROKEN_SPANS, LightningStore, broken_counts
+from agentlightning.store.base import LightningStore
+from agentlightning.store.gateway_events import BROKEN, BROKEN_SPANS, broken_counts
 from agentlightning.store.scan import read_images
 from agentlightning.trainer.collect import check_calls_recorded
 from agentlightning.trainer.data.air_report import AirTally

@@ -3,6 +3,8 @@
 -- `broken`: counts by cause of what was wrong with spans, empty for most; they are summed. `refused`: counts by field of
 -- calls that were refused; that the last call was one holds until a call is recorded.
 
+local OUTGROWN = 'context_length_exceeded' -- as in gateway_events.py
+
 local function warn(row)
   local key = store .. 'a:' .. row[2] .. ':' .. row[3]
   local known = call('HGET', key, 'misled_ns')
@@ -20,7 +22,7 @@ local function count_refused(row)
   local key = store .. 'a:' .. row[2] .. ':' .. row[3]
   for field, count in pairs(row[8]) do
     call('HINCRBY', key, 'refused:' .. field, count)
-    call('HSET', key, 'last_refused', 1)
+    if field ~= OUTGROWN then call('HSET', key, 'last_refused', 1) end
   end
 end
 

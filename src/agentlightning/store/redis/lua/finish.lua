@@ -1,7 +1,7 @@
 -- finish: request {{lease, state, error, output, silence, rewards}, ...}; answers 1 where the lease held, else 0.
 -- `silence` is the warning of an attempt without a call. A reward that is none has `refusal`, why, for a value.
 
-local MAX_REASONS = 16 -- as in base.py
+local MAX_REASONS = 16 -- as in gateway_events.py
 local NO_CALLS = 'no model call was recorded'
 
 local function fail(ending, why)
@@ -62,7 +62,7 @@ local function look_at_calls(rollout, ending, silence)
   end
 end
 
--- See `refused_warning` in base.py.
+-- See `refused_warning` in gateway_events.py.
 local function look_at_refusals(rollout, ending, failed)
   local known, fields, total = call('HGETALL', attempt_key(rollout)), {}, 0
   local last = false
@@ -90,7 +90,7 @@ local function look_at_refusals(rollout, ending, failed)
   ending.refused = failed and last
 end
 
--- See `broken_warning` in base.py.
+-- See `broken_warning` in gateway_events.py.
 local function look_at_spans(rollout, ending)
   local known, causes = call('HGETALL', attempt_key(rollout)), {}
   for position = 1, #known, 2 do
