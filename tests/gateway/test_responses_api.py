@@ -38,6 +38,14 @@ async def test_a_stored_response_is_fetched_as_it_was_given(client: AsyncOpenAI,
     assert (await client.responses.retrieve(first.id)).to_dict() == first.to_dict()
 
 
+async def test_a_stored_response_has_the_logprobs_of_its_tokens_without_alternatives(client: AsyncOpenAI) -> None:
+    first = await made(client, top_logprobs=1)
+    *_, end = [event async for event in await client.responses.retrieve(first.id, stream=True)]
+    given, streamed = (one.output[0].content[0].logprobs for one in (first, end.response))  # type: ignore[union-attr]
+    assert len(given) == len(streamed) > 1
+    assert [one.to_dict() for one in streamed] == [{**one.to_dict(), "top_logprobs": []} for one in given]
+
+
 async def test_a_stored_response_is_fetched_from_a_gateway_that_was_started_again(
     client: AsyncOpenAI, house: House, run: Claim
 ) -> None:
@@ -130,8 +138,14 @@ async def test_a_deleted_response_stays_in_the_record(client: AsyncOpenAI, house
 
 async def test_only_a_response_in_the_background_can_be_cancelled(client: AsyncOpenAI) -> None:
     first = await made(client)
-    with pytest.raises(BadRequestError, match="background"):
+    with pytest.raises(BadRequestError, match=r"Cannot cancel a synchronous response.* in the background"):
         await client.responses.cancel(first.id)
+
+
+async def test_a_response_that_is_not_there_is_said_to_be_in_the_words_of_vllm(client: AsyncOpenAI) -> None:
+    with pytest.raises(NotFoundError, match=r"Response with id .* not found.") as refused:
+        await client.responses.retrieve("resp_1")
+    assert refused.value.param == "response_id"
 
 
 async def test_the_input_of_a_response_is_counted_before_it_is_made(client: AsyncOpenAI) -> None:

@@ -68,7 +68,7 @@ class AgentRequest:
 
     __slots__ = (
         "_host", "_receive", "_scheme", "agent", "client", "headers", "idempotency_key", "is_retry", "key", "length",
-        "method", "model", "named", "path", "query", "route", "traceparent",
+        "method", "model", "named", "path", "query", "query_values", "route", "traceparent",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -124,7 +124,9 @@ class AgentRequest:
         self.model, self.route = _route(rest)
         """The model where the path names it, and what comes after /v1/ (None where the path is not of that form)."""
         query: bytes = scope.get("query_string", b"")
-        self.query = dict(parse_qsl(query.decode("latin-1"))) if query else {}
+        self.query_values = parse_qsl(query.decode("latin-1")) if query else []
+        """All names and values of the query; a list has its name several times."""
+        self.query = dict(self.query_values)
         if self.key is None and self.model is not None:
             self.key = self.query.get("key")
 

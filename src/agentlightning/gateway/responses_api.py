@@ -7,7 +7,7 @@ among them, are made by policy/calls.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -79,7 +79,7 @@ class ResponsesApi:
         """Answer a request that `knows` is true of. Raises ApiError and the errors of the store."""
         _, _, rest = (incoming.route or "").partition("/")
         response_id, _, part = rest.partition("/")
-        query = _Query(incoming.query)
+        query = _Query(incoming.query_values)
         if incoming.method == "DELETE":
             if not await self._stored.delete(attempt, call_id(response_id)):
                 raise not_found(response_id)
@@ -92,7 +92,8 @@ class ResponsesApi:
             await reply.whole(200, orjson.dumps(_page(input_items(chain), query)))
         elif part == "cancel":
             raise ApiError(
-                f"response_id: {response_id!r} was not made in the background, and only such a response can be cancelled",
+                "Cannot cancel a synchronous response: expected the id of one that was made in the background, "
+                f"got {response_id!r}",
                 param="response_id",
                 code="response_not_cancellable",
             )
@@ -102,12 +103,11 @@ class ResponsesApi:
     async def _fetch(self, call: Call, query: _Query, attempt: TrackedAttempt, reply: AgentResponse) -> None:
         stream, after = query.boolean("stream"), query.whole("starting_after", -1, 2**63 - 1, -1)
         policy = (await self._engine_router.policies(attempt.rollout.run_id)).get(call.policy)
-        completion = recorded_answer([call], call.id, policy.renderer if policy is not None else None)
+        request = responses.stored_request(call, query.several("include"))
+        completion = recorded_answer([call], call.id, policy.renderer if policy is not None else None, request)
         if completion is None:
             raise not_found(f"resp_{call.id}")
         await mark_delivered(self._store, [call], completion)
-        sealed = "reasoning.encrypted_content" in query.several("include")
-        request = CompletionRequest(model=call.model, messages=[], echo={**call.request_fields, "_sealed": sealed})
         if not stream:
             await reply.whole(200, responses.body(request, completion))
             return
@@ -150,14 +150,14 @@ def _function(tool: JSON) -> JSON:
 class _Query:
     """The parameters of a URL. Raises ApiError, naming the one that is malformed."""
 
-    def __init__(self, values: Mapping[str, str]) -> None:
+    def __init__(self, values: Sequence[tuple[str, str]]) -> None:
         self._values = values
 
     def text(self, name: str) -> str | None:
-        return self._values.get(name)
+        return dict(self._values).get(name)
 
     def several(self, name: str) -> list[str]:
-        return [value for key, value in self._values.items() if key in (name, f"{name}[]")]
+        return [value for key, value in self._values if key in (name, f"{name}[]")]
 
     def boolean(self, name: str) -> bool:
         value = self.text(name)

@@ -69,7 +69,7 @@ class StoredResponses:
 def not_found(response_id: str) -> ApiError:
     """The refusal of a response that is not stored."""
     return ApiError(
-        f"response_id: this attempt has no stored response {response_id!r}",
+        f"Response with id {response_id!r} not found: this attempt has stored none, or it was deleted",
         status=404,
         param="response_id",
         code="response_not_found",

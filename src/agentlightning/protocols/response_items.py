@@ -21,6 +21,9 @@ from agentlightning.types import JSON
 SEALED = "agl:"
 """Prefix of our encrypted_content; the rest is the reasoning in base64, no secret."""
 
+SEALED_REASONING = "reasoning.encrypted_content"
+"""What `include` has where it is to be given."""
+
 OUR_ID = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})(?:_\d+)?\Z")
 """Calls have a UUID of version 7, which says that an item with another is not ours."""
 
@@ -53,7 +56,7 @@ def reasoning_item(item_id: str, text: str, echo: JSON, status: str) -> JSON:
         "content": [{"type": "reasoning_text", "text": text}],
         "status": status,
     }
-    if echo.get("_sealed"):
+    if SEALED_REASONING in echo.get("include", ()):
         item["encrypted_content"] = SEALED + base64.b64encode(text.encode()).decode()
     return item
 

@@ -9,6 +9,7 @@ GET responses/ID find them (gateway/stored_responses.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -19,6 +20,7 @@ from agentlightning.protocols.fields import UnsupportedParam, expected
 from agentlightning.protocols.images import image_part, take_images
 from agentlightning.protocols.response_events import ResponseEvents
 from agentlightning.protocols.response_items import (
+    SEALED_REASONING,
     AssistantTurn,
     ResponseReader,
     is_text,
@@ -28,7 +30,7 @@ from agentlightning.protocols.response_items import (
 )
 from agentlightning.protocols.response_object import echoed, finished
 from agentlightning.protocols.tool_folding import FOLDS, flatten
-from agentlightning.types import JSON
+from agentlightning.types import JSON, Call
 
 NAME = "responses"
 
@@ -70,7 +72,9 @@ REFUSED = ("background", "conversation", "prompt")
 SUMMARY = "Summary of the conversation so far:\n"
 """Stands before the summary that a compaction item holds."""
 
-INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (LOGPROBS, SEALED_REASONING)
+"""What `include` may add to a response."""
 
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
@@ -90,7 +94,6 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     parse_tools, tool_call = chat.tool_choice(data, tools)
     included = _included(data)
     top_logprobs = fields.alternatives(data, "top_logprobs") or 0
-    logprobs = "message.output_text.logprobs" in included or top_logprobs > 0
     _check_stream_options(data)
     return CompletionRequest(
         model=fields.text(data, "model"),
@@ -100,7 +103,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         parse_tools=parse_tools,
         one_tool_call=not fields.boolean(data, "parallel_tool_calls", default=True),
         max_tokens=fields.whole(data, "max_output_tokens", 1),
-        logprobs=logprobs,
+        logprobs=LOGPROBS in included or top_logprobs > 0,
         top_logprobs=top_logprobs,
         stream=fields.boolean(data, "stream"),
         forced=fields.forced(data),
@@ -119,8 +122,15 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         ),
         logits=decoding.logits(data),
         previous_id=_previous(data),
-        echo={**echoed(given), "_sealed": "reasoning.encrypted_content" in included, FOLDS: folds},
+        echo={**echoed(given), **({"include": included} if included else {}), FOLDS: folds},
     )
+
+
+def stored_request(call: Call, include: Sequence[str]) -> CompletionRequest:
+    """The request for a recorded response as it was made, and for what is to be included beside."""
+    echo = {**call.request_fields, "include": [*call.request_fields.get("include", ()), *include]}
+    logprobs = LOGPROBS in echo["include"] or echo.get("top_logprobs", 0) > 0
+    return CompletionRequest(model=call.model, messages=[], logprobs=logprobs, echo=echo)
 
 
 def body(request: CompletionRequest, completion: Completion) -> bytes:
