@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gateway_house import House, path
+from toy_model import TEMPLATE, write_tokenizer
 
 from agentlightning.types import Call, Claim
 
@@ -21,6 +23,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}},
     {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}},
 ]
+STRICT = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}}]
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
@@ -118,9 +121,35 @@ async def test_beside_a_form_of_the_answer_tools_may_be_called_as_without(house:
 async def test_a_policy_that_cannot_keep_what_strict_promises_samples_calls_as_without_it(house: House) -> None:
     await house.serve_policy(logprobs="raw")
     claim = await house.claim()
-    strict = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}
-    assert (await answered(house, claim, tools=[strict]))["status"] == 200
+    assert (await answered(house, claim, tools=STRICT))["status"] == 200
     assert [call.decoding for call in await calls_of(house, claim)] == [{}]
+
+
+@pytest.fixture
+def without_calls(tmp_path: Path) -> str:
+    """A tokenizer folder whose template writes tool calls in a way that is not known."""
+    return str(write_tokenizer(tmp_path / "tokenizer", TEMPLATE.replace("tool_call>", "call>")))
+
+
+async def test_a_form_of_the_answer_that_would_take_the_tools_away_is_refused(house: House, without_calls: str) -> None:
+    await house.serve_policy(tokenizer=without_calls)
+    claim = await house.claim()
+    for tools in (TOOLS, STRICT):
+        reply = await answered(house, claim, tools=tools, response_format=FORMAT)
+        assert (reply["status"], reply["error"]["param"]) == (400, "response_format")
+        assert reply["error"]["message"].endswith("would forbid them; set tool_choice to none")
+    await answered(house, claim, tools=TOOLS, tool_choice="none", response_format=FORMAT)
+    await answered(house, claim, tools=STRICT, top_k=3)
+    calls = await calls_of(house, claim)
+    assert [call.decoding.keys() - {"request", "forced"} for call in calls] == [{"grammar"}, {"logits"}]
+
+
+async def test_or_left_out_and_recorded_where_the_run_drops_it(house: House, without_calls: str) -> None:
+    await house.serve_policy(tokenizer=without_calls, unsupported_params="drop")
+    claim = await house.claim()
+    assert (await answered(house, claim, tools=STRICT, response_format=FORMAT))["status"] == 200
+    [call] = await calls_of(house, claim)
+    assert (list(call.overridden_params), call.decoding) == (["response_format"], {})
 
 
 async def test_penalties_go_to_the_engine_by_the_names_of_vllm_and_are_recorded(house: House) -> None:

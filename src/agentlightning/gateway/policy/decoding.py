@@ -38,13 +38,14 @@ async def decoding_of(
 
     What cannot be applied goes to `overridden_params`, where the run drops such fields.
     """
+    if _only_promises(request) and not _describes_calls(policy):  # nothing is forced: calls are sampled as without it
+        request = replace(
+            request, grammar={name: part for name, part in request.grammar.items() if name != "tool_call"}
+        )
     asked = asked_fields(request)
     if not asked:
         return {}
     _check_bounds(request)
-    if asked.keys() == {_strict_field(request)} and not _keeps_strict(policy):
-        return {}  # it forces nothing: a policy that cannot promise it samples calls as it does without
-    request = _with_calls(request, policy)
     if policy.structured == "refuse":
         why = "the run's engine cannot account for it in learning; say so, or leave it out of training: "
         why += 'agent.structured = "context_only"'
@@ -54,6 +55,7 @@ async def decoding_of(
         why = "the engine gives raw log-probabilities, which are not those under it; start vLLM with "
         _refuse_or_drop(policy, overridden_params, asked, why + "--logprobs-mode processed_logprobs")
         return {}
+    request = _with_calls(request, policy, overridden_params)
     result: JSON = {}
     if request.grammar:
         try:
@@ -143,21 +145,22 @@ def schema_note(request: CompletionRequest) -> str | None:
     return f"Answer with text that matches this regular expression: {content['pattern']}"
 
 
-def _with_calls(request: CompletionRequest, policy: Policy) -> CompletionRequest:
+def _with_calls(request: CompletionRequest, policy: Policy, overridden_params: JSON) -> CompletionRequest:
     """The request with a grammar that leaves the choice to call a tool where the agent does: a form of the answer is one of
-    the answer, not of the calls before it. What is only promised of calls goes where none can be described."""
-    content, describes = request.grammar.get("content"), policy.renderer.grammar_model.syntax is not None
-    if content is None or content["kind"] == "lark":
+    the answer, not of the calls before it."""
+    content = request.grammar.get("content")
+    free = request.tools and request.parse_tools and "tool_call" not in request.grammar
+    if content is None or content["kind"] == "lark" or not free:
         return request
-    if not describes and _strict_field(request) is not None:
-        return replace(request, grammar={"content": content})
-    if not describes or not request.parse_tools or "tool_call" in request.grammar:
-        return request
+    if not _describes_calls(policy):
+        why = "the model's way of writing tool calls is not known, so a form of the answer would forbid them; "
+        _refuse_or_drop(policy, overridden_params, {content["field"]: content}, why + "set tool_choice to none")
+        return replace(request, grammar={})
     optional = {"required": False, "names": None, "field": content["field"]}
     return replace(request, grammar={**request.grammar, "tool_call": optional})
 
 
-def _keeps_strict(policy: Policy) -> bool:
+def _describes_calls(policy: Policy) -> bool:
     """False for a policy whose calls of tools no grammar can describe, or account for in learning."""
     unlearned = policy.logprobs == "raw" and policy.structured == "mask"
     return policy.structured != "refuse" and not unlearned and policy.renderer.grammar_model.syntax is not None
@@ -179,9 +182,10 @@ def _check_bounds(request: CompletionRequest) -> None:
         raise fields.expected(f"at most max_tokens ({request.max_tokens})", given["min_tokens"], "min_tokens")
 
 
-def _strict_field(request: CompletionRequest) -> str | None:
+def _only_promises(request: CompletionRequest) -> bool:
+    """True where all that the request says of calls is that their tools are `strict`."""
     calls = request.grammar.get("tool_call")
-    return calls["field"] if calls is not None and calls["field"].endswith(".strict") else None
+    return calls is not None and calls["field"].endswith(".strict")
 
 
 def _field(grammar: Mapping[str, Any]) -> str:
