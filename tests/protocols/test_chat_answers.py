@@ -81,7 +81,7 @@ def test_the_body_of_an_answer_has_every_choice_and_the_counts() -> None:
 
 
 def test_logprobs_list_tokens_their_bytes_and_their_alternatives() -> None:
-    tokens = (TokenLogprob(text="é", logprob=-0.5, top=(("a", -0.1),)),)
+    tokens = (TokenLogprob(text="é", logprob=-0.5, top=(TokenLogprob(text="a", logprob=-0.1),)),)
     body = json.loads(chat.body(parse(), answer(Choice(content="é", logprobs=tokens))))
     ChatCompletion.model_validate(body)
     alternative = {"token": "a", "logprob": -0.1, "bytes": [97]}

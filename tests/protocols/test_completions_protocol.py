@@ -110,10 +110,14 @@ def test_random_requests_are_understood_or_refused(data: dict[str, Any], trained
         assert (request.prompt is not None) == trained
 
 
+def likeliest(*others: tuple[str, float]) -> tuple[TokenLogprob, ...]:
+    return tuple(TokenLogprob(text=text, logprob=logprob) for text, logprob in others)
+
+
 def test_logprobs_have_the_older_shape() -> None:
     tokens = (
-        TokenLogprob(text="ab", logprob=-0.5, top=(("ab", -0.5), ("c", -1.0), ("c", -2.0))),
-        TokenLogprob(text="d", logprob=-3.0, top=(("e", -0.1),)),
+        TokenLogprob(text="ab", logprob=-0.5, top=likeliest(("ab", -0.5), ("c", -1.0), ("c", -2.0))),
+        TokenLogprob(text="d", logprob=-3.0, top=likeliest(("e", -0.1))),
     )
     body = json.loads(completions.body(parse(), answer(Choice(content="abd", logprobs=tokens))))
     types.Completion.model_validate(body)

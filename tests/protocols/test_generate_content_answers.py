@@ -149,7 +149,8 @@ def test_candidates_of_a_stream_are_told_apart() -> None:
 
 
 def test_log_probabilities_go_with_their_text() -> None:
-    token = TokenLogprob(text="a", logprob=-0.5, top=(("a", -0.5), ("b", -1.0)))
+    top = (TokenLogprob(text="a", logprob=-0.5), TokenLogprob(text="b", logprob=-1.0))
+    token = TokenLogprob(text="a", logprob=-0.5, top=top)
     choice = Choice(content="a", logprobs=(token,))
     body = json.loads(generate_content.body(parse(), answer(choice)))
     expected = {

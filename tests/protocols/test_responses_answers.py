@@ -256,7 +256,7 @@ SAMPLED = [
 
 
 def test_logprobs_are_those_of_the_messages_own_tokens_streamed_or_not() -> None:
-    top = (("x", -2.0),)
+    top = (TokenLogprob(text="x", logprob=-2.0),)
     tokens = [TokenLogprob(text=text, logprob=-number, top=top) for number, (text, _) in enumerate(SAMPLED)]
     known = said("It is é", "It", (("f", "{}"),))
     choice = Choice(**{name: getattr(known, name) for name in Choice.__slots__} | {"logprobs": tuple(tokens)})

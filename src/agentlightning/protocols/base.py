@@ -127,23 +127,28 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """One sampled token as text, with its natural log-probability and the likeliest alternatives, if asked for."""
+    """One token as text, with its natural log-probability and the likeliest alternatives, if asked for."""
 
     text: str
     logprob: float
-    top: tuple[tuple[str, float], ...] = ()
+    top: tuple[TokenLogprob, ...] = ()
     id: int = -1
-    top_ids: tuple[int, ...] = ()
-    """Ids of `top`."""
+    data: bytes | None = None
+    """Its bytes, which the text of a token cannot show that is a part of a character; None: those of the text."""
+
+    @property
+    def utf8(self) -> bytes:
+        """The bytes of the token; those of all tokens, joined, are the bytes of the text."""
+        return self.text.encode() if self.data is None else self.data
 
     def named(self) -> TokenLogprob:
         """The same with the tokens named by their ids.
 
-        >>> TokenLogprob(text="a", logprob=-1.0, top=(("b", -0.5),), id=3, top_ids=(4,)).named().top
-        (('token_id:4', -0.5),)
+        >>> TokenLogprob(text="a", logprob=-1.0, id=3).named().text
+        'token_id:3'
         """
-        top = tuple((f"token_id:{index}", other[1]) for index, other in zip(self.top_ids, self.top, strict=True))
-        return replace(self, text=f"token_id:{self.id}", top=top)
+        top = tuple(other.named() for other in self.top)
+        return replace(self, text=f"token_id:{self.id}", top=top, data=self.utf8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

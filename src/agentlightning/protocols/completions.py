@@ -9,6 +9,7 @@ as OpenAI's. Text offsets of logprobs count from the start of the choice's text.
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -107,7 +108,7 @@ def joined_body(request: CompletionRequest, completions: Sequence[Completion]) -
     choices = [
         {
             "text": choice.content or "",
-            "logprobs": _logprobs(request, choice.logprobs, 0),
+            "logprobs": _logprobs(request, choice.logprobs, _TextOffsets()),
             "finish_reason": choice.finish_reason,
             "prompt_token_ids": completion.prompt_ids if request.return_token_ids else None,
             "token_ids": choice.token_ids if request.return_token_ids else None,
@@ -210,8 +211,7 @@ class _TextCompletionEvents(openai_shapes.ChunkStream):
         count = request.n * len(prompts)
         self._unsaid = set(range(count))
         """Choices whose first chunk, with the prompt's ids, is still to come."""
-        self._offsets = [0] * count
-        """Characters of each choice whose logprobs have been sent."""
+        self._offsets = [_TextOffsets() for _ in range(count)]
 
     def first(self) -> bytes:
         """Returns nothing: the protocol has no opening event."""
@@ -225,7 +225,6 @@ class _TextCompletionEvents(openai_shapes.ChunkStream):
             () if delta.last and self._request.return_token_ids and self._request.logprobs else None
         )
         logprobs = _logprobs(self._request, listed, self._offsets[index])
-        self._offsets[index] += sum(len(one.text) for one in shown(self._request, listed or ()))
         return [{"text": delta.content, **self._ids(index, delta.token_ids), "logprobs": logprobs}]
 
     def _ids(self, index: int, ids: tuple[int, ...]) -> JSON:
@@ -241,19 +240,29 @@ def frame(call_id: str, model: str, created_s: int) -> JSON:
     return {"id": f"cmpl-{call_id}", "object": "text_completion", "created": created_s, "model": model}
 
 
-def _logprobs(request: CompletionRequest, given: tuple[TokenLogprob, ...] | None, offset: int) -> JSON | None:
+class _TextOffsets:
+    """The places of tokens in the text of a choice. Tokens that are parts of one character are at the place of that."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at = 0
+
+    def next(self, token: TokenLogprob) -> int:
+        """The place of the token that comes next."""
+        at = self._at
+        self._at += len(self._decoder.decode(token.utf8))
+        return at
+
+
+def _logprobs(request: CompletionRequest, given: tuple[TokenLogprob, ...] | None, offsets: _TextOffsets) -> JSON | None:
     if given is None:
         return None
     tokens = shown(request, given)
-    offsets: list[int] = []
-    for one in tokens:
-        offsets.append(offset)
-        offset += len(one.text)
     return {
         "tokens": [one.text for one in tokens],
         "token_logprobs": [one.logprob for one in tokens],
         "top_logprobs": [_alternatives(one) for one in tokens],
-        "text_offset": offsets,
+        "text_offset": [offsets.next(one) for one in tokens],
     }
 
 
@@ -263,6 +272,6 @@ def _alternatives(token: TokenLogprob) -> dict[str, float] | None:
     if math.isnan(token.logprob):
         return None
     result: dict[str, float] = {}
-    for text, logprob in (*token.top, (token.text, token.logprob)):
-        result[text] = max(logprob, result.get(text, logprob))
+    for one in (*token.top, token):
+        result[one.text] = max(one.logprob, result.get(one.text, one.logprob))
     return result

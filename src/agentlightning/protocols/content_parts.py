@@ -259,13 +259,13 @@ def _end(choice: Choice) -> JSON:
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> JSON:
-    def entry(text: str, logprob: float) -> JSON:
-        return {"token": text, "logProbability": logprob}
+    def entry(token: TokenLogprob) -> JSON:
+        return {"token": token.text, "logProbability": token.logprob}
 
     return {
         "logprobsResult": {
-            "topCandidates": [{"candidates": [entry(*other) for other in one.top]} for one in tokens],
-            "chosenCandidates": [entry(one.text, one.logprob) for one in tokens],
+            "topCandidates": [{"candidates": [entry(other) for other in one.top]} for one in tokens],
+            "chosenCandidates": [entry(one) for one in tokens],
         },
     }
 

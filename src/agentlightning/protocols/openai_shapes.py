@@ -82,7 +82,7 @@ class ChunkStream(ABC):
 
     @abstractmethod
     def parts(self, index: int, delta: Delta) -> list[JSON]:
-        """What each chunk says of choice `index`; of the last of it at least one, which can have the finish reason."""
+        """The parts of choice `index` that a delta says, one for each chunk; at least one where it is the last."""
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """More of choice `index`."""
@@ -133,10 +133,10 @@ class ChunkStream(ABC):
 def logprob_list(tokens: Sequence[TokenLogprob]) -> list[JSON]:
     """Tokens with their alternatives, as Chat Completions and Responses list them."""
 
-    def entry(text: str, logprob: float) -> JSON:
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    def entry(token: TokenLogprob) -> JSON:
+        return {"token": token.text, "logprob": token.logprob, "bytes": list(token.utf8)}
 
-    return [{**entry(one.text, one.logprob), "top_logprobs": [entry(*other) for other in one.top]} for one in tokens]
+    return [{**entry(one), "top_logprobs": [entry(other) for other in one.top]} for one in tokens]
 
 
 def first_choice(data: Any) -> JSON:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from agentlightning.errors import EngineError
 from agentlightning.gateway.policy.engine_client import PromptLogprob, SampledTokens
+from agentlightning.gateway.policy.response_decoder import token_logprob
 from agentlightning.protocols.base import TokenLogprob
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.types import JSON
@@ -39,15 +40,9 @@ def prompt_tokens(
     found = []
     for index, table in zip(ids, scores(sampled, len(ids)), strict=True):
         likeliest = sorted((table or {}).items(), key=lambda pair: -pair[1].logprob)[:alternatives]
-        found.append(
-            TokenLogprob(
-                text=renderer.token_text(index),
-                logprob=math.nan if table is None else max(table[index].logprob, MIN_LOGPROB),
-                top=tuple((renderer.token_text(other), max(one.logprob, MIN_LOGPROB)) for other, one in likeliest),
-                id=index,
-                top_ids=tuple(other for other, _ in likeliest),
-            )
-        )
+        logprob = math.nan if table is None else max(table[index].logprob, MIN_LOGPROB)
+        top = [(other, max(one.logprob, MIN_LOGPROB)) for other, one in likeliest]
+        found.append(token_logprob(renderer, index, logprob, top))
     return tuple(found)
 
 

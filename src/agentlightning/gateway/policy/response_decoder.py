@@ -15,6 +15,7 @@ from agentlightning.prefill import prefill_of
 from agentlightning.protocols.base import Choice, CompletionRequest, Delta, TokenLogprob, ToolCall, ToolDelta
 from agentlightning.rendering.completion_parser import Piece
 from agentlightning.rendering.renderer import Renderer
+from agentlightning.rendering.token_bytes import token_bytes
 from agentlightning.rendering.tool_syntax import held_back
 
 
@@ -50,7 +51,7 @@ class ResponseDecoder:
         self._released = 0
         """Characters of the decoded text that went to the splitter."""
         self._end: list[Piece] = []
-        """What came with the finish reason, and goes out with it."""
+        """The pieces that came with the finish reason, and go out with it."""
         self._stopped: str | None = None
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -187,20 +188,11 @@ class ResponseDecoder:
 
     def _logprobs(self, start: int) -> tuple[TokenLogprob, ...]:
         """Log-probabilities of the tokens from `start` on."""
-        sampled, text = self.sampled, self._renderer.token_text
-        found = []
-        for at in range(start, len(shown_ids(self._request, self._renderer, sampled.ids))):
-            top = self._likeliest(at)
-            found.append(
-                TokenLogprob(
-                    text=text(sampled.ids[at]),
-                    logprob=sampled.logprobs[at],
-                    top=tuple((text(index), logprob) for index, logprob in top),
-                    id=sampled.ids[at],
-                    top_ids=tuple(index for index, _ in top),
-                )
-            )
-        return tuple(found)
+        sampled, renderer = self.sampled, self._renderer
+        return tuple(
+            token_logprob(renderer, sampled.ids[at], sampled.logprobs[at], self._likeliest(at))
+            for at in range(start, len(shown_ids(self._request, renderer, sampled.ids)))
+        )
 
     def _likeliest(self, at: int) -> list[tuple[int, float]]:
         """The requested number of alternatives: engines also return the token itself, wherever it ranks."""
@@ -208,6 +200,15 @@ class ResponseDecoder:
         if not most or not self.sampled.top:
             return []
         return sorted(self.sampled.top[at], key=lambda pair: -pair[1])[:most]
+
+
+def token_logprob(
+    renderer: Renderer, index: int, logprob: float, top: Sequence[tuple[int, float]] = ()
+) -> TokenLogprob:
+    """A token with its text and bytes, and so its alternatives."""
+    text, [piece] = renderer.token_text(index), renderer.pieces([index])
+    others = tuple(token_logprob(renderer, *other) for other in top)
+    return TokenLogprob(text=text, logprob=logprob, top=others, id=index, data=token_bytes(text, piece))
 
 
 def shown_ids(request: CompletionRequest, renderer: Renderer, ids: list[int]) -> list[int]:

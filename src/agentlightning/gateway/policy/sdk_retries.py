@@ -13,8 +13,8 @@ from hashlib import blake2b
 
 from agentlightning.gateway.asgi_response import AgentRequest
 from agentlightning.gateway.attempts import TrackedAttempt
-from agentlightning.gateway.policy.response_decoder import shown_ids
-from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, TokenLogprob, ToolCall
+from agentlightning.gateway.policy.response_decoder import shown_ids, token_logprob
+from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionRequest, ToolCall
 from agentlightning.rendering.call_chain import call_chain, chain_prompt_ids, is_whole
 from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.graph import Digest
@@ -204,7 +204,7 @@ def _choice(call: Call, renderer: Renderer | None, request: CompletionRequest | 
     reasoning = call.completion.get("reasoning_content")
     if renderer is not None and request is not None and request.logprobs:
         pairs = zip(shown_ids(request, renderer, call.sampled_ids), call.logprobs, strict=False)
-        tokens = tuple(TokenLogprob(text=renderer.token_text(one), logprob=logprob, id=one) for one, logprob in pairs)
+        tokens = tuple(token_logprob(renderer, index, logprob) for index, logprob in pairs)
     return Choice(
         content=call.completion.get("content"),
         reasoning=reasoning,
