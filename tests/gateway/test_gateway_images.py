@@ -22,9 +22,14 @@ from PIL import Image
 from scripted_engine import ScriptedEngine
 
 from agentlightning.demo import tiny_model, tiny_vision
+from agentlightning.gateway.attempts import TrackedAttempt
+from agentlightning.gateway.limits import Admission
+from agentlightning.gateway.policy.images import read_images
+from agentlightning.gateway.uploaded_files import UploadedFiles
+from agentlightning.protocols import chat
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import Claim, ImageSpan
+from agentlightning.types import Claim, ImageSpan, Resource
 
 WORDS = ["red", "blue", "what", "is", "it", "and", "that", "?", "a", "picture"]
 TOKENS = 4
@@ -138,6 +143,35 @@ async def test_a_later_turn_continues_a_prompt_with_pictures_exactly(sighted: Ho
     assert [part["uuid"] for part in sighted.engine.requests[1]["content_parts"]] == [
         sha256(data).hexdigest() for data in (RED, BLUE)
     ]
+
+
+@pytest.mark.parametrize("given", [{}, {"structured": "context_only"}, {"structured": "refuse"}, {"logprobs": "raw"}])
+async def test_a_policy_that_reads_pictures_says_no_placeholder_of_its_own(sighted: House, given: Any) -> None:
+    await sighted.serve_policy(**given)
+    claim = await sighted.claim()
+    await post(sighted, claim, "chat/completions", {"messages": [user("what is it ?")]})
+    [call] = await sighted.store.calls([claim.rollout.id])
+    [request] = sighted.engine.requests
+    assert sighted.renderer.images is not None
+    assert call.decoding == {"logits": {"logit_bias": {str(sighted.renderer.images.placeholder_id): -100.0}}}
+    assert request["sampling_params"]["logit_bias"] == call.decoding["logits"]["logit_bias"]
+
+
+async def test_the_biases_of_a_request_keep_their_place_beside_the_placeholders(sighted: House) -> None:
+    assert sighted.renderer.images is not None
+    placeholder = str(sighted.renderer.images.placeholder_id)
+    claim = await sighted.claim()
+    await post(sighted, claim, "chat/completions", {"messages": [user("?")], "logit_bias": {"5": 1, placeholder: 100}})
+    [call] = await sighted.store.calls([claim.rollout.id])
+    assert call.decoding["logits"] == {"logit_bias": {"5": 1, placeholder: -100.0}}
+
+
+async def test_a_policy_that_reads_no_pictures_may_say_anything(sighted: House) -> None:
+    await sighted.serve_policy(images=False)
+    claim = await sighted.claim()
+    await post(sighted, claim, "chat/completions", {"messages": [user("what is it ?")]})
+    [call] = await sighted.store.calls([claim.rollout.id])
+    assert call.decoding == {}
 
 
 async def test_another_picture_in_the_history_is_another_conversation(sighted: House) -> None:
@@ -298,7 +332,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
 async def test_a_request_of_too_many_pixels_is_refused_before_one_is_decoded(sighted: House) -> None:
     claim = await sighted.claim()
     pictures = [chat_image(bomb(7000, 7000 - number)) for number in range(5)]
-    with pytest.raises(openai.BadRequestError, match="at most 200000000 pixels in all, got 244930000"):
+    with pytest.raises(openai.BadRequestError, match="at most 200000000 pixels in all"):
         await sighted.openai(claim).chat.completions.create(model="policy", messages=[user(*pictures)])
 
 
@@ -360,6 +394,68 @@ async def test_a_file_belongs_to_the_attempt_that_uploaded_it(sighted: House) ->
     await post(sighted, other, *FILES["responses"][:2], status=404)
     with pytest.raises(openai.NotFoundError, match="this attempt has no file"):
         await sighted.openai(other).files.retrieve(UPLOADED)
+
+
+def padded(number: int) -> bytes:
+    """A picture of 15 MiB, most of which is a note in its file."""
+    note = b"prVt" + number.to_bytes(4) + bytes(15 << 20)
+    return RED[:33] + (len(note) - 4).to_bytes(4) + note + zlib.crc32(note).to_bytes(4) + RED[33:]
+
+
+async def test_files_that_a_request_names_count_as_its_bytes_each_as_often_as_it_is_shown(sighted: House) -> None:
+    claim = await sighted.claim()
+    client = sighted.openai(claim)
+    file = await client.files.create(file=padded(1), purpose="vision")
+    shown = {"type": "input_image", "file_id": file.id}
+    error = await refused(sighted, claim, *[shown] * 3)
+    assert error["message"].startswith("messages: expected images of at most 40 MiB in all")
+    value = {"attempt": {"max_request_bytes": 10 << 20}}
+    await sighted.store.put_resources([Resource(run_id=sighted.run_id, name="limits", kind="limits", value=value)])
+    sighted.app = sighted.gateway()
+    asked = {"messages": [user(shown)]}
+    for route in ("chat/completions", "tokenize"):
+        found = await post(sighted, claim, route, asked, status=413)
+        assert "limits.attempt.max_request_bytes" in found["error"]["message"]
+    assert not sighted.engine.requests
+
+
+async def test_a_conversation_that_is_continued_by_id_has_a_bounded_number_of_pictures(sighted: House) -> None:
+    claim = await sighted.claim()
+    shown = {"type": "input_image", "image_url": uri(RED)}
+    asked: dict[str, Any] = {"input": [{"role": "user", "content": [shown] * 33}]}
+    first = await post(sighted, claim, "responses", asked)
+    found = await post(sighted, claim, "responses", {**asked, "previous_response_id": first["id"]}, status=400)
+    assert found["error"]["message"].startswith("input: expected at most 64 images in all")
+
+
+async def test_an_image_waits_for_its_turn_on_the_event_loop_and_not_in_a_thread(sighted: House) -> None:
+    claim = await sighted.claim()
+    attempt, uploaded = TrackedAttempt(claim.rollout, 1, 0.0), UploadedFiles(sighted.store)
+    held: list[bool] = []
+
+    def expansion(data: bytes) -> list[int]:
+        held.append(uploaded.decoding.locked() and attempt.turn.locked())
+        return [0]
+
+    policy: Any = SimpleNamespace(renderer=SimpleNamespace(images=SimpleNamespace(expansion=expansion)), images=True)
+    request = chat.parse({"model": "policy", "messages": [user(chat_image(RED), chat_image(BLUE))]})
+    await read_images(request, policy, sighted.store, uploaded, attempt, Admission([], []))
+    assert held == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("image/png", "image/png"), ("image/png\0\x1b[31m", "application/octet-stream")]
+)
+async def test_a_mime_type_is_kept_where_it_is_one(sighted: House, given: str, kept: str) -> None:
+    claim = await sighted.claim()
+    head = f'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\nContent-Type: {given}\r\n\r\n'
+    await sighted.http().post(
+        f"{path(claim)}/v1/files",
+        content=head.encode() + RED + b"\r\n--b--\r\n",
+        headers={"content-type": "multipart/form-data; boundary=b"},
+    )
+    [span] = await sighted.store.spans([claim.rollout.id])
+    assert span.attributes["mime_type"] == kept
 
 
 async def test_anthropics_files_api_is_answered_in_its_own_form(sighted: House) -> None:

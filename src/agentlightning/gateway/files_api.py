@@ -7,6 +7,7 @@ Anthropic's form. Knows neither what a file holds nor where it is kept (uploaded
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -21,6 +22,8 @@ from agentlightning.protocols.base import ApiError
 from agentlightning.types import JSON
 
 PURPOSES = ("user_data", "vision")
+
+MIME_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+", re.ASCII)
 
 MAX_PARTS = 16
 """Parts of a form: a body of 64 MiB could hold a million."""
@@ -99,7 +102,10 @@ def _form(content_type: bytes, body: bytes) -> tuple[bytes, str, str, str]:
         raise ApiError(f'expected a form with one file, named "file", got {len(files)}', param="file")
     file = files[0]
     name = "".join(filter(str.isprintable, (file.file_name or b"").decode("utf-8", "replace")))
-    return file.file_object.getvalue(), name, file.content_type or "application/octet-stream", purpose
+    mime_type = file.content_type or ""
+    if not MIME_TYPE.fullmatch(mime_type):
+        mime_type = "application/octet-stream"
+    return file.file_object.getvalue(), name, mime_type, purpose
 
 
 def _shown(file: UploadedFile, anthropic: bool) -> bytes:

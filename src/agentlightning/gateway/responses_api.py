@@ -14,6 +14,7 @@ import orjson
 
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import TrackedAttempt
+from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.policy.sdk_retries import mark_delivered, recorded_answer
@@ -60,10 +61,10 @@ class ResponsesApi:
         messages = compaction.parse(data).messages[:-1]
         return continued_tools(messages, await self._store.calls([attempt.rollout.id], attempt.number))
 
-    async def count(self, data: JSON, attempt: TrackedAttempt) -> bytes:
+    async def count(self, data: JSON, attempt: TrackedAttempt, admission: Admission) -> bytes:
         """The body of POST responses/input_tokens."""
         prepared = await self.prepared(COUNT, data, attempt)
-        tokens, _ = await self._calls.count(responses, prepared, attempt)
+        tokens, _ = await self._calls.count(responses, prepared, attempt, admission)
         return orjson.dumps({"object": "response.input_tokens", "input_tokens": tokens})
 
     def knows(self, route: str, method: str) -> bool:

@@ -115,7 +115,7 @@ class PolicyCalls:
     ) -> None:
         """Answer one request. Raises ApiError, RenderError and the errors of the store and of engines."""
         started_ns = time.time_ns()
-        request, policy, conversation, view, images = await self._understood(wire, data, attempt)
+        request, policy, conversation, view, images = await self._understood(wire, data, attempt, admission)
         view, applied_edits = _edited(conversation, request, view)
         request, sampling, overridden_params, dropped = _sampling(request, policy, attempt)
         reply.ignored = ignored_header(dropped)
@@ -177,17 +177,21 @@ class PolicyCalls:
             self._metrics.in_flight.dec()
             self._retries.end(pending)
 
-    async def count(self, wire: WireFormat, data: JSON, attempt: TrackedAttempt) -> tuple[int, int | None]:
+    async def count(
+        self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, admission: Admission
+    ) -> tuple[int, int | None]:
         """The number of tokens in the prompt of a request, and before its context edits, where it has some."""
-        request, _, conversation, view, _ = await self._understood(wire, data, attempt)
+        request, _, conversation, view, _ = await self._understood(wire, data, attempt, admission)
         edited, _ = _edited(conversation, request, view)
         tokens = _count(conversation, request, edited)
         return tokens, _count(conversation, request, view) if request.context_edits else None
 
-    async def prompt_ids(self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, opens: bool = True) -> list[int]:
+    async def prompt_ids(
+        self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, admission: Admission, opens: bool = True
+    ) -> list[int]:
         """The prompt of a request, without the opening of the completion where `opens` is false. Raises what the call
         would."""
-        request, policy, conversation, view, _ = await self._understood(wire, data, attempt)
+        request, policy, conversation, view, _ = await self._understood(wire, data, attempt, admission)
         request, *_ = _sampling(request, policy, attempt)
         plan = _planned(conversation, request, view)
         conversation.withdraw(plan)
@@ -196,7 +200,7 @@ class PolicyCalls:
         return policy.renderer.without_opening(plan.prompt_ids, view.normal, view.tools, view.template_kwargs)
 
     async def _understood(
-        self, wire: WireFormat, data: JSON, attempt: TrackedAttempt
+        self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, admission: Admission
     ) -> tuple[CompletionRequest, Policy, Conversation, RequestView, CallImages]:
         """The request with all its messages, the policy that it means, the graph that it belongs to, its view of it, and the
         images of the messages."""
@@ -216,7 +220,7 @@ class PolicyCalls:
         check_text(
             request.messages, request.tools
         )  # before anything is made of them: a chain is longer than its request
-        images = await read_images(request, policy, self._store, self.files, attempt)
+        images = await read_images(request, policy, self._store, self.files, attempt, admission)
         request = _with_read_variables(request, policy)
         view = RequestView.of(
             request.messages, request.tools, expansions=images.expansions, template_kwargs=request.template_kwargs

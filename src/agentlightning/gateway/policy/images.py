@@ -10,23 +10,28 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from agentlightning.errors import EngineError, InputError
 from agentlightning.gateway.attempts import TrackedAttempt
+from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.gateway.policy.engine_router import Policy
 from agentlightning.gateway.uploaded_files import UploadedFiles
 from agentlightning.protocols.base import ApiError, CompletionRequest
-from agentlightning.protocols.images import FILE_ID
+from agentlightning.protocols.images import FILE_ID, MAX_IMAGES
 from agentlightning.rendering.conversation import PromptPlan
 from agentlightning.rendering.graph import image_hashes, normal
-from agentlightning.rendering.images import MAX_REQUEST_PIXELS, ImageProcessor, pixel_count
+from agentlightning.rendering.images import MAX_REQUEST_PIXELS, pixel_count
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import JSON
+
+MAX_REQUEST_IMAGE_BYTES = 40 << 20
+"""Of all images of a request, each as often as it is shown: the sampler takes bodies of 64 MiB, in base64."""
 
 T = TypeVar("T")
 
@@ -46,12 +51,16 @@ async def read_images(
     store: LightningStore,
     uploaded: UploadedFiles,
     attempt: TrackedAttempt,
+    admission: Admission,
 ) -> CallImages:
-    """The images of a request. ApiError names the field of one that is none, or says that nothing here has sight."""
+    """The images of a request. ApiError names the field of one that is none, or says that nothing here has sight.
+
+    What is read from the store counts as bytes of the request, whose body only names it.
+    """
     if not request.images and not any(isinstance(message.get("content"), list) for message in request.messages):
         return CallImages()
     files = {image.hash: image.data for image in request.images if image.data is not None}
-    wanted = set(image_hashes([normal(message) for message in request.messages]))
+    wanted = Counter(image_hashes([normal(message) for message in request.messages]))
     if not wanted:
         return CallImages()
     paths = {image.hash: image.path for image in request.images}
@@ -60,29 +69,42 @@ async def read_images(
         path = next(iter(paths.values()), "messages")
         why = "the model has no sight" if processor is None else "the engine of this run reads no images"
         raise ApiError(f"{path}: {why}; send text only", param=path, code="unsupported_value")
+    if wanted.total() > MAX_IMAGES:
+        raise _too_much(f"at most {MAX_IMAGES} images")
     for image in request.images:
         if image.data is None:
             await uploaded.find(attempt, FILE_ID + image.hash, image.path)
-    files |= await store.images(attempt.rollout.run_id, sorted(wanted - files.keys()))
-    if gone := wanted - files.keys():
-        raise ApiError(f"messages: the image {min(gone)} of an earlier response is not kept any more", param="messages")
-    return CallImages(files, await asyncio.to_thread(_expansions, processor, files, paths))
 
-
-def _expansions(
-    processor: ImageProcessor, files: Mapping[str, bytes], paths: Mapping[str, str]
-) -> dict[str, list[int]]:
-    def read(name: str, work: Callable[[bytes], T]) -> T:
+    async def read(name: str, work: Callable[[bytes], T]) -> T:
         try:
-            return work(files[name])
+            async with attempt.turn, uploaded.decoding:
+                return await asyncio.to_thread(work, files[name])
         except InputError as cause:
             path = paths.get(name, "messages")
             raise ApiError(f"{path}: {cause}", param=path) from cause
 
-    if (pixels := sum(read(name, pixel_count) for name in files)) > MAX_REQUEST_PIXELS:
-        said = f"expected images of at most {MAX_REQUEST_PIXELS} pixels in all, got {pixels}"
-        raise ApiError(f"messages: {said}", param="messages")
-    return {name: read(name, processor.expansion) for name in files}
+    size = pixels = 0
+    for name, times in wanted.items():
+        if name not in files:
+            files[name] = await _stored(store, attempt, name, admission)
+        if (size := size + times * len(files[name])) > MAX_REQUEST_IMAGE_BYTES:
+            raise _too_much(f"images of at most {MAX_REQUEST_IMAGE_BYTES >> 20} MiB")
+        if (pixels := pixels + await read(name, pixel_count)) > MAX_REQUEST_PIXELS:
+            raise _too_much(f"images of at most {MAX_REQUEST_PIXELS} pixels")
+    return CallImages(files, {name: await read(name, processor.expansion) for name in wanted})
+
+
+async def _stored(store: LightningStore, attempt: TrackedAttempt, name: str, admission: Admission) -> bytes:
+    async with attempt.turn:
+        found = await store.images(attempt.rollout.run_id, [name])
+        if name not in found:
+            raise ApiError(f"messages: the image {name} of an earlier response is not kept any more", param="messages")
+        admission.take(len(found[name]))
+        return found[name]
+
+
+def _too_much(most: str) -> ApiError:
+    return ApiError(f"messages: expected {most} in all, those of earlier responses among them", param="messages")
 
 
 def engine_prompt(plan: PromptPlan, images: CallImages, renderer: Renderer) -> JSON:

@@ -11,6 +11,7 @@ import orjson
 
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.external.directory import ExternalDirectory
+from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.calls import PolicyCalls
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.protocols import chat, completions, fields
@@ -43,13 +44,13 @@ class Tokenization:
         self._engine_router = engine_router
         self._external = external
 
-    async def answer(self, route: str, data: JSON, attempt: TrackedAttempt) -> bytes:
+    async def answer(self, route: str, data: JSON, attempt: TrackedAttempt, admission: Admission) -> bytes:
         """The body of the response to a request to one of the routes. Raises ApiError and RenderError."""
         policy = await self._policy(data, attempt)
         if route == DETOKENIZE:
             return orjson.dumps({"prompt": policy.renderer.decode(_tokens(data, policy), special=True)})
         named = fields.boolean(data, "return_token_strs")
-        ids = await self._prompt_ids(data, attempt)
+        ids = await self._prompt_ids(data, attempt, admission)
         affinity = f"{attempt.rollout.id}/{attempt.number}"
         told = {
             "count": len(ids),
@@ -65,7 +66,7 @@ class Tokenization:
             raise fields.refused("model", "external models are not tokenised; name the policy that is trained")
         return await self._engine_router.policy(run_id, model)
 
-    async def _prompt_ids(self, data: JSON, attempt: TrackedAttempt) -> list[int]:
+    async def _prompt_ids(self, data: JSON, attempt: TrackedAttempt, admission: Admission) -> list[int]:
         for name, (kind, why) in REFUSED.items():
             fields.check_kind(data, name, kind)
             if data.get(name):
@@ -75,12 +76,14 @@ class Tokenization:
             raise ApiError("prompt: expected either a text, or messages in its place", param="prompt")
         given = {name: data[name] for name in CHAT_FIELDS if name in data}
         if prompt is not None:
-            return await self._calls.prompt_ids(completions, {**given, "prompt": prompt}, attempt) if prompt else []
+            if not prompt:
+                return []
+            return await self._calls.prompt_ids(completions, {**given, "prompt": prompt}, attempt, admission)
         continues = fields.boolean(data, "continue_final_message")
         opens = fields.boolean(data, "add_generation_prompt", default=not continues)
         if continues:
             given["add_generation_prompt"] = opens
-        return await self._calls.prompt_ids(chat, given, attempt, opens or continues)
+        return await self._calls.prompt_ids(chat, given, attempt, admission, opens or continues)
 
 
 def _tokens(data: JSON, policy: Policy) -> list[int]:
