@@ -20,7 +20,7 @@ import threading
 from agentlightning.errors import AgentLightningError
 from agentlightning.rendering.grammar import check_grammar, parser_limits
 
-MAX_CPU_S = 5.0
+MAX_CPU_S = 2.0
 MAX_BYTES = 4 << 30
 """Of address space."""
 STACK_BYTES = 2 << 20

@@ -134,7 +134,7 @@ class PolicyCalls:
                 return
         plan = _planned(conversation, request, view, schema_note(request) if policy.show_schema else None)
         try:
-            decoding = await decoding_of(request, policy, plan.prompt_text, self._grammars, overridden_params)
+            decoding = await decoding_of(request, policy, plan.prompt_text, self._grammars, attempt, overridden_params)
             admission.begin()
         except BaseException:
             conversation.withdraw(plan)

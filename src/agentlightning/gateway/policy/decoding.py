@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from agentlightning.errors import AgentLightningError
+from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.policy.engine_router import Policy
 from agentlightning.gateway.policy.grammar_checker import GrammarChecker
 from agentlightning.prefill import prefill_of
@@ -32,7 +33,12 @@ BOUNDS = ("min_tokens", "allowed_token_ids", "ignore_eos")
 
 
 async def decoding_of(
-    request: CompletionRequest, policy: Policy, prompt: str, checker: GrammarChecker, overridden_params: JSON
+    request: CompletionRequest,
+    policy: Policy,
+    prompt: str,
+    checker: GrammarChecker,
+    attempt: TrackedAttempt,
+    overridden_params: JSON,
 ) -> JSON:
     """Returns the constraints on this call's logits, for its record; {} where there are none. Raises ApiError.
 
@@ -66,7 +72,7 @@ async def decoding_of(
                 prompt=prompt if request.prompt is None and prefill_of(request.messages) is None else None,
                 one_call=request.one_tool_call,
             )
-            await checker.check(spec, _field(request.grammar))
+            await checker.check(spec, _field(request.grammar), attempt.turn)
             result["grammar"] = spec
         except GrammarError as error:
             _refuse_or_drop(policy, overridden_params, {error.field: request.grammar}, str(error))

@@ -16,18 +16,23 @@ from collections import OrderedDict
 from hashlib import blake2b
 
 from agentlightning.children import inheritable
+from agentlightning.protocols.base import ApiError
 from agentlightning.rendering.grammar import GrammarError
 from agentlightning.rendering.grammar_check import MAX_CPU_S, TOO_LONG
 from agentlightning.types import JSON
 
 MAX_CHECKED = 256
-"""Grammars whose check is remembered, the newest ones."""
+"""Grammars whose check is remembered, those asked for last."""
+MAX_WAIT_S = 10.0
+"""Of a call, for the checks of others: several attempts with large grammars that are all new."""
 
 
 class GrammarChecker:
-    """Checks grammars, each once, one at a time."""
+    """Checks grammars, each once, one at a time; attempts take turns."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_wait_s: float = MAX_WAIT_S, max_checked: int = MAX_CHECKED) -> None:
+        self._max_checked = max_checked
+        self._max_wait_s = max_wait_s
         self._said: OrderedDict[bytes, str | None] = OrderedDict()
         self._one = asyncio.Lock()
         self._child: subprocess.Popen[bytes] | None = None
@@ -40,16 +45,22 @@ class GrammarChecker:
             if not self._one.locked():  # else who waits for its answer closes it
                 child.communicate()
 
-    async def check(self, spec: JSON, field: str) -> None:
-        """Raises GrammarError where no completion can be decoded under the grammar."""
+    async def check(self, spec: JSON, field: str, turn: asyncio.Lock) -> None:
+        """Raises GrammarError where no completion can be decoded under the grammar, and ApiError where its check had to wait
+        for too long. `turn` is the attempt's."""
         key = blake2b(spec["lark"].encode(), digest_size=16).digest()
         if key not in self._said:
-            async with self._one:
-                if key not in self._said:
-                    self._said[key] = await asyncio.to_thread(self._refusal, spec["lark"])
-        while len(self._said) > MAX_CHECKED:
+            try:
+                async with asyncio.timeout(self._max_wait_s) as waiting, turn, self._one:
+                    waiting.reschedule(None)
+                    if key not in self._said:
+                        self._said[key] = await asyncio.to_thread(self._refusal, spec["lark"])
+            except TimeoutError:
+                raise _busy(field) from None
+        self._said.move_to_end(key)
+        while len(self._said) > self._max_checked:
             self._said.popitem(last=False)
-        if (said := self._said.get(key)) is not None:
+        if (said := self._said[key]) is not None:
             raise GrammarError(field, said)
 
     def _refusal(self, lark: str) -> str | None:
@@ -68,6 +79,16 @@ class GrammarChecker:
         if child.returncode == -TOO_LONG:
             return f"the grammar takes more than {MAX_CPU_S:g} s to compile; expected a smaller one"
         return "the grammar is too large or too deep to compile; expected a smaller one"
+
+
+def _busy(field: str) -> ApiError:
+    return ApiError(
+        f"{field}: its grammar is new, and the checks of other new ones took too long; try again",
+        status=503,
+        type="server_error",
+        code="grammar_not_checked",
+        retry_after_s=1,
+    )
 
 
 def _start() -> subprocess.Popen[bytes]:
