@@ -301,9 +301,9 @@ class Call:
     """False where the agent was gone before the end of the completion was sent to it: nothing is learned from the call."""
     decoding: JSON = field(default_factory=dict)
     """The constraints on the model's logits beside the temperature: ``grammar`` (kind, lark, library, version), ``logits``
-    (penalties, logit_bias, top_k, min_p; in training the rollout's top_p), ``request`` (hash of the fields that asked for
-    it), ``forced`` ([start, end) of sampled tokens beside which the grammar allowed no other), and ``untrained`` where the
-    run learns nothing from such a call. Empty where nothing was."""
+    (penalties, logit_bias, top_k, min_p; in training the rollout's top_p; against placeholders where the policy reads
+    images), ``request`` (hash of the fields that asked for it), ``forced`` ([start, end) of sampled tokens beside which the
+    grammar allowed no other), and ``untrained`` where the run learns nothing from such a call. Empty where nothing was."""
     request_fields: JSON = field(default_factory=dict)
     """Fields of a Responses request that its stored response repeats (metadata, instructions, `store`, …), and, where the
     parent's are others (so: on roots), the ``chat_template_kwargs`` that the model's template read."""

@@ -13,6 +13,7 @@ from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.rendering.images import image_hash
 from agentlightning.training_types import ImageInput, TrainingSequence
+from agentlightning.types import Call
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.long]
 
@@ -40,21 +41,22 @@ async def test_a_conversation_with_pictures_is_exact_and_the_learner_agrees(seei
             ImageInput(hash=one.hash, start=before + one.start, end=before + one.end, data=files[one.hash])
             for one in call.images
         ]
-        [found] = learner.logprobs([row(prompt, call.sampled_ids, images)])
+        [found] = learner.logprobs([row(prompt, call, images)])
         assert found[len(prompt) :] == pytest.approx(call.logprobs, abs=1e-4)
     assert [image.hash for image in images] == list(files)
 
 
-def row(prompt: list[int], sampled: list[int], images: list[ImageInput]) -> TrainingSequence:
-    mask = [False] * len(prompt) + [True] * len(sampled)
+def row(prompt: list[int], call: Call, images: list[ImageInput]) -> TrainingSequence:
+    mask = [False] * len(prompt) + [True] * len(call.sampled_ids)
     numbers = [float(one) for one in mask]
     return TrainingSequence(
         rollout_id="r",
-        tokens=[*prompt, *sampled],
+        tokens=[*prompt, *call.sampled_ids],
         mask=mask,
         logprobs=[0.0] * len(mask),
         advantages=numbers,
         weights=numbers,
         segments=[(len(prompt), len(mask))],
+        decodings=[call.decoding],
         images=list(images),
     )

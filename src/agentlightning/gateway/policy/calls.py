@@ -31,7 +31,7 @@ from agentlightning.gateway.policy.decoding import (
 )
 from agentlightning.gateway.policy.engine_router import EngineRouter, Policy
 from agentlightning.gateway.policy.grammar_checker import GrammarChecker
-from agentlightning.gateway.policy.images import CallImages, check_prompt, engine_prompt, read_images
+from agentlightning.gateway.policy.images import CallImages, check_prompt, engine_prompt, read_images, read_placeholder
 from agentlightning.gateway.policy.prompt_scores import prompt_table
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
 from agentlightning.gateway.policy.scoring import PromptScoring
@@ -152,7 +152,7 @@ class PolicyCalls:
             sampling=sampling,
             overridden_params=overridden_params,
             applied_edits=applied_edits,
-            decoding=recorded(decoding, digest, _cut(attempt, sampling)),
+            decoding=recorded(decoding, digest, _cut(attempt, sampling), read_placeholder(policy)),
             started_ns=started_ns,
             agent=incoming.agent,
             span_id=incoming.span_id(attempt.rollout.id, attempt.number),

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 BOUNDS = ("min_tokens", "allowed_token_ids", "ignore_eos")
 """vLLM's bounds on the tokens that may be drawn."""
 
+MIN_BIAS = -100.0
+"""The lowest `logit_bias` that vLLM takes: at a temperature of 1, a chance of e^-100."""
+
 
 async def decoding_of(
     request: CompletionRequest,
@@ -86,14 +89,17 @@ async def decoding_of(
     return result if result.keys() - {"untrained"} else {}
 
 
-def recorded(decoding: JSON, digest: str, top_p: float | None) -> JSON:
-    """`decoding_of` as the call records it: with the digest of what its request asked, by which retries are told apart, and
-    the rollout's top_p where the learner has to cut by it."""
-    if decoding:
-        decoding = {"request": digest, **decoding}
+def recorded(decoding: JSON, digest: str, top_p: float | None, placeholder: int | None = None) -> JSON:
+    """`decoding_of` as the call records it: with the digest of what its request asked, by which retries are told apart, the
+    rollout's top_p where the learner has to cut by it, and the bias against the placeholder of an image, where the policy
+    reads images: a completion that held it could be no part of a later prompt with some."""
+    logits = dict(decoding.get("logits", {}))
     if top_p is not None:
-        decoding = {**decoding, "logits": {**decoding.get("logits", {}), "top_p": top_p}}
-    return decoding
+        logits["top_p"] = top_p
+    if placeholder is not None:
+        logits["logit_bias"] = {**logits.get("logit_bias", {}), str(placeholder): MIN_BIAS}
+    asked = {"request": digest, **decoding} if decoding else {}
+    return {**asked, "logits": logits} if logits else asked
 
 
 async def with_forced(calls: list[Call], renderer: Renderer) -> list[Call]:

@@ -45,6 +45,12 @@ class CallImages:
     """The ids that stand for each in a prompt."""
 
 
+def read_placeholder(policy: Policy) -> int | None:
+    """The token that stands for an image in the prompts of a policy; None where it reads no images."""
+    processor = policy.renderer.images
+    return processor.placeholder_id if processor is not None and policy.images else None
+
+
 async def read_images(
     request: CompletionRequest,
     policy: Policy,
