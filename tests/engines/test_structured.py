@@ -17,7 +17,7 @@ from toy_model import write_tokenizer
 from transformers import AutoModelForCausalLM
 
 from agentlightning.adapters.sequences import merge
-from agentlightning.engines.local.decoding import LogitRule, adjusted
+from agentlightning.engines.local.decoding import LogitRule, TokenHistory, adjusted
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions, SamplerOptions
 from agentlightning.engines.local.sampler import Sampler, open_sampler
@@ -285,6 +285,12 @@ def test_what_cannot_be_applied_is_refused_by_name(sampler: Sampler, params: JSO
         sampled(sampler, **params)
 
 
+def test_limits_that_leave_no_token_are_said_to_be_the_reason(sampler: Sampler) -> None:
+    every = list(range(352))
+    with pytest.raises(AssertionError, match="together leave no token"):
+        sampled(sampler, min_tokens=1, stop_token_ids=every)
+
+
 def test_a_tokenizer_that_grammars_cannot_read_is_refused_by_name(tmp_path: Path) -> None:
     Tokenizer(models.WordLevel({"red": 0, "<end>": 1}, unk_token="red")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(InputError, match="structured_outputs: not available with this model"):
@@ -294,7 +300,10 @@ def test_a_tokenizer_that_grammars_cannot_read_is_refused_by_name(tmp_path: Path
 def test_penalties_and_cuts_by_hand() -> None:
     logits = torch.tensor([[2.0, 1.0, -1.0, 0.0, 0.5]])
     given = {"repetition_penalty": 2.0, "presence_penalty": 0.5, "frequency_penalty": 0.25, "logit_bias": {"3": 1.0}}
-    rule = LogitRule(logits=given, prompt=[2], sampled=[0, 0, 4])
+    history = TokenHistory([2])
+    for token in (0, 0, 4, 1):  # the last one comes after this place
+        history.add(token)
+    rule = LogitRule(logits=given, place=3, history=history)
     # 0: 2 / 2 - .5 - 2 x .25; 2: -1 x 2; 3: 0 + 1; 4: .5 / 2 - .5 - .25
     assert adjusted(logits, [rule], [1.0]).tolist() == [[0.0, 1.0, -2.0, 1.0, -0.5]]
     [cut] = adjusted(logits, [LogitRule(logits={"top_k": 2})], [1.0]).tolist()

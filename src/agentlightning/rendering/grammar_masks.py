@@ -59,8 +59,10 @@ class Grammars:
         """The mask before each of these tokens. EngineError where one of them was not allowed."""
         matcher = self.matcher(spec["lark"])
         found = []
+        known: dict[Mask, Mask] = {}  # most places of a text have the same one, of a size that counts for long texts
         for place, token in enumerate(sampled):
             mask = self.allowed(matcher)
+            mask = known.setdefault(mask, mask)
             if not mask[token >> 3] >> (token & 7) & 1:
                 from llguidance import __version__ as installed
 

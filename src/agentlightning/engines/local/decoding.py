@@ -8,12 +8,14 @@ as well. Refuses to know requests, rewards and losses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agentlightning.engines.local.noise import nucleus
@@ -25,6 +27,31 @@ from agentlightning.types import JSON
 CUTS = ("top_k", "min_p", "top_p")
 
 
+class TokenHistory:
+    """The tokens that a call's penalties count: those of `prompt`, and its own as far as they have come.
+
+    Every place of the call reads its own from the same arrays, so that a long call takes no more memory than its tokens.
+    """
+
+    def __init__(self, prompt: Iterable[int] = ()) -> None:
+        self._ids = array("q", dict.fromkeys(prompt))
+        self._prompt = len(self._ids)
+        self._slots = {token: slot for slot, token in enumerate(self._ids)}
+        self._order = array("q")
+
+    def add(self, token: int) -> None:
+        """This token was sampled."""
+        slot = self._slots.setdefault(token, len(self._ids))
+        if slot == len(self._ids):
+            self._ids.append(token)
+        self._order.append(slot)
+
+    def before(self, place: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(ids of the prompt and of the first `place` sampled tokens, how often each of them was sampled there)."""
+        counts = np.bincount(np.array(self._order[:place], dtype=np.int64), minlength=self._prompt)
+        return np.array(self._ids[: len(counts)], dtype=np.int64), counts
+
+
 @dataclass(slots=True, kw_only=True)
 class LogitRule:
     """The constraints on the logits of one token."""
@@ -33,9 +60,10 @@ class LogitRule:
     """The tokens that the grammar allows."""
     logits: Mapping[str, Any] = field(default_factory=dict)
     """Penalties, logit_bias and cuts, by vLLM's names."""
-    prompt: Sequence[int] = ()
-    sampled: Sequence[int] = ()
+    place: int = 0
     """Tokens of the call before this one."""
+    history: TokenHistory | None = None
+    """Those tokens and the prompt's, where a penalty counts them."""
     target: int | None = None
     """In a learner: the token that was sampled, which no cut takes out."""
     cut: bool = False
@@ -89,20 +117,30 @@ def _processed(row_V: Tensor, rule: LogitRule | None, temperature: float) -> Ten
             0, torch.tensor(allowed, device=device), False
         )
         row_V = row_V.masked_fill(forbidden_V, float("-inf"))
-    if len(rule.sampled) < given.get("min_tokens", 0):
+    if rule.place < given.get("min_tokens", 0):
         row_V = row_V.index_fill(0, torch.tensor(given["stop_token_ids"], device=device), float("-inf"))
-    repetition = given.get("repetition_penalty", 1.0)
-    if repetition != 1.0 and (rule.prompt or rule.sampled):
-        seen = torch.tensor(sorted({*rule.prompt, *rule.sampled}), device=device)
-        values = row_V[seen]
-        row_V = row_V.index_put((seen,), torch.where(values > 0, values / repetition, values * repetition))
-    frequency, presence = given.get("frequency_penalty", 0.0), given.get("presence_penalty", 0.0)
-    if rule.sampled and (frequency or presence):
-        ids_, counts = np.unique(np.asarray(rule.sampled, dtype=np.int64), return_counts=True)
-        amounts = torch.from_numpy(frequency * counts + presence).to(device, row_V.dtype)
-        row_V = row_V.index_add(0, torch.from_numpy(ids_).to(device), -amounts)
+    if rule.history is not None:
+        row_V = _penalised(row_V, given, *rule.history.before(rule.place))
     if any(given.get(name) for name in CUTS):
         row_V = _cut(row_V, rule, temperature)
+    return row_V
+
+
+def _penalised(
+    row_V: Tensor, given: Mapping[str, Any], ids_U: NDArray[np.int64], counts_U: NDArray[np.int64]
+) -> Tensor:
+    """The logits less their penalties, of U distinct tokens and how often each was sampled: 0 for one of the prompt alone."""
+    if not len(ids_U):
+        return row_V
+    seen_U = torch.from_numpy(ids_U).to(row_V.device)
+    repetition = given.get("repetition_penalty", 1.0)
+    if repetition != 1.0:
+        values_U = row_V[seen_U]
+        row_V = row_V.index_put((seen_U,), torch.where(values_U > 0, values_U / repetition, values_U * repetition))
+    frequency, presence = given.get("frequency_penalty", 0.0), given.get("presence_penalty", 0.0)
+    if frequency or presence:
+        amounts_U = torch.from_numpy(frequency * counts_U + presence * (counts_U > 0)).to(row_V.device, row_V.dtype)
+        row_V = row_V.index_add(0, seen_U, -amounts_U)
     return row_V
 
 
@@ -131,17 +169,19 @@ class Constraint:
         self._grammars = grammars
         self._matcher = None if lark is None else grammars.matcher(lark)
         self._logits = _bounded(logits, grammars)
-        self._prompt = prompt
+        self._history = _history(logits, prompt)
 
-    def rule(self, sampled: Sequence[int]) -> LogitRule:
-        """For the token after these. EngineError as `Grammars.allowed`."""
+    def rule(self, place: int) -> LogitRule:
+        """For the token after the first `place` ones. EngineError as `Grammars.allowed`."""
         allowed = None if self._matcher is None else self._grammars.allowed(self._matcher)
-        return LogitRule(allowed=allowed, logits=self._logits, prompt=self._prompt, sampled=sampled)
+        return LogitRule(allowed=allowed, logits=self._logits, place=place, history=self._history)
 
     def take(self, token: int) -> None:
         """This token was drawn, and the completion goes on."""
         if self._matcher is not None:
             self._matcher.consume_token(token)
+        if self._history is not None:
+            self._history.add(token)
 
 
 class BatchRules:
@@ -194,9 +234,16 @@ def _sequence_rules(grammars: Grammars, sequence: TrainingSequence) -> dict[int,
             raise EngineError(f"rollout {sequence.rollout_id}: {error}") from error
         if set(sampled[: logits.get("min_tokens", 0)]) & set(logits.get("stop_token_ids", ())):
             raise EngineError(f"rollout {sequence.rollout_id}: a call ended before its min_tokens")
-        prompt = sequence.tokens[:start] if "repetition_penalty" in logits else ()
-        counted = "min_tokens" in logits or any(name.endswith("_penalty") for name in logits)
+        history = _history(logits, sequence.tokens[:start])
         for place, (token, mask) in enumerate(zip(sampled, masks, strict=True)):
-            before = sampled[:place] if counted else ()
-            found[start + place] = LogitRule(allowed=mask, logits=logits, prompt=prompt, sampled=before, target=token)
+            found[start + place] = LogitRule(allowed=mask, logits=logits, place=place, history=history, target=token)
+            if history is not None:
+                history.add(token)
     return found
+
+
+def _history(logits: Mapping[str, Any], prompt: Iterable[int]) -> TokenHistory | None:
+    """Counts nothing yet; None where no penalty counts tokens."""
+    if not any(name.endswith("_penalty") for name in logits):
+        return None
+    return TokenHistory(prompt if "repetition_penalty" in logits else ())

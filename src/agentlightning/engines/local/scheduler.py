@@ -28,6 +28,9 @@ CHUNK = 512
 """New tokens of a row in one operation, at most; bounds the memory of attention scores."""
 KEPT_PROMPT = 32
 """First prompts of at least this many tokens are kept for rollouts of the same task that come later."""
+NOTHING_LEFT = (
+    "logit_bias, allowed_token_ids, min_tokens and the grammar together leave no token that could be sampled next"
+)
 ROOM = 64
 """The cache grows in multiples of this many tokens."""
 
@@ -284,6 +287,8 @@ class Scheduler:
         for row, (request, token, logprob) in enumerate(zip(self._active[rows], tokens, logprobs, strict=True), first):
             if logprob != logprob or request.error is not None:  # not a number
                 request.finish = "error"
+                if request.error is None and request.constraint is not None and logits[row - first].isneginf().all():
+                    request.error = NOTHING_LEFT
             else:
                 request.sampled.append(token)
                 request.logprobs.append(logprob)
@@ -303,7 +308,7 @@ class Scheduler:
         rules: list[LogitRule | None] = []
         for request in self._active[first : first + len(logits)]:
             try:
-                rules.append(None if request.constraint is None else request.constraint.rule(request.sampled))
+                rules.append(None if request.constraint is None else request.constraint.rule(len(request.sampled)))
             except EngineError as error:
                 request.error = str(error)
                 rules.append(None)
@@ -331,9 +336,11 @@ class Scheduler:
         if token in request.stop_ids:
             request.finish = "stop"
             return
-        for stop in request.stops:
+        if request.stops:
             # A character takes at most four tokens (bytes); what lies further back was checked before.
-            if stop in self._decode_text(request.sampled[-4 * len(stop) - 4 :]):
+            tail = self._decode_text(request.sampled[-4 * max(map(len, request.stops)) - 4 :])
+            stop = next((one for one in request.stops if one in tail), None)
+            if stop is not None:
                 request.stop_reason, request.finish = stop, "stop"
                 return
         if len(request.sampled) >= request.max_tokens:
