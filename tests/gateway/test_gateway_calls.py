@@ -396,6 +396,19 @@ async def test_tokens_are_counted_as_the_call_will_have_them(house: House) -> No
     assert counted == {"input_tokens": message["usage"]["input_tokens"]}
 
 
+async def test_a_streamed_message_counts_its_prompt_at_the_beginning_as_at_the_end(house: House) -> None:
+    claim = await house.claim()
+    said = await answered(house, claim, asking(max_tokens=9), "messages")
+    turns = [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": "?"}]
+    body = asking(max_tokens=9, stream=True)
+    body["messages"] += turns
+    reply = await house.http().post(f"{path(claim)}/v1/messages", json=body)
+    found = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    (end,) = [event["usage"] for event in found if event["type"] == "message_delta"]
+    assert found[0]["message"]["usage"] == {**end, "output_tokens": 0}
+    assert end["cache_read_input_tokens"] > 0
+
+
 async def test_a_completions_prompt_is_continued_by_its_text(house: House) -> None:
     claim = await house.claim()
     house.engine.answers = lambda _: house.renderer.encode(" sunny")

@@ -30,7 +30,10 @@ async def thinker(house: House, tmp_path: Path) -> House:
     return house
 
 
-@pytest.mark.parametrize("thinking", [None, {"type": "disabled"}, {"type": "adaptive"}])
+OMITTED = {"type": "adaptive", "display": "omitted"}
+
+
+@pytest.mark.parametrize("thinking", [None, {"type": "disabled"}, {"type": "adaptive"}, OMITTED])
 async def test_a_message_that_comes_back_without_its_thinking_is_continued_exactly(
     thinker: House, thinking: Any
 ) -> None:
@@ -45,10 +48,10 @@ async def test_a_message_that_comes_back_without_its_thinking_is_continued_exact
         reply = await thinker.http().post(f"{path(claim)}/v1/messages", json={**given, "messages": history})
         assert reply.status_code == 200, reply.text
         kinds = [block["type"] for block in reply.json()["content"]]
-        asked = thinking == {"type": "adaptive"} and len(history) == 1
+        asked = thinking in ({"type": "adaptive"}, OMITTED) and len(history) == 1
         assert kinds == (["thinking", "text"] if asked else ["text"])
-        texts = [block for block in reply.json()["content"] if block["type"] == "text"]
-        history += [{"role": "assistant", "content": texts}, {"role": "user", "content": "?"}]
+        kept = [block for block in reply.json()["content"] if block["type"] == "text" or thinking == OMITTED]
+        history += [{"role": "assistant", "content": kept}, {"role": "user", "content": "?"}]
     one, two = await thinker.store.calls([claim.rollout.id])
     assert one.completion["reasoning_content"] == "hm"
     assert (two.parent_id, two.fork_cause) == (one.id, None)

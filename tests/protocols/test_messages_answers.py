@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -126,6 +127,27 @@ def test_thinking_that_was_not_asked_for_is_not_given(given_fields: Any) -> None
     found = events(streamed(messages.stream(request, CALL_ID, "m", 5, 3), REASONED))
     kinds = [event["content_block"]["type"] for event in found if event["type"] == "content_block_start"]
     assert kinds == [block["type"] for block in whole] == ["text", "tool_use"]
+
+
+def test_omitted_thinking_is_a_signed_block_without_text() -> None:
+    request = parse(thinking={"type": "adaptive", "display": "omitted"})
+    block = json.loads(messages.body(request, answer(REASONED)))["content"][0]
+    assert block == {"type": "thinking", "thinking": "", "signature": CALL_ID}
+    data = streamed(messages.stream(request, CALL_ID, "m", 5, 3), REASONED)
+    assert heard(data).content[0].to_dict() == block
+    assert b"thinking_delta" not in data
+    (sent_back,) = parse(
+        messages=[{"role": "assistant", "content": [block, {"type": "text", "text": "I look."}]}, *HI]
+    ).messages[:1]
+    assert normal(sent_back) == {"role": "assistant", "content": "I look."}
+
+
+def test_a_stream_counts_the_prompt_at_its_beginning_as_at_its_end() -> None:
+    request = replace(parse(stream=True), cached_tokens=2)
+    found = events(streamed(messages.stream(request, CALL_ID, "m", 5, 3), said("a"), cached_tokens=2))
+    ended = next(event["usage"] for event in found if event["type"] == "message_delta")
+    assert found[0]["message"]["usage"] == {**ended, "output_tokens": 0}
+    assert (ended["input_tokens"], ended["cache_read_input_tokens"]) == (1, 2)
 
 
 @given(choice=choices(objects | broken), pieces=st.integers(1, 4))

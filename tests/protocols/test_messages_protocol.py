@@ -20,6 +20,8 @@ TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
 FUNCTION = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 CALL = {"id": "toolu_1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
 TOOL_USE = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}
+RESULT = {"type": "search_result", "title": "t", "source": "https://s", "content": [{"type": "text", "text": "found"}]}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "u"}}
 THINKING = {"type": "adaptive"}
 
@@ -105,6 +107,37 @@ def test_a_conversation_becomes_messages_of_the_one_form() -> None:
         {"role": "assistant", "content": ""},
         {"role": "user", "content": ""},
     ]
+
+
+@pytest.mark.parametrize("in_a_result", [False, True])
+def test_documents_and_search_results_are_text(in_a_result: bool) -> None:
+    plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a"}, "title": "t"}
+    blocks = {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "b"}]}}
+    given = [plain, blocks, RESULT, {"type": "text", "text": "Sum up."}]
+    text = (
+        "<document>\ntitle: t\na\n</document>\n"
+        "<document>\nb\n</document>\n"
+        "<search_result>\ntitle: t\nsource: https://s\nfound\n</search_result>\n"
+        "Sum up."
+    )
+    if in_a_result:
+        given = [{"type": "tool_result", "tool_use_id": "toolu_1", "content": given}]
+    (message,) = parse(messages=[{"role": "user", "content": given}]).messages
+    assert message["content"] == text
+
+
+def test_citations_are_collected_by_path() -> None:
+    cited = {**RESULT, "citations": {"enabled": True}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "toolu_1",
+        "content": [{**RESULT, "citations": {"enabled": False}}, cited],
+    }
+    request = parse(messages=[{"role": "user", "content": [result, cited]}])
+    assert request.unsupported == {
+        "messages[0].content[0].content[1].citations": {"enabled": True},
+        "messages[0].content[1].citations": {"enabled": True},
+    }
 
 
 NO_EFFECT: dict[str, Any] = {
@@ -224,6 +257,7 @@ def test_tools_that_anthropic_runs_are_collected_by_path() -> None:
         ({"temperature": 1.1}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
         ({"thinking": {"type": "on"}}, "thinking.type"),
+        ({"thinking": {"type": "adaptive", "display": "some"}}, "thinking.display"),
         ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, "tool_choice.disable_parallel_tool_use"),
         ({"tools": TOOL}, "tools"),
@@ -257,6 +291,9 @@ def test_a_value_of_another_kind_is_refused_by_name(given: dict[str, Any], param
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "is_error": "no"}]},
             "messages[0].content[0].is_error",
         ),
+        ({"role": "user", "content": [{"type": "document", "source": PDF}]}, "messages[0].content[0].source"),
+        ({"role": "user", "content": [{**RESULT, "content": None}]}, "messages[0].content[0].content"),
+        ({"role": "user", "content": [{**RESULT, "content": [RESULT]}]}, "messages[0].content[0].content[0]"),
         ({"role": "assistant", "content": [{**TOOL_USE, "input": "{}"}]}, "messages[0].content[0].input"),
         ({"role": "assistant", "content": [{**TOOL_USE, "id": 1}]}, "messages[0].content[0].id"),
         ({"role": "assistant", "content": [{"type": "server_tool_use", "id": "s"}]}, "messages[0].content[0]"),
@@ -287,8 +324,11 @@ def test_an_external_request_with_a_block_that_is_no_object_is_refused(role: str
 
 
 block = st.fixed_dictionaries(
-    {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "image"])},
-    optional=dict.fromkeys(("text", "thinking", "id", "name", "input", "tool_use_id", "content"), anything()),
+    {"type": st.sampled_from(["text", "thinking", "tool_use", "tool_result", "image", "document", "search_result"])},
+    optional=dict.fromkeys(
+        ("text", "thinking", "id", "name", "input", "tool_use_id", "content", "source", "title", "citations"),
+        anything(),
+    ),
 )
 message = st.fixed_dictionaries(
     {

@@ -83,6 +83,8 @@ class CompletionRequest:
     """Number of alternatives to list with each token of the prompt; None: no log-probabilities of the prompt."""
     planned_ids: list[int] | None = None
     """The prompt's ids, filled in by the gateway once they are known, where the response is to have them."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that continue an earlier call, filled in by the gateway where the response is streamed."""
     stream: bool = False
     include_usage: bool = False
     """Streaming: a chunk with the token counts before the end."""

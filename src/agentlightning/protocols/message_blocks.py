@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from agentlightning.protocols import sse
-from agentlightning.protocols.base import ApiError, Choice, Completion, CompletionReader, Delta, ToolDelta
+from agentlightning.protocols.base import (
+    ApiError,
+    Choice,
+    Completion,
+    CompletionReader,
+    CompletionRequest,
+    Delta,
+    ToolDelta,
+    call_id,
+)
 from agentlightning.types import JSON
 
 RAW = "_arguments"
@@ -19,7 +27,11 @@ STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_t
 FINISH_REASONS = {"max_tokens": "length", "tool_use": "tool_calls"}
 
 
-def message(call_id: str, model: str, prompt_tokens: int) -> JSON:
+OMITTED = "_omitted"
+"""Name in `echo` of a request whose response has thinking blocks without text (`thinking.display`)."""
+
+
+def unfinished(call_id: str, model: str, prompt_tokens: int, cached_tokens: int) -> JSON:
     """A message that has only begun; the caller adds content, stop reason and usage."""
     return {
         "id": f"msg_{call_id}",
@@ -29,26 +41,27 @@ def message(call_id: str, model: str, prompt_tokens: int) -> JSON:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": usage(prompt_tokens, 0, 0),
+        "usage": usage(prompt_tokens, 0, cached_tokens),
     }
 
 
-def finished(completion: Completion, thinking: bool = True) -> JSON:
+def finished(request: CompletionRequest, completion: Completion) -> JSON:
     """The message of a whole completion: thinking (where asked for), text, tool calls."""
-    choice = completion.choices[0] if thinking else replace(completion.choices[0], reasoning=None)
+    choice = completion.choices[0]
     return {
-        **message(completion.call_id, completion.model, completion.prompt_tokens),
-        "content": _blocks(choice, completion.call_id),
+        **unfinished(completion.call_id, completion.model, completion.prompt_tokens, completion.cached_tokens),
+        "content": _blocks(request, choice, completion.call_id),
         **_stop(choice),
         "usage": usage(completion.prompt_tokens, completion.sampled_tokens, completion.cached_tokens),
     }
 
 
-def _blocks(choice: Choice, call_id: str) -> list[JSON]:
+def _blocks(request: CompletionRequest, choice: Choice, call_id: str) -> list[JSON]:
     """The id of the recorded call signs a thinking block."""
     result: list[JSON] = []
-    if choice.reasoning:
-        result.append({"type": "thinking", "thinking": choice.reasoning, "signature": call_id})
+    if choice.reasoning and request.include_reasoning:
+        shown = "" if request.echo.get(OMITTED) else choice.reasoning
+        result.append({"type": "thinking", "thinking": shown, "signature": call_id})
     if choice.content:
         result.append({"type": "text", "text": choice.content})
     for call in choice.tool_calls:
@@ -171,18 +184,15 @@ class MessageEvents:
 
     def __init__(
         self,
-        call_id: str,
-        model: str,
-        prompt_tokens: int,
+        request: CompletionRequest,
+        begun: JSON,
         error: Callable[[ApiError], bytes],
-        more: Callable[[Completion], JSON] = lambda _: {},
-        thinking: bool = True,
+        more: Callable[[Completion], JSON],
     ) -> None:
-        """`more` gives further fields of the event that ends the message. Without `thinking` it has no such block."""
-        self._thinking = thinking
-        self._call_id = call_id
-        self._model = model
-        self._prompt_tokens = prompt_tokens
+        """`begun` is the message so far; `more` gives further fields of the event that ends it."""
+        self._thinking = request.include_reasoning
+        self._omitted = bool(request.echo.get(OMITTED))
+        self._begun = begun
         self._error = error
         self._more_at_end = more
         self._block: tuple[str, int] | None = None
@@ -193,15 +203,15 @@ class MessageEvents:
 
     def first(self) -> bytes:
         """Opens the message."""
-        begun = message(self._call_id, self._model, self._prompt_tokens)
-        return _event("message_start", message=begun) + _event("ping")
+        return _event("message_start", message=self._begun) + _event("ping")
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """More thinking, text, or tool calls. There is one choice."""
         parts: list[bytes] = []
         if delta.reasoning and self._thinking:
             parts.append(self._open("thinking", 0, {"type": "thinking", "thinking": "", "signature": ""}))
-            parts.append(self._more({"type": "thinking_delta", "thinking": delta.reasoning}))
+            if not self._omitted:
+                parts.append(self._more({"type": "thinking_delta", "thinking": delta.reasoning}))
         if delta.content:
             parts.append(self._open("text", 0, {"type": "text", "text": ""}))
             parts.append(self._more({"type": "text_delta", "text": delta.content}))
@@ -241,7 +251,7 @@ class MessageEvents:
             return b""
         rest = b""
         if self._block[0] == "thinking":
-            rest = self._more({"type": "signature_delta", "signature": self._call_id})
+            rest = self._more({"type": "signature_delta", "signature": call_id(self._begun["id"])})
         elif self._block[0] == "tool_use":
             rest = self._more_input(self._input.end())
         self._block = None

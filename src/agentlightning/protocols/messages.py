@@ -19,10 +19,18 @@ import orjson
 
 from agentlightning.protocols import decoding, fields
 from agentlightning.protocols.base import ApiError, Completion, CompletionRequest, EventStream, short
+from agentlightning.protocols.documents import citations, document_parts
 from agentlightning.protocols.edit_fields import parse_edits
 from agentlightning.protocols.fields import expected
 from agentlightning.protocols.images import image_part, take_images
-from agentlightning.protocols.message_blocks import MessageEvents, MessageReader, arguments_text, finished
+from agentlightning.protocols.message_blocks import (
+    OMITTED,
+    MessageEvents,
+    MessageReader,
+    arguments_text,
+    finished,
+    unfinished,
+)
 from agentlightning.types import JSON
 
 NAME = "messages"
@@ -80,7 +88,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             raise fields.refused(
                 "output_config.format", "expected the last message to be the user's: the answer is JSON as a whole"
             )
-    thinking = _thinking(data)
+    thinking, omitted = _thinking(data)
     tools, other_tools = _tools(data)
     parse_tools, one_call, tool_call = _tool_choice(data, tools)
     edits, unknown_edits = parse_edits(data)
@@ -107,26 +115,22 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
             **other_tools,
             **output_config,
             **_examples(data),
+            **citations(data),
             **unknown_edits,
         },
         grammar=decoding.combined(tool_call, *formats),
         logits={} if (top_k := decoding.top_k(data)) is None else {"top_k": top_k},
+        echo={OMITTED: omitted},
     )
 
 
 def body(request: CompletionRequest, completion: Completion) -> bytes:
-    return orjson.dumps({**finished(completion, request.include_reasoning), **_edited(request, completion)})
+    return orjson.dumps({**finished(request, completion), **_edited(request, completion)})
 
 
 def stream(request: CompletionRequest, call_id: str, model: str, created_s: int, prompt_tokens: int) -> EventStream:
-    return MessageEvents(
-        call_id,
-        model,
-        prompt_tokens,
-        error,
-        lambda completion: _edited(request, completion),
-        thinking=request.include_reasoning,
-    )
+    begun = unfinished(call_id, model, prompt_tokens, request.cached_tokens)
+    return MessageEvents(request, begun, error, lambda completion: _edited(request, completion))
 
 
 def error(refusal: ApiError) -> bytes:
@@ -182,7 +186,7 @@ def _messages(data: JSON, trained: bool) -> list[JSON]:
     result: list[JSON] = []
     system = data.get("system")
     if system is not None:
-        result.append({"role": "system", "content": _text_of(system, "system", trained)})
+        result.append({"role": "system", "content": _content(system, "system", trained, text_only=True)})
     for index, message in enumerate(given):
         where = f"messages[{index}]"
         if not isinstance(message, dict):
@@ -193,7 +197,8 @@ def _messages(data: JSON, trained: bool) -> list[JSON]:
         elif role == "user":
             result += _user(message, where, trained)
         elif role == "system":
-            result.append({"role": "system", "content": _text_of(message.get("content"), f"{where}.content", trained)})
+            content = _content(message.get("content"), f"{where}.content", trained, text_only=True)
+            result.append({"role": "system", "content": content})
         else:
             raise expected("user, assistant or system", role, "role", where)
     return result
@@ -220,19 +225,13 @@ def _user(message: JSON, where: str, trained: bool) -> list[JSON]:
             result = {
                 "role": "tool",
                 "tool_call_id": fields.text(part, "tool_use_id", at=path),
-                "content": "" if content is None else _text_of(content, f"{path}.content", trained, images=True),
+                "content": "" if content is None else _content(content, f"{path}.content", trained),
             }
             if fields.boolean(part, "is_error", at=path):
                 result["is_error"] = True
             results.append(result)
-        elif kind == "text" and isinstance(part.get("text"), str):
-            said.append({"type": "text", "text": part["text"]})
-        elif trained and (image := image_part(part, path)) is not None:
-            said.append(image)
-        elif trained or not isinstance(part, dict):
-            raise _not_text(part, path)
         else:
-            said.append(part)
+            said += _block(part, path, trained)
     if said or not results:
         results.append({"role": "user", "content": _joined(said)})
     return results
@@ -275,22 +274,28 @@ def _tool_use(part: JSON, where: str) -> JSON:
     }
 
 
-def _text_of(value: Any, where: str, trained: bool, images: bool = False) -> Any:
+def _content(value: Any, where: str, trained: bool, text_only: bool = False) -> Any:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise expected("a string or a list of text blocks", value, where)
-    parts: list[JSON] = []
-    for index, part in enumerate(value):
-        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-            parts.append({"type": "text", "text": part["text"]})
-        elif images and trained and (image := image_part(part, f"{where}[{index}]")) is not None:
-            parts.append(image)
-        elif trained or not isinstance(part, dict):
-            raise _not_text(part, f"{where}[{index}]")
-        else:
-            parts.append(part)
-    return _joined(parts)
+    return _joined([one for at, part in enumerate(value) for one in _block(part, f"{where}[{at}]", trained, text_only)])
+
+
+def _block(part: Any, where: str, trained: bool, text_only: bool = False) -> list[JSON]:
+    """A block as parts of a message: as it is, where an external model reads it."""
+    if not isinstance(part, dict):
+        raise _not_text(part, where)
+    if part.get("type") == "text" and isinstance(part.get("text"), str):
+        return [{"type": "text", "text": part["text"]}]
+    if not trained:
+        return [part]
+    if not text_only:
+        if (image := image_part(part, where)) is not None:
+            return [image]
+        if (parts := document_parts(part, where)) is not None:
+            return parts
+    raise _not_text(part, where)
 
 
 def _joined(parts: list[JSON]) -> str | list[JSON]:
@@ -301,7 +306,7 @@ def _joined(parts: list[JSON]) -> str | list[JSON]:
 
 
 def _not_text(part: Any, where: str) -> ApiError:
-    what = "a text block, an image, a tool call or its result, all that the trained policy reads"
+    what = "a text block, an image, a document, a tool call or its result, all that the trained policy reads"
     return fields.refused(where, f"expected {what}, got {short(part)}")
 
 
@@ -381,11 +386,14 @@ def _output_config(data: JSON) -> tuple[JSON, JSON]:
     return {} if effort is None else {"output_config.effort": effort}, others
 
 
-def _thinking(data: JSON) -> bool:
-    """True where the response is to have the model's thinking."""
+def _thinking(data: JSON) -> tuple[bool, bool]:
+    """(the response has blocks of the model's thinking, they are empty)."""
     value = fields.record(data, "thinking")
     if value is None:
-        return False
+        return False, False
     if value.get("type") not in ("enabled", "disabled", "adaptive"):
         raise expected("enabled, adaptive or disabled", value.get("type"), "type", "thinking")
-    return bool(value["type"] != "disabled")
+    display = fields.optional_text(value, "display", "thinking")
+    if display not in (None, "summarized", "omitted"):
+        raise expected("summarized or omitted", display, "display", "thinking")
+    return value["type"] != "disabled", display == "omitted"

@@ -40,7 +40,9 @@ class StreamedResponse:
     def __init__(self, job: PolicyJob, reply: AgentResponse, metrics: GatewayMetrics) -> None:
         model = job.request.model or job.policy.model
         created_s = job.started_ns // 10**9
-        self._events = job.wire.stream(job.request, job.id, model, created_s, len(job.plan.prompt_ids))
+        prompt_tokens = len(job.plan.prompt_ids)
+        request = replace(job.request, cached_tokens=prompt_tokens - len(job.plan.suffix_ids))
+        self._events = job.wire.stream(request, job.id, model, created_s, prompt_tokens)
         self._started_ns = job.started_ns
         self._reply = reply
         self._metrics = metrics
@@ -74,6 +76,7 @@ async def replay(wire: WireFormat, request: CompletionRequest, answer: Completio
     if not request.stream:
         await reply.whole(200, wire.body(request, answer))
         return
+    request = replace(request, cached_tokens=answer.cached_tokens)
     events = wire.stream(request, answer.call_id, answer.model, answer.created_s, answer.prompt_tokens)
     *parts, end = replayed(events, answer, bool(request.return_token_ids))
     await reply.start_events(b"".join(parts))
