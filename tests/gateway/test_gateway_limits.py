@@ -78,6 +78,35 @@ async def test_a_call_too_many_is_refused_for_good_in_the_shape_of_the_protocol(
         assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
 
 
+SCORED: dict[str, dict[str, Any]] = {
+    "tokens/logprobs": {"model": "policy", "token_ids": [5] * 20},
+    "completions": {"model": "policy", "prompt": [5] * 20, "echo": True, "logprobs": 1, "max_tokens": 0},
+}
+
+
+@pytest.mark.parametrize("route", SCORED)
+@pytest.mark.parametrize("bound", [{"max_calls": 1}, {"max_tokens": 20}])
+async def test_prompts_that_are_only_read_count_like_calls(house: House, route: str, bound: dict[str, int]) -> None:
+    await limit(house, attempt=bound)
+    claim = await house.claim()
+    replies = [await house.http().post(f"{path(claim)}/v1/{route}", json=SCORED[route]) for _ in range(2)]
+    assert [reply.status_code for reply in replies] == [200, 429]
+    assert len(house.engine.requests) == 1
+
+
+async def test_a_retry_that_asks_the_engine_again_is_refused_beyond_a_limit(house: House) -> None:
+    await limit(house, attempt={"max_calls": 1})
+    claim = await house.claim()
+    asked = {**CHAT, "prompt_logprobs": 1}
+    retry = {"x-stainless-retry-count": "1"}
+    replies = [
+        await house.http().post(f"{path(claim)}/v1/chat/completions", json=asked, headers=headers)
+        for headers in ({}, retry)
+    ]
+    assert [reply.status_code for reply in replies] == [200, 429]
+    assert len(house.engine.requests) == 1
+
+
 async def test_an_sdk_does_not_try_again_and_the_rollout_says_why(house: House) -> None:
     await limit(house, attempt={"max_calls": 1})
     claim = await house.claim()

@@ -172,6 +172,13 @@ class Admission:
             for call in calls:
                 usage.add(call, external)
 
+    def count_prompt(self, tokens: int) -> None:
+        """The call only read a prompt: there is no record of it, and gateways that read the totals from records miss it."""
+        self._end_call()
+        for usage in self._usages:
+            usage.calls += 1
+            usage.tokens += tokens
+
     def leave(self) -> None:
         """The request has been answered, or never will be."""
         while self._begun:

@@ -127,7 +127,7 @@ class PolicyCalls:
                 attempt, policy.alias, conversation, request, request_hash, incoming, digest
             )
             if found is not None:
-                found = await self._scoring.complete(policy, request, found, attempt)
+                found = await self._scoring.complete(policy, request, found, attempt, admission)
                 self._metrics.call(wire.NAME, "replayed")
                 found = replace(found, applied_edits=applied_edits, model=found.model or policy.model)
                 await replay(wire, request, found, reply)

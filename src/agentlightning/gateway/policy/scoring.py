@@ -35,21 +35,29 @@ class PromptScoring:
             raise ApiError(f"{name}: not known; known are {', '.join(FIELDS)}", param=name)
         model, ids = fields.text(data, "model"), tokens.token_ids(data, "token_ids")
         policy = await self._engine_router.policy(attempt.rollout.run_id, model)
-        admission.begin()
-        scored = await self.score(policy, ids, 0, attempt)
+        scored = await self.score(policy, ids, 0, attempt, admission)
         await reply.whole(200, tokens.logprobs_body(model or policy.model, token_logprobs(scored, ids)))
 
     async def complete(
-        self, policy: Policy, request: CompletionRequest, found: Completion, attempt: TrackedAttempt
+        self,
+        policy: Policy,
+        request: CompletionRequest,
+        found: Completion,
+        attempt: TrackedAttempt,
+        admission: Admission,
     ) -> Completion:
         """A recorded completion with the log-probabilities of its prompt, where the request asks for them."""
         if request.prompt_logprobs is None or found.prompt_ids is None:
             return found
-        scored = await self.score(policy, list(found.prompt_ids), request.prompt_logprobs, attempt)
+        scored = await self.score(policy, list(found.prompt_ids), request.prompt_logprobs, attempt, admission)
         return replace(found, prompt_logprobs=prompt_table(scored, policy.renderer, len(found.prompt_ids)))
 
-    async def score(self, policy: Policy, ids: list[int], alternatives: int, attempt: TrackedAttempt) -> SampledTokens:
-        """Returns what the engine gives for these tokens; the one token that engines insist on sampling is dropped."""
+    async def score(
+        self, policy: Policy, ids: list[int], alternatives: int, attempt: TrackedAttempt, admission: Admission
+    ) -> SampledTokens:
+        """Returns what the engine gives for these tokens; the one token that engines insist on sampling is dropped. It is a
+        call by the limits. Raises ApiError where one is reached."""
+        admission.begin()
         engine_request = {
             "request_id": str(uuid7()),
             "model": policy.alias,
@@ -57,4 +65,6 @@ class PromptScoring:
             "stream": False,
             "sampling_params": {"temperature": 0.0, "max_tokens": 1, "logprobs": 0, "prompt_logprobs": alternatives},
         }
-        return await self._engine_router.generate(policy, engine_request, f"{attempt.rollout.id}/{attempt.number}")
+        scored = await self._engine_router.generate(policy, engine_request, f"{attempt.rollout.id}/{attempt.number}")
+        admission.count_prompt(len(ids))
+        return scored

@@ -55,7 +55,7 @@ class SeveralPrompts:
         """Answer the requests that `completions.split` made of one. Raises as PolicyCalls.answer does."""
         parsed = [completions.parse(data) for data in requests]
         policy = await self._engine_router.policy(attempt.rollout.run_id, parsed[0].model)
-        response = _Response(parsed, reply, _Echo(policy, attempt, self._scoring))
+        response = _Response(parsed, reply, _Echo(policy, attempt, admission, self._scoring))
         gone = asyncio.Event()
         watch = incoming.on_disconnect(gone.set)
         delivered = False
@@ -63,7 +63,6 @@ class SeveralPrompts:
             async with asyncio.TaskGroup() as group:
                 for part, data in zip(response.parts, requests, strict=True):
                     if part.request.max_tokens == 0:
-                        admission.begin()
                         group.create_task(part.without_sampling(policy))
                     else:
                         asked = _PartRequest(incoming, part.place)
@@ -93,9 +92,10 @@ class SeveralPrompts:
 class _Echo:
     """The prompt as the beginning of a choice."""
 
-    def __init__(self, policy: Policy, attempt: TrackedAttempt, scoring: PromptScoring) -> None:
+    def __init__(self, policy: Policy, attempt: TrackedAttempt, admission: Admission, scoring: PromptScoring) -> None:
         self._policy = policy
         self._attempt = attempt
+        self._admission = admission
         self._scoring = scoring
 
     async def of(self, request: CompletionRequest, ids: list[int]) -> Delta:
@@ -104,12 +104,12 @@ class _Echo:
         text = prompt if isinstance(prompt, str) else renderer.decode(ids, special=True)
         if not request.logprobs:
             return Delta(content=text)
-        scored = await self._scoring.score(self._policy, ids, request.top_logprobs, self._attempt)
+        scored = await self._scoring.score(self._policy, ids, request.top_logprobs, self._attempt, self._admission)
         return Delta(content=text, logprobs=prompt_tokens(scored, renderer, ids, request.top_logprobs))
 
     async def scored(self, request: CompletionRequest, found: Completion) -> Completion:
         """The completion with the prompt's own table of log-probabilities, where it is asked for."""
-        return await self._scoring.complete(self._policy, request, found, self._attempt)
+        return await self._scoring.complete(self._policy, request, found, self._attempt, self._admission)
 
 
 class _Response:
