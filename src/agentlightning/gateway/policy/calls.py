@@ -50,6 +50,7 @@ from agentlightning.protocols.base import (
 from agentlightning.protocols.context_edits import apply_edits
 from agentlightning.rendering.call_chain import chain_messages
 from agentlightning.rendering.conversation import Conversation, PromptPlan
+from agentlightning.rendering.graph import Digest
 from agentlightning.rendering.prompts import prompt_hash
 from agentlightning.rendering.renderer import check_text
 from agentlightning.rendering.request_view import RequestView
@@ -162,20 +163,7 @@ class PolicyCalls:
                 ResponseDecoder(policy.renderer, request, plan.prompt_text, f"call_{seed:016x}") for seed in seeds
             ],
         )
-        if request.return_token_ids or request.repeats_prompt:
-            job.request = replace(request, planned_ids=plan.prompt_ids)
-        reply.request_id = job.id
-        pending = self._retries.begin(attempt, policy.alias, request_hash, incoming.idempotency_key, digest)
-        self._metrics.in_flight.inc()
-        try:
-            await self._run(job, pending, incoming, reply)
-        except ApiError as refusal:
-            if request.truncates and refusal.code == "context_length_exceeded":
-                raise _would_truncate(len(plan.prompt_ids), refusal) from refusal
-            raise
-        finally:
-            self._metrics.in_flight.dec()
-            self._retries.end(pending)
+        await self._complete(job, request_hash, digest, incoming, reply)
 
     async def count(
         self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, admission: Admission
@@ -230,6 +218,26 @@ class PolicyCalls:
         return request, policy, conversation, view, images
 
     # --- one call, step by step -------------------------------------------------------------------------------------
+
+    async def _complete(
+        self, job: PolicyJob, request_hash: Digest, digest: str, incoming: AgentRequest, reply: AgentResponse
+    ) -> None:
+        """Make the call where its retries find it."""
+        request, prompt_ids = job.request, job.plan.prompt_ids
+        if request.return_token_ids or request.repeats_prompt:
+            job.request = replace(request, planned_ids=prompt_ids)
+        reply.request_id = job.id
+        pending = self._retries.begin(job.attempt, job.alias, request_hash, incoming.idempotency_key, digest)
+        self._metrics.in_flight.inc()
+        try:
+            await self._run(job, pending, incoming, reply)
+        except ApiError as refusal:
+            if request.truncates and refusal.code == "context_length_exceeded":
+                raise _would_truncate(len(prompt_ids), refusal) from refusal
+            raise
+        finally:
+            self._metrics.in_flight.dec()
+            self._retries.end(pending)
 
     async def _run(self, job: PolicyJob, pending: PendingCall, incoming: AgentRequest, reply: AgentResponse) -> None:
         stream = StreamedResponse(job, reply, self._metrics) if job.request.stream else None
