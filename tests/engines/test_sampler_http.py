@@ -15,7 +15,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from agentlightning.children import listen, start_child, stop_child
 from agentlightning.engines.local.options import SamplerOptions
-from agentlightning.engines.local.sampler import create_app, open_sampler
+from agentlightning.engines.local.sampler import open_sampler
+from agentlightning.engines.local.sampler_app import create_app
 
 Client = TestClient[Any, Any]
 KEY = "of-the-engine"

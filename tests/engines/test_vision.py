@@ -20,7 +20,8 @@ from agentlightning.demo import tiny_model, tiny_vision
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions, Lora, SamplerOptions
-from agentlightning.engines.local.sampler import create_app, open_sampler
+from agentlightning.engines.local.sampler import open_sampler
+from agentlightning.engines.local.sampler_app import create_app
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.engines.local.vision import VisionDecoder, place_images
 from agentlightning.errors import EngineError, InputError, ModelError

@@ -129,7 +129,7 @@ def _processed(row_V: Tensor, rule: LogitRule | None, temperature: float) -> Ten
 def _penalised(
     row_V: Tensor, given: Mapping[str, Any], ids_U: NDArray[np.int64], counts_U: NDArray[np.int64]
 ) -> Tensor:
-    """The logits less their penalties, of U distinct tokens and how often each was sampled: 0 for one of the prompt alone."""
+    """The logits less their penalties, of U distinct tokens and how often each was sampled (0: the prompt alone has it)."""
     if not len(ids_U):
         return row_V
     seen_U = torch.from_numpy(ids_U).to(row_V.device)

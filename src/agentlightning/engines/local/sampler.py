@@ -5,14 +5,13 @@
 The engine starts it on a listening socket of its own, so that a restarted sampler keeps its port. One thread does both the
 arithmetic and HTTP, taking turns: at tiny sizes two threads would spend their time handing the interpreter lock to each
 other after every kernel. Where a turn takes long (large models), it runs in a worker thread and HTTP goes on beside it.
-Refuses to know agents, messages and rewards.
+The routes are sampler_app.py's. Refuses to know agents, messages and rewards.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import hmac
 import json
 import logging
 import math
@@ -35,9 +34,8 @@ from agentlightning.engines.local.decoder import Decoder, open_decoder
 from agentlightning.engines.local.decoding import Constraint
 from agentlightning.engines.local.device import settle
 from agentlightning.engines.local.options import WEIGHTS_KEY, SamplerOptions
-from agentlightning.engines.local.prompt_scores import Score
+from agentlightning.engines.local.sampler_app import create_app
 from agentlightning.engines.local.sampling_params import (
-    CONSTRAINTS,
     MAX_LOGPROBS,
     check_names,
     number,
@@ -48,19 +46,12 @@ from agentlightning.engines.local.sampling_params import (
 )
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.engines.local.vision import place_images
-from agentlightning.errors import (
-    AgentLightningError,
-    EngineError,
-    InputError,
-    MissingExtraError,
-    ModelError,
-    printable,
-)
+from agentlightning.errors import AgentLightningError, InputError, ModelError, printable
 from agentlightning.log_lines import line_handler
 from agentlightning.rendering.grammar import structured_outputs
 from agentlightning.rendering.grammar_masks import Grammars
 from agentlightning.rendering.model_folder import end_ids
-from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
+from agentlightning.watchdog import beat_to_parent
 
 NICE = 5
 GATHER_S = 0.004
@@ -241,186 +232,6 @@ class Sampler:
                 f"the prompt has {len(ids)} tokens; the model's context is {self._decoder.context}, answer included"
             )
         return ids
-
-
-def create_app(
-    sampler: Sampler,
-    heartbeat: ChildHeartbeat | None = None,
-    *,
-    weights_key: str = "",
-    weights_folder: Path | None = None,
-) -> web.Application:
-    """The HTTP routes. Weights are taken from whoever has the key, and from folders in the weights' folder; from nobody
-    where either is missing."""
-
-    async def generate(http: web.Request) -> web.StreamResponse:
-        try:
-            body = await http.read()
-            if b"content_parts" in body:
-                request_id, request = await asyncio.to_thread(sampler.parse, body)
-            else:
-                request_id, request = sampler.parse(body)
-            if any(name.encode() in body for name in CONSTRAINTS):
-                request.constraint = await asyncio.to_thread(sampler.constraint, body, request)
-        except (InputError, MissingExtraError) as error:
-            return _error(400, error)
-        event = sampler.submit(request)
-        try:
-            if request.streamed:
-                return await _stream(http, request_id, request, event)
-            await event.wait()
-        finally:
-            sampler.drop(request)
-        if request.finish == "error":
-            return _error(_status(request), _not_finite(request))
-        return web.Response(body=_answer(request_id, request, 0, request.finish)[0], content_type="application/json")
-
-    async def collective_rpc(http: web.Request) -> web.Response:
-        presented = http.headers.get("Authorization", "").encode()
-        if not weights_key or not hmac.compare_digest(presented, f"Bearer {weights_key}".encode()):
-            return _error(401, InputError("the key for weights is missing or wrong; only the engine has it"))
-        try:
-            given = orjson.loads(await http.read())
-            method, kwargs = given["method"], given.get("kwargs", {})
-            folder, version = Path(kwargs["weights_path"]), str(kwargs["weight_version"])
-        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-            return _error(400, InputError("expected method, kwargs.weights_path and kwargs.weight_version"))
-        if method != "reload_weights":
-            return _error(400, InputError(f"method {method!r} is not known; reload_weights is"))
-        if not _lies_in(folder, weights_folder):
-            return _error(400, InputError(f"kwargs.weights_path: expected a folder in {weights_folder}, got {folder}"))
-        try:
-            await sampler.load(folder, version)
-        except ModelError as error:
-            return _error(400, error)
-        return web.json_response({"results": [None]})
-
-    async def models(_: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"object": "model", "max_model_len": sampler.context}]})
-
-    async def health(_: web.Request) -> web.Response:
-        active, waiting = sampler.scheduler.counts
-        return web.json_response({"version": sampler.scheduler.version, "active": active, "waiting": waiting})
-
-    async def run(_: web.Application) -> Any:
-        if heartbeat is None:
-            tasks = [asyncio.create_task(sampler.run())]
-        else:
-            tasks = [
-                asyncio.create_task(sampler.run(heartbeat.progress)),
-                asyncio.create_task(heartbeat.follow_loop(lambda: sampler.idle)),
-            ]
-        for task in tasks:
-            task.add_done_callback(_end_on_failure)
-        yield
-        for task in tasks:
-            task.cancel()
-
-    app = web.Application(client_max_size=64 << 20)
-    app.router.add_post("/inference/v1/generate", generate)
-    app.router.add_post("/collective_rpc", collective_rpc)
-    app.router.add_get("/v1/models", models)
-    app.router.add_get("/health", health)
-    app.cleanup_ctx.append(run)
-    return app
-
-
-async def _stream(
-    http: web.Request, request_id: str, request: SamplingRequest, event: asyncio.Event
-) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    await response.prepare(http)
-    sent = 0
-    while True:
-        await event.wait()
-        event.clear()
-        finish = request.finish
-        if finish == "error":
-            body = orjson.dumps(_error_body(_status(request), _not_finite(request)))
-        else:
-            body, sent = _answer(request_id, request, sent, finish)
-        await response.write(b"data: " + body + (b"\n\ndata: [DONE]\n\n" if finish else b"\n\n"))
-        if finish:
-            await response.write_eof()
-            return response
-
-
-def _answer(request_id: str, request: SamplingRequest, start: int, finish: str | None) -> tuple[bytes, int]:
-    """The completion from token `start` on, and where it ends; versions come with the end of the completion.
-
-    A turn may be under way in another thread: it appends a token before its logprob and sets `finish` after both, which is
-    why the caller read `finish` first.
-    """
-    end = len(request.logprobs)
-    tokens, logprobs = request.sampled[start:end], request.logprobs[start:end]
-    choice: dict[str, Any] = {
-        "index": 0,
-        "token_ids": tokens,
-        "logprobs": {"content": _content(request, start, tokens, logprobs)},
-        "finish_reason": finish,
-        "stop_reason": request.stop_reason if finish else None,
-    }
-    if finish:
-        ends = [begin for _, begin in request.versions[1:]] + [end]
-        choice["weight_versions"] = [
-            {"version": version, "start": begin, "end": end}
-            for (version, begin), end in zip(request.versions, ends, strict=True)
-            if begin < end
-        ]
-    body: dict[str, Any] = {"request_id": request_id, "choices": [choice]}
-    if start == 0 and request.prompt_scores is not None:
-        body["prompt_logprobs"] = [None, *map(_score_table, request.prompt_scores)]
-    if start == 0 and request.shown_prompt is not None:
-        body["prompt_token_ids"] = request.shown_prompt
-    return orjson.dumps(body), end
-
-
-def _score_table(scores: list[Score]) -> dict[str, Any]:
-    return {str(token): {"logprob": logprob, "rank": rank} for token, logprob, rank in scores}
-
-
-def _content(request: SamplingRequest, start: int, tokens: list[int], logprobs: list[float]) -> list[dict[str, Any]]:
-    if not request.alternatives:
-        return [{"token_id": t, "logprob": p} for t, p in zip(tokens, logprobs, strict=True)]
-    return [
-        {
-            "token_id": token,
-            "logprob": logprob,
-            "top_logprobs": [{"token_id": other, "logprob": value} for other, value in request.top[at]],
-        }
-        for at, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start)
-    ]
-
-
-def _status(request: SamplingRequest) -> int:
-    """A grammar that cannot be followed is its sender's, what the model computes is not."""
-    return 500 if request.error is None else 400
-
-
-def _not_finite(request: SamplingRequest) -> EngineError:
-    if request.error is not None:
-        return EngineError(request.error)
-    return EngineError(f"the model's logits are not finite (weights version {request.versions[-1][0]})")
-
-
-def _lies_in(folder: Path, above: Path | None) -> bool:
-    return above is not None and folder.resolve().parent == above.resolve()
-
-
-def _error(status: int, error: AgentLightningError) -> web.Response:
-    return web.Response(status=status, body=orjson.dumps(_error_body(status, error)), content_type="application/json")
-
-
-def _error_body(status: int, error: AgentLightningError) -> dict[str, Any]:
-    kind = "invalid_request_error" if status < 500 else "internal_error"
-    return {"error": {"message": str(error), "type": kind, "code": status}}
-
-
-def _end_on_failure(work: asyncio.Task[None]) -> None:
-    """A fault in the work loop ends the process: the engine starts it again, and nothing waits for an answer for ever."""
-    if not work.cancelled() and work.exception() is not None:
-        log.critical("sampling failed", exc_info=work.exception())
-        os._exit(1)
 
 
 def _text_decoder(folder: Path) -> Callable[[list[int]], str]:
