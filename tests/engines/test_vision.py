@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
+import shutil
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,16 @@ import pytest
 import torch
 from aiohttp.test_utils import TestClient, TestServer
 from PIL import Image
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaNextConfig,
+    PixtralVisionConfig,
+    Qwen2_5_VLConfig,
+    Qwen2VLConfig,
+)
 
 from agentlightning.adapters.sequences import merge
 from agentlightning.demo import tiny_model, tiny_vision
@@ -195,6 +207,78 @@ def test_settings_that_do_not_fit_a_model_with_sight_are_refused(folder: Path, t
     tiny_model.build(tmp_path / "text", ["a"], hidden=16, layers=1)
     with pytest.raises(ModelError, match=r"engine.train_vision_tower has no effect: it has no sight"):
         Learner(tmp_path / "text", LearnerOptions(train_vision_tower=True))
+
+
+def copied(folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """The model with another processor."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    settings = json.loads((copy / "processor_config.json").read_text())
+    change(settings)
+    (copy / "processor_config.json").write_text(json.dumps(settings))
+    return copy
+
+
+def keeps_proportions(settings: dict[str, Any]) -> None:
+    settings["image_processor"] |= {"do_center_crop": False, "size": {"shortest_edge": 32}}
+
+
+def finer_patches(settings: dict[str, Any]) -> None:
+    settings["patch_size"] = 8
+
+
+def larger_images(settings: dict[str, Any]) -> None:
+    settings["image_processor"] |= {"size": {"height": 64, "width": 64}, "crop_size": {"height": 64, "width": 64}}
+
+
+def unknown(settings: dict[str, Any]) -> None:
+    settings["image_processor"]["image_processor_type"] = "NoSuchProcessor"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            keeps_proportions,
+            r"keeps the proportions of images \(a square becomes \(3, 32, 32\), a wide one \(3, 32, 64\)\)",
+        ),
+        (finer_patches, r"its processor writes two images as \[16, 16\] tokens; expected \[4, 4\] placeholders"),
+        (larger_images, r"its vision tower does not read what its processor makes of an image"),
+        (unknown, r"its processor of images does not load"),
+    ],
+)
+@pytest.mark.parametrize("start", [open_decoder, Learner])
+def test_a_processor_that_the_engine_cannot_compute_with_is_refused_at_start(
+    change: Callable[[dict[str, Any]], None], said: str, start: Callable[[Path], Any], folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=said):
+        start(copied(folder, tmp_path, change))
+
+
+@pytest.mark.parametrize("start", [open_decoder, Learner])
+def test_a_tower_that_reads_images_of_any_size_is_refused_at_start(
+    start: Callable[[Path], Any], folder: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "pixtral")
+    config = LlavaConfig.from_pretrained(copy)
+    config.vision_config = PixtralVisionConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, image_size=32, patch_size=16
+    )
+    config.vision_feature_select_strategy = "full"
+    LlavaForConditionalGeneration(config).save_pretrained(copy)
+    with pytest.raises(ModelError, match=r"writes two images as \[4, 4\] tokens; expected \[8\] placeholders"):
+        start(copy)
+
+
+@pytest.mark.parametrize("config", [Qwen2VLConfig(), Qwen2_5_VLConfig(), LlavaNextConfig()])
+@pytest.mark.parametrize("start", [open_decoder, Learner])
+def test_a_model_with_sight_of_another_kind_is_refused_at_start(
+    start: Callable[[Path], Any], config: Any, tmp_path: Path
+) -> None:
+    config.architectures = ["OtherForConditionalGeneration"]
+    config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ModelError, match=r"OtherForConditionalGeneration; with images .* trains LLaVA .* only"):
+        start(tmp_path)
 
 
 def test_a_sequence_whose_pictures_cannot_be_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import shutil
 import struct
 import zlib
 from collections.abc import AsyncIterator
@@ -525,6 +526,19 @@ async def test_an_engine_that_expands_pictures_in_another_way_fails_the_call(sig
     found = await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]}, status=502)
     assert "expands images in another way than the model's processor" in found["error"]["message"]
     assert not await sighted.store.calls([claim.rollout.id])
+
+
+async def test_a_processor_that_does_not_load_is_no_mistake_of_the_agent(
+    sighted: House, sight_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(sight_folder, tmp_path / "model")
+    (folder / "processor_config.json").write_text('{"processor_class": "LlavaProcessor"}')
+    await sighted.serve_policy(tokenizer=str(folder))
+    claim = await sighted.claim()
+    found = await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]}, status=500)
+    assert f"model {folder}: its processor of images does not load" in found["error"]["message"]
+    assert (found["error"]["type"], found["error"]["code"]) == ("server_error", "internal")
+    assert not await sighted.store.spans([claim.rollout.id])
 
 
 async def test_an_engine_that_takes_completions_only_refuses_pictures(sighted: House) -> None:

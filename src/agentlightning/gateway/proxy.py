@@ -16,7 +16,7 @@ from copy import copy
 import orjson
 from uuid_utils import uuid7
 
-from agentlightning.errors import AgentLightningError, EngineError, InputError
+from agentlightning.errors import AgentLightningError, EngineError, InputError, ModelError, StoreError
 from agentlightning.gateway.asgi_response import AgentRequest, AgentResponse
 from agentlightning.gateway.attempts import AttemptCache, TrackedAttempt
 from agentlightning.gateway.external.calls import ExternalCalls
@@ -112,9 +112,7 @@ class Proxy:
         except (ApiError, InputError) as cause:
             await self._refuse(wire, reply, _as_refusal(cause))
         except AgentLightningError as cause:
-            code = "invalid_engine_response" if isinstance(cause, EngineError) else "store_unavailable"
-            failure = ApiError(str(cause), status=cause.http_status, type="server_error", code=code)
-            await self._refuse(wire, reply, failure)
+            await self._refuse(wire, reply, _as_failure(cause, cause.http_status))
         except Exception:
             log.exception("a request to %s failed", incoming.path)
             sentence = "the gateway failed; its log says why"
@@ -318,7 +316,15 @@ def _as_refusal(cause: ApiError | InputError) -> ApiError:
         return cause
     if isinstance(cause, RenderError):
         return ApiError(str(cause), param="messages")
+    if isinstance(cause, ModelError):  # the policy's, and no agent's
+        return _as_failure(cause, 500)
     return ApiError(str(cause), status=cause.http_status)
+
+
+def _as_failure(cause: AgentLightningError, status: int) -> ApiError:
+    codes = {EngineError: "invalid_engine_response", StoreError: "store_unavailable"}
+    code = next((code for kind, code in codes.items() if isinstance(cause, kind)), "internal")
+    return ApiError(str(cause), status=status, type="server_error", code=code)
 
 
 def _of_prompt(refusal: ApiError, field: str) -> ApiError:

@@ -43,6 +43,13 @@ def image_hash(data: bytes) -> str:
     return sha256(data).hexdigest()
 
 
+def blank_image(width: int, height: int) -> bytes:
+    """The file of a black image. MissingExtraError where Pillow is not installed."""
+    file = io.BytesIO()
+    _pillow().new("RGB", (width, height)).save(file, "PNG")
+    return file.getvalue()
+
+
 def decode_image(data: bytes) -> Any:
     """The PIL image of a file in RGB. InputError says what is wrong with it, MissingExtraError that Pillow is not installed.
 
@@ -60,10 +67,7 @@ def pixel_count(data: bytes) -> int:
 def _opened(data: bytes, work: Callable[[Any], Any]) -> Any:
     if len(data) > MAX_IMAGE_BYTES:
         raise InputError(f"expected an image of at most {MAX_IMAGE_BYTES >> 20} MiB, got {len(data)} bytes")
-    try:
-        from PIL import Image
-    except ImportError as cause:
-        raise MissingExtraError("pillow", "images") from cause
+    Image = _pillow()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Pillow's own, larger bounds
@@ -78,6 +82,14 @@ def _opened(data: bytes, work: Callable[[Any], Any]) -> Any:
         raise InputError(
             f"expected an image file ({', '.join(FORMATS)}), got {len(data)} bytes that are none"
         ) from cause
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as cause:
+        raise MissingExtraError("pillow", "images") from cause
+    return Image
 
 
 def _check(image: Any) -> None:
@@ -168,16 +180,14 @@ class ImageProcessor:
 
     def _processor(self) -> Any:
         if self._loaded is None:
-            try:
-                import PIL  # noqa: F401
-            except ImportError as cause:
-                raise MissingExtraError("pillow", "images") from cause
+            _pillow()
             from transformers import AutoProcessor
 
             try:
                 self._loaded = AutoProcessor.from_pretrained(str(self._folder))
-            except Exception as cause:  # each processor has errors of its own
-                raise ModelError(f"{self._folder}: its processor of images does not load: {cause}") from cause
+            except Exception as cause:  # each processor has errors of its own, and paragraphs of advice
+                said = " ".join(str(cause).split()).partition(". ")[0]
+                raise ModelError(f"model {self._folder}: its processor of images does not load ({said})") from cause
         return self._loaded
 
 

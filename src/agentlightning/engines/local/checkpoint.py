@@ -65,9 +65,15 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
     Raises ModelError where it does not load.
     """
     config = read_config(folder)
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils.logging import disable_progress_bar
 
+    text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if not (text or has_sight(config)) and getattr(config, "vision_config", None) is not None:
+        raise ModelError(
+            f"model {folder}: {', '.join(config.architectures or [config.model_type])}; with images the local engine trains "
+            f"LLaVA ({LLAVA}) only, see docs/images.md"
+        )
     disable_progress_bar()  # its bars would end up in logs and in the display of a demo
     try:
         kind = AutoModelForImageTextToText if has_sight(config) else AutoModelForCausalLM

@@ -13,7 +13,8 @@ from typing import Any
 from agentlightning.errors import ModelError
 
 LLAVA = "LlavaForConditionalGeneration"
-"""The architecture whose images the local engine reads. Others with a vision tower are read as text models."""
+"""The architecture whose images the local engine reads. Others with a vision tower are read as text models, where
+transformers has a causal LM of them (Gemma 3), and refused where it has none (Qwen2-VL, LLaVA-Next)."""
 
 TOKENIZER_FILES = (
     "tokenizer.json",

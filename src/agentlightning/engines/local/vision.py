@@ -26,8 +26,9 @@ from torch import Tensor
 from agentlightning.engines.local.checkpoint import load_model
 from agentlightning.engines.local.decoder import Decoder
 from agentlightning.engines.local.llama import LlamaDecoder, is_llama_shaped
+from agentlightning.engines.local.models import first_line
 from agentlightning.errors import EngineError, InputError, ModelError
-from agentlightning.rendering.images import ImageProcessor, image_hash
+from agentlightning.rendering.images import ImageProcessor, blank_image, image_hash
 from agentlightning.training_types import TrainingSequence
 
 TEXT_MODELS = {
@@ -41,11 +42,40 @@ MAX_KEPT_IMAGES = 256
 """Images whose states outlive the requests that brought them."""
 
 
-def open_processor(folder: Path) -> ImageProcessor:
-    """The processor of a model with sight. ModelError where its folder has none."""
+def open_processor(folder: Path, model: Any) -> ImageProcessor:
+    """The processor of a model with sight, tried with two images before any agent sends one. ModelError where its folder has
+    none, or where it makes of an image what the model, or this engine, does not read."""
     found = ImageProcessor.find(folder)
     if found is None:
         raise ModelError(f"model {folder}: it has sight, but no processor of images (processor_config.json)")
+    files = [blank_image(64, 64), blank_image(128, 64)]
+    try:
+        pixels = [found.pixels(data) for data in files]
+        expansions = [found.expansion(data) for data in files]
+    except ModelError:
+        raise
+    except InputError as cause:
+        raise ModelError(f"model {folder}: {first_line(cause)}") from cause
+    square, wide = (tuple(each.shape) for each in pixels)
+    if square != wide:
+        raise ModelError(
+            f"model {folder}: its processor keeps the proportions of images (a square becomes {square}, a wide one {wide}); "
+            "the local engine reads images of one size"
+        )
+    try:
+        with torch.no_grad():
+            states = image_states(model, pixels)
+    except Exception as cause:  # each tower has checks of its own
+        raise ModelError(
+            f"model {folder}: its vision tower does not read what its processor makes of an image ({first_line(cause)})"
+        ) from cause
+    placeholders = [[found.placeholder_id] * len(of_image) for of_image in states]
+    if expansions != placeholders:
+        written, read = ([len(ids) for ids in images] for images in (expansions, placeholders))
+        raise ModelError(
+            f"model {folder}: its processor writes two images as {written} tokens; expected {read} placeholders (id "
+            f"{found.placeholder_id}), one for each state that its vision tower gives"
+        )
     return found
 
 
@@ -95,7 +125,6 @@ class VisionDecoder(LlamaDecoder):
                 f"model {folder}: its language model is {text.model_type}; with images the local engine samples those of "
                 "Llama's shape (Llama, Qwen2, Qwen3, Mistral)"
             )
-        self._processor = open_processor(folder)
         self._placeholder = int(config.image_token_id)
         self._next = text.vocab_size
         self._by_hash: WeakValueDictionary[str, PlacedImage] = WeakValueDictionary()
@@ -105,6 +134,7 @@ class VisionDecoder(LlamaDecoder):
         """Of the images above: prompts are placed in other threads than the one that computes."""
         self._vision: Any = None
         super().__init__(text, folder, dtype, device)
+        self._processor = open_processor(folder, self._vision)
 
     def load(self, folder: Path) -> None:
         model = load_model(folder, self._dtype).to(self._device)
@@ -221,7 +251,7 @@ class Sight:
 
     def __init__(self, model: Any, folder: Path, *, tower: bool) -> None:
         """tower: the vision tower is trained too, and not only the projector and the language model."""
-        self._processor = open_processor(folder)
+        self._processor = open_processor(folder, model)
         model.model.vision_tower.requires_grad_(tower)
 
     def check(self, sequence: TrainingSequence) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from agentlightning.errors import EngineError, InputError
+from agentlightning.errors import EngineError, InputError, ModelError
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.engine_client import SampledTokens
@@ -85,6 +85,8 @@ async def read_images(
         try:
             async with attempt.turn, uploaded.decoding:
                 return await asyncio.to_thread(work, files[name])
+        except ModelError:  # its processor does not load, which is no fault of the image
+            raise
         except InputError as cause:
             path = paths.get(name, "messages")
             raise ApiError(f"{path}: {cause}", param=path) from cause
