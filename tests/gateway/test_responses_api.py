@@ -148,6 +148,24 @@ async def test_a_response_that_is_not_there_is_said_to_be_in_the_words_of_vllm(c
     assert refused.value.param == "response_id"
 
 
+async def test_a_response_without_input_continues_the_one_before(client: AsyncOpenAI, run: Claim, house: House) -> None:
+    first = await made(client)
+    given = {"model": "policy", "previous_response_id": first.id}
+    second, counted = [
+        await house.http().post(f"{path(run)}/v1/{route}", json=given)
+        for route in ("responses", "responses/input_tokens")
+    ]
+    assert second.json()["usage"]["input_tokens"] == counted.json()["input_tokens"]
+    one, two = await house.store.calls([run.rollout.id])
+    assert (two.parent_id, two.fork_cause) == (one.id, None)
+
+
+async def test_a_stop_string_ends_a_response_before_it_or_behind_it(client: AsyncOpenAI) -> None:
+    assert (await made(client, extra_body={"stop": "sun"})).output_text == "It is "
+    inclusive = {"stop": ["sun"], "include_stop_str_in_output": True}
+    assert (await made(client, extra_body=inclusive)).output_text == "It is sun"
+
+
 async def test_the_input_of_a_response_is_counted_before_it_is_made(client: AsyncOpenAI) -> None:
     counted = await client.responses.input_tokens.count(model="policy", input="Hi", instructions="Be brief.")
     first = await made(client, instructions="Be brief.")

@@ -56,6 +56,10 @@ def refusal(**given: Any) -> ApiError:
         ({"include": ["file_search_call.results"]}, {"logprobs": False}),
         ({"instructions": "be"}, {"messages": [{"role": "system", "content": "be", "instructions": True}, *HI]}),
         ({"previous_response_id": "resp_1", "input": []}, {"previous_id": "1", "messages": []}),
+        ({"previous_response_id": "resp_1", "input": None}, {"previous_id": "1", "messages": []}),
+        ({"stop": "a", "seed": -3}, {"stop": ("a",), "seed": -3, "include_stop": False}),
+        ({"stop": ["a", "b"], "include_stop_str_in_output": True}, {"stop": ("a", "b"), "include_stop": True}),
+        ({"stop": [], "seed": None}, {"stop": (), "seed": None}),
     ],
 )
 def test_a_request_is_understood(given: dict[str, Any], understood: dict[str, Any]) -> None:
@@ -132,12 +136,19 @@ NO_EFFECT: dict[str, Any] = {
 COLLECTED: dict[str, Any] = {
     "moderation": {"model": "o"},
     "typical_p": 0.5,
+    "n": 2,
+    "logprobs": True,
+    "response_format": {"type": "json_object"},
+    "max_tokens": 7,
 }
 NOT_OURS: dict[str, Any] = {"context_management": [{"type": "compaction"}]}
 REFUSED: dict[str, Any] = {
     "background": True,
     "conversation": "conv_1",
     "prompt": {"id": "pmpt_1"},
+    "enable_response_messages": True,
+    "previous_input_messages": [{"role": "user", "content": "hi"}],
+    "previous_response": {"id": "resp_1"},
 }
 HONOURED = {"input", "instructions", "max_output_tokens", "model", "parallel_tool_calls", "previous_response_id"}
 HONOURED |= {
@@ -173,10 +184,12 @@ def test_what_would_change_sampling_is_collected_with_its_value(name: str) -> No
         {"truncation": "disabled", "tool_choice": "auto", "presence_penalty": 0, "background": False},
         {"text": {"format": {"type": "text"}}, "context_management": [], "conversation": None},
         {"reasoning": {"effort": None, "context": "auto", "mode": "standard", "summary": "auto"}},
+        {"n": 1, "logprobs": False, "response_format": {"type": "text"}, "max_tokens": None},
+        {"enable_response_messages": False, "previous_input_messages": None, "previous_response": None},
     ],
 )
 def test_values_that_ask_for_nothing_else_are_accepted(given: dict[str, Any]) -> None:
-    assert parse(**given).unsupported == {}
+    assert (parse(**given).unsupported, parse(**given).refused) == ({}, {})
 
 
 @pytest.mark.parametrize("name", REASONING)

@@ -22,7 +22,7 @@ SEALED = "agl:"
 """Prefix of our encrypted_content; the rest is the reasoning in base64, no secret."""
 
 SEALED_REASONING = "reasoning.encrypted_content"
-"""What `include` has where it is to be given."""
+"""The member of `include` that asks for the sealed reasoning."""
 
 OUR_ID = re.compile(r"(?:rs|msg|fc)_([0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12})(?:_\d+)?\Z")
 """Calls have a UUID of version 7, which says that an item with another is not ours."""

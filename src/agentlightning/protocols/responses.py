@@ -3,8 +3,8 @@ respond. Pure.
 
 Driven by the gateway, which chooses the protocol by route. Function tools are the policy's only ones. Every documented field
 is honoured, refused, collected as unsupported, or accepted because it changes nothing of what is sampled; the tables say
-which. Unknown fields are passed over. Responses are stored as the record: `previous_response_id`, items that refer to it and
-GET responses/ID find them (gateway/stored_responses.py).
+which. Unknown fields are passed over, save those with which other APIs change the response. Responses are stored as the
+record: `previous_response_id`, items that refer to it and GET responses/ID find them (gateway/stored_responses.py).
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ NAME = "responses"
 
 UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
     "moderation": UnsupportedParam(dict),
+    "max_tokens": UnsupportedParam(int),
+    "max_completion_tokens": UnsupportedParam(int),
+    **fields.CHOICE_PARAMS,
     **fields.ENGINE_PARAMS,
     **fields.TOKEN_PARAMS,
-    "include_stop_str_in_output": UnsupportedParam(bool, (False,)),
 }
-"""Fields that ask for another prompt or another distribution than the trained policy's own."""
+"""Fields that ask for another prompt or another distribution than the trained policy's own, or that are of other APIs."""
 
 WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
     "access_programs": dict,
@@ -66,15 +68,17 @@ REASONING: dict[str, UnsupportedParam] = {
 NOT_OURS = ("context_management",)
 """Fields for services that stand before OpenAI's models, without which a model responds all the same."""
 
-REFUSED = ("background", "conversation", "prompt")
-"""Fields for such services without which the response would be another."""
+REFUSED = (
+    "background", "conversation", "prompt", "enable_response_messages", "previous_input_messages", "previous_response",
+)  # fmt: skip
+"""Fields for such services, and of vLLM, without which the response would be another."""
 
 SUMMARY = "Summary of the conversation so far:\n"
 """Stands before the summary that a compaction item holds."""
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (LOGPROBS, SEALED_REASONING)
-"""What `include` may add to a response."""
+"""Members of `include` that are honoured."""
 
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
@@ -103,6 +107,9 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         parse_tools=parse_tools,
         one_tool_call=not fields.boolean(data, "parallel_tool_calls", default=True),
         max_tokens=fields.whole(data, "max_output_tokens", 1),
+        stop=fields.stops(data),
+        include_stop=fields.boolean(data, "include_stop_str_in_output"),
+        seed=fields.whole(data, "seed", -fields.MAX_INTEGER - 1),
         logprobs=LOGPROBS in included or top_logprobs > 0,
         top_logprobs=top_logprobs,
         stream=fields.boolean(data, "stream"),
@@ -164,9 +171,10 @@ def _messages(data: JSON, trained: bool) -> list[JSON]:
     given = data.get("input")
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    if given is None and not trained:
+    continues = data.get("previous_response_id") is not None
+    if given is None and (continues or not trained):
         return []
-    if not isinstance(given, list) or not (given or data.get("previous_response_id")):
+    if not isinstance(given, list) or not (given or continues):
         raise expected("a text or a list of at least one item", given, "input")
     messages: list[JSON] = []
     turn: AssistantTurn | None = None
