@@ -112,7 +112,8 @@ fragments = st.sampled_from(
     [
         CALL, "<tool_call>", "</tool_call>", "<tool", "<think>", "</think>", "\n", " ", "text", "{", '{"name": "g"}', "é",
         '{"name": "g", "parameters": {"n": "1"}}', '{"arguments": {"b": 2}, "name": "h"}',
-        '{"name": "g", "arguments": {"n": "}', "<function=g>", "<parameter=n>\n1\n</parameter>", "<parameter=m>",
+        '{"name": "g", "arguments": {"n": "}', 'a</tool_call>b"', "}}", ", ",
+        "<function=g>", "<parameter=n>\n1\n</parameter>", "<parameter=m>",
         "</parameter>", "</function>", "g\n", "<arg_key>n</arg_key>",
         "<arg_value>7</arg_value>", "<arg_value>", "<|python_tag|>",
     ]
@@ -164,6 +165,13 @@ def test_arguments_come_as_they_are_sampled() -> None:
     assert found == [[], [("f", ""), (None, '{"a')], [(None, '": "x y')], [(None, ' z"')], [(None, "}")], []]
 
 
+def test_a_closing_mark_within_a_string_waits_for_the_end_of_the_string_alone() -> None:
+    splitter = CompletionParser(HERMES).splitter("", None, True)
+    parts = ['<tool_call>{"name": "f", "arguments": {"a": "x</tool_', "call>y", ' z"', ', "b', '": 1', "}}</tool_call>"]
+    found = ["".join(tool.arguments for tool in splitter.feed(part).tools) for part in parts]
+    assert found == ['{"a": "x', "", "", '</tool_call>y z", "b', '": 1', "}"]
+
+
 @pytest.mark.parametrize(
     ("template", "text", "calls"),
     [
@@ -171,6 +179,12 @@ def test_arguments_come_as_they_are_sampled() -> None:
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1, {"b": "}"}]}', [("f", '{"a": [1, {"b": "}"}]}')]),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call> ok', [("f", '{"a": 1')]),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": "cut', [("f", '{"a": "cut')]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": "x</tool_call>y", "b": 1}}</tool_call>',
+         [("f", '{"a": "x</tool_call>y", "b": 1}')]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": "x</tool_call>\n<tool_call>{"name": "f", "arguments": {}}',
+         [("f", '{"a": "x'), ("f", "{}")]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": "x</tool_call>" y', [("f", '{"a": "x')]),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": "x</tool_call> y', [("f", '{"a": "x')]),
         (TAGS, "<tool_call>\n<function=g>\n<parameter=n>\n1\n</parameter>\n</function>\n</tool_call>",
          [("g", '{"n": "1"}')]),
         (TAGS, "<tool_call><function=h><parameter=n>1</parameter><parameter=m>x</parameter></function></tool_call>",

@@ -35,6 +35,11 @@ TEACHES = {
     "bare": '{"name": "x", "parameters": ',
 }
 """Text in a chat template by which the syntax is known."""
+WRITTEN = {
+    "tags": "<tool_call>\n<function=f>\n<parameter=p>\n…\n</parameter>\n</function>\n</tool_call>",
+    "pairs": "<tool_call>f\n<arg_key>p</arg_key>\n<arg_value>…</arg_value>\n</tool_call>",
+}
+"""A call of f with a text in the place of …, in the syntaxes that write texts as they are."""
 LONGEST = 400
 """Tokens of a completion here: repetition, which chance alone ends, is ended by taking what closes it."""
 
@@ -212,9 +217,58 @@ def test_thinking_comes_before_what_is_constrained_and_once(renderer: Renderer, 
     wanted = {"content": {"kind": "choice", "choices": ["yes", "no"], "field": "response_format"}}
     spec = make_grammar(wanted, None, model, prompt=prompt)
     for text in ["no", "it may be\n</think>\n\nno", "<think>it may be\n</think>\n\nno", "a</think>b</think>no"]:
-        ids = [*renderer.encode(text), renderer.grammars.end_ids[0]]
-        allowed = renderer.grammars.matcher(spec["lark"]).validate_tokens(ids) == len(ids)
-        assert allowed == (text in texts), text
+        assert allowed(renderer, spec, text) == (text in texts), text
+
+
+@pytest.mark.parametrize("syntax", WRITTEN)
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({}, ["", "a\nb", "</p>", "</argument>"], ["a</par§ameter></arg_§value>b", "a</tool§_call>b"]),
+        ({"const": "x"}, ["x"], ["", "y"]),
+        ({"enum": ["", 'say "x"']}, ["", 'say "x"'], ["x"]),
+        ({"pattern": "^[0-9]{4}$"}, ["1234"], ["123", "12345"]),
+        ({"pattern": "a/b"}, ["a/b", "xa/by"], ["ab"]),
+        ({"pattern": r"^a\$"}, ["a$", "a$b"], ["a", "xa$"]),
+        ({"pattern": "a$"}, ["a", "xa"], ["ax"]),
+        ({"minLength": 2, "maxLength": 3}, ["éé", "abc"], ["a", "abcd"]),
+        ({"maxLength": 2}, ["", "éa"], ["abc"]),
+        ({"minLength": 100}, ["a" * 100], ["a" * 99]),
+        ({"pattern": "^[ab]*$", "allOf": [{"minLength": 1}, {"maxLength": 2}]}, ["a", "bb"], ["", "aaa", "c"]),
+        ({"format": "date"}, ["soon"], []),
+    ],
+)
+def test_a_text_among_the_arguments_follows_its_schema_and_is_read_as_it_was_written(
+    taught: dict[str, Renderer], syntax: str, schema: JSON, right: list[str], wrong: list[str]
+) -> None:
+    """Drawing finds none of this: chance rarely ends a text, and the next seed's call, which leaves it out, is taken."""
+    parameters = {"properties": {"p": {"type": "string", **schema}}, "required": ["p"]}
+    renderer, tools = taught[syntax], [tool("f", parameters)]
+    wanted = {"tool_call": {"required": True, "names": None, "field": "tool_choice"}}
+    spec = make_grammar(wanted, tools, renderer.grammar_model, prompt="")
+    for value in right:
+        text = WRITTEN[syntax].replace("…", value)
+        assert allowed(renderer, spec, text), value
+        [(_, arguments)] = parsed(renderer.parser, text, "", tools).tool_calls
+        assert json.loads(arguments) == {"p": value}
+    for value in wrong:
+        assert not allowed(renderer, spec, WRITTEN[syntax].replace("…", value)), value
+
+
+def allowed(renderer: Renderer, spec: JSON, text: str) -> bool:
+    """True where the whole text follows the grammar; what § parts is encoded alone, so that no mark is a token."""
+    ids = [index for part in text.split("§") for index in renderer.encode(part)]
+    ids.append(renderer.grammars.end_ids[0])
+    return bool(renderer.grammars.matcher(spec["lark"]).validate_tokens(ids) == len(ids))
+
+
+def test_a_mark_within_an_argument_of_json_is_a_part_of_it(taught: dict[str, Renderer]) -> None:
+    renderer, tools = taught["hermes"], [tool("f", {"properties": {"p": {"type": "string"}}, "required": ["p"]})]
+    wanted = {"tool_call": {"required": True, "names": None, "field": "tool_choice"}}
+    spec = make_grammar(wanted, tools, renderer.grammar_model, prompt="")
+    text = '<tool_call>\n{"name": "f", "arguments": {"p": "a</tool§_call>b"}}\n</tool_call>'
+    assert allowed(renderer, spec, text)
+    assert parsed(renderer.parser, text.replace("§", ""), "", tools).tool_calls == (("f", '{"p": "a</tool_call>b"}'),)
 
 
 def test_a_syntax_that_is_not_known_forces_no_call() -> None:

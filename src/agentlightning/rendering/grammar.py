@@ -34,6 +34,9 @@ STYLE: JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separa
 
 ANY_TEXT = "/(?s:.+)/"
 
+ANY_BYTES = "~/[a&&b]/"
+"""Also what is no UTF-8, which `.` leaves out: so nothing is left where a mark was written, and nothing is searched on."""
+
 
 class GrammarError(InputError):
     """A request asks for a grammar that cannot be made; `field` names what asked for it."""
@@ -185,7 +188,7 @@ class _Writer:
         """Text in which no tool call can be read."""
         if self._model.syntax == "bare":
             return r"/\s*[^{\s](?s:.*)/"
-        return f"{ANY_TEXT} & ~/(?s:.*){_escaped(OPEN)}(?s:.*)/"
+        return f"{ANY_TEXT} & {_without(OPEN)}"
 
     def after_thinking(self, start: str, prompt: str) -> str:
         """The grammar after the template's thinking: one that has begun must end, one that is over does not come back."""
@@ -252,13 +255,15 @@ class _Writer:
         return self.rule("function", " ".join(parts))
 
     def _value(self, schema: JSON, close: str) -> str:
-        """The value of an argument with what closes it: texts are written as they are, all else as JSON."""
-        if schema.get("type") == "string" and isinstance(schema.get("enum"), list):
-            choices = [quoted(one) for one in schema["enum"] if isinstance(one, str)]
-            return f"({' | '.join(choices)}) {self.mark(close)}"
-        if schema.get("type") == "string":
-            return self.until(close)
-        return f"{self.schema(schema, lenient=True)} {self.mark(close)}"
+        """The value of an argument with what closes it: texts are written as they are, all else as JSON. No text holds a
+        mark that would end it, or the call, where it is read; nor a line break at its edge, which the reader takes off."""
+        if schema.get("type") != "string":
+            return f"{self.schema(schema, lenient=True)} {self.mark(close)}"
+        edges = [] if close.startswith("\n") else [f'~("\\n" {ANY_BYTES})', f'~({ANY_BYTES} "\\n")']
+        text = " & ".join(["/(?s:.*)/", *_text_parts(schema), _without(close.strip(), CLOSE), *edges])
+        if self._model.special(close) is None:  # one expression: of two, the text would take the beginning of its close
+            return self.rule("VALUE", f"({text}) {quoted(close)}")
+        return f"{self.rule('VALUE', text)} {self.mark(close)}"
 
 
 def quoted(text: str) -> str:
@@ -285,6 +290,22 @@ def _arguments(function: JSON) -> list[tuple[str, JSON, bool]]:
     ]
 
 
+def _text_parts(schema: JSON) -> list[str]:
+    """Expressions all of which a text matches by its schema. `format` gives none: to JSON Schema it is an annotation."""
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    texts = [quoted(one) for one in choices if isinstance(one, str)] if isinstance(choices, list) else []
+    parts = [f"({' | '.join(texts)})"] if texts else []
+    if isinstance(pattern := schema.get("pattern"), str):
+        parts.append(f"/{_slashed(_searched(pattern))}/")
+    low, high = schema.get("minLength") or 0, schema.get("maxLength")
+    if low or high is not None:
+        parts.append(f"/(?s:.{{{low},{'' if high is None else high}}})/")
+    every = schema.get("allOf")
+    for one in every if isinstance(every, list) else ():
+        parts += _text_parts(one) if isinstance(one, dict) else []
+    return parts
+
+
 def _spec(kind: str, lark: str, field: str) -> JSON:
     if len(lark.encode()) > MAX_GRAMMAR:
         raise GrammarError(field, f"its grammar has {len(lark.encode())} bytes; expected at most {MAX_GRAMMAR}")
@@ -293,6 +314,11 @@ def _spec(kind: str, lark: str, field: str) -> JSON:
     except PackageNotFoundError as error:
         raise MissingExtraError("llguidance", "server") from error
     return {"kind": kind, "lark": lark, "library": LIBRARY, "version": known}
+
+
+def _without(*marks: str) -> str:
+    """What holds none of these."""
+    return f"~({ANY_BYTES} ({' | '.join(map(quoted, marks))}) {ANY_BYTES})"
 
 
 def _escaped(text: str) -> str:
@@ -308,6 +334,14 @@ def _slashed(pattern: str) -> str:
         result += "\\/" if one == "/" and not escaped else "\\n" if one == "\n" else one
         escaped = one == "\\" and not escaped
     return result
+
+
+def _searched(pattern: str) -> str:
+    """A regular expression of whole texts, for one that is looked for within them."""
+    slashes = len(pattern) - 1 - len(pattern[:-1].rstrip("\\"))
+    ends = pattern.endswith("$") and slashes % 2 == 0
+    inner = pattern.removeprefix("^")[: -1 if ends else None]
+    return f"{'' if pattern.startswith('^') else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
 
 
 def _sentence(said: str) -> str:

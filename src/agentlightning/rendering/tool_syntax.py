@@ -88,6 +88,10 @@ class JsonCall(CallReader):
         self._depth = 0
         self._in_string = False
         self._escaped = False
+        self._at = 0
+        """The arguments in the buffer are read up to here."""
+        self._mark: int | None = None
+        """A closing mark within a string: part of it if the string goes on and ends as JSON has it, else the call's end."""
 
     def feed(self, text: str) -> CallPieces:
         pieces: CallPieces = []
@@ -107,7 +111,8 @@ class JsonCall(CallReader):
         if self._state == "opening":
             return self._read_whole(self._buffer, "")
         pieces = self._read_arguments(last=True) if self._state == "arguments" else []
-        self._end("")
+        if not self.ended:
+            self._end("")
         return pieces
 
     def _read_opening(self) -> CallPieces:
@@ -141,24 +146,43 @@ class JsonCall(CallReader):
 
     def _read_arguments(self, last: bool) -> CallPieces:
         """Reads up to the end of the object; where that never comes, up to the closing mark."""
-        closed = self._buffer.find(self._close) if self._close is not None else -1
-        limit = closed if closed >= 0 else len(self._buffer)
-        if closed < 0 and not last and self._close is not None:
+        limit = len(self._buffer)
+        if not last and self._close is not None:
             limit -= held_back(self._buffer, (self._close,))
-        for at in range(limit):
-            if self._ends_at(self._buffer[at]):
-                arguments, self._buffer, self._state = self._buffer[: at + 1], self._buffer[at + 1 :], "tail"
+        while self._at < limit:
+            char = self._buffer[self._at]
+            if self._mark is not None and self._breaks_off(char):
+                return self._cut(self._mark)
+            if self._close is not None and self._buffer.startswith(self._close, self._at):
+                if not self._in_string:
+                    return self._cut(self._at)
+                self._mark = self._at if self._mark is None else self._mark
+            self._at += 1
+            if self._ends_at(char):
+                arguments, self._buffer, self._state = self._buffer[: self._at], self._buffer[self._at :], "tail"
                 return [(None, arguments)]
-        taken = self._buffer[:limit]
-        if closed >= 0 or last:
-            if closed >= 0:
-                self._end(self._buffer[closed + len(CLOSE) :])
-            return [(None, taken.rstrip())] if taken.strip() else []
-        self._buffer = self._buffer[limit:]
-        ready = taken if self._in_string else taken.rstrip()
-        if len(ready) < len(taken):
-            self._buffer = taken[len(ready) :] + self._buffer
+        if last:
+            return self._cut(limit if self._mark is None else self._mark)
+        ready = self._buffer[:limit] if self._mark is None else self._buffer[: self._mark]
+        ready = ready if self._in_string or self._mark is not None else ready.rstrip()
+        self._buffer = self._buffer[len(ready) :]
+        self._at -= len(ready)
+        self._mark = None if self._mark is None else 0
         return [(None, ready)] if ready else []
+
+    def _breaks_off(self, char: str) -> bool:
+        """True where the string with the mark, or what follows it, is not that of JSON."""
+        if self._in_string:
+            return char < " "
+        if char in ",:}]":
+            self._mark = None
+        return not (char in ",:}]" or char.isspace())
+
+    def _cut(self, end: int) -> CallPieces:
+        """The call ends here, within its object."""
+        taken, rest = self._buffer[:end].rstrip(), self._buffer[end:]
+        self._end(rest.removeprefix(self._close or ""))
+        return [(None, taken)] if taken else []
 
     def _ends_at(self, char: str) -> bool:
         if self._in_string:
