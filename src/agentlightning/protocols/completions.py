@@ -43,6 +43,9 @@ DEFAULT_MAX_TOKENS = 16
 """Tokens of a completion where the request says nothing, as with OpenAI's API and vLLM."""
 MAX_TOKEN_ID = 2**31 - 1
 
+NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
+"""Beginning of the refusal of an empty prompt, in vLLM's words."""
+
 
 def parse(data: JSON, trained: bool = True) -> CompletionRequest:
     if not trained:
@@ -186,7 +189,8 @@ def _prompt(value: Any) -> str | list[int]:
         if not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
             raise ApiError(f"prompt: expected token ids from 0 to {MAX_TOKEN_ID}", param="prompt")
         return value
-    raise expected("a string, a list of token ids, or a list of either, none empty", value, "prompt")
+    refusal = expected("a string, a list of token ids, or a list of either, none empty", value, "prompt")
+    raise refusal if value else ApiError(f"{NO_PROMPT} {refusal.message}", param="prompt")
 
 
 def _best_of(data: JSON, count: int) -> JSON:

@@ -51,7 +51,7 @@ ENGINE_PARAMS: dict[str, UnsupportedParam] = {
     "truncate_prompt_tokens": UnsupportedParam(int),
     "add_special_tokens": UnsupportedParam(bool, (False,)),
     "logprob_token_ids": UnsupportedParam(list, ([],)),
-    "prompt_embeds": UnsupportedParam((str, list)),
+    "prompt_embeds": UnsupportedParam((str, list), ("", [])),
     "kv_transfer_params": UnsupportedParam(dict, ({},)),
     "ec_transfer_params": UnsupportedParam(dict, ({},)),
     "mm_processor_kwargs": UnsupportedParam(dict, ({},)),
