@@ -107,7 +107,7 @@ class ChunkStream(ABC):
 
     def chunk(self, index: int, part: JSON, finish_reason: str | None = None, **more: Any) -> bytes:
         """A chunk with this part of a choice, and with what else it has."""
-        choice = {"index": index, "logprobs": None, **part, "finish_reason": finish_reason}
+        choice = {"index": index, **part, "logprobs": part.get("logprobs"), "finish_reason": finish_reason}
         return sse.event({**self._frame, "choices": [choice], **self._counts(), **more})
 
     def _chunks(self, index: int, delta: Delta, finish_reason: str | None = None) -> list[bytes]:
