@@ -21,7 +21,14 @@ from toy_templates import CHATML
 from transformers import AutoTokenizer
 
 from agentlightning.errors import EngineError
-from agentlightning.rendering.grammar import GrammarError, TemplateModel, make_grammar, structured_outputs
+from agentlightning.rendering.grammar import (
+    FORMATS,
+    GrammarError,
+    TemplateModel,
+    check_grammar,
+    make_grammar,
+    structured_outputs,
+)
 from agentlightning.rendering.grammar_masks import Grammars, Mask
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.rendering.tool_syntax import Syntax
@@ -275,6 +282,51 @@ def test_a_syntax_that_is_not_known_forces_no_call() -> None:
     wanted = {"tool_call": {"required": True, "names": None, "field": "tool_choice"}}
     with pytest.raises(GrammarError, match="tool_choice: the model's way of writing tool calls is not known"):
         make_grammar(wanted, [tool("f", {})], TemplateModel(syntax=None), prompt="")
+
+
+def test_a_call_of_none_of_the_tools_is_refused(taught: dict[str, Renderer]) -> None:
+    wanted = {"tool_call": {"required": False, "names": ["g"], "field": "toolConfig"}}
+    with pytest.raises(GrammarError, match="toolConfig: none of the tools"):
+        make_grammar(wanted, [tool("f", {})], taught["hermes"].grammar_model, prompt="")
+
+
+@pytest.mark.parametrize(
+    ("schema", "written"),
+    [
+        ({"type": "string", "format": "path"}, {"type": "string"}),
+        ({"items": [{"format": "color"}, {"format": "date"}]}, {"items": [{}, {"format": "date"}]}),
+        (
+            {"properties": {"format": {"format": "x"}, "const": {"format": "x"}}},
+            {"properties": {"format": {}, "const": {}}},
+        ),
+        ({"const": {"format": "x"}}, {"const": {"format": "x"}}),
+    ],
+)
+def test_a_format_that_the_library_does_not_know_is_an_annotation(schema: JSON, written: JSON) -> None:
+    spec = structured_outputs({"json": schema})
+    assert spec["lark"] == structured_outputs({"json": written})["lark"]
+    check_grammar(spec, "response_format")
+
+
+def test_every_format_that_is_kept_is_known_to_the_library() -> None:
+    for name in FORMATS:
+        check_grammar(structured_outputs({"json": {"type": "string", "format": name}}), "response_format")
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"uniqueItems": True}, 'the keywords "uniqueItems" are not known; leave them out of the schema'),
+        ({"if": {}, "not": {}}, 'the keywords "if", "not" are not known; leave them out of the schema'),
+        ({"$ref": "#/$defs/A"}, "Pointer '/$defs/A' does not exist"),
+        ({"enum": []}, "Unsatisfiable schema: anyOf is empty"),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_with_the_schema_and_shows_no_grammar(schema: JSON, why: str) -> None:
+    with pytest.raises(GrammarError) as refused:
+        check_grammar(structured_outputs({"json": schema}), "response_format")
+    assert str(refused.value).startswith(f"response_format: no grammar can be made of it: {why}")
+    assert "json_0" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ constrained. Pure; knows no request's wire format and no engine.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +32,13 @@ MAX_GRAMMAR = 256 * 1024
 
 STYLE: JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """White space in JSON, as json.dumps and chat templates write it."""
+
+FORMATS = ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+"""Formats of texts that the library makes a grammar of. To JSON Schema others are annotations, which bind nothing."""
+
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+DATA = ("const", "enum", "default", "examples")
+"""Keywords of JSON Schema whose values are schemas by name, and those whose values are no schemas."""
 
 ANY_TEXT = "/(?s:.+)/"
 
@@ -169,7 +177,7 @@ class _Writer:
     def schema(self, schema: JSON, *, lenient: bool = False) -> str:
         """JSON of a schema."""
         style = {**STYLE, "lenient": True} if lenient else STYLE
-        text = json.dumps({**schema, "x-guidance": style}, ensure_ascii=False)
+        text = json.dumps({**_known_formats(schema), "x-guidance": style}, ensure_ascii=False)
         return self.rule("json", f"%json {text}")
 
     # --- content ------------------------------------------------------------------------------------------------------
@@ -208,6 +216,8 @@ class _Writer:
         """Calls of the tools that may be called: one, or any number of them; with `text`, text may come before."""
         names = wanted["names"]
         functions = [tool["function"] for tool in tools if names is None or tool["function"]["name"] in names]
+        if not functions:
+            raise GrammarError(wanted["field"], "none of the tools has a name that may be called")
         syntax = self._model.syntax
         write = {"hermes": self._json_call, "bare": self._json_call, "tags": self._tag_call, "pairs": self._pair_call}
         assert syntax is not None
@@ -269,6 +279,21 @@ class _Writer:
 def quoted(text: str) -> str:
     """A text as the grammar's literal."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # a control character, which it refuses
+
+
+def _known_formats(schema: Any, *, named: bool = False) -> Any:
+    """The schema without formats that the library does not know; `named`: an object of schemas by name."""
+    if isinstance(schema, list):
+        return [_known_formats(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if named:
+        return {name: _known_formats(one) for name, one in schema.items()}
+    return {
+        key: value if key in DATA else _known_formats(value, named=key in NAMED)
+        for key, value in schema.items()
+        if key != "format" or value in FORMATS
+    }
 
 
 def _parameters(function: JSON) -> tuple[JSON, JSON]:
@@ -345,5 +370,8 @@ def _searched(pattern: str) -> str:
 
 
 def _sentence(said: str) -> str:
-    """The first lines of what the library says, as one."""
-    return " ".join(said.split())[:300]
+    """What the library says as one sentence, without the lines of the grammar, which are not the request's."""
+    said = re.split(r"\n *\d+ \|", said)[0]
+    if unknown := re.search(r"Unimplemented keys: \[(.*?)\]", said):
+        return f"the keywords {unknown[1]} are not known; leave them out of the schema and check the answer instead"
+    return " ".join(re.sub(r"^at .*? JSON schema: ", "", said).split())[:300]
