@@ -139,6 +139,7 @@ def test_googles_schema_becomes_json_schema() -> None:
         "properties": {
             "OBJECT": {"type": "STRING", "min_length": "1", "nullable": True},
             "list": {"type": "ARRAY", "items": {"anyOf": [{"type": "INTEGER"}, {"type": "TYPE_UNSPECIFIED"}]}},
+            "one": {"type": "STRING", "format": "enum", "enum": ["a"], "nullable": True},
         },
         "propertyOrdering": ["OBJECT", "list"],
         "required": ["OBJECT"],
@@ -150,6 +151,7 @@ def test_googles_schema_becomes_json_schema() -> None:
         "properties": {
             "OBJECT": {"type": ["string", "null"], "minLength": 1},
             "list": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {}]}},
+            "one": {"type": ["string", "null"], "enum": ["a", None]},
         },
         "required": ["OBJECT"],
     }
@@ -198,10 +200,20 @@ def test_what_would_change_sampling_is_collected_with_its_value(name: str) -> No
             {"responseJsonSchema": {"type": "array"}},
             {"kind": "json_schema", "schema": {"type": "array"}, "field": "generationConfig.responseJsonSchema"},
         ),
+        (
+            {"responseMimeType": "text/x.enum", "responseSchema": {"type": "STRING", "enum": ["a", "b"]}},
+            {"kind": "choice", "choices": ["a", "b"], "field": "generationConfig.responseSchema"},
+        ),
     ],
 )
 def test_a_schema_is_the_grammar_of_the_content(given: dict[str, Any], content: dict[str, Any]) -> None:
     assert config(**given).grammar == {"content": content}
+
+
+@pytest.mark.parametrize("schema", [{}, {"responseSchema": {"type": "STRING"}}, {"responseSchema": {"enum": ["a", 1]}}])
+def test_an_enum_as_the_type_of_the_response_needs_one(schema: dict[str, Any]) -> None:
+    refused = refusal(generationConfig={"responseMimeType": "text/x.enum", **schema})
+    assert (refused.param or "").startswith("generationConfig.responseSchema")
 
 
 def test_penalties_and_top_k_go_to_the_logits() -> None:
@@ -218,10 +230,17 @@ PATH = "toolConfig.functionCallingConfig"
         ({"mode": "ANY"}, {"required": True, "names": None, "field": PATH}),
         ({"mode": "ANY", "allowedFunctionNames": ["f"]}, {"required": True, "names": ["f"], "field": PATH}),
         ({"mode": "VALIDATED"}, {"required": False, "names": None, "field": PATH}),
+        ({"mode": "VALIDATED", "allowedFunctionNames": ["f"]}, {"required": False, "names": ["f"], "field": PATH}),
     ],
 )
 def test_a_forced_function_is_the_grammar_of_the_call(given: dict[str, Any], call: dict[str, Any]) -> None:
     assert parse(tools=TOOLS, toolConfig={"functionCallingConfig": given}).grammar == {"tool_call": call}
+
+
+@pytest.mark.parametrize("mode", ["ANY", "VALIDATED"])
+def test_a_name_that_is_no_functions_is_refused(mode: str) -> None:
+    given = {"functionCallingConfig": {"mode": mode, "allowedFunctionNames": ["g"]}}
+    assert refusal(tools=TOOLS, toolConfig=given).param == PATH
 
 
 def test_a_count_of_thousands_of_digits_stays_for_the_grammar_to_refuse() -> None:

@@ -247,16 +247,21 @@ COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "ma
 
 
 def _json_schema(schema: JSON) -> JSON:
-    """Google's Schema as JSON Schema: types in lower case, counts (which may be texts there) as numbers."""
+    """Google's Schema as JSON Schema: types in lower case, counts (which may be texts there) as numbers, null as a type."""
     result = camel_keys(schema)
     result.pop("propertyOrdering", None)
+    if result.get("format") == "enum":  # says what `enum` says
+        del result["format"]
     kind = result.get("type")
     if kind == "TYPE_UNSPECIFIED":
         del result["type"]
     elif isinstance(kind, str) and kind in TYPES:
         result["type"] = kind.lower()
-    if result.pop("nullable", None) is True and isinstance(result.get("type"), str):
-        result["type"] = [result["type"], "null"]
+    if result.pop("nullable", None) is True:
+        if isinstance(result.get("type"), str):
+            result["type"] = [result["type"], "null"]
+        if isinstance(result.get("enum"), list):
+            result["enum"] = [*result["enum"], None]
     for name in COUNTS:
         value = result.get(name)
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < MAX_DIGITS:
@@ -287,11 +292,9 @@ def _tool_choice(data: JSON, tools: list[JSON] | None) -> tuple[bool, JSON]:
         raise expected("AUTO, ANY, NONE or VALIDATED", mode, "mode", path)
     if mode == "NONE":
         return False, {}
-    if mode == "ANY":
+    if mode == "ANY" or (mode == "VALIDATED" and tools is not None):
         call = decoding.forced_call(allowed or None, tools, path)
-        return True, {name: value for name, value in call.items() if name != "one"}  # several calls may come
-    if mode == "VALIDATED" and tools is not None:
-        return True, {"required": False, "names": allowed or None, "field": path}
+        return True, {"required": mode == "ANY", "names": call["names"], "field": path}  # several calls may come
     return tools is not None, {}
 
 
@@ -303,12 +306,24 @@ def _format(config: JSON) -> JSON:
     if schema is not None or google is not None:
         name = "responseJsonSchema" if schema is not None else "responseSchema"
         shown = schema if schema is not None else _json_schema(google or {})
+        if kind == "text/x.enum":
+            return {"content": {"kind": "choice", "choices": _choices(shown, name), "field": f"{CONFIG}.{name}"}}
         return {"content": {"kind": "json_schema", "schema": shown, "field": f"{CONFIG}.{name}"}}
     if kind == "application/json":
         return {"content": {"kind": "json_object", "field": f"{CONFIG}.responseMimeType"}}
+    if kind == "text/x.enum":
+        raise expected("a schema with an enum beside text/x.enum", None, "responseSchema", CONFIG)
     if kind not in (None, "", "text/plain"):
-        raise expected("text/plain or application/json", kind, "responseMimeType", CONFIG)
+        raise expected("text/plain, application/json or text/x.enum", kind, "responseMimeType", CONFIG)
     return {}
+
+
+def _choices(schema: JSON, name: str) -> list[str]:
+    """The answers that a schema allows, which are written as they are."""
+    found = schema.get("enum")
+    if not isinstance(found, list) or not found or not all(isinstance(one, str) and one for one in found):
+        raise expected("an enum of texts, none empty, beside text/x.enum", found, f"{name}.enum", CONFIG)
+    return found
 
 
 def _logits(config: JSON) -> JSON:
