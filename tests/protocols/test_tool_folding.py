@@ -38,6 +38,30 @@ def test_tools_of_namespaces_and_freeform_tools_are_functions_for_the_model() ->
     assert functions[1]["parameters"]["properties"]["input"]["description"].endswith("start: /x/")
 
 
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ({"type": "function", "name": "spawn", "namespace": "agents"}, ["agents__spawn"]),
+        ({"type": "custom", "name": "patch"}, ["patch"]),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [
+                    {"type": "function", "name": "spawn", "namespace": "agents"},
+                    {"type": "custom", "name": "patch"},
+                ],
+            },
+            ["agents__spawn", "patch"],
+        ),
+    ],
+)
+def test_a_tool_is_chosen_by_the_name_that_it_has_in_the_request(choice: dict[str, Any], names: list[str]) -> None:
+    request = responses.parse({"model": "m", "input": [HI], "tools": TOOLS, "tool_choice": choice})
+    assert request.grammar["tool_call"]["names"] == names
+    assert request.echo["tool_choice"] == choice
+
+
 CHOICE = said("I look.", None, (("agents__spawn", '{"a":1}'), ("patch", '{"input":"*** x\\n"}'), ("plain", "{}")))
 
 

@@ -30,6 +30,8 @@ def flatten(data: JSON) -> tuple[JSON, JSON]:
     items = data.get("input")
     if isinstance(items, list) and any(_is_folded(item) for item in items):
         data = {**data, "input": [_flat_item(item) for item in items]}
+    if isinstance(choice := data.get("tool_choice"), dict):
+        data = {**data, "tool_choice": _flat_choice(choice)}
     return data, folds
 
 
@@ -94,13 +96,26 @@ def _flat_item(item: Any) -> Any:
         return item
     if item["type"] == "custom_tool_call_output":
         return {**item, "type": "function_call_output"}
-    flat = dict(item)
-    namespace = flat.pop("namespace", None)
-    if _is_name(namespace) and isinstance(flat.get("name"), str):
-        flat["name"] = f"{namespace}{JOINT}{flat['name']}"
+    flat = _flat_name(item)
     if flat["type"] == "custom_tool_call" and isinstance(flat.get(INPUT), str):
         flat["type"] = "function_call"
         flat["arguments"] = orjson.dumps({INPUT: flat.pop(INPUT)}).decode()
+    return flat
+
+
+def _flat_choice(choice: JSON) -> JSON:
+    """A `tool_choice`, which names a tool, or lists those that are allowed."""
+    allowed = choice.get("tools")
+    if isinstance(allowed, list):
+        return {**choice, "tools": [_flat_name(one) if isinstance(one, dict) else one for one in allowed]}
+    return _flat_name(choice)
+
+
+def _flat_name(named: JSON) -> JSON:
+    flat = dict(named)
+    namespace = flat.pop("namespace", None)
+    if _is_name(namespace) and isinstance(flat.get("name"), str):
+        flat["name"] = f"{namespace}{JOINT}{flat['name']}"
     return flat
 
 
