@@ -164,7 +164,6 @@ def test_googles_schema_becomes_json_schema() -> None:
         {"labels": {"a": "b"}},
         {"serviceTier": "flex"},
         {"store": True},
-        {"generationConfig": {"mediaResolution": "LOW"}},
         {"generationConfig": {"thinkingConfig": {"thinkingBudget": 100, "thinkingLevel": "HIGH"}}},
         {"cachedContent": ""},
     ],

@@ -14,7 +14,7 @@ from agentlightning.errors import InputError
 from agentlightning.gateway.attempt_events import AttemptEvents
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.protocols.base import ApiError
-from agentlightning.protocols.images import FILE_ID
+from agentlightning.protocols.images import FILE_ID, type_refusal
 from agentlightning.rendering.images import decode_image, image_hash
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import FILE_DELETED, FILE_UPLOADED
@@ -83,7 +83,7 @@ class UploadedFiles:
                 async with self.decoding:
                     await asyncio.to_thread(decode_image, data)
             except InputError as cause:
-                raise ApiError(f"file: {cause}", param="file") from cause
+                raise ApiError(f"file: {type_refusal(mime_type) or cause}", param="file") from cause
             file_id = FILE_ID + image_hash(data)
             known = (await self.of(attempt)).get(file_id)
             if known is not None:

@@ -39,6 +39,8 @@ class RequestImage:
     """None for an uploaded file."""
     path: str
     """The field that held it, for a sentence about it."""
+    detail: str | None = None
+    """The size in which it is to be read, where the request says one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from agentlightning.protocols.base import (
     assistant_message,
 )
 from agentlightning.protocols.fields import ENGINE_PARAMS, ENGINE_WITHOUT_EFFECT, UnsupportedParam, expected
-from agentlightning.protocols.images import NO_AUDIO, image_part, take_images
+from agentlightning.protocols.images import NO_AUDIO, details, image_part, take_images
 from agentlightning.types import JSON, REASONING_CLEARED
 
 NAME = "chat"
@@ -126,6 +126,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         not_applied={
             **fields.not_applied(data, {**NOT_APPLIED, **ENGINE_WITHOUT_EFFECT}),
             **fields.not_applied(reasoning, {"effort": str}, "reasoning"),
+            **details(images),
         },
         unsupported={
             **fields.unsupported(data, UNSUPPORTED_PARAMS),

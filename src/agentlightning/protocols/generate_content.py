@@ -24,7 +24,7 @@ from agentlightning.protocols.content_parts import (
     text_of,
 )
 from agentlightning.protocols.fields import UnsupportedParam, expected
-from agentlightning.protocols.images import take_images
+from agentlightning.protocols.images import RESOLUTIONS, details, take_images
 from agentlightning.types import JSON
 
 NAME = "generate_content"
@@ -43,7 +43,6 @@ UNSUPPORTED_PARAMS: dict[str, UnsupportedParam] = {
 CONFIG_WITHOUT_EFFECT: dict[str, type | tuple[type, ...]] = {
     "audioTimestamp": bool,
     "enableEnhancedCivicAnswers": bool,
-    "mediaResolution": str,
     "modelConfig": dict,
     "routingConfig": dict,
 }
@@ -109,6 +108,7 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         top_logprobs=_top_logprobs(config, logprobs),
         stream=fields.boolean(data, "stream"),
         forced=_forced(config),
+        not_applied={**_resolution(config), **details(images, "mediaResolution")},
         refused=fields.services(data, REFUSED),
         unsupported={**_unsupported(config), **provider_tools},
         grammar=decoding.combined(tool_call, _format(config)),
@@ -365,6 +365,14 @@ def _unsupported(config: JSON) -> JSON:
     for name, param in UNSUPPORTED_PARAMS.items():
         fields.check_kind(config, name, param.kind, CONFIG)
     return {f"{CONFIG}.{name}": value for name, value in fields.unsupported(config, UNSUPPORTED_PARAMS).items()}
+
+
+def _resolution(config: JSON) -> JSON:
+    """The size in which images are to be read, where the request says one: the model's processor has its own."""
+    given = config.get("mediaResolution")
+    if given not in (None, *RESOLUTIONS):
+        raise expected(f"one of {', '.join(RESOLUTIONS)}", given, "mediaResolution", CONFIG)
+    return {} if given in (None, RESOLUTIONS[0]) else {f"{CONFIG}.mediaResolution": given}
 
 
 def _shows_thoughts(config: JSON) -> bool:

@@ -9,6 +9,7 @@ gateway can reach. Whether a file is an image, and whether the model has sight, 
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -22,6 +23,9 @@ FILE = "_file"
 """Name under which a part holds its RequestImage until `take_images`."""
 AUDIO = ("audio", "audio_url", "input_audio", "output_audio")
 NO_AUDIO = "the trained policy hears no audio; send text or images"
+DETAILS = ("auto", "low", "high", "original")
+RESOLUTIONS = tuple(f"MEDIA_RESOLUTION_{level}" for level in ("UNSPECIFIED", "LOW", "MEDIUM", "HIGH", "ULTRA_HIGH"))
+"""The same in Google's protocol. Of both the first leaves the choice to the model."""
 FILE_ID = "file-"
 """Beginning of the id of an uploaded file; the SHA-256 of its bytes follows."""
 NO_FETCHING = "the gateway fetches no URLs; send the image as a data URI (data:image/png;base64,…)"
@@ -31,20 +35,19 @@ def image_part(part: Any, path: str) -> JSON | None:
     """The part in our form, if it is an image in any protocol's; None for others. ApiError for one that is not served."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "image_url":
-        url = part.get("image_url")
-        if isinstance(url, dict):
-            _check_text(url, "detail", f"{path}.image_url")
-            return _of_url(url.get("url"), f"{path}.image_url.url")
-        return _of_url(url, f"{path}.image_url")
+        given = part.get("image_url")
+        if not isinstance(given, dict):
+            return _of_url(given, f"{path}.image_url")
+        found = _of_url(given.get("url"), f"{path}.image_url.url")
+        return _with_detail(found, given.get("detail"), f"{path}.image_url.detail")
     if kind == "input_image":
-        _check_text(part, "detail", path)
-        if part.get("file_id") is not None:
-            return _of_file(part["file_id"], f"{path}.file_id")
-        return _of_url(part.get("image_url"), f"{path}.image_url")
+        file_id, url = part.get("file_id"), part.get("image_url")
+        found = _of_url(url, f"{path}.image_url") if file_id is None else _of_file(file_id, f"{path}.file_id")
+        return _with_detail(found, part.get("detail"), f"{path}.detail")
+    if kind == "input_file":
+        return _with_detail(_of_either(part, path), part.get("detail"), f"{path}.detail")
     if kind == "file":
         return _of_either(part.get("file"), f"{path}.file")
-    if kind == "input_file":
-        return _of_either(part, path)
     if kind == "image":
         return _of_source(part.get("source"), f"{path}.source")
     if kind in AUDIO:
@@ -54,29 +57,26 @@ def image_part(part: Any, path: str) -> JSON | None:
 
 def blob_part(part: JSON, path: str) -> JSON | None:
     """The part of Google's protocol (names of its own in camel case), as `image_part` reads those of the others."""
-    for name, inner in (("inlineData", "data"), ("fileData", "fileUri")):
-        given = part.get(name)
+    for name, inner, read in (("inlineData", "data", _of_inline), ("fileData", "fileUri", _of_uri)):
+        given, where = part.get(name), f"{path}.{name}"
         if given is None:
             continue
-        where = f"{path}.{name}"
         if not isinstance(given, dict):
             raise _unexpected('{"mimeType", "' + inner + '"}', given, where)
         mime = given.get("mimeType", given.get("mime_type"))
-        if isinstance(mime, str) and mime.startswith("audio/"):
-            raise _refused(path, NO_AUDIO)
-        if name == "fileData":
-            uri = given.get("fileUri", given.get("file_uri"))
-            file_id = uri.removeprefix("files/") if isinstance(uri, str) else ""
-            if not file_id.startswith(FILE_ID):
-                raise _refused(f"{where}.fileUri", NO_FETCHING)
-            return _of_file(file_id, f"{where}.fileUri")
-        data = given.get("data")
-        if not isinstance(data, str):
-            raise _unexpected("an image file in base64", data, f"{where}.data")
-        # Google reads base64 of both alphabets, with padding or without, and its Python SDK writes the one for URLs.
-        plain = data.rstrip("=").replace("-", "+").replace("_", "/")
-        return _of_base64(plain + "=" * (-len(plain) % 4), f"{where}.data")
+        _check_type(mime if isinstance(mime, str) else "", path)
+        resolution = part.get("mediaResolution")
+        if resolution is not None and not isinstance(resolution, dict):
+            raise _unexpected('{"level"}', resolution, f"{path}.mediaResolution")
+        level = (resolution or {}).get("level")
+        return _with_detail(read(given, where), level, f"{path}.mediaResolution.level", RESOLUTIONS)
     return None
+
+
+def details(images: tuple[RequestImage, ...], name: str = "detail") -> JSON:
+    """The sizes in which images are to be read, as the agent names them: the model's processor has one for all."""
+    asked = sorted({image.detail for image in images if image.detail not in (None, DETAILS[0], RESOLUTIONS[0])})
+    return {name: asked} if asked else {}
 
 
 def take_images(messages: list[JSON]) -> tuple[list[JSON], tuple[RequestImage, ...]]:
@@ -102,6 +102,13 @@ def _has_image(part: Any) -> bool:
     )  # a request may have a field of that name
 
 
+def _with_detail(part: JSON, detail: Any, path: str, known: tuple[str, ...] = DETAILS) -> JSON:
+    """The part of an image with the size in which it is to be read."""
+    if detail is not None and detail not in known:
+        raise _unexpected(f"one of {', '.join(known)}", detail, path)
+    return {**part, FILE: replace(part[FILE], detail=detail)}
+
+
 def _of_url(url: Any, path: str) -> JSON:
     if not isinstance(url, str):
         raise _unexpected("a data URI (data:image/png;base64,…)", url, path)
@@ -110,7 +117,25 @@ def _of_url(url: Any, path: str) -> JSON:
         raise _refused(path, NO_FETCHING)
     if not comma or not head.lower().endswith(";base64"):
         raise _unexpected("a data URI in base64 (data:image/png;base64,…)", url, path)
+    _check_type(head[len("data:") :].partition(";")[0], path)
     return _of_base64(data, path)
+
+
+def _of_inline(given: JSON, path: str) -> JSON:
+    data = given.get("data")
+    if not isinstance(data, str):
+        raise _unexpected("an image file in base64", data, f"{path}.data")
+    # Google reads base64 of both alphabets, with padding or without, and its Python SDK writes the one for URLs.
+    plain = data.rstrip("=").replace("-", "+").replace("_", "/")
+    return _of_base64(plain + "=" * (-len(plain) % 4), f"{path}.data")
+
+
+def _of_uri(given: JSON, path: str) -> JSON:
+    uri = given.get("fileUri", given.get("file_uri"))
+    file_id = uri.removeprefix("files/") if isinstance(uri, str) else ""
+    if not file_id.startswith(FILE_ID):
+        raise _refused(f"{path}.fileUri", NO_FETCHING)
+    return _of_file(file_id, f"{path}.fileUri")
 
 
 def _of_either(file: Any, path: str) -> JSON:
@@ -139,7 +164,10 @@ def _of_source(source: Any, path: str) -> JSON:
         return _of_file(source.get("file_id"), f"{path}.file_id")
     if kind != "base64" or not isinstance(source.get("data"), str):
         raise _unexpected('{"type": "base64", "media_type", "data"}', source, path)
-    _check_text(source, "media_type", path)
+    mime = source.get("media_type")
+    if not isinstance(mime, str | None):
+        raise _unexpected("a string", mime, f"{path}.media_type")
+    _check_type(mime or "", path)
     return _of_base64(source["data"], f"{path}.data")
 
 
@@ -154,9 +182,20 @@ def _of_base64(text: str, path: str) -> JSON:
     return {"type": "image", "image": name, FILE: RequestImage(name, data, path)}
 
 
-def _check_text(data: JSON, name: str, at: str) -> None:
-    if data.get(name) is not None and not isinstance(data[name], str):
-        raise _unexpected("a string", data[name], f"{at}.{name}")
+def type_refusal(mime: str) -> str | None:
+    """The reason why files of a MIME type are no images; None where they may be some."""
+    kind = mime.strip().lower()
+    if kind.startswith("audio/"):
+        return NO_AUDIO
+    if kind.startswith("image/") or kind in ("", "application/octet-stream"):
+        return None
+    return f"expected an image, got {short(mime)}; the trained policy reads text and images"
+
+
+def _check_type(mime: str, path: str) -> None:
+    why = type_refusal(mime)
+    if why is not None:
+        raise _refused(path, why)
 
 
 def _unexpected(what: str, value: Any, path: str) -> ApiError:

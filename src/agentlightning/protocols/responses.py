@@ -17,7 +17,7 @@ import orjson
 from agentlightning.protocols import chat, decoding, fields, openai_shapes
 from agentlightning.protocols.base import Completion, CompletionRequest, EventStream, call_id, short
 from agentlightning.protocols.fields import UnsupportedParam, expected
-from agentlightning.protocols.images import image_part, take_images
+from agentlightning.protocols.images import details, image_part, take_images
 from agentlightning.protocols.response_events import ResponseEvents
 from agentlightning.protocols.response_items import (
     SEALED_REASONING,
@@ -114,7 +114,11 @@ def parse(data: JSON, trained: bool = True) -> CompletionRequest:
         top_logprobs=top_logprobs,
         stream=fields.boolean(data, "stream"),
         forced=fields.forced(data),
-        not_applied={**_not_applied(data), **fields.not_applied(data, fields.ENGINE_WITHOUT_EFFECT)},
+        not_applied={
+            **_not_applied(data),
+            **fields.not_applied(data, fields.ENGINE_WITHOUT_EFFECT),
+            **details(images),
+        },
         truncates=_truncates(data),
         refused={**fields.services(data, REFUSED), **fields.reserved_variables(data), **fields.engine_refused(data)},
         template_kwargs=fields.template_kwargs(data),
