@@ -342,7 +342,7 @@ def _spec(kind: str, lark: str, field: str) -> JSON:
 
 
 def _without(*marks: str) -> str:
-    """What holds none of these."""
+    """Text that holds none of these."""
     return f"~({ANY_BYTES} ({' | '.join(map(quoted, marks))}) {ANY_BYTES})"
 
 
@@ -370,7 +370,7 @@ def _searched(pattern: str) -> str:
 
 
 def _sentence(said: str) -> str:
-    """What the library says as one sentence, without the lines of the grammar, which are not the request's."""
+    """The complaint of the library as one sentence, without the lines of the grammar, which are not the request's."""
     said = re.split(r"\n *\d+ \|", said)[0]
     if unknown := re.search(r"Unimplemented keys: \[(.*?)\]", said):
         return f"the keywords {unknown[1]} are not known; leave them out of the schema and check the answer instead"
