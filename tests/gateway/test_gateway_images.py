@@ -477,7 +477,7 @@ async def test_an_upload_that_is_no_form_with_one_image_is_refused_by_field(sigh
     red = ("file", ("a.png", RED))
     for given, said in (
         ({"files": [("file", ("a", b"%PDF"))]}, "file: expected an image file (PNG, JPEG, WEBP, GIF)"),
-        ({"files": [("file", ("a.pdf", b"%PDF"))]}, 'file: expected an image, got "application/pdf"; the trained policy'),
+        ({"files": [("file", ("a.pdf", b"%PDF"))]}, 'file: expected an image, got "application/pdf"'),
         ({"files": [("file", ("a.mp3", b"ID3"))]}, "file: the trained policy hears no audio"),
         ({"files": [("file", ("a.png", RED[:40]))]}, "file: expected an image file (PNG, JPEG, WEBP, GIF)"),
         ({"files": [("file", ("a.png", bomb()))]}, "file: expected an image of at most 50000000 pixels"),

@@ -81,6 +81,26 @@ def decoding_line(decoding: JSON) -> str:
     return ", ".join(said)
 
 
+def content_text(content: object) -> str:
+    """The content of a message as text: an image by the beginning of its hash, and what is of no known kind as JSON.
+
+    >>> content_text([{"type": "image", "image": "caa496709d1f"}, {"type": "text", "text": "what is it ?"}, {"type": "x"}])
+    '[image caa49670] what is it ? {"type":"x"}'
+    """
+    if isinstance(content, list):
+        return " ".join(_part(part) for part in content)
+    return content if isinstance(content, str) else "" if content is None else orjson.dumps(content).decode()
+
+
+def _part(part: object) -> str:
+    given = part if isinstance(part, dict) else {}
+    if isinstance(text := given.get("text"), str) and given.get("type") == "text":
+        return text
+    if isinstance(name := given.get("image"), str) and given.get("type") == "image":
+        return f"[image {name[:8]}]"
+    return orjson.dumps(part).decode()
+
+
 def _sampled(call: Call) -> str:
     return (
         f"prompt {call.prompt_tokens} tokens  sampled {len(call.sampled_ids)}  logprob {sum(call.logprobs):.2f}  "
@@ -101,9 +121,7 @@ def _external(call: Call) -> str:
 def _message(message: dict[str, object]) -> Text:
     role = str(message.get("role", ""))
     style = {"assistant": "bold green", "user": "cyan", "system": "magenta", "tool": "blue"}.get(role, "")
-    content = message.get("content")
-    body = content if isinstance(content, str) else "" if content is None else orjson.dumps(content).decode()
-    line = Text.assemble((f"{role:>9} ", style), body)
+    line = Text.assemble((f"{role:>9} ", style), content_text(message.get("content")))
     if calls := message.get("tool_calls"):
         line.append(" " + orjson.dumps(calls).decode(), style="dim")
     return line
