@@ -16,6 +16,7 @@ import pytest
 import torch
 from aiohttp.test_utils import TestClient, TestServer
 from PIL import Image
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForImageTextToText,
     AutoProcessor,
@@ -178,6 +179,16 @@ def test_a_sampler_takes_published_weights_for_pictures_it_has_seen(
     request, shown = sampled(folder, ids(processor, PROMPT), [RED], scheduler)
     [found] = learner.logprobs([row(shown + request.sampled, len(shown), [(1, RED)])])
     assert found[len(shown) :] == pytest.approx(request.logprobs, abs=1e-5)
+
+
+def test_exported_weights_have_the_names_of_published_checkpoints_which_vllm_asks_for(
+    folder: Path, tmp_path: Path
+) -> None:
+    Learner(folder).export(tmp_path / "new")
+    first, exported = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "new"))
+    assert exported.keys() == first.keys()
+    assert any(name.startswith("vision_tower.vision_model.encoder.") for name in exported)
+    assert all(torch.equal(first[name], exported[name]) for name in first)
 
 
 def test_merged_rows_have_every_picture_at_its_place() -> None:

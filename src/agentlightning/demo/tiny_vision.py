@@ -92,5 +92,9 @@ def write(
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     processor.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
+    # The names of published checkpoints, which vLLM asks for; of a new model transformers 5 writes them without `vision_model`.
+    named = {
+        name.replace("vision_tower.", "vision_tower.vision_model."): one for name, one in model.state_dict().items()
+    }
+    model.save_pretrained(folder, state_dict=named)
     return sum(parameter.numel() for parameter in model.parameters())
