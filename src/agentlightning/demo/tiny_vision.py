@@ -92,7 +92,7 @@ def write(
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     processor.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # The names of published checkpoints, which vLLM asks for; of a new model transformers 5 writes them without `vision_model`.
+    # As published checkpoints name them and vLLM asks for; transformers 5 leaves `vision_model` out where a model is new.
     named = {
         name.replace("vision_tower.", "vision_tower.vision_model."): one for name, one in model.state_dict().items()
     }
