@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from agentlightning.engines.local.noise import draw, stream, uniforms
+from agentlightning.engines.local.noise import draw, nucleus, stream, uniforms
 
 
 def noise(seed: int, positions: range) -> np.ndarray:
@@ -55,6 +55,24 @@ def test_a_tiny_nucleus_is_the_most_likely_token() -> None:
     tokens, logprobs = draw_many(torch.tensor([0.0, 3.0, 1.0]), 50, 1.0, 1e-6)
     assert set(tokens.tolist()) == {1}
     assert float(logprobs.abs().max()) < 1e-6
+
+
+def test_a_nucleus_is_that_of_all_tokens_in_order_and_of_equally_likely_ones_the_first() -> None:
+    torch.manual_seed(0)
+    logits_BV = (
+        (torch.randn(40, 3000) * torch.linspace(0.1, 4, 40)[:, None]).bfloat16().float()
+    )  # of 16 bits: many equal
+    top_ps_B = torch.tensor([0.1, 0.5, 0.9, 0.99, 0.9999, 0.9999999]).repeat(7)[:40]
+    logprobs_BV = logits_BV.log_softmax(-1)
+    for found_V, logprobs_V, top_p in zip(nucleus(logprobs_BV, top_ps_B), logprobs_BV, top_ps_B.tolist(), strict=True):
+        mass, inside = 0.0, []
+        for token in sorted(range(3000), key=lambda token, of=logprobs_V.tolist(): -of[token]):
+            if inside and mass >= top_p:
+                break
+            inside.append(token)
+            mass += float(logprobs_V[token].exp())
+        assert set(inside) == set((found_V > -torch.inf).nonzero()[:, 0].tolist())
+        torch.testing.assert_close(found_V[inside], logprobs_V[inside] - np.log(mass), atol=1e-5, rtol=1e-5)
 
 
 def test_temperature_zero_takes_the_largest_logit_and_reports_the_plain_log_softmax() -> None:

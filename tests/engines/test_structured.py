@@ -323,6 +323,18 @@ def test_the_nucleus_is_that_of_the_tokens_that_top_k_left() -> None:
     assert ([value > -1e9 for value in cut], rule.cut) == ([True, True, False, False, False], True)
 
 
+def test_each_token_is_cut_as_if_it_were_alone() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(40, 200)
+    given = [{"top_k": 3}, {"min_p": 0.1}, {"top_p": 0.6}, CUTS, {"top_k": 500}]
+    kinds = [given[at % len(given)] for at in range(40)]
+    temperatures = [0.5 + at / 40 for at in range(40)]
+    together = adjusted(logits, [LogitRule(logits=one, target=7) for one in kinds], temperatures)
+    for at, (kind, temperature) in enumerate(zip(kinds, temperatures, strict=True)):
+        [alone] = adjusted(logits[at : at + 1], [LogitRule(logits=kind, target=7)], [temperature])
+        assert torch.equal(together[at], alone)
+
+
 def test_imitation_is_of_the_distribution_under_the_grammar(sampler: Sampler, folder: Path) -> None:
     ids, logprobs = sampled(sampler, 1, **GRAMMAR)
     metrics = Learner(folder, LearnerOptions()).forward_backward(

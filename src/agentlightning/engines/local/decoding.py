@@ -25,6 +25,8 @@ from agentlightning.training_types import TrainingSequence
 from agentlightning.types import JSON
 
 CUTS = ("top_k", "min_p", "top_p")
+ROWS_AT_ONCE = 16
+"""Rows that are cut at a time: what that takes is some ten times their size."""
 
 
 class TokenHistory:
@@ -69,6 +71,11 @@ class LogitRule:
     cut: bool = False
     """True where the learner's own cut would have taken the target out."""
 
+    @property
+    def cuts(self) -> bool:
+        """True where there is a cut."""
+        return any(self.logits.get(name) for name in CUTS)
+
 
 def adjusted(logits_NV: Tensor, rules: Sequence[LogitRule | None], temperatures_N: Sequence[float]) -> Tensor:
     """The logits of the distribution that is drawn from, before the temperature; -inf for tokens that cannot be drawn."""
@@ -92,13 +99,14 @@ def adjusted(logits_NV: Tensor, rules: Sequence[LogitRule | None], temperatures_
             torch.tensor(column, device=logits_NV.device) for column in zip(*biased, strict=True)
         )
         logits_NV = logits_NV.index_put((at_N, tokens_N), values_N.to(logits_NV.dtype), accumulate=True)
-    processed = [at for at, rule in enumerate(rules) if rule is not None and rule.logits.keys() - {"logit_bias"}]
+    processed = [at for at, rule in enumerate(rules) if rule is not None and rule.logits.keys() - {"logit_bias", *CUTS}]
     if processed:
         places = torch.tensor(processed, device=logits_NV.device)
         given = zip(logits_NV[places].unbind(), processed, strict=True)  # a gradient of the size of all, once
-        rows = [_processed(row_V, rules[at], temperatures_N[at] or 1.0) for row_V, at in given]
+        rows = [_processed(row_V, rules[at]) for row_V, at in given]
         logits_NV = logits_NV.index_put((places,), torch.stack(rows))
-    return logits_NV
+    cut = [(at, rule) for at, rule in enumerate(rules) if rule is not None and rule.cuts]
+    return _cut(logits_NV, cut, temperatures_N) if cut else logits_NV
 
 
 def _bits(words_NW: Tensor, vocab: int) -> Tensor:
@@ -108,8 +116,8 @@ def _bits(words_NW: Tensor, vocab: int) -> Tensor:
     return torch.nn.functional.pad(bits, (0, missing)) if missing > 0 else bits[:, :vocab]
 
 
-def _processed(row_V: Tensor, rule: LogitRule | None, temperature: float) -> Tensor:
-    """The logits of a row under all of its rule but the grammar and the biases."""
+def _processed(row_V: Tensor, rule: LogitRule | None) -> Tensor:
+    """The logits of a row under all of its rule but the grammar, the biases and the cuts."""
     assert rule is not None
     given, device = rule.logits, row_V.device
     if allowed := given.get("allowed_token_ids"):
@@ -121,8 +129,6 @@ def _processed(row_V: Tensor, rule: LogitRule | None, temperature: float) -> Ten
         row_V = row_V.index_fill(0, torch.tensor(given["stop_token_ids"], device=device), float("-inf"))
     if rule.history is not None:
         row_V = _penalised(row_V, given, *rule.history.before(rule.place))
-    if any(given.get(name) for name in CUTS):
-        row_V = _cut(row_V, rule, temperature)
     return row_V
 
 
@@ -144,22 +150,49 @@ def _penalised(
     return row_V
 
 
-def _cut(row_V: Tensor, rule: LogitRule, temperature: float) -> Tensor:
-    """Without the tokens that min_p, top_k and top_p take out, in this order; ties with the last of the top_k stay in."""
-    scaled_V = row_V.detach() / temperature
-    keep_V = torch.ones_like(scaled_V, dtype=torch.bool)
-    if min_p := rule.logits.get("min_p"):
-        keep_V &= scaled_V >= scaled_V.max() + float(np.log(min_p))
-    top_k = rule.logits.get("top_k")
-    if top_k and top_k < len(scaled_V):
-        keep_V &= scaled_V >= scaled_V.topk(top_k).values[-1]
-    if top_p := rule.logits.get("top_p"):
-        left_V = scaled_V.masked_fill(~keep_V, float("-inf")).log_softmax(-1)
-        keep_V &= nucleus(left_V[None], torch.tensor([top_p], device=left_V.device))[0] > float("-inf")
-    if rule.target is not None and not bool(keep_V[rule.target]):
-        rule.cut = True
-        keep_V[rule.target] = True
-    return row_V.masked_fill(~keep_V, float("-inf"))
+def _cut(logits_NV: Tensor, rules: Sequence[tuple[int, LogitRule]], temperatures_N: Sequence[float]) -> Tensor:
+    """Without the tokens that the cuts of these rules, each with its row, take out."""
+    device = logits_NV.device
+    outside_NV = torch.zeros_like(logits_NV, dtype=torch.bool)
+    for start in range(0, len(rules), ROWS_AT_ONCE):
+        rows, some = zip(*rules[start : start + ROWS_AT_ONCE], strict=True)
+        places_C = torch.tensor(rows, device=device)
+        temperatures_C = torch.tensor([temperatures_N[at] or 1.0 for at in rows], device=device)
+        outside_NV[places_C] = _outside(logits_NV.detach()[places_C] / temperatures_C[:, None], some)
+    return logits_NV.masked_fill(outside_NV, float("-inf"))
+
+
+def _outside(scaled_CV: Tensor, rules: Sequence[LogitRule]) -> Tensor:
+    """The tokens that min_p, top_k and top_p take out, in this order; ties with the last of the top_k stay in, and so does
+    what was sampled."""
+    outside_CV = torch.zeros_like(scaled_CV, dtype=torch.bool)
+    for name, cut in (("min_p", _below_share), ("top_k", _below_rank), ("top_p", _outside_nucleus)):
+        given = [(at, rule.logits[name]) for at, rule in enumerate(rules) if rule.logits.get(name)]
+        if given:
+            rows, values_R = (torch.tensor(column, device=scaled_CV.device) for column in zip(*given, strict=True))
+            left_RV = scaled_CV[rows].masked_fill(outside_CV[rows], float("-inf"))
+            outside_CV[rows] |= cut(left_RV, values_R)
+    targets_C = torch.tensor([rule.target or 0 for rule in rules], device=scaled_CV.device)
+    lost_C = outside_CV.gather(1, targets_C[:, None])[:, 0].tolist()
+    for at, (rule, lost) in enumerate(zip(rules, lost_C, strict=True)):
+        if rule.target is not None and lost:
+            rule.cut = True
+            outside_CV[at, rule.target] = False
+    return outside_CV
+
+
+def _below_share(scaled_RV: Tensor, min_ps_R: Tensor) -> Tensor:
+    return scaled_RV < scaled_RV.amax(-1, keepdim=True) + min_ps_R.log()[:, None]
+
+
+def _below_rank(scaled_RV: Tensor, top_ks_R: Tensor) -> Tensor:
+    ranks_R = top_ks_R.clamp(max=scaled_RV.shape[-1])
+    sorted_RK = scaled_RV.topk(int(ranks_R.max())).values
+    return scaled_RV < sorted_RK.gather(1, ranks_R[:, None] - 1)
+
+
+def _outside_nucleus(scaled_RV: Tensor, top_ps_R: Tensor) -> Tensor:
+    return nucleus(scaled_RV.log_softmax(-1), top_ps_R) == float("-inf")
 
 
 class Constraint:
@@ -197,7 +230,7 @@ class BatchRules:
 
     def cuts(self) -> tuple[int, int]:
         """(sampled tokens that the learner's own cut took out, tokens with a cut)."""
-        cut = [rule for rule in self._rules if rule is not None and any(rule.logits.get(name) for name in CUTS)]
+        cut = [rule for rule in self._rules if rule is not None and rule.cuts]
         return sum(rule.cut for rule in cut), len(cut)
 
 

@@ -15,6 +15,8 @@ MASK_64 = (1 << 64) - 1
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # 53 random bits as a fraction, a hair below 1, so that u * total < total for every float64 total.
 FRACTION = 2.0**-53 * (1.0 - 2.0**-52)
+ROUNDING = 1e-5
+"""By how much the mass of a whole vocabulary may differ from 1."""
 
 
 def stream(seed: int) -> int:
@@ -66,15 +68,24 @@ def _distribution(logits_BV: Tensor, temperatures_B: Tensor, top_ps_B: Tensor) -
 
 
 def nucleus(logprobs_BV: Tensor, top_ps_B: Tensor) -> Tensor:
-    """The smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., 2020, section 3.1)."""
-    sorted_BV, order_BV = logprobs_BV.sort(dim=-1, descending=True, stable=True)
-    mass_BV = sorted_BV.exp().cumsum(-1, dtype=torch.float64)
-    before_BV = mass_BV - sorted_BV.exp()
-    outside_BV = before_BV >= top_ps_B[:, None]
-    outside_BV[:, 0] = False  # whatever rounding says, the most likely token is in
-    cut_BV = sorted_BV.masked_fill(outside_BV, float("-inf"))
-    kept_BV = cut_BV - cut_BV.logsumexp(-1, keepdim=True)
-    return torch.empty_like(kept_BV).scatter_(1, order_BV, kept_BV)
+    """The smallest set of most likely tokens whose mass reaches top_p (Holtzman et al., 2020, section 3.1); of tokens that
+    are equally likely the first.
+
+    Tokens so unlikely that all of them have less than 1 - top_p are in no such set: only the others are sorted, which of a
+    large vocabulary are few.
+    """
+    least_B = ((1 - top_ps_B - ROUNDING).clamp(min=0) / logprobs_BV.shape[-1]).log()
+    likely = int((logprobs_BV >= least_B[:, None]).sum(-1).max())
+    sorted_BK = logprobs_BV.topk(max(likely, 1), dim=-1).values
+    mass_BK = sorted_BK.exp().cumsum(-1, dtype=torch.float64)
+    inside_BK = mass_BK - sorted_BK.exp() < top_ps_B[:, None]
+    sizes_B = inside_BK.sum(-1).clamp(min=1)  # whatever rounding says, the most likely token is in
+    last_B1 = sorted_BK.gather(1, sizes_B[:, None] - 1)
+    above_BV, equal_BV = logprobs_BV > last_B1, logprobs_BV == last_B1
+    left_B = sizes_B - above_BV.sum(-1)
+    inside_BV = above_BV | (equal_BV & (equal_BV.cumsum(-1, dtype=torch.int32) <= left_B[:, None]))
+    cut_BV = logprobs_BV.masked_fill(~inside_BV, float("-inf"))
+    return cut_BV - cut_BV.logsumexp(-1, keepdim=True)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
