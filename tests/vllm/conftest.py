@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tiny_llava import write_seeing_model
-from tiny_qwen import CONTEXT, write_model
+from tiny_qwen import CONTEXT, END, write_model
 from vllm_house import VllmHouse, VllmServer, open_house
 
 PYTHON = Path(os.environ.get("AGL_VLLM_PYTHON") or Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python")
@@ -38,7 +38,7 @@ def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer
 def masked_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     """Another one, as docs/structured-output.md has it started: log-probabilities after the mask, llguidance's masks."""
     folder = tmp_path_factory.mktemp("vllm-masked")
-    models = [write_model(folder / "model", 0)]
+    models = [write_model(folder / "model", 0, ends=(3, END))]
     backend = json.dumps({"backend": "guidance"})
     options = [*PROCESSED, "--structured-outputs-config", backend]
     with serving(models, "--max-model-len", str(CONTEXT), *options) as server:

@@ -26,6 +26,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
 ASKED: dict[str, dict[str, Any]] = {
     "schema": {"response_format": FORMAT},
+    "one answer": {"extra_body": {"structured_outputs": {"choice": ["yes"]}}},  # and the one end of several
     "required call": {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
     "schema and penalties": {"response_format": FORMAT, "presence_penalty": 0.4, "logit_bias": {"40": 2}},
     "allowed tokens": {"extra_body": {"allowed_token_ids": [2, *range(38, 60)], "min_tokens": 8}, "max_tokens": 12},

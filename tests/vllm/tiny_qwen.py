@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "gateway"))  # its tokenizer
@@ -17,8 +18,8 @@ CONTEXT = 512
 END = 2
 
 
-def write_model(folder: Path, seed: int) -> Path:
-    """A model folder; another seed is another model of the same shape."""
+def write_model(folder: Path, seed: int, ends: Sequence[int] = (END,)) -> Path:
+    """A model folder; another seed is another model of the same shape. `ends` end completions; its tokenizer has END."""
     write_tokenizer(folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|pad|>", "model_max_length": CONTEXT}
@@ -39,6 +40,6 @@ def write_model(folder: Path, seed: int) -> Path:
         pad_token_id=0,
     )
     model = Qwen2ForCausalLM(config).to(torch.float32)
-    model.generation_config.eos_token_id = END
+    model.generation_config.eos_token_id = [*ends]
     model.save_pretrained(folder)
     return folder
