@@ -16,6 +16,7 @@ import pytest
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config import Config, parse_config
 from agentlightning.gateway.gateway_span import gateway_span
+from agentlightning.rendering.images import image_hash
 from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS
 from agentlightning.trainer.checkpoint import RunFolder
@@ -24,7 +25,7 @@ from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.progress import Silent
 from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.training_types import Loss, TrainingSequence
-from agentlightning.types import Call, Claim, Finish, Reward, Rollout, Sampling, VersionSpan, WorkerStatus
+from agentlightning.types import Call, Claim, Finish, ImageSpan, Reward, Rollout, Sampling, VersionSpan, WorkerStatus
 
 STEPS, TASKS, GROUP = 3, 2, 2
 
@@ -73,6 +74,7 @@ class RememberingEngine:
     def __init__(self) -> None:
         self.updates: list[str] = []
         self.learned: list[str] = []
+        self.pictures: list[bytes] = []
         self._pending = hashlib.sha256()
         self.served: list[int] = []
 
@@ -86,6 +88,7 @@ class RememberingEngine:
     ) -> dict[str, float]:
         for row in sequences:
             self.learned.append(row.rollout_id)
+            self.pictures += [image.data for image in row.images]
             self._pending.update(json.dumps([row.tokens, row.advantages, row.weights]).encode())
         return {"loss": 0.0, "tokens": 1.0}
 
@@ -128,8 +131,13 @@ async def refuse(store: LightningStore, claim: Claim) -> None:
     await store.finish([Finish(lease=claim.lease, state="failed", error="refused")])
 
 
-async def answer(store: LightningStore, claim: Claim, calls: int, reward: float, failed: bool = False) -> None:
+async def answer(
+    store: LightningStore, claim: Claim, calls: int, reward: float, failed: bool = False, picture: bytes = b""
+) -> None:
     rollout = claim.rollout
+    images = {image_hash(picture): picture} if picture else {}
+    if images:
+        await store.put_images(rollout.run_id, rollout.id, images)
     task = hashlib.md5(rollout.group_id.encode()).digest()[0]
     served = await store.resources(rollout.run_id, "default")
     for number in range(calls if served else 0):  # nobody answers before a policy is published
@@ -154,6 +162,7 @@ async def answer(store: LightningStore, claim: Claim, calls: int, reward: float,
                     request_hash="r",
                     messages=[],
                     completion={"role": "assistant", "content": "x"},
+                    images=[ImageSpan(hash=name, start=0, end=1) for name in images],
                 )
             ]
         )
@@ -188,9 +197,10 @@ async def agents(
     gate: Gate | None = None,
     reward_of: Callable[[Claim], float] = reward_of,
     refused: Callable[[Rollout], bool] = lambda _: False,
+    picture: bytes = b"",
 ) -> AsyncIterator[None]:
     """A worker that survives the trainer's crashes; `broken` agents always fail after their calls, those of `refused`
-    rollouts because their first call is refused."""
+    rollouts because their first call is refused. Their calls show the `picture`, where there is one."""
     worker = WorkerStatus(id="w", run_id=run, host="h", pid=1, running=0, seen_ns=0)
     gate = gate or Gate()
 
@@ -207,7 +217,7 @@ async def agents(
                     elif gate.held(claim.rollout):
                         waiting.create_task(wait(claim))
                     else:
-                        await answer(store, claim, calls, reward_of(claim), broken)
+                        await answer(store, claim, calls, reward_of(claim), broken, picture)
 
     task = asyncio.create_task(work())
     try:

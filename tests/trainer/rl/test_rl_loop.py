@@ -150,6 +150,20 @@ async def test_a_step_whose_records_are_gone_is_not_executed_again(store: Lightn
             await loop(store, RememberingEngine(), tmp_path).run(resume=True)
 
 
+async def test_a_step_that_is_executed_again_learns_from_its_stored_pictures(
+    store: LightningStore, tmp_path: Path
+) -> None:
+    crashed, again = RememberingEngine(), RememberingEngine()
+    async with agents(store, picture=b"a picture"):
+        with pytest.raises(Crash):
+            await loop(store, Crashing(crashed, Countdown(8)), tmp_path).run(resume=False)
+        first = list(crashed.pictures)
+    async with agents(store):
+        await loop(store, again, tmp_path).run(resume=True)
+    assert first
+    assert again.pictures == first
+
+
 @pytest.mark.parametrize("ticks", [20, 40, 60])
 async def test_a_rule_that_looks_at_earlier_steps_learns_the_same_after_a_crash(
     store: LightningStore, tmp_path: Path, ticks: int
