@@ -54,6 +54,37 @@ def make_house(
     return lambda store: House(store, engine, renderer, tokenizer_folder).start()
 
 
+@pytest.fixture(scope="session")
+def sight_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from picture_requests import WORDS  # with Pillow and torch, which no other tests here need
+
+    from agentlightning.demo import tiny_model, tiny_vision
+
+    folder = tmp_path_factory.mktemp("sight")
+    tiny_vision.write(folder, tiny_model.word_tokenizer([], WORDS, min_times_seen=1), hidden=16, layers=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sight(sight_folder: Path) -> Renderer:
+    return Renderer(sight_folder)
+
+
+@pytest.fixture
+async def sighted(sight: Renderer, sight_folder: Path) -> AsyncIterator[House]:
+    from picture_requests import TOKENS
+
+    end = sight.special_id("<|end|>")
+    engine = await ScriptedEngine(lambda _: [*sight.encode("red"), end or 0]).start()
+    placeholder = sight.images.placeholder_id if sight.images else -1
+    engine.expand = lambda ids: [i for one in ids for i in ([one] * TOKENS if one == placeholder else [one])]
+    async with InMemoryLightningStore() as store:
+        house = await House(store, engine, sight, sight_folder).start()
+        yield house
+        await house.close()
+    await engine.close()
+
+
 @pytest.fixture
 async def external(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ExternalServer]:
     monkeypatch.setenv("JUDGE_KEY", SECRET)

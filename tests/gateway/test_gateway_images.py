@@ -3,116 +3,38 @@
 from __future__ import annotations
 
 import base64
-import io
 import re
 import shutil
-import struct
-import zlib
-from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import anthropic
-import httpx2
 import openai
 import pytest
 from gateway_house import House, path
-from PIL import Image
-from scripted_engine import ScriptedEngine
+from picture_requests import (
+    BLUE,
+    PART,
+    RED,
+    TOKENS,
+    UPLOADED,
+    animation,
+    bomb,
+    chat_image,
+    png,
+    post,
+    refused,
+    uri,
+    user,
+)
 
-from agentlightning.demo import tiny_model, tiny_vision
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.limits import Admission
 from agentlightning.gateway.policy.images import read_images
 from agentlightning.gateway.uploaded_files import UploadedFiles
 from agentlightning.protocols import chat
-from agentlightning.rendering.renderer import Renderer
-from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import Claim, ImageSpan, Resource
-
-WORDS = ["red", "blue", "what", "is", "it", "and", "that", "?", "a", "picture"]
-TOKENS = 4
-"""Placeholders of a picture: 32 x 32 pixels in patches of 16."""
-
-
-def png(colour: str, size: tuple[int, int] = (32, 32)) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", size, colour).save(file, "PNG")
-    return file.getvalue()
-
-
-def bomb(width: int = 30_000, height: int = 30_000) -> bytes:
-    """A PNG of a few bytes whose head promises so many pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(9))) + chunk(b"IEND", b"")
-
-
-def animation() -> bytes:
-    file = io.BytesIO()
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
-    return file.getvalue()
-
-
-RED, BLUE = png("red"), png("blue")
-
-
-def uri(data: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(data).decode()
-
-
-def chat_image(data: bytes) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": uri(data), "detail": "low"}}
-
-
-def user(*parts: Any) -> dict[str, Any]:
-    texts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
-    return {"role": "user", "content": texts}
-
-
-@pytest.fixture(scope="session")
-def sight_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sight")
-    tiny_vision.write(folder, tiny_model.word_tokenizer([], WORDS, min_times_seen=1), hidden=16, layers=1)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def sight(sight_folder: Path) -> Renderer:
-    return Renderer(sight_folder)
-
-
-@pytest.fixture
-async def sighted(sight: Renderer, sight_folder: Path) -> AsyncIterator[House]:
-    end = sight.special_id("<|end|>")
-    engine = await ScriptedEngine(lambda _: [*sight.encode("red"), end or 0]).start()
-    placeholder = sight.images.placeholder_id if sight.images else -1
-    engine.expand = lambda ids: [i for one in ids for i in ([one] * TOKENS if one == placeholder else [one])]
-    async with InMemoryLightningStore() as store:
-        house = await House(store, engine, sight, sight_folder).start()
-        yield house
-        await house.close()
-    await engine.close()
-
-
-async def post(house: House, claim: Claim, route: str, body: dict[str, Any], status: int = 200) -> dict[str, Any]:
-    answer = await house.http().post(f"{path(claim)}/v1/{route}", json={"model": "policy", **body})
-    assert answer.status_code == status, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
-
-
-async def refused(house: House, claim: Claim, *parts: Any) -> dict[str, Any]:
-    error: dict[str, Any] = (await post(house, claim, "chat/completions", {"messages": [user(*parts)]}, status=400))[
-        "error"
-    ]
-    return error
+from agentlightning.types import ImageSpan
 
 
 async def test_a_picture_is_recorded_by_hash_and_reaches_the_engine_beside_the_ids(sighted: House) -> None:
@@ -298,7 +220,6 @@ async def test_a_picture_that_two_rollouts_send_is_kept_once(sighted: House) -> 
     assert await sighted.store.images(sighted.run_id, [sha256(RED).hexdigest()]) == {sha256(RED).hexdigest(): RED}
 
 
-PART = "messages[0].content[0]"
 REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a URL": (
         {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}},
@@ -337,89 +258,6 @@ async def test_a_request_of_too_many_pixels_is_refused_before_one_is_decoded(sig
         await sighted.openai(claim).chat.completions.create(model="policy", messages=[user(*pictures)])
 
 
-UPLOADED = f"file-{sha256(RED).hexdigest()}"
-FILES: dict[str, tuple[str, dict[str, Any], str]] = {
-    "chat, an image": (
-        "chat/completions",
-        {"messages": [user({"type": "input_image", "file_id": UPLOADED})]},
-        f"{PART}.file_id",
-    ),
-    "chat, a file": (
-        "chat/completions",
-        {"messages": [user({"type": "file", "file": {"file_id": UPLOADED}})]},
-        f"{PART}.file.file_id",
-    ),
-    "responses": (
-        "responses",
-        {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": UPLOADED, "detail": "auto"}]}]},
-        "input[0].content[0].file_id",
-    ),
-    "messages": (
-        "messages",
-        {"max_tokens": 9, "messages": [user({"type": "image", "source": {"type": "file", "file_id": UPLOADED}})]},
-        f"{PART}.source.file_id",
-    ),
-    "generateContent": (
-        "models/policy:generateContent",
-        {"contents": [{"parts": [{"fileData": {"mimeType": "image/png", "fileUri": f"files/{UPLOADED}"}}]}]},
-        "contents[0].parts[0].fileData.fileUri",
-    ),
-}
-
-
-async def test_an_uploaded_file_is_named_by_id_in_every_protocol_until_it_is_deleted(sighted: House) -> None:
-    claim = await sighted.claim()
-    client = sighted.openai(claim)
-    made = await client.files.create(file=("red.png", RED), purpose="vision")
-    assert (made.id, made.bytes, made.filename, made.purpose) == (UPLOADED, len(RED), "red.png", "vision")
-    sighted.app = sighted.gateway()  # what was uploaded outlives the server
-    client = sighted.openai(claim)
-    assert await client.files.create(file=("again.png", RED), purpose="vision") == made
-    assert await client.files.retrieve(made.id) == made
-    assert (await client.files.content(made.id)).content == RED
-    for route, body, _ in FILES.values():
-        await post(sighted, claim, route, body)
-    calls = await sighted.store.calls([claim.rollout.id])
-    assert [[image.hash for image in call.images] for call in calls] == [[sha256(RED).hexdigest()]] * len(FILES)
-    assert (await client.files.delete(made.id)).deleted
-    for route, body, field in FILES.values():
-        found = await post(sighted, claim, route, body, status=404)
-        assert f"{field}: this attempt has no file '{UPLOADED}'" in found["error"]["message"]
-    await client.files.create(file=RED, purpose="user_data")
-    await post(sighted, claim, *FILES["responses"][:2])
-
-
-async def test_a_file_belongs_to_the_attempt_that_uploaded_it(sighted: House) -> None:
-    claim, other = await sighted.claim(), await sighted.claim(replica=1)
-    await sighted.openai(claim).files.create(file=RED, purpose="vision")
-    await post(sighted, other, *FILES["responses"][:2], status=404)
-    with pytest.raises(openai.NotFoundError, match="this attempt has no file"):
-        await sighted.openai(other).files.retrieve(UPLOADED)
-
-
-def padded(number: int) -> bytes:
-    """A picture of 15 MiB, most of which is a note in its file."""
-    note = b"prVt" + number.to_bytes(4) + bytes(15 << 20)
-    return RED[:33] + (len(note) - 4).to_bytes(4) + note + zlib.crc32(note).to_bytes(4) + RED[33:]
-
-
-async def test_files_that_a_request_names_count_as_its_bytes_each_as_often_as_it_is_shown(sighted: House) -> None:
-    claim = await sighted.claim()
-    client = sighted.openai(claim)
-    file = await client.files.create(file=padded(1), purpose="vision")
-    shown = {"type": "input_image", "file_id": file.id}
-    error = await refused(sighted, claim, *[shown] * 3)
-    assert error["message"].startswith("messages: expected images of at most 40 MiB in all")
-    value = {"attempt": {"max_request_bytes": 10 << 20}}
-    await sighted.store.put_resources([Resource(run_id=sighted.run_id, name="limits", kind="limits", value=value)])
-    sighted.app = sighted.gateway()
-    asked = {"messages": [user(shown)]}
-    for route in ("chat/completions", "tokenize"):
-        found = await post(sighted, claim, route, asked, status=413)
-        assert "limits.attempt.max_request_bytes" in found["error"]["message"]
-    assert not sighted.engine.requests
-
-
 async def test_a_conversation_that_is_continued_by_id_has_a_bounded_number_of_pictures(sighted: House) -> None:
     claim = await sighted.claim()
     shown = {"type": "input_image", "image_url": uri(RED)}
@@ -442,59 +280,6 @@ async def test_an_image_waits_for_its_turn_on_the_event_loop_and_not_in_a_thread
     request = chat.parse({"model": "policy", "messages": [user(chat_image(RED), chat_image(BLUE))]})
     await read_images(request, policy, sighted.store, uploaded, attempt, Admission([], []))
     assert held == [True, True]
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"), [("image/png", "image/png"), ("image/png\0\x1b[31m", "application/octet-stream")]
-)
-async def test_a_mime_type_is_kept_where_it_is_one(sighted: House, given: str, kept: str) -> None:
-    claim = await sighted.claim()
-    head = f'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\nContent-Type: {given}\r\n\r\n'
-    await sighted.http().post(
-        f"{path(claim)}/v1/files",
-        content=head.encode() + RED + b"\r\n--b--\r\n",
-        headers={"content-type": "multipart/form-data; boundary=b"},
-    )
-    [span] = await sighted.store.spans([claim.rollout.id])
-    assert span.attributes["mime_type"] == kept
-
-
-async def test_anthropics_files_api_is_answered_in_its_own_form(sighted: House) -> None:
-    claim = await sighted.claim()
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(sighted.app))
-    base = f"http://gateway{path(claim)}"
-    async with anthropic.AsyncAnthropic(api_key=claim.key, base_url=base, http_client=http, max_retries=0) as client:
-        made = await client.beta.files.upload(file=("red.png", RED, "image/png"))
-        assert (made.id, made.mime_type, made.size_bytes) == (UPLOADED, "image/png", len(RED))
-        assert await client.beta.files.retrieve_metadata(made.id) == made
-        assert (await client.beta.files.delete(made.id)).type == "file_deleted"
-        with pytest.raises(anthropic.NotFoundError, match="this attempt has no file"):
-            await client.beta.files.retrieve_metadata(made.id)
-
-
-async def test_an_upload_that_is_no_form_with_one_image_is_refused_by_field(sighted: House) -> None:
-    claim = await sighted.claim()
-    red = ("file", ("a.png", RED))
-    for given, said in (
-        ({"files": [("file", ("a", b"%PDF"))]}, "file: expected an image file (PNG, JPEG, WEBP, GIF)"),
-        ({"files": [("file", ("a.pdf", b"%PDF"))]}, 'file: expected an image, got "application/pdf"'),
-        ({"files": [("file", ("a.mp3", b"ID3"))]}, "file: the trained policy hears no audio"),
-        ({"files": [("file", ("a.png", RED[:40]))]}, "file: expected an image file (PNG, JPEG, WEBP, GIF)"),
-        ({"files": [("file", ("a.png", bomb()))]}, "file: expected an image of at most 50000000 pixels"),
-        ({"files": [("file", ("a.png", bytes((16 << 20) + 1)))]}, "file: expected an image of at most 16 MiB"),
-        ({"files": [("picture", ("a.png", RED))]}, 'a form with one file, named "file"'),
-        ({"files": [red, red]}, 'a form with one file, named "file", got 2'),
-        ({"files": [red], "data": {"purpose": "batch"}}, "purpose: expected one of user_data, vision"),
-        ({"files": [red], "data": {"expires_after[seconds]": "9"}}, "expires_after[seconds]: not supported"),
-        ({"files": [red], "data": {str(index): "" for index in range(20)}}, "a form of at most 16 parts"),
-        ({"json": {}}, 'expected multipart/form-data with a "file"'),
-        ({"content": b"--", "headers": {"content-type": "multipart/form-data"}}, "not the form"),
-        ({"content": b"a", "headers": {"content-type": "multipart/form-data; boundary=b"}}, "not the form"),
-    ):
-        answer = await sighted.http().post(f"{path(claim)}/v1/files", **given)  # type: ignore[arg-type]
-        assert answer.status_code == 400, answer.text
-        assert said in answer.json()["error"]["message"]
-    assert not await sighted.store.spans([claim.rollout.id])
 
 
 @pytest.mark.parametrize("what", REFUSALS)
