@@ -23,6 +23,8 @@ from agentlightning.types import Claim, Mode, NewRollout, Resource, Sampling, Wo
 SERVER_KEY = "server-key"
 KEYS = external_keys(["JUDGE_KEY=127.0.0.1", "TEST_ENGINE_KEY=127.0.0.1"])
 END = 2
+LEASE_S = 600.0
+"""Nobody sends heartbeats for the claims of tests, and a busy machine takes its time."""
 
 
 class AttemptKeys(httpx.Auth):
@@ -94,7 +96,7 @@ class House:
         )
         await self.store.enqueue([rollout])
         worker = WorkerStatus(id="w", run_id=self.run_id, host="h", pid=1, running=0, seen_ns=0)
-        return (await self.store.claim(worker))[0]
+        return (await self.store.claim(worker, lease_s=LEASE_S))[0]
 
     def http(self, app: App | None = None, address: str = "127.0.0.1", *, adds_keys: bool = True) -> httpx.AsyncClient:
         """A client of the gateway; a request that has no key gets that of the attempt in its path, unless told otherwise."""
