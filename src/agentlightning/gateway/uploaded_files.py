@@ -22,7 +22,7 @@ from agentlightning.types import JSON, Span
 
 MAX_FILES = 256
 MAX_UPLOADED_BYTES = 256 << 20
-"""Uploads of one attempt, those among them that were deleted since."""
+"""Uploads of one attempt and their bytes, those among them that were deleted since."""
 
 MAX_NAME_CHARS = 256
 

@@ -26,7 +26,6 @@ RAW = "_arguments"
 STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 FINISH_REASONS = {"max_tokens": "length", "tool_use": "tool_calls"}
 
-
 OMITTED = "_omitted"
 """Name in `echo` of a request whose response has thinking blocks without text (`thinking.display`)."""
 

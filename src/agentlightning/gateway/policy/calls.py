@@ -205,9 +205,8 @@ class PolicyCalls:
                     code="previous_response_not_found",
                 )
             request = replace(request, messages=_after(chain_messages(before), request.messages))
-        check_text(
-            request.messages, request.tools
-        )  # before anything is made of them: a chain is longer than its request
+        # Before anything is made of them: a chain is longer than the request that names it.
+        check_text(request.messages, request.tools)
         images = await read_images(request, policy, self._store, self.files, attempt, admission)
         request = _with_read_variables(request, policy)
         view = RequestView.of(
