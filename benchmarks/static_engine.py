@@ -46,7 +46,7 @@ def write_answers(folder: Path, tokenizer_folder: Path) -> None:
         for one, logprob, text in zip(ids, logprobs, texts, strict=True)
     ]
     choice = {"index": 0, "finish_reason": "stop", "stop_reason": None}
-    generate = {"request_id": "static", "prompt_logprobs": None, "prompt_token_ids": prompt}
+    generate = {"request_id": "static", "prompt_logprobs": None}  # vLLM shows the prompt to those who ask
     whole = {**choice, "logprobs": {"content": content}, "token_ids": ids}
     message = {"role": "assistant", "content": tokenizer.decode(ids)}
     named = [{**one, "token": text} for one, text in zip(content, texts, strict=True)]

@@ -5,7 +5,10 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "transformers", "fastapi", "starlette", "uvicorn", "sqlalchemy", "matplotlib", "numpy", "openai"}
+HEAVY = {
+    *("torch", "transformers", "fastapi", "starlette", "uvicorn", "sqlalchemy", "matplotlib", "numpy", "openai"),
+    *("jinja2", "llguidance", "tokenizers", "renderers"),
+}
 
 
 def imported_by(code: str) -> set[str]:
@@ -22,6 +25,7 @@ def imported_by(code: str) -> set[str]:
         "import agentlightning as agl; agl.LightningStoreClient, agl.LightningRL, agl.Trainer",
         "import agentlightning.cli.app",
         "import agentlightning.runner.__main__",
+        "import agentlightning.adapters, agentlightning.tracing.rules, agentlightning.tracing.rollout_trace",
     ],
 )
 def test_agents_workers_and_the_command_line_load_nothing_heavy(code: str) -> None:

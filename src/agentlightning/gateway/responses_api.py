@@ -24,7 +24,9 @@ from agentlightning.protocols.base import ApiError, Completion, CompletionReques
 from agentlightning.protocols.fields import expected
 from agentlightning.protocols.input_items import input_items
 from agentlightning.protocols.response_events import ResponseEvents, replayed
-from agentlightning.rendering.call_chain import chain_tools, continued_tools
+from agentlightning.rendering.call_chain import chain_tools
+from agentlightning.rendering.conversation import Conversation
+from agentlightning.rendering.request_view import RequestView
 from agentlightning.store.base import LightningStore
 from agentlightning.types import JSON, Call
 
@@ -59,7 +61,7 @@ class ResponsesApi:
         if isinstance(previous, str):
             return chain_tools(await self._stored.chain(attempt, call_id(previous)))
         messages = compaction.parse(data).messages[:-1]
-        return continued_tools(messages, await self._store.calls([attempt.rollout.id], attempt.number))
+        return _continued_tools(messages, await self._store.calls([attempt.rollout.id], attempt.number))
 
     async def count(self, data: JSON, attempt: TrackedAttempt, admission: Admission) -> bytes:
         """The body of POST responses/input_tokens."""
@@ -146,6 +148,16 @@ def _page(items: list[JSON], query: _Query) -> JSON:
 def _function(tool: JSON) -> JSON:
     """A recorded tool in the form of Responses."""
     return {"type": "function", **tool["function"]} if tool.get("type") == "function" else tool
+
+
+def _continued_tools(messages: list[JSON], calls: Sequence[Call]) -> list[JSON] | None:
+    """The tools of that recorded conversation which the messages repeat furthest; None where it has none, and where they
+    repeat none."""
+    conversation = Conversation(None, calls)
+    offered = {orjson.dumps(call.tools): call.tools for call in calls if call.policy and call.parent_id is None}
+    known = [(conversation.known(RequestView.of(messages, tools)), tools) for tools in offered.values()]
+    longest, found = max(known, key=lambda pair: pair[0], default=(0, None))
+    return found if longest else None
 
 
 class _Query:

@@ -1,14 +1,13 @@
-"""Call chains: a recorded call with those that it continues, and the messages that they hold together. Pure."""
+"""Call chains: a recorded call with those that it continues, and the messages that they hold together. Pure.
+
+The light core reads records with it: nothing here imports what only an extra brings.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import orjson
-
 from agentlightning.prefill import with_completion
-from agentlightning.rendering.conversation import Conversation
-from agentlightning.rendering.request_view import RequestView
 from agentlightning.types import JSON, Call
 
 
@@ -45,13 +44,3 @@ def chain_prompt_ids(chain: Sequence[Call]) -> list[int]:
 def chain_tools(chain: Sequence[Call]) -> list[JSON] | None:
     """The tools that were offered to the chain's last call."""
     return next((call.tools for call in reversed(chain) if call.tools is not None), None)
-
-
-def continued_tools(messages: list[JSON], calls: Sequence[Call]) -> list[JSON] | None:
-    """The tools of that recorded conversation which the messages repeat furthest; None where it has none, and where they
-    repeat none."""
-    conversation = Conversation(None, calls)
-    offered = {orjson.dumps(call.tools): call.tools for call in calls if call.policy and call.parent_id is None}
-    known = [(conversation.known(RequestView.of(messages, tools)), tools) for tools in offered.values()]
-    longest, found = max(known, key=lambda pair: pair[0], default=(0, None))
-    return found if longest else None
