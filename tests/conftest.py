@@ -3,7 +3,10 @@
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+pytest.register_assert_rewrite("agentlightning.testing.engine_contract")
 
 # In CI the same examples every time, so that a refusal is the doing of what changed; everywhere else new ones every time.
 settings.register_profile(

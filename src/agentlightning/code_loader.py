@@ -1,7 +1,7 @@
-"""Loads code by its place, ``file.py:name`` or ``package.module:name``, and plug-ins of the algorithms by entry point, too.
+"""Loads code by its place, ``file.py:name`` or ``package.module:name``, and plug-ins by entry point, too.
 
-Workers, the trainer and the learner use it; `runner.user_code` adds what only agents need. Whatever is wrong becomes one
-sentence. Knows nothing of what the callables do.
+Workers, the trainer, the learner and whoever makes engines use it; `runner.user_code` adds what only agents need. Whatever
+is wrong becomes one sentence. Knows nothing of what the callables do.
 """
 
 from __future__ import annotations
@@ -24,15 +24,21 @@ from typing import Any, Literal
 from agentlightning.disk import file_hash
 from agentlightning.errors import AgentError, AgentLightningError, ConfigError
 
-PluginKind = Literal["algorithm", "credit", "advantage", "loss", "aggregation"]
+PluginKind = Literal["algorithm", "credit", "advantage", "loss", "aggregation", "engine"]
 GROUPS: dict[PluginKind, str] = {
     "algorithm": "agentlightning.algorithms",
     "credit": "agentlightning.credits",
     "advantage": "agentlightning.advantages",
     "loss": "agentlightning.losses",
     "aggregation": "agentlightning.aggregations",
+    "engine": "agentlightning.engines",
 }
 """Entry-point group of each kind of plug-in."""
+SETTINGS: dict[PluginKind, str] = {kind: f"algorithm.{kind}" for kind in GROUPS} | {
+    "algorithm": "algorithm.name",
+    "engine": "engine.name",
+}
+"""The setting that names each kind of plug-in."""
 HASH = "__agl_sha256__"
 """Attribute of an imported module: the hash of its file, which may be edited while the process lives."""
 
@@ -54,7 +60,7 @@ def load_plugin(kind: PluginKind, name: str, built_in: Collection[str]) -> Any:
 
     ConfigError, with what was expected, where there is none; AgentError where importing it raises.
     """
-    setting = "algorithm.name" if kind == "algorithm" else f"algorithm.{kind}"
+    setting = SETTINGS[kind]
     if is_code(name):
         return load_code(name, setting)
     installed = installed_plugins(kind)

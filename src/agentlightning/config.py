@@ -277,7 +277,10 @@ class LoraConfig(Table):
 class EngineConfig(Table):
     """The engine that samples and trains: device, memory, optimizer."""
 
-    name: Literal["local"] = "local"
+    name: str = Field("local", min_length=1)
+    """local, or an engine of another package: the name of its entry point, or ``package.module:Engine``."""
+    options: dict[str, Any] = Field({})
+    """An engine's own settings, which it checks."""
     optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     muon_learning_rate: float | None = Field(None, gt=0)
     """Learning rate of the matrices under muon; the others take trainer.learning_rate."""

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentlightning.code_loader import GROUPS, installed_plugins
+from agentlightning.code_loader import SETTINGS, installed_plugins
 from agentlightning.config import Config, parse_config
 from agentlightning.errors import ConfigError
 
 PATHS = re.compile(
     r"/(model/path|agent/(run|reward(/\d+)?(/run)?)|data/(train|val)|air/rules/[^/]+/run|policies/[^/]+/model)"
 )
-CODE = re.compile(r"(/policies/[^/]+)?/algorithm(/schedule/\d+)?/([^/]+|\w+_settings/[^/]+|agents/\d+)")
+CODE = re.compile(r"(/policies/[^/]+)?(/engine/name|/algorithm(/schedule/\d+)?/([^/]+|\w+_settings/[^/]+|agents/\d+))")
 """Settings that may name code, ``file.py:name``; there, a plain word is the name of a rule and never a file."""
 
 
@@ -55,7 +55,7 @@ def load_air_table(path: Path) -> dict[str, Any]:
 
 def named_files(config: Config) -> dict[str, Path]:
     """The files that settings name, by the settings' dotted names: tasks, and the code of agent, rewards and algorithm; of
-    modules, those of installed plug-ins among them, those that are imported."""
+    modules, those of installed plug-ins among them, those that are imported, but for ours."""
 
     def walk(value: Any, name: str) -> Iterator[tuple[str, Path]]:
         if isinstance(value, dict | list):
@@ -79,10 +79,10 @@ def _module_in(name: str, value: str) -> str | None:
         return None
     if ":" in value:
         return value.partition(":")[0]
-    setting = name.rpartition("/")[2]
-    kinds = [kind for kind in GROUPS if setting == ("name" if kind == "algorithm" else kind)]
+    table = "engine" if "/engine/" in name else "algorithm"
+    kinds = [kind for kind, setting in SETTINGS.items() if setting == f"{table}.{name.rpartition('/')[2]}"]
     entry = installed_plugins(kinds[0]).get(value) if kinds else None
-    return None if entry is None else entry.module
+    return None if entry is None or entry.module.startswith("agentlightning.") else entry.module
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -158,7 +158,7 @@ def test_a_checkpoint_with_an_adapter_is_exported_whole(llama: Path, tmp_path: P
 async def test_an_engine_trains_an_adapter_and_serves_it(llama: Path, tmp_path: Path) -> None:
     engine = LocalEngine(llama, work_dir=tmp_path, learner=LearnerOptions(lora=Lora(rank=4, dora=True)))
     assert engine.support.reference
-    (url,) = await engine.start()
+    (url,) = (await engine.start())["default"].urls
     (before,) = await engine.logprobs([row()])
     for _ in range(40):
         await engine.forward_backward([row()], SFT)

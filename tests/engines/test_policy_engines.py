@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentlightning.engines.base import DEFAULT_POLICY, Endpoints
 from agentlightning.engines.policies import PolicyEngines
 from agentlightning.engines.support import Support
 from agentlightning.errors import EngineError
@@ -31,7 +32,8 @@ class Noting:
                 raise EngineError(f"{self._name} cannot {verb}")
             if verb == "watch":
                 await asyncio.Event().wait()
-            return [f"http://{self._name}"] if verb == "start" else {"loss": 1.0}
+            started = {DEFAULT_POLICY: Endpoints(urls=[f"http://{self._name}"])}
+            return started if verb == "start" else {"loss": 1.0}
 
         return noted
 
@@ -73,8 +75,8 @@ async def test_a_policy_that_is_not_there_is_an_error_that_lists_the_others() ->
 
 async def test_each_policy_has_endpoints_of_its_own() -> None:
     engines, _ = both()
-    assert await engines.start() == ["http://white", "http://black"]
-    assert engines.endpoints == {"white": ["http://white"], "black": ["http://black"]}
+    urls = {alias: served.urls for alias, served in (await engines.start()).items()}
+    assert urls == {"white": ["http://white"], "black": ["http://black"]}
 
 
 async def test_where_one_does_not_start_the_others_are_closed() -> None:

@@ -27,7 +27,8 @@ from loop_doubles import (
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.config import Config, parse_config
 from agentlightning.config_file import load_config
-from agentlightning.engines.policies import PolicyEngines, WatchedEngine
+from agentlightning.engines.base import Engine
+from agentlightning.engines.policies import PolicyEngines
 from agentlightning.errors import ConfigError, LearnerLostError, NoCallsError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -215,7 +216,7 @@ class Game:
 
     def __init__(self) -> None:
         self.each = {name: RememberingEngine() for name in NAMES}
-        self.engine = PolicyEngines(cast(dict[str, WatchedEngine], self.each))
+        self.engine = PolicyEngines(cast(dict[str, Engine], self.each))
 
     @property
     def updates(self) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ from agentlightning.algorithms.credit.rule import Rule
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.preference import DPO, KTO
 from agentlightning.algorithms.supervised import RFT, SFT, Distill
-from agentlightning.code_loader import GROUPS, PluginKind, installed_plugins, is_code, load_plugin
+from agentlightning.code_loader import PluginKind, installed_plugins, is_code, load_plugin
 from agentlightning.errors import AgentLightningError
 
 CLIP = ("clip_low", "clip_high")
@@ -100,7 +100,7 @@ def catalog() -> Iterator[CatalogEntry]:
     for kind, sources in SOURCES.items():
         for name, source in sources.items():
             yield CatalogEntry(kind=kind, name=name, where="built-in", source=source, settings=_built_in(kind, name))
-    for kind in GROUPS:
+    for kind in SOURCES:
         for name, entry in installed_plugins(kind).items():
             package = entry.dist.name if entry.dist is not None else "installed"
             yield _described(kind, name, package)
@@ -110,7 +110,7 @@ def named_in(table: Mapping[str, Any]) -> Iterator[CatalogEntry]:
     """The parts of files that a table [algorithm] names, its schedule included."""
     seen: set[tuple[str, str]] = set()
     for part in (table, *(one for one in table.get("schedule", []) if isinstance(one, Mapping))):
-        for kind in GROUPS:
+        for kind in SOURCES:
             name = part.get("name" if kind == "algorithm" else kind)
             if isinstance(name, str) and is_code(name) and (kind, name) not in seen:
                 seen.add((kind, name))

@@ -1,8 +1,8 @@
 """Engine: where weights live. Sampling is an endpoint, learning is this protocol.
 
 The trainer drives it; it knows nothing of rollouts' origins, rewards or algorithms: it computes one SUM over tokens of
-weight × loss, and every normalisation is already in the weights. One contract suite (tests/engines/) runs against every
-engine.
+weight × loss, and every normalisation is already in the weights. One contract suite (agentlightning.testing.engine_contract)
+runs against every engine, those of other packages too.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import asyncio
 import functools
 import inspect
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from agentlightning.engines.support import Support
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
@@ -36,6 +37,22 @@ async def together(operations: Iterable[Awaitable[T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoints:
+    """The servers that sample one policy, and what gateways have to know of them."""
+
+    urls: Sequence[str]
+    """Base URLs, whose servers are equals: an attempt stays with one of them as long as that answers."""
+    api: Literal["generate", "completions"] = "generate"
+    """Route of the token path: /inference/v1/generate, or /v1/completions with return_token_ids."""
+    served_model: str | None = None
+    """Name by which the servers know the policy; None: its alias."""
+    logprobs: Literal["processed", "raw"] = "processed"
+    """Log-probabilities of the distribution that was sampled from (processed), or of the bare logits (raw)."""
+    seeded: bool = True
+    """False: requests carry no seed, and sampling is not repeatable."""
+
+
 class Engine(Protocol):
     """The operations of learning. Each may raise EngineError; the policy's alias is `default` unless several are trained.
 
@@ -47,8 +64,22 @@ class Engine(Protocol):
         """Capabilities as configured; known before `start`, so that other settings stop a run before it begins."""
         ...
 
-    async def start(self) -> list[str]:
-        """Start what serves and learns; returns base URLs that speak the token path (POST /inference/v1/generate)."""
+    @property
+    def device(self) -> str:
+        """Torch device of the learner, once started: also where the settings say "auto"; empty before."""
+        ...
+
+    async def start(self) -> Mapping[str, Endpoints]:
+        """Start what serves and learns; returns the endpoints of each policy by its alias. They do not change: a server that
+        is started again has its old URL."""
+        ...
+
+    async def watch(self) -> None:
+        """Keep the parts that sample running, beside the work; never returns. EngineError when they cannot be kept."""
+        ...
+
+    def pids(self) -> Mapping[str, int]:
+        """Process ids of the parts that run on this machine, by names such as `sampler` and `learner`; none before start."""
         ...
 
     async def close(self) -> None:

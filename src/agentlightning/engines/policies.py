@@ -9,28 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
-from agentlightning.engines.base import Engine, ForwardingEngine, together
+from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine, ForwardingEngine, together
 from agentlightning.engines.support import Support
 from agentlightning.errors import EngineError
-
-
-class WatchedEngine(Engine, Protocol):
-    """An engine that can say that its processes cannot be kept running."""
-
-    async def watch(self) -> None:
-        """Never returns; EngineError when they cannot."""
-        ...
 
 
 class PolicyEngines(ForwardingEngine):
     """Engines by the alias of their policy; at least one."""
 
-    def __init__(self, engines: Mapping[str, WatchedEngine]) -> None:
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
         self._engines = dict(engines)
-        self.endpoints: dict[str, list[str]] = {}
-        """Base URLs of each policy, once started."""
 
     @property
     def support(self) -> Support:
@@ -41,19 +31,27 @@ class PolicyEngines(ForwardingEngine):
             first = {name: value & getattr(other, name) for name, value in first.items() if name != "engine"}
         return Support(**{**first, "engine": " and ".join(sorted({one.engine for one in known}))})
 
-    async def start(self) -> list[str]:
-        """Start all of them, side by side; `endpoints` says whose URLs are whose. What one raises ends the others."""
+    @property
+    def device(self) -> str:
+        return ", ".join(sorted({engine.device for engine in self._engines.values()} - {""}))
+
+    async def start(self) -> dict[str, Endpoints]:
+        """Start all of them, side by side. What one raises ends the others."""
         try:
-            urls = await together(engine.start() for engine in self._engines.values())
+            started = await together(engine.start() for engine in self._engines.values())
         except BaseException:
             await self.close()
             raise
-        self.endpoints = dict(zip(self._engines, urls, strict=True))
-        return [url for of_policy in urls for url in of_policy]
+        return {alias: own[DEFAULT_POLICY] for alias, own in zip(self._engines, started, strict=True)}
 
     async def watch(self) -> None:
-        """Never returns; EngineError when one of them cannot be kept running."""
         await together(engine.watch() for engine in self._engines.values())
+
+    def pids(self) -> dict[str, int]:
+        """Of all of them, each name after its policy's."""
+        return {
+            f"{alias} {name}": pid for alias, engine in self._engines.items() for name, pid in engine.pids().items()
+        }
 
     async def close(self) -> None:
         await _all([engine.close() for engine in self._engines.values()])

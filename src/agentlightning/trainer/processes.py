@@ -13,18 +13,16 @@ import os
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from agentlightning.config import Config, LoraConfig, run_record
+from agentlightning.config import Config, run_record
 from agentlightning.config_external import secret_variables
 from agentlightning.config_limits import LIMITS_RESOURCE, LimitsConfig
-from agentlightning.engines.base import DEFAULT_POLICY
-from agentlightning.engines.local.engine import LocalEngine
-from agentlightning.engines.local.models import check_model, find_model
-from agentlightning.engines.local.options import LearnerOptions, Lora, SamplerOptions, support
+from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine
+from agentlightning.engines.models import check_model, find_model
 from agentlightning.engines.policies import PolicyEngines
+from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError
 from agentlightning.gateway.external_keys import host_of
@@ -49,16 +47,6 @@ UPDATE_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """Parts that a policy's engine keeps beside its weights because the algorithm asks for them."""
-
-    reference: bool = False
-    """The weights it was made with, for reference_logprobs."""
-    critic_learning_rate: float | None = None
-    """A value head, for values, that learns at this rate."""
-
-
 class Processes:
     """The processes of one run, started and ended together: server, store client, engine, workers.
 
@@ -69,7 +57,7 @@ class Processes:
     """
 
     store: LightningStore
-    engine: LocalEngine | PolicyEngines
+    engine: Engine
     policies: dict[str, JSON]
     """Values of the policies' resources, by alias."""
 
@@ -78,7 +66,7 @@ class Processes:
         config: Config,
         folder: RunFolder,
         *,
-        needs: Mapping[str, Needs] | None = None,
+        needs: Mapping[str, EngineNeeds] | None = None,
         register: Callable[[LightningStore], Awaitable[object]] | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -88,9 +76,6 @@ class Processes:
         self._config = config
         self._folder = folder
         self._configs = policy_configs(config)
-        self._learners = {
-            alias: _learner_options(own, (needs or {}).get(alias, Needs())) for alias, own in self._configs.items()
-        }
         self._server = url if url.startswith(("http://", "https://")) else None
         trainer = config.trainer
         self._watchdog = Watchdog(
@@ -114,6 +99,19 @@ class Processes:
         )
         self._stack = AsyncExitStack()
         self._check()
+        self._engines = {
+            alias: make_engine(
+                engine_setup(
+                    own,
+                    (needs or {}).get(alias, EngineNeeds()),
+                    work_dir=folder.path / "policies" / alias if config.policies else folder.path,
+                    watchdog=self._watchdog,
+                    withhold=self._secret_variables,
+                )
+            )
+            for alias, own in self._configs.items()
+        }
+        self.engine = PolicyEngines(self._engines) if config.policies else self._engines[DEFAULT_POLICY]
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -129,8 +127,6 @@ class Processes:
                 alias: (await asyncio.to_thread(find_model, own.model.path)).resolve()
                 for alias, own in self._configs.items()
             }
-            engines = {alias: self._engine(alias, model) for alias, model in models.items()}
-            self.engine = PolicyEngines(engines) if self._config.policies else engines[DEFAULT_POLICY]
             stack.push_async_callback(self.engine.close)
             starting = asyncio.ensure_future(self.engine.start())
             stack.push_async_callback(_abandon, starting)
@@ -147,24 +143,13 @@ class Processes:
             await stack.enter_async_context(record_run_status(self.store, self._folder.run_id))
             await put_gateway_settings(self._config, self._folder.run_id, self.store)
             self._progress.phase("starting: sampler and learner", 2, 3)
-            urls = await starting
-            chosen = {one.device for alias, one in engines.items() if self._configs[alias].engine.device == "auto"}
+            served = await starting
+            chosen = {
+                one.device for alias, one in self._engines.items() if self._configs[alias].engine.device == "auto"
+            }
             for device in sorted(chosen):
                 self._progress.note(f"device {device} (auto)")
-            self.policies = {
-                alias: {
-                    "model": alias if self._config.policies else Path(self._config.model.path).name,
-                    "endpoints": self.engine.endpoints[alias] if isinstance(self.engine, PolicyEngines) else urls,
-                    "tokenizer": str(model),
-                    "seed": _seed(self._config, alias),
-                    "api": "generate",
-                    "unsupported_params": self._config.agent.unsupported_params,
-                    "structured": _structured(self._config, engines[alias].support),
-                    "images": engines[alias].support.images,
-                    "show_schema": self._config.agent.show_schema,
-                }
-                for alias, model in models.items()
-            }
+            self.policies = {alias: self._policy(alias, model, served[alias]) for alias, model in models.items()}
             self._stack = stack.pop_all()
         return self
 
@@ -222,22 +207,22 @@ class Processes:
                 each.cancel()
             await asyncio.gather(task, *watches, return_exceptions=True)
 
-    def _engine(self, alias: str, model: Path) -> LocalEngine:
-        engine = self._configs[alias].engine
-        return LocalEngine(
-            model,
-            work_dir=self._folder.path / "policies" / alias if self._config.policies else self._folder.path,
-            sampler=SamplerOptions(
-                threads=engine.sampler_threads,
-                max_num_seqs=engine.max_num_seqs,
-                kv_cache_memory_gb=engine.kv_cache_memory_gb,
-                dtype=engine.dtype,
-                device=engine.device,
-            ),
-            learner=self._learners[alias],
-            watchdog=self._watchdog,
-            withhold=self._secret_variables,
-        )
+    def _policy(self, alias: str, model: Path, served: Endpoints) -> JSON:
+        """The value of a policy's resource, by which gateways sample it."""
+        config, support = self._config, self._engines[alias].support
+        return {
+            "model": alias if config.policies else Path(config.model.path).name,
+            "endpoints": list(served.urls),
+            "tokenizer": str(model),
+            "seed": _seed(config, alias) if served.seeded else None,
+            "api": served.api,
+            "served_model": served.served_model,
+            "logprobs": served.logprobs,
+            "unsupported_params": config.agent.unsupported_params,
+            "structured": _structured(config, support),
+            "images": support.images,
+            "show_schema": config.agent.show_schema,
+        }
 
     def _check(self) -> None:
         self._hub_models = []
@@ -249,16 +234,8 @@ class Processes:
                 check_model(local)
             else:
                 self._hub_models.append(own.model.path)
-        for package, extra in (("torch", "train"), ("fastapi", "server")):
-            if importlib.util.find_spec(package) is None and not (package == "fastapi" and self._server):
-                raise MissingExtraError(package, extra)
-        engines = [own.engine for own in self._configs.values()]
-        for package, extra, asked in (
-            ("peft", "lora", any(engine.lora for engine in engines)),
-            ("bitsandbytes", "adamw8bit", any(engine.optimizer == "adamw_8bit" for engine in engines)),
-        ):
-            if asked and importlib.util.find_spec(package) is None:
-                raise MissingExtraError(package, extra)
+        if self._server is None and importlib.util.find_spec("fastapi") is None:
+            raise MissingExtraError("fastapi", "server")
         if self._config.agent.instrument and self._config.agent.workers:
             find_instrumentations(self._config.agent.instrument)
         self._check_sandbox()
@@ -286,7 +263,7 @@ def _values(names: Iterable[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-async def _abandon(starting: asyncio.Future[list[str]]) -> None:
+async def _abandon(starting: asyncio.Future[Mapping[str, Endpoints]]) -> None:
     """An engine whose start is cancelled ends what it started."""
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
@@ -369,9 +346,22 @@ def _structured(config: Config, support: Support) -> str:
     return "refuse" if config.agent.structured == "mask" and not support.masks else config.agent.structured
 
 
-def engine_support(config: Config, *, reference: bool = False, critic_learning_rate: float | None = None) -> Support:
-    """Abilities of one policy's configured engine, before any of it exists; for the arguments see Needs."""
-    return support(_learner_options(config, Needs(reference=reference, critic_learning_rate=critic_learning_rate)))
+def engine_setup(config: Config, needs: EngineNeeds, **given: Any) -> EngineSetup:
+    """The setup of one policy's configured engine; `given` are its fields that no configuration knows."""
+    trainer = config.trainer
+    return EngineSetup(
+        model=config.model.path,
+        config=config.engine,
+        learning_rate=trainer.learning_rate,
+        seed=trainer.seed,
+        needs=needs,
+        **given,
+    )
+
+
+def engine_support(config: Config, needs: EngineNeeds) -> Support:
+    """Abilities of one policy's configured engine, before any of it is started."""
+    return make_engine(engine_setup(config, needs, work_dir=Path())).support
 
 
 def _seed(config: Config, alias: str) -> int:
@@ -379,31 +369,3 @@ def _seed(config: Config, alias: str) -> int:
     if not config.policies:
         return config.trainer.seed
     return int.from_bytes(hashlib.blake2b(f"{config.trainer.seed} {alias}".encode(), digest_size=4).digest(), "big")
-
-
-def _learner_options(config: Config, needs: Needs) -> LearnerOptions:
-    engine = config.engine
-    rate, critic_rate = config.trainer.learning_rate, needs.critic_learning_rate
-    return LearnerOptions(
-        threads=engine.learner_threads,
-        optimizer=engine.optimizer,
-        muon_learning_rate_ratio=(engine.muon_learning_rate or rate) / rate,
-        weight_decay=engine.weight_decay,
-        max_tokens_per_microbatch=engine.max_tokens_per_microbatch,
-        dropout=engine.dropout,
-        dtype=engine.dtype,
-        device=engine.device,
-        seed=config.trainer.seed,
-        packing=engine.packing,
-        reference=needs.reference,
-        critic_learning_rate_ratio=None if critic_rate is None else critic_rate / rate,
-        gradient_checkpointing=engine.gradient_checkpointing,
-        lora=_lora(engine.lora),
-        train_vision_tower=engine.train_vision_tower,
-    )
-
-
-def _lora(given: LoraConfig | None) -> Lora | None:
-    if given is None:
-        return None
-    return Lora(rank=given.rank, alpha=given.alpha or 2 * given.rank, dora=given.dora, targets=given.targets)

@@ -24,6 +24,7 @@ from agentlightning.config import Config, run_record, without_password
 from agentlightning.config_external import secret_variables
 from agentlightning.config_file import named_files
 from agentlightning.engines.base import DEFAULT_POLICY
+from agentlightning.engines.setup import EngineNeeds
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, InputError, NotFoundError
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders, last_checkpoint
@@ -50,7 +51,7 @@ from agentlightning.trainer.policies import (
     policy_configs,
     schedule_configs,
 )
-from agentlightning.trainer.processes import Needs, Processes, engine_support
+from agentlightning.trainer.processes import Processes, engine_support
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.rl.air_metrics import check_air
 from agentlightning.trainer.rl.credit_inputs import check_credit_inputs
@@ -135,7 +136,7 @@ class Training:
             sending.state = "finished" if result.finished else "interrupted"
             return result
 
-    def _online(self, val: list[JSON]) -> tuple[dict[str, Needs], MakeLoop]:
+    def _online(self, val: list[JSON]) -> tuple[dict[str, EngineNeeds], MakeLoop]:
         """Training on the run's own rollouts."""
         assert self._config.data.train is not None  # a configuration has one of the two
         train = load_tasks(self._config.data.train, self._config.data.fields, self._config.trainer.seed)
@@ -162,17 +163,17 @@ class Training:
 
         return {alias: needs_of(schedule) for alias, schedule in schedules.items()}, make_loop
 
-    def _offline(self, val: list[JSON]) -> tuple[dict[str, Needs], MakeLoop]:
+    def _offline(self, val: list[JSON]) -> tuple[dict[str, EngineNeeds], MakeLoop]:
         """Offline training on the rollouts of other runs."""
         algorithm = offline_algorithm(self._config)
-        check_offline(algorithm, engine_support(self._config, reference=algorithm.needs_reference))
+        check_offline(algorithm, engine_support(self._config, EngineNeeds(reference=algorithm.needs_reference)))
 
         def make_loop(processes: Processes) -> OfflineLoop:
             dataset = self._dataset(processes, algorithm)
             shared = self._shared(processes, val)
             return OfflineLoop(algorithm=algorithm, policy=processes.policy, dataset=dataset, **shared)
 
-        return {DEFAULT_POLICY: Needs(reference=algorithm.needs_reference)}, make_loop
+        return {DEFAULT_POLICY: EngineNeeds(reference=algorithm.needs_reference)}, make_loop
 
     def _offline_loop(
         self, processes: Processes, algorithm: OfflineAlgorithm, config: Config, logger: MetricLogger, number: int
@@ -284,7 +285,7 @@ def schedules_of(config: Config) -> dict[str, list[ScheduledAlgorithm]]:
 def _checked(part: Config) -> LightningRL | OfflineAlgorithm:
     if issubclass(algorithm_class(part), OfflineAlgorithm):
         offline = offline_algorithm(part)
-        check_offline(offline, engine_support(part, reference=offline.needs_reference))
+        check_offline(offline, engine_support(part, EngineNeeds(reference=offline.needs_reference)))
         return offline
     algorithm = algorithm_of(part)
     check_fit(algorithm, part)
@@ -320,14 +321,14 @@ def online_algorithms(schedule: Sequence[ScheduledAlgorithm]) -> list[LightningR
     return [part.algorithm for part in schedule if isinstance(part.algorithm, LightningRL)]
 
 
-def needs_of(schedule: Sequence[ScheduledAlgorithm]) -> Needs:
+def needs_of(schedule: Sequence[ScheduledAlgorithm]) -> EngineNeeds:
     """Returns parts that the engine keeps for all of them. ConfigError where they want critics of different rates."""
     rates = {one.critic_learning_rate for one in online_algorithms(schedule)} - {None}
     if len(rates) > 1:
         raise ConfigError(
             "algorithm.schedule: critic.learning_rate: the parts with a critic share it; expected one rate"
         )
-    return Needs(
+    return EngineNeeds(
         reference=any(part.algorithm.needs_reference for part in schedule), critic_learning_rate=next(iter(rates), None)
     )
 

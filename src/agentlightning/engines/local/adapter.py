@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentlightning.engines.local.models import first_line
 from agentlightning.engines.local.options import Lora
+from agentlightning.engines.models import first_line
 from agentlightning.errors import MissingExtraError, ModelError
 
 FOLDER = "adapter"

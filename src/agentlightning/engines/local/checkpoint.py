@@ -17,7 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from agentlightning.disk import sync
-from agentlightning.engines.local.models import LLAVA, check_model, first_line
+from agentlightning.engines.local.models import LLAVA
+from agentlightning.engines.models import check_model, first_line
 from agentlightning.engines.saved_folders import replace_folder, seal
 from agentlightning.errors import InputError, ModelError
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import importlib.util
 import json
 import logging
 import os
@@ -25,18 +26,28 @@ from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
 from agentlightning import errors
 from agentlightning.children import listen, stop_child
 from agentlightning.disk import make_private_folder
-from agentlightning.engines.base import DEFAULT_POLICY, ForwardingEngine, together
-from agentlightning.engines.local.models import find_model, reads_images
-from agentlightning.engines.local.options import WEIGHTS_KEY, LearnerOptions, SamplerOptions, support
+from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEngine, together
+from agentlightning.engines.local.models import reads_images
+from agentlightning.engines.local.options import (
+    SETTINGS,
+    WEIGHTS_KEY,
+    LearnerOptions,
+    SamplerOptions,
+    learner_options,
+    sampler_options,
+    support,
+)
+from agentlightning.engines.models import find_model
+from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
-from agentlightning.errors import AgentLightningError, EngineError, LearnerLostError, ModelError
+from agentlightning.errors import AgentLightningError, EngineError, LearnerLostError, MissingExtraError, ModelError
 from agentlightning.watchdog import Watchdog
 
 WATCH_S = 0.1
@@ -73,8 +84,7 @@ class LocalEngine(ForwardingEngine):
         self._work_dir = Path(work_dir).resolve()
         self._sampler_options = sampler or SamplerOptions()
         self._learner_options = learner or LearnerOptions()
-        self.device = ""
-        """Torch device of the learner, once started: also where the options say "auto"."""
+        self._device = ""
         self._folder = Path()
         self._listener: socket.socket | None = None
         self._sampler: subprocess.Popen[bytes] | None = None
@@ -88,13 +98,30 @@ class LocalEngine(ForwardingEngine):
         self._weights_folder = Path()
         """Folder of published weights until the sampler has newer ones; removed by `close`."""
 
-    @property
-    def sampler_pid(self) -> int | None:
-        return self._sampler.pid if self._sampler else None
+    @classmethod
+    def from_setup(cls, setup: EngineSetup) -> Self:
+        """The engine of `engine.name = "local"`. ConfigError, or MissingExtraError where a child would lack a package."""
+        setup.expect_only(*SETTINGS)
+        engine = setup.config
+        for package, extra, needed in (
+            ("torch", "train", True),
+            ("peft", "lora", engine.lora is not None),
+            ("bitsandbytes", "adamw8bit", engine.optimizer == "adamw_8bit"),
+        ):
+            if needed and importlib.util.find_spec(package) is None:
+                raise MissingExtraError(package, extra)
+        return cls(
+            setup.model,
+            work_dir=setup.work_dir,
+            sampler=sampler_options(setup),
+            learner=learner_options(setup),
+            watchdog=setup.watchdog,
+            withhold=setup.withhold,
+        )
 
     @property
-    def learner_pid(self) -> int | None:
-        return self._learner.child.pid if self._learner else None
+    def device(self) -> str:
+        return self._device
 
     @property
     def support(self) -> Support:
@@ -102,8 +129,12 @@ class LocalEngine(ForwardingEngine):
         found = support(self._learner_options)
         return replace(found, images=reads_images(self._folder)) if self._listener else found
 
-    async def start(self) -> list[str]:
-        self._folder = find_model(self._model)
+    def pids(self) -> dict[str, int]:
+        children = {"sampler": self._sampler, "learner": self._learner.child if self._learner else None}
+        return {name: child.pid for name, child in children.items() if child is not None}
+
+    async def start(self) -> dict[str, Endpoints]:
+        self._folder = find_model(self._model).resolve()
         make_private_folder(self._work_dir)
         (self._work_dir / "logs").mkdir(exist_ok=True)
         for left in weights_folders(self._work_dir):  # by a killed run
@@ -121,10 +152,9 @@ class LocalEngine(ForwardingEngine):
             await self.close()
             raise
         self._watch = asyncio.create_task(self._keep_sampler())
-        return [self._url]
+        return {DEFAULT_POLICY: Endpoints(urls=[self._url])}
 
     async def watch(self) -> None:
-        """Never returns; EngineError when the sampler cannot be kept running. Run it beside the work."""
         assert self._watch is not None
         await asyncio.shield(self._watch)  # a watch that is no longer needed is cancelled, the next one watches on
 
@@ -234,7 +264,7 @@ class LocalEngine(ForwardingEngine):
             assert self._learner is not None
             learner = self._learner
             try:
-                self.device = await asyncio.wait_for(asyncio.to_thread(learner.receive), self._start_timeout_s)
+                self._device = await asyncio.wait_for(asyncio.to_thread(learner.receive), self._start_timeout_s)
                 return
             except TimeoutError as late:
                 # Its end of the pipe closes with it, which ends the thread that waits.

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from agentlightning.engines.local.checkpoint import load_model
-from agentlightning.engines.local.models import context_length
+from agentlightning.engines.models import context_length
 from agentlightning.errors import ModelError
 
 

@@ -30,19 +30,21 @@ from agentlightning.engines.corrections import Tokens, call_ratios, needs_calls
 from agentlightning.engines.local import layers
 from agentlightning.engines.local.adapter import FOLDER as ADAPTER
 from agentlightning.engines.local.adapter import Adapter
-from agentlightning.engines.local.batches import Batch, batches, known_tokens
+from agentlightning.engines.local.batches import Batch, batches
 from agentlightning.engines.local.checkpoint import has_sight, load_model, write_model
 from agentlightning.engines.local.decoding import BatchRules, batch_rules
 from agentlightning.engines.local.device import check_device, settle
 from agentlightning.engines.local.llama import LLAMA_SHAPED
-from agentlightning.engines.local.models import LLAVA, copy_tokenizer, first_line
+from agentlightning.engines.local.models import LLAVA
 from agentlightning.engines.local.optimizer import Optimizer
 from agentlightning.engines.local.options import LearnerOptions, Lora
 from agentlightning.engines.local.threads import half_of_the_cores, threads_here
 from agentlightning.engines.local.value_head import ValueHead
 from agentlightning.engines.local.vision import Sight
 from agentlightning.engines.losses import summary, token_loss
+from agentlightning.engines.models import copy_tokenizer, first_line
 from agentlightning.engines.preferences import check_preferences, coefficients
+from agentlightning.engines.trained_tokens import known_tokens
 from agentlightning.errors import AgentLightningError, EngineError, ModelError, printable
 from agentlightning.log_lines import line_handler
 from agentlightning.rendering.grammar_masks import Grammars

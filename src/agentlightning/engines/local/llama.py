@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agentlightning.engines.local.checkpoint import read_weights
-from agentlightning.engines.local.models import context_length
+from agentlightning.engines.models import context_length
 from agentlightning.errors import ModelError
 
 LLAMA_SHAPED = frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"})

@@ -1,6 +1,6 @@
 """Options of the local engine's sampler and learner, as data: no torch is imported to state them.
 
-The trainer makes them from the configuration; the engine hands them to its children. Refuses to know what they do.
+Made from an engine's setup; the engine hands them to its children. Refuses to know what they do.
 """
 
 from __future__ import annotations
@@ -8,10 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from agentlightning.config import LoraConfig
+from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
 
 WEIGHTS_KEY = "weights_key"
 """Name of the sampler's secret, which opens its route for weights."""
+
+SETTINGS = (
+    *("optimizer", "muon_learning_rate", "weight_decay", "dropout", "dtype", "device", "lora", "train_vision_tower"),
+    *("kv_cache_memory_gb", "max_tokens_per_microbatch", "packing", "gradient_checkpointing", "max_num_seqs"),
+    *("sampler_threads", "learner_threads"),
+)
+"""Settings of the table [engine] that the local engine reads."""
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 """auto: bfloat16 on CUDA, else float32; a device auto: cuda, mps, cpu, the first that there is."""
@@ -91,3 +100,43 @@ def support(learner: LearnerOptions) -> Support:
         images=True,
         values=learner.critic_learning_rate_ratio is not None,
     )
+
+
+def sampler_options(setup: EngineSetup) -> SamplerOptions:
+    """Options of the sampler of an engine."""
+    engine = setup.config
+    return SamplerOptions(
+        threads=engine.sampler_threads,
+        max_num_seqs=engine.max_num_seqs,
+        kv_cache_memory_gb=engine.kv_cache_memory_gb,
+        dtype=engine.dtype,
+        device=engine.device,
+    )
+
+
+def learner_options(setup: EngineSetup) -> LearnerOptions:
+    """Options of the learner of an engine."""
+    engine, rate, critic_rate = setup.config, setup.learning_rate, setup.needs.critic_learning_rate
+    return LearnerOptions(
+        threads=engine.learner_threads,
+        optimizer=engine.optimizer,
+        muon_learning_rate_ratio=(engine.muon_learning_rate or rate) / rate,
+        weight_decay=engine.weight_decay,
+        max_tokens_per_microbatch=engine.max_tokens_per_microbatch,
+        dropout=engine.dropout,
+        dtype=engine.dtype,
+        device=engine.device,
+        seed=setup.seed,
+        packing=engine.packing,
+        reference=setup.needs.reference,
+        critic_learning_rate_ratio=None if critic_rate is None else critic_rate / rate,
+        gradient_checkpointing=engine.gradient_checkpointing,
+        lora=_lora(engine.lora),
+        train_vision_tower=engine.train_vision_tower,
+    )
+
+
+def _lora(given: LoraConfig | None) -> Lora | None:
+    if given is None:
+        return None
+    return Lora(rank=given.rank, alpha=given.alpha or 2 * given.rank, dora=given.dora, targets=given.targets)

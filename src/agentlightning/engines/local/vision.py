@@ -26,7 +26,7 @@ from torch import Tensor
 from agentlightning.engines.local.checkpoint import load_model
 from agentlightning.engines.local.decoder import Decoder
 from agentlightning.engines.local.llama import LlamaDecoder, is_llama_shaped
-from agentlightning.engines.local.models import first_line
+from agentlightning.engines.models import first_line
 from agentlightning.errors import EngineError, InputError, ModelError
 from agentlightning.rendering.images import ImageProcessor, blank_image, image_hash
 from agentlightning.training_types import TrainingSequence

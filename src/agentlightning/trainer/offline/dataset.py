@@ -22,7 +22,7 @@ from agentlightning.algorithms.offline import Candidate, Example, OfflineAlgorit
 from agentlightning.algorithms.plugins import own_code
 from agentlightning.algorithms.selection import selection
 from agentlightning.algorithms.supervised import Distill
-from agentlightning.engines.local.models import context_length
+from agentlightning.engines.models import context_length
 from agentlightning.errors import ConfigError, DataError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_images, read_rollouts

@@ -15,6 +15,7 @@ from agentlightning.algorithms.critic import Values
 from agentlightning.algorithms.lightning_rl import LightningRL, UpdatePlan
 from agentlightning.config import Config
 from agentlightning.engines.base import Engine, Metrics
+from agentlightning.engines.setup import EngineNeeds
 from agentlightning.engines.support import check_loss
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.policies import TrainedPolicy
@@ -94,9 +95,8 @@ async def _with_logprobs(
 
 def check_fit(algorithm: LightningRL, config: Config) -> None:
     """ConfigError where the configured engine cannot do what the algorithm asks for, or where a setting has no effect."""
-    support = engine_support(
-        config, reference=algorithm.needs_reference, critic_learning_rate=algorithm.critic_learning_rate
-    )
+    needs = EngineNeeds(reference=algorithm.needs_reference, critic_learning_rate=algorithm.critic_learning_rate)
+    support = engine_support(config, needs)
     try:
         check_loss(support, algorithm.loss_terms, old_logprobs=algorithm.ratio == "old_policy")
     except ConfigError as error:

@@ -1,0 +1,98 @@
+"""What is the local engine's own; what every engine does is in test_engine_contract.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from agentlightning.engines.local.engine import LocalEngine, weights_folders, weights_place
+from agentlightning.errors import EngineError, ModelError
+
+
+async def test_children_that_are_killed_early_are_started_again_but_not_for_ever(llama: Path, tmp_path: Path) -> None:
+    engine = LocalEngine(llama, work_dir=tmp_path)
+    starting = asyncio.create_task(engine.start())
+    await asyncio.sleep(0)  # it starts both, then it waits for them
+    first = set(engine.pids().values())
+    assert len(first) == 2
+    for pid in first:
+        os.kill(pid, signal.SIGKILL)
+    assert len(await starting) == 1
+    assert engine.pids().keys() == {"sampler", "learner"}
+    assert not first & set(engine.pids().values())
+    watch = asyncio.create_task(engine.watch())
+    while not watch.done():
+        with suppress(ProcessLookupError):  # it ended, and its successor is not there yet
+            os.kill(engine.pids()["sampler"], signal.SIGKILL)
+        await asyncio.wait({watch}, timeout=0.05)
+    with pytest.raises(EngineError, match="the sampler ended 6 times within a minute; its log"):
+        watch.result()
+    await engine.close()
+
+
+async def test_a_folder_that_is_no_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"{tmp_path}.*config.json"):
+        await LocalEngine(tmp_path, work_dir=tmp_path / "work").start()
+
+
+class WithoutLearner(LocalEngine):
+    """Its learner cannot start; `waits` while it waits for the sampler."""
+
+    waits = False
+
+    async def _learner_ready(self) -> None:
+        raise EngineError("no learner")
+
+    async def _sampler_ready(self) -> None:
+        self.waits = True
+        try:
+            await super()._sampler_ready()
+        finally:
+            self.waits = False
+
+
+async def test_an_engine_whose_learner_cannot_start_waits_for_no_sampler(llama: Path, tmp_path: Path) -> None:
+    engine = WithoutLearner(llama, work_dir=tmp_path)
+    with pytest.raises(EngineError, match="no learner"):
+        await engine.start()
+    assert not engine.waits, "it would take the sampler's end for a mishap and start another"
+
+
+async def test_a_model_that_does_not_load_is_refused_with_the_child_s_sentence(llama: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_bytes((llama / "config.json").read_bytes())
+    (model / "model.safetensors").write_bytes(b"broken")
+    engine = LocalEngine(model, work_dir=tmp_path / "work")
+    with pytest.raises(ModelError, match=f"model {model}: its weights do not load"):
+        await engine.start()
+    assert engine.pids() == {}
+
+
+async def test_published_weights_lie_in_a_folder_that_nobody_can_prepare(llama: Path, tmp_path: Path) -> None:
+    shared, prefix = weights_place(tmp_path)
+    left = Path(mkdtemp(prefix=prefix, dir=shared))  # by an engine that was killed
+    target = tmp_path / "of somebody else"
+    target.mkdir()
+    link = left.with_name(left.name + "x")
+    link.symlink_to(target)
+    engine = LocalEngine(llama, work_dir=tmp_path)
+    try:
+        await engine.start()
+        (folder,) = weights_folders(tmp_path)
+        assert folder != left
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert link.is_symlink()
+        await engine.publish(3)
+        assert (folder / "v3" / "config.json").is_file()
+    finally:
+        await engine.close()
+        link.unlink()
+    assert weights_folders(tmp_path) == []
+    assert target.is_dir()
