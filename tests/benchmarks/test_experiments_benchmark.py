@@ -16,7 +16,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.append(str(REPOSITORY / "benchmarks"))
 
-from agentlightning.trainer.checkpoint import LEARNER_STATE  # noqa: E402
+from agentlightning.engines.saved_folders import LEARNER_STATE  # noqa: E402
 from experiments import EXAMPLES, plan_of  # noqa: E402
 
 FIGURES = ["example", "framework", "slice", "before", "after", "more_sft_control", "rollouts", "wall_s", "cpu_s"]

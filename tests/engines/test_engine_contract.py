@@ -1,14 +1,20 @@
-"""The contract of engines, on every engine that comes with the package."""
+"""The contract of engines, on every engine that comes with the package, and on the example of one of somebody else."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentlightning.testing.engine_contract import *  # noqa: F403
 
-ENGINES = {"local": {}, "local-tree": {"packing": "prefix_tree"}}
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_engine" / "plain_torch.py"
+ENGINES: dict[str, dict[str, Any]] = {
+    "local": {},
+    "local-tree": {"packing": "prefix_tree"},
+    "example": {"name": f"{EXAMPLE}:PlainTorch"},
+}
 
 
 @pytest.fixture(scope="module", params=ENGINES)

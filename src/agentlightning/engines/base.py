@@ -134,7 +134,10 @@ class Engine(Protocol):
         ...
 
     async def save(self, path: Path, policy: str = DEFAULT_POLICY) -> None:
-        """Write a transformers folder (weights, config, tokenizer) and the learner's state; whole or not at all."""
+        """Write a transformers folder (weights, config, tokenizer) with the learner's state, whole or not at all.
+
+        It is sealed; see engines/saved_folders.py for that, and for the state's name.
+        """
         ...
 
     async def load(self, path: Path, policy: str = DEFAULT_POLICY) -> None:

@@ -14,6 +14,9 @@ import orjson
 from agentlightning.disk import file_hash, open_private, sync
 
 MANIFEST = "manifest.json"
+LEARNER_STATE, LEARNER_FOLDER = "learner.pt", "learner"
+"""A learner's state beside the weights of a saved policy: a file, by which such a folder is known and which is never empty,
+and a folder for what does not go into one file. An exported policy has neither."""
 REPLACED = ".replaced"
 """Suffix of a folder on its way out, while another takes its name."""
 

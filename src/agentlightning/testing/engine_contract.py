@@ -34,6 +34,7 @@ from transformers import AutoModelForCausalLM
 
 from agentlightning.config import EngineConfig
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine
+from agentlightning.engines.saved_folders import LEARNER_STATE, MANIFEST, damage
 from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
 from agentlightning.engines.support import check_loss, check_preference_loss
 from agentlightning.errors import ConfigError, EngineError, LearnerLostError
@@ -257,11 +258,14 @@ async def test_resuming_is_exact(engine: Engine, tmp_path: Path) -> None:
     assert all(torch.equal(two[name], again[name]) for name in two)
 
 
-async def test_a_checkpoint_is_a_transformers_folder(engine: Engine, tmp_path: Path) -> None:
+async def test_a_checkpoint_is_a_sealed_transformers_folder(engine: Engine, tmp_path: Path) -> None:
     merged, _ = conversation()
     await engine.forward_backward([merged], SFT)
     await engine.optim_step(1e-2, 1.0)
     await engine.save(tmp_path / "saved")
+    assert (tmp_path / "saved" / LEARNER_STATE).stat().st_size
+    assert (tmp_path / "saved" / MANIFEST).is_file()
+    assert damage(tmp_path / "saved") is None
     (learned,) = await engine.logprobs([merged])
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     with torch.no_grad():
@@ -336,7 +340,7 @@ async def test_greedy_answers_are_those_of_transformers_generate(
 
 async def test_weights_change_under_load_and_no_call_is_refused(engine: Engine, sampler: LiveEndpoints) -> None:
     async def long_call(first: int) -> SampledTokens:
-        return await sampler.sample([first, 5, 6], max_tokens=400, ignore_eos=True, seed=first)
+        return await sampler.sample([first, 5, 6], max_tokens=200, ignore_eos=True, seed=first)
 
     calls = [asyncio.ensure_future(long_call(first)) for first in range(4, 12)]
     for version in (1, 2, 3):
@@ -344,10 +348,10 @@ async def test_weights_change_under_load_and_no_call_is_refused(engine: Engine, 
         await engine.optim_step(1e-3, 1.0)
         await engine.publish(version)
     for sampled in await asyncio.gather(*calls):
-        assert len(sampled.ids) == 400
+        assert len(sampled.ids) == 200
         spans = [(span.version, span.start, span.end) for span in sampled.versions]
         assert [start for _, start, _ in spans] == [0, *(end for _, _, end in spans[:-1])]
-        assert spans[-1][2] == 400
+        assert spans[-1][2] == 200
         assert [version for version, _, _ in spans] == sorted({version for version, _, _ in spans})
         assert spans[-1][0] <= 3
     assert (await sampler.sample([4, 5], max_tokens=2, ignore_eos=True)).versions[0].version == 3

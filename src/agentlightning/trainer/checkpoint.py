@@ -21,7 +21,7 @@ import orjson
 from agentlightning.config import DEFAULT_STORE, Config, config_text, parse_config
 from agentlightning.disk import close_to_others, file_hash, make_private_folder, open_private, sync
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
-from agentlightning.engines.saved_folders import MANIFEST, damage, restore_replaced
+from agentlightning.engines.saved_folders import LEARNER_FOLDER, LEARNER_STATE, MANIFEST, damage, restore_replaced
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.former_names import upgraded_config, upgraded_kind, upgraded_row
@@ -29,7 +29,6 @@ from agentlightning.types import JSON, Checkpoint
 
 log = logging.getLogger(__name__)
 
-LEARNER_STATE = "learner.pt"
 RESUMED = "resumed"
 """Kind of the row in metrics.jsonl that says from which step's checkpoint the run went on."""
 
@@ -321,9 +320,11 @@ def export_policy(checkpoint: Path, to: Path, policy: str | None = None) -> Path
     try:
         make_private_folder(to)
         for entry in sorted(found[one].iterdir()):
+            if entry.name in (LEARNER_STATE, LEARNER_FOLDER, MANIFEST):
+                continue
             if entry.is_dir():  # the adapter, where one was trained
                 shutil.copytree(entry, to / entry.name)
-            elif entry.name not in (LEARNER_STATE, MANIFEST):
+            else:
                 shutil.copy2(entry, to / entry.name)
     except OSError as cause:
         raise StoreError(f"{to}: cannot be written: {cause.strerror or cause}; choose another folder") from cause

@@ -44,6 +44,7 @@ from agentlightning.engines.local.vision import Sight
 from agentlightning.engines.losses import summary, token_loss
 from agentlightning.engines.models import copy_tokenizer, first_line
 from agentlightning.engines.preferences import check_preferences, coefficients
+from agentlightning.engines.saved_folders import LEARNER_STATE
 from agentlightning.engines.trained_tokens import known_tokens
 from agentlightning.errors import AgentLightningError, EngineError, ModelError, printable
 from agentlightning.log_lines import line_handler
@@ -52,7 +53,6 @@ from agentlightning.rendering.model_folder import end_ids
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
 from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
-STATE = "learner.pt"
 NOT_WRITTEN = (OSError, SafetensorError, RuntimeError)
 """Errors that Python, safetensors and torch.save raise on a full disk."""
 METHODS = (
@@ -268,7 +268,7 @@ class Learner:
             copy_tokenizer(self._folder, folder)
             if self._adapter is not None:
                 self._adapter.save(folder / ADAPTER)
-            torch.save(state, folder / STATE)
+            torch.save(state, folder / LEARNER_STATE)
 
         try:
             write_model(self.model, Path(path), complete, self._merged(), durable=True)
@@ -278,12 +278,12 @@ class Learner:
     def load(self, path: str | Path) -> None:
         """Back to a saved state: the next update is bit for bit the one that would have followed the save."""
         path = Path(path)
-        if not (path / STATE).is_file():
-            raise ModelError(f"checkpoint {path}: it has no {STATE}, so it was not written by a learner")
+        if not (path / LEARNER_STATE).is_file():
+            raise ModelError(f"checkpoint {path}: it has no {LEARNER_STATE}, so it was not written by a learner")
         if (path / ADAPTER).is_dir() != (self._adapter is not None):
             trained = "an adapter" if (path / ADAPTER).is_dir() else "all weights"
             raise ModelError(f"checkpoint {path}: it was trained with {trained}, which engine.lora does not say")
-        state = torch.load(path / STATE, map_location=self._device, weights_only=True)
+        state = torch.load(path / LEARNER_STATE, map_location=self._device, weights_only=True)
         try:
             if self._adapter is not None:
                 self._adapter.load(path / ADAPTER)
