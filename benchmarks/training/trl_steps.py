@@ -3,7 +3,8 @@
     python benchmarks/training/trl_steps.py MODEL_FOLDER WORKLOAD_JSON
 
 Prints a JSON line when it is ready and one a step: {"step_s", "generate_s", "train_s", "lengths"}, in CPU seconds of the
-process. It has what its documentation names for speed on a CPU: SDPA attention, a fused AdamW, no gradient checkpointing
+process; with a CUDA "device" in the workload (benchmarks/gpu.py) in seconds, by vLLM on the same device, in bfloat16. It has
+what its documentation names for speed on a CPU: SDPA attention, a fused AdamW, no gradient checkpointing
 (which it turns on by itself), no reference model, no logging, float32 like ours.
 """
 
@@ -28,13 +29,14 @@ from trl import GRPOConfig, GRPOTrainer
 class Timed(GRPOTrainer):
     """Notes how long it samples."""
 
+    clock = staticmethod(time.process_time)
     generate_s = 0.0
     lengths: tuple[int, ...] = ()
 
     def _generate(self, *arguments: Any, **named: Any) -> Any:
-        started = time.process_time()
+        started = self.clock()
         found = super()._generate(*arguments, **named)
-        self.generate_s += time.process_time() - started
+        self.generate_s += self.clock() - started
         self.lengths = tuple(sorted({len(ids) for ids in found[1]}))
         return found
 
@@ -50,10 +52,10 @@ class OnRequest(TrainerCallback):
         if not sys.stdin.readline():
             os._exit(0)
         self.trainer.generate_s = 0.0
-        self.started = time.process_time()
+        self.started = self.trainer.clock()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        step_s = time.process_time() - self.started
+        step_s = self.trainer.clock() - self.started
         generate_s = self.trainer.generate_s
         report = {"step_s": step_s, "generate_s": generate_s, "train_s": step_s - generate_s}
         say(report | {"lengths": self.trainer.lengths})
@@ -67,7 +69,9 @@ def say(report: dict[str, Any]) -> None:
 def main() -> None:
     folder, work = sys.argv[1], json.loads(sys.argv[2])
     sys.stdout = sys.stderr  # what it prints itself is not for us
-    torch.set_num_threads(1)
+    cuda = str(work.get("device", "cpu")).startswith("cuda")
+    if not cuda:
+        torch.set_num_threads(1)
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -89,8 +93,9 @@ def main() -> None:
         optim="adamw_torch_fused",
         temperature=1.0,
         beta=0.0,
-        bf16=False,
-        use_cpu=True,
+        bf16=cuda,
+        use_cpu=not cuda,
+        **({"use_vllm": True, "vllm_mode": "colocate"} if cuda else {}),
         gradient_checkpointing=False,
         logging_strategy="no",
         save_strategy="no",
@@ -109,6 +114,8 @@ def main() -> None:
         callbacks=[waiting],
     )
     waiting.trainer = trainer
+    if cuda:
+        trainer.clock = time.perf_counter
     say({"ready": True, "parameters": sum(p.numel() for p in model.parameters())})
     trainer.train()
 

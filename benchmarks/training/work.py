@@ -50,11 +50,16 @@ def write_model(folder: Path) -> int:
     )
     model = LlamaForCausalLM(config)
     model.save_pretrained(folder)
-    words = {word(i): i for i in range(VOCABULARY)} | {"<end>": END}
+    write_tokenizer(folder, VOCABULARY)
+    return sum(p.numel() for p in model.parameters())
+
+
+def write_tokenizer(folder: Path, count: int) -> None:
+    """A tokenizer of one word an id, and of an end token behind them."""
+    words = {word(i): i for i in range(count)} | {"<end>": count}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token=word(1)))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token=word(0)).save_pretrained(folder)
-    return sum(p.numel() for p in model.parameters())
 
 
 def word(token: int) -> str:
