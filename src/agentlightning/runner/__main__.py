@@ -115,25 +115,42 @@ async def _work(
             lease_s=options.lease_s,
             heartbeat_s=options.heartbeat_s,
             blocked_s=options.blocked_s,
-            grace_s=options.grace_s,
+            drain_timeout_s=options.drain_timeout_s,
         )
         worker = Worker(
             execution,
             settings,
             open_store=lambda: LightningStoreClient(options.server, server_key),
-            boot=lambda: store.boot,
+            boots=lambda: store.boots,
             guardian=guardian,
         )
         if not options.child:  # a person started it, and sees nothing else
             sys.stderr.write(f"note: working for run {options.run} at {options.server}, until Ctrl-C\n")
+        handle = _on_signal(worker, options)
         for sign in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(sign, worker.stop)
+            asyncio.get_running_loop().add_signal_handler(sign, handle)
         try:
             code = await worker.run()
         except AgentLightningError as error:
             sys.stderr.write(f"worker: {printable(str(error))}\n")
             code = error.exit_code
     _end_now(code, guardian)
+
+
+def _on_signal(worker: Worker, options: argparse.Namespace) -> Callable[[], None]:
+    """The handler of SIGTERM and SIGINT: the first drains the worker, a second one ends its agents at once."""
+    asked = False
+
+    def handle() -> None:
+        nonlocal asked
+        # A child is told twice where its parent closes its standard input, or dies: it has its time all the same.
+        worker.stop(now=asked and not options.child)
+        if not asked and not options.child and worker.acting:
+            running, limit_s = len(worker.acting), options.drain_timeout_s
+            sys.stderr.write(f"note: draining: {running} running, which get {limit_s:g} s; again ends them at once\n")
+        asked = True
+
+    return handle
 
 
 async def _runner(
@@ -212,7 +229,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lease-s", type=float, default=LEASE_S, help="how long a claim lasts without a heartbeat")
     parser.add_argument("--heartbeat-s", type=float, default=HEARTBEAT_INTERVAL_S, help="seconds between heartbeats")
     parser.add_argument("--blocked-s", type=float, default=60.0, help="how long an agent may block the event loop")
-    parser.add_argument("--grace-s", type=float, default=5.0, help="what running attempts get when the worker stops")
+    parser.add_argument(
+        "--drain-timeout-s", type=float, default=5.0, help="what running attempts get when the worker drains"
+    )
     parser.add_argument("--abandon-s", type=float, default=5.0, help="what an interrupted agent gets before it is hung")
     return parser
 
