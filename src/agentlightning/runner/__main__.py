@@ -26,6 +26,7 @@ from agentlightning.children import OWN_SECRETS, end_with_parent, hide_memory
 from agentlightning.config import AgentConfig, parse_settings
 from agentlightning.config_external import secret_variables
 from agentlightning.errors import AgentLightningError, ConfigError, StoreError, printable
+from agentlightning.gateway.connection_limit import raise_file_limit
 from agentlightning.log_lines import escape_last_resort
 from agentlightning.runner.agent_tracing import trace_agents
 from agentlightning.runner.air import air_of_run
@@ -59,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     _forget(*OWN_SECRETS)
     beat_to_parent().working = False  # what agents do to the event loop is judged here (heartbeat.py)
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = without_proxy(os.environ, options.server)
+    if options.agent:  # its agents' connections are this process's; programs keep the limit they were written for
+        raise_file_limit()
     guardian = Guardian()
     os.environ |= guardian.environment
     connections = ConnectionPool()
