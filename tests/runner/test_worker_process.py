@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -330,6 +331,21 @@ async def test_a_second_signal_gives_the_leases_of_a_draining_worker_back_at_onc
     process.send_signal(signal.SIGTERM)
     assert await ended(process) == 0
     assert await attempts(bench, running) == [("lost", "the worker was stopped")]
+
+
+async def test_a_worker_claims_where_it_has_the_labels_that_the_run_asks_for_and_ends_where_not(
+    bench: Bench, tmp_path: Path
+) -> None:
+    run = await bench.store.create_run("labelled", {"agent": {"labels": {"gpu": "no"}}})
+    labelled, spec = replace(bench, run_id=run.id), bench.file(tmp_path, AGENT)
+    [queued] = await labelled.enqueue({})
+    refused = labelled.worker_process("--agent", spec, "--label", "gpu=yes", stderr=subprocess.PIPE)
+    _, said = await asyncio.to_thread(refused.communicate)
+    assert refused.returncode == 2
+    assert f"worker: labels: run {run.id} asks its workers for gpu=no, and this one has gpu=yes\n" in said.decode()
+    labelled.worker_process("--agent", spec, "--label", "disk=ssd", "--label", "gpu=no")
+    [done] = await labelled.settled([queued])
+    assert (done.state, done.attempt) == ("succeeded", 1)
 
 
 def drained_worker(bench: Bench, agent: str) -> subprocess.Popen[bytes]:

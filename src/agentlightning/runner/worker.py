@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentlightning.background import BackgroundTasks
@@ -52,6 +52,8 @@ class WorkerOptions:
     heartbeat_s: float = HEARTBEAT_INTERVAL_S
     blocked_s: float = 60.0
     """Longest time for which an agent may block the event loop."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The facts of this machine that runs may ask for."""
     drain_timeout_s: float = 5.0
     """Time for running attempts to end by themselves once the worker drains."""
 
@@ -152,7 +154,11 @@ class Worker:
             asked_s = elapsed_s()
             try:
                 claims = await self._store.claim(
-                    self.status(), limit=free, lease_s=self.options.lease_s, wait_s=CLAIM_WAIT_S
+                    self.status(),
+                    limit=free,
+                    lease_s=self.options.lease_s,
+                    wait_s=CLAIM_WAIT_S,
+                    labels=self.options.labels,
                 )
             except NotFoundError:
                 raise
