@@ -186,6 +186,7 @@ def test_settings_of_an_engine_that_do_not_go_together_are_refused(engine: dict[
             "instrument: has no effect with trace = false",
         ),
         ({"command": "node a.js", "instrument": ["langchain"]}, "instrument: has no effect on a command"),
+        ({"run": "a.py:f", "labels": {"gpu": "no"}}, "labels: have no effect on workers that are started here"),
         ({"command": "node a.js", "trace": False}, "trace: has no effect on a command"),
     ],
 )

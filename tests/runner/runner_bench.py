@@ -149,10 +149,10 @@ class Bench:
                     run_id=self.run_id,
                     worker_id=f"worker-{uuid.uuid4()}",
                     concurrency=concurrency,
-                    **{"grace_s": 0.5, **options},
+                    **{"drain_timeout_s": 0.5, **options},
                 ),
                 open_store=lambda: LightningStoreClient(self.server.url, KEY),
-                boot=lambda: self.store.boot,
+                boots=lambda: self.store.boots,
             )
             running = asyncio.create_task(worker.run())
             try:

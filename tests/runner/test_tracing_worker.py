@@ -88,7 +88,7 @@ async def test_a_worker_that_is_killed_leaves_what_its_agent_had_done(bench: Ben
 
 
 async def test_a_lost_attempt_keeps_its_spans_those_that_were_open_too(bench: Bench, tmp_path: Path) -> None:
-    process = bench.worker_process("--agent", bench.file(tmp_path, HANGS), "--grace-s", "0")
+    process = bench.worker_process("--agent", bench.file(tmp_path, HANGS), "--drain-timeout-s", "0")
     [rollout] = await bench.enqueue({"sign": str(tmp_path / "sign")})
     await written(tmp_path / "sign")
     process.send_signal(signal.SIGTERM)

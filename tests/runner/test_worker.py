@@ -343,7 +343,7 @@ async def test_a_worker_that_stops_gives_its_attempts_time_and_loses_the_rest(be
         return 1.0
 
     short, long = await bench.enqueue({"ends": True}, {"ends": False})
-    async with bench.worker(solve, grace_s=1.0) as worker:
+    async with bench.worker(solve, drain_timeout_s=1.0) as worker:
         await both.wait()
         worker.stop()
         stopped.set()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from agentlightning.types import Rollout
 
 BY_HAND = [pytest.mark.slow, pytest.mark.long]
 """What `make test-runner` runs beside a case of the same kind."""
-QUICK = ("--abandon-s", "0.3", "--grace-s", "60")
+QUICK = ("--abandon-s", "0.3", "--drain-timeout-s", "60")
 
 AGENT = """
 import asyncio, os, re, subprocess, sys, time, threading
@@ -295,7 +296,7 @@ async def test_a_stopped_worker_ends_in_time_and_reports_what_it_lost(bench: Ben
     short, hang = await bench.enqueue(
         {"do": "wait", "go": str(go), "begun": str(begun[0])}, {"do": "hang", "begun": str(begun[1])}
     )
-    limits = ("--abandon-s", "0.3", "--grace-s", "4")
+    limits = ("--abandon-s", "0.3", "--drain-timeout-s", "4")
     process = bench.worker_process("--agent", bench.file(tmp_path, AGENT), *limits)
     for file in begun:
         await written(file)
@@ -306,6 +307,59 @@ async def test_a_stopped_worker_ends_in_time_and_reports_what_it_lost(bench: Ben
     assert time.monotonic() - started < 30
     assert [state for state, _ in await attempts(bench, short)] == ["succeeded"]
     assert await attempts(bench, hang) == [("lost", "the worker was stopped")]
+
+
+async def test_a_draining_worker_claims_nothing_more_and_lets_its_agents_end(bench: Bench, tmp_path: Path) -> None:
+    go, begun = tmp_path / "go", tmp_path / "begun"
+    [running] = await bench.enqueue({"do": "wait", "go": str(go), "begun": str(begun)})
+    process = drained_worker(bench, bench.file(tmp_path, AGENT))
+    await written(begun)
+    await told_to_drain(process)
+    [late] = await bench.enqueue({})
+    go.touch()
+    assert await ended(process) == 0
+    assert [state for state, _ in await attempts(bench, running)] == ["succeeded"]
+    assert await attempts(bench, late) == []
+
+
+async def test_a_second_signal_gives_the_leases_of_a_draining_worker_back_at_once(bench: Bench, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    [running] = await bench.enqueue({"do": "fail later", "file": str(begun)})
+    process = drained_worker(bench, bench.file(tmp_path, ASYNC_AGENT))
+    await written(begun)
+    await told_to_drain(process)
+    process.send_signal(signal.SIGTERM)
+    assert await ended(process) == 0
+    assert await attempts(bench, running) == [("lost", "the worker was stopped")]
+
+
+async def test_a_worker_claims_where_it_has_the_labels_that_the_run_asks_for_and_ends_where_not(
+    bench: Bench, tmp_path: Path
+) -> None:
+    run = await bench.store.create_run("labelled", {"agent": {"labels": {"gpu": "no"}}})
+    labelled, spec = replace(bench, run_id=run.id), bench.file(tmp_path, AGENT)
+    [queued] = await labelled.enqueue({})
+    refused = labelled.worker_process("--agent", spec, "--label", "gpu=yes", stderr=subprocess.PIPE)
+    _, said = await asyncio.to_thread(refused.communicate)
+    assert refused.returncode == 2
+    assert f"worker: labels: run {run.id} asks its workers for gpu=no, and this one has gpu=yes\n" in said.decode()
+    labelled.worker_process("--agent", spec, "--label", "disk=ssd", "--label", "gpu=no")
+    [done] = await labelled.settled([queued])
+    assert (done.state, done.attempt) == ("succeeded", 1)
+
+
+def drained_worker(bench: Bench, agent: str) -> subprocess.Popen[bytes]:
+    """A worker that drains for as long as it takes."""
+    return bench.worker_process("--agent", agent, "--drain-timeout-s", "600", stderr=subprocess.PIPE)
+
+
+async def told_to_drain(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and its word that it drains."""
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    with process.stderr as stderr:
+        lines = await asyncio.to_thread(lambda: next(line for line in stderr if b"draining" in line))
+    assert lines == b"note: draining: 1 running, which get 600 s; again ends them at once\n"
 
 
 async def test_a_child_worker_ends_with_its_parent(bench: Bench, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ async def test_a_worker_without_grace_for_its_agents_still_reports_what_it_lost(
         with ThreadPoolExecutor(1) as threads:
             worker = Worker(
                 an_execution(store, FunctionRunner(solve, threads)),
-                WorkerOptions(run_id=run_id, worker_id="w", concurrency=1, grace_s=0.0),
+                WorkerOptions(run_id=run_id, worker_id="w", concurrency=1, drain_timeout_s=0.0),
                 open_store=InMemoryLightningStore,
             )
             running = asyncio.create_task(worker.run())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +12,16 @@ from agentlightning.cli.options import Store
 from agentlightning.cli.quantities import bytes_of
 from agentlightning.store.open import store_url
 
+Options = dict[str, float | int | str | None]
+
 
 def serve(
     store: Store = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")] = 8088,
+    gateways: Annotated[
+        int, typer.Option("--gateways", min=1, help="Gateway processes; several need postgresql:// or redis://.")
+    ] = 1,
     keep_days: Annotated[
         float | None, typer.Option("--keep-days", help="Delete runs that did not change for so many days.")
     ] = None,
@@ -69,23 +75,92 @@ def serve(
 
     url = store_url(store)
     make_default_folder(url)
-    arguments = ["--store", url, "--host", host, "--port", str(port)]
-    given = {
+    keep: Options = {
         "--keep-days": keep_days,
         "--keep-bytes": bytes_of(keep_size, "--keep-size"),
         "--keep-record-days": keep_records_days,
+    }
+    given: Options = {
         "--max-parallel-requests": max_parallel_requests,
         "--max-request-bytes": bytes_of(max_request_bytes, "--max-request-bytes"),
         "--max-connections": max_connections,
         "--tls-cert": tls_cert,
         "--tls-key": tls_key,
         "--tls-client-ca": tls_client_ca,
-        "--metrics-port": metrics_port,
     }
-    for name, value in given.items():
-        arguments += [] if value is None else [name, str(value)]
+    arguments = _words(given)
     for name, values in {"--trusted-proxy": trusted_proxy, "--cors-origin": cors_origin}.items():
         arguments += [part for value in values or () for part in (name, value)]
     for pair in [] if external_keys is None else read_file(external_keys):
         arguments += ["--external-key", pair]
-    run(arguments)
+    # Only one of several deletes what is too old, and each has its own port for metrics.
+    own = [
+        _words({"--metrics-port": None if metrics_port is None else metrics_port + number})
+        + _words(keep if not number else {})
+        for number in range(gateways)
+    ]
+    if gateways == 1:
+        run(["--store", url, "--host", host, "--port", str(port), *arguments, *own[0]])
+    else:
+        _serve_gateways(url, host, port, arguments, own)
+
+
+def _words(options: Options) -> list[str]:
+    return [word for name, value in options.items() if value is not None for word in (name, str(value))]
+
+
+def _serve_gateways(url: str, host: str, port: int, arguments: Sequence[str], own: Sequence[Sequence[str]]) -> None:
+    """Keep a process running for each of `own` until a signal, all on one port."""
+    import asyncio
+
+    from agentlightning.children import hide_memory, keep_files_private
+    from agentlightning.errors import ConfigError
+    from agentlightning.gateway.__main__ import server_parser
+    from agentlightning.gateway.server_settings import read_options
+
+    if not url.startswith(("postgresql:", "redis")):
+        raise ConfigError(
+            f"--gateways: several need a store that processes share, postgresql:// or redis://; got {url.partition(':')[0]}://"
+        )
+    hide_memory()
+    keep_files_private()
+    for each in own:  # once here, before every process says it
+        read_options(server_parser().parse_args(["--port", str(port), *arguments, *each]))
+    asyncio.run(_until_signal(url, host, port, arguments, own))
+
+
+async def _until_signal(url: str, host: str, port: int, arguments: Sequence[str], own: Sequence[Sequence[str]]) -> None:
+    import asyncio
+    import contextlib
+    import itertools
+    import os
+    import signal
+    from urllib.parse import urlsplit
+
+    from agentlightning.gateway import log
+    from agentlightning.gateway.__main__ import made_key
+    from agentlightning.store.server_keys import KEY_VARIABLE, key_path, load_or_create_key
+    from agentlightning.trainer.supervisor import Supervisor
+
+    given = os.environ.get(KEY_VARIABLE)
+    key = given or load_or_create_key(key_path(url))
+    log.configure(log.log_level(), [key])
+    pairs = [value for name, value in itertools.pairwise(arguments) if name == "--external-key"]
+    variables = {pair.partition("=")[0] for pair in pairs} & os.environ.keys()
+    supervisor = Supervisor(None, url, key, keys={"server": {name: os.environ[name] for name in variables}})
+    with contextlib.ExitStack() as stack:
+
+        async def serve() -> None:
+            place = urlsplit(await supervisor.start_server(host, port, arguments, own))
+            if not given:
+                stack.enter_context(made_key(url, place.scheme == "https", place.hostname or host, place.port or port))
+            await supervisor.watch()
+
+        serving = asyncio.ensure_future(serve())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+        try:
+            with contextlib.suppress(asyncio.CancelledError):  # told to end
+                await serving
+        finally:
+            await supervisor.stop()

@@ -18,10 +18,20 @@ def worker(
     reward: Annotated[
         list[str] | None, typer.Option("--reward", help="Reward function file.py:name. May be repeated.")
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Rollouts at a time.")] = 32,
+    concurrency: Annotated[int, typer.Option("--concurrency", "-n", min=1, help="Rollouts at a time here.")] = 32,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", help="NAME=VALUE that runs may ask for (gpu=no). May be repeated.")
+    ] = None,
+    drain_timeout: Annotated[
+        float, typer.Option("--drain-timeout", min=0, help="Seconds for running agents once it is told to end.")
+    ] = 30.0,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Claim rollouts of a run and run the agent on them until Ctrl-C. An agent in a sandbox does not see --runs."""
+    """Claim rollouts of a run and run the agent on them until Ctrl-C or SIGTERM. An agent in a sandbox does not see --runs.
+
+    It then claims nothing more, and ends with its last agent or after --drain-timeout: what still runs is queued again. A
+    second Ctrl-C ends its agents at once.
+    """
     import asyncio
     import socket
     from urllib.parse import urlsplit
@@ -33,9 +43,13 @@ def worker(
 
     if urlsplit(server).scheme not in ("http", "https") or not urlsplit(server).hostname:
         raise ConfigError(f"--server: expected http://HOST:PORT or https://…, got {server!r}")
+    if wrong := [each for each in label or [] if not each.partition("=")[0] or "=" not in each]:
+        raise ConfigError(f"--label: expected NAME=VALUE, got {wrong[0]!r}")
     if not os.environ.get(KEY_VARIABLE) and (key := find_key(server)) is not None:
         os.environ[KEY_VARIABLE] = asyncio.run(_own_token(server, key, run))
     arguments = ["--server", server, "--run", run, "--concurrency", str(concurrency)]
+    arguments += [word for each in label or [] for word in ("--label", each)]
+    arguments += ["--drain-timeout-s", str(drain_timeout)]
     arguments += ["--hidden", str(runs.resolve())]
     arguments += ["--agent" if agent_setting(agent) == "agent.run" else "--command", agent]
     arguments += [word for spec in reward or [] for word in ("--reward", spec)]

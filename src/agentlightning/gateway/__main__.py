@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises ConfigError, GatewayError or StoreError where it cannot."""
-    options = _parser().parse_args(arguments)
+    options = server_parser().parse_args(arguments)
     hide_memory()
     keep_files_private()
     if options.fd is not None:
@@ -115,7 +115,8 @@ async def _serve(
     with ServerLock(store_url) as lock, contextlib.ExitStack() as stack:
         async with open_store(store_url, given_key) as store:
             await _check(store)
-            server_key = given_key or stack.enter_context(_made_key(store_url, settings, *listener.getsockname()[:2]))
+            tls = settings.tls is not None
+            server_key = given_key or stack.enter_context(made_key(store_url, tls, *listener.getsockname()[:2]))
             sockets = [listener]
             if settings.metrics_port is not None:
                 sockets.append(_listen(str(listener.getsockname()[0]), settings.metrics_port, "--metrics-port"))
@@ -128,14 +129,14 @@ async def _serve(
 
 
 @contextlib.contextmanager
-def _made_key(store_url: str, settings: ServerSettings, address: str, port: int) -> Iterator[str]:
+def made_key(store_url: str, tls: bool, address: str, port: int) -> Iterator[str]:
     """The key of a server that was given none, which this user's commands find as long as it serves."""
     path = key_path(store_url)
     key = load_or_create_key(path)
     log.configure(log.log_level(), [key])
     here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
     host = f"[{here}]" if ":" in here else here
-    url = f"{'http' if settings.tls is None else 'https'}://{host}:{port}"
+    url = f"{'https' if tls else 'http'}://{host}:{port}"
     with published(address, port, path):
         finding = f"your commands on this machine find it by themselves (--store {url}), others take it"
         sys.stderr.write(
@@ -174,7 +175,8 @@ def _listen(host: str, port: int, option: str) -> socket.socket:
         raise GatewayError(f"port {port} of {host} {why}; choose another with {option}") from cause
 
 
-def _parser() -> argparse.ArgumentParser:
+def server_parser() -> argparse.ArgumentParser:
+    """The parser of the server process's arguments."""
     parser = argparse.ArgumentParser(prog="python -m agentlightning.gateway", description="Serve agents and workers.")
     # A URL with a password comes by the environment: everybody on the machine sees arguments.
     parser.add_argument("--store", help="URL of the store; default: AGL_STORE")

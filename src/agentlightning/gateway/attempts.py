@@ -32,6 +32,8 @@ caller: ContextVar[tuple[str, int] | None] = ContextVar("caller", default=None)
 """(rollout id, attempt) that the present request is for: what is logged about it carries them."""
 
 
+MAX_ATTEMPTS = 16_384
+"""Attempts, and keys, that are remembered: as many as a server has connections."""
 MAX_CACHE_BYTES = 256 * 1024 * 1024
 """Bytes that conversations may keep, roughly; the ones that were not used for longest go, and are read again when needed."""
 
@@ -80,7 +82,7 @@ class AttemptCache:
         *,
         shared: bool = False,
         keyless: bool = False,
-        limit: int = 4096,
+        limit: int = MAX_ATTEMPTS,
         max_bytes: int = MAX_CACHE_BYTES,
     ) -> None:
         self._store = store

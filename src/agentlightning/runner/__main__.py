@@ -26,6 +26,7 @@ from agentlightning.children import OWN_SECRETS, end_with_parent, hide_memory
 from agentlightning.config import AgentConfig, parse_settings
 from agentlightning.config_external import secret_variables
 from agentlightning.errors import AgentLightningError, ConfigError, StoreError, printable
+from agentlightning.gateway.connection_limit import raise_file_limit
 from agentlightning.log_lines import escape_last_resort
 from agentlightning.runner.agent_tracing import trace_agents
 from agentlightning.runner.air import air_of_run
@@ -59,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     _forget(*OWN_SECRETS)
     beat_to_parent().working = False  # what agents do to the event loop is judged here (heartbeat.py)
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = without_proxy(os.environ, options.server)
+    if options.agent:  # its agents' connections are this process's; programs keep the limit they were written for
+        raise_file_limit()
     guardian = Guardian()
     os.environ |= guardian.environment
     connections = ConnectionPool()
@@ -115,25 +118,43 @@ async def _work(
             lease_s=options.lease_s,
             heartbeat_s=options.heartbeat_s,
             blocked_s=options.blocked_s,
-            grace_s=options.grace_s,
+            labels=dict(options.label),
+            drain_timeout_s=options.drain_timeout_s,
         )
         worker = Worker(
             execution,
             settings,
             open_store=lambda: LightningStoreClient(options.server, server_key),
-            boot=lambda: store.boot,
+            boots=lambda: store.boots,
             guardian=guardian,
         )
         if not options.child:  # a person started it, and sees nothing else
             sys.stderr.write(f"note: working for run {options.run} at {options.server}, until Ctrl-C\n")
+        handle = _on_signal(worker, options)
         for sign in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(sign, worker.stop)
+            asyncio.get_running_loop().add_signal_handler(sign, handle)
         try:
             code = await worker.run()
         except AgentLightningError as error:
             sys.stderr.write(f"worker: {printable(str(error))}\n")
             code = error.exit_code
     _end_now(code, guardian)
+
+
+def _on_signal(worker: Worker, options: argparse.Namespace) -> Callable[[], None]:
+    """The handler of SIGTERM and SIGINT: the first drains the worker, a second one ends its agents at once."""
+    asked = False
+
+    def handle() -> None:
+        nonlocal asked
+        # A child is told twice where its parent closes its standard input, or dies: it has its time all the same.
+        worker.stop(now=asked and not options.child)
+        if not asked and not options.child and worker.acting:
+            running, limit_s = len(worker.acting), options.drain_timeout_s
+            sys.stderr.write(f"note: draining: {running} running, which get {limit_s:g} s; again ends them at once\n")
+        asked = True
+
+    return handle
 
 
 async def _runner(
@@ -207,12 +228,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--reward", action="append", help="reward function, named like an agent, or the table as JSON")
     parser.add_argument("--model", default="policy", help="model name given to agents")
     parser.add_argument("--concurrency", type=_places, default=8, help="attempts at a time")
+    parser.add_argument("--label", action="append", type=_label, default=[], help="NAME=VALUE that runs may ask for")
     parser.add_argument("--worker-id", default=f"{socket.gethostname()}-{os.getpid()}")
     parser.add_argument("--child", action="store_true", help="end when the parent does")
     parser.add_argument("--lease-s", type=float, default=LEASE_S, help="how long a claim lasts without a heartbeat")
     parser.add_argument("--heartbeat-s", type=float, default=HEARTBEAT_INTERVAL_S, help="seconds between heartbeats")
     parser.add_argument("--blocked-s", type=float, default=60.0, help="how long an agent may block the event loop")
-    parser.add_argument("--grace-s", type=float, default=5.0, help="what running attempts get when the worker stops")
+    parser.add_argument(
+        "--drain-timeout-s", type=float, default=5.0, help="what running attempts get when the worker drains"
+    )
     parser.add_argument("--abandon-s", type=float, default=5.0, help="what an interrupted agent gets before it is hung")
     return parser
 
@@ -222,6 +246,13 @@ def _places(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
     return number
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not name or not found:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
 
 
 if __name__ == "__main__":

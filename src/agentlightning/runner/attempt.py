@@ -40,8 +40,9 @@ class AttemptContext:
     """time.monotonic() of the claim."""
     lease_ends: float = math.inf
     """clock.elapsed_s() of the moment from which the server may give the rollout to another worker."""
-    boot: str | None = None
-    """Boot id of the server that granted the claim, where known."""
+    boots: frozenset[str] = frozenset()
+    """Boot ids of the servers known when the claim was granted: a further one is that of a server that was restarted, or of
+    a gateway not met before, which happens once."""
     rewards: list[Reward] = field(default_factory=list)
     open: bool = True
     """False once the attempt's end is decided; later rewards are refused."""

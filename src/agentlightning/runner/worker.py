@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from agentlightning.background import BackgroundTasks
 from agentlightning.backoff import Backoff
@@ -51,15 +52,17 @@ class WorkerOptions:
     heartbeat_s: float = HEARTBEAT_INTERVAL_S
     blocked_s: float = 60.0
     """Longest time for which an agent may block the event loop."""
-    grace_s: float = 5.0
-    """Time for running attempts to end by themselves once the worker stops."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """The facts of this machine that runs may ask for."""
+    drain_timeout_s: float = 5.0
+    """Time for running attempts to end by themselves once the worker drains."""
 
 
 class Worker:
     """Runs attempts of one run.
 
-    open_store: makes another client of the same store, for the heartbeat thread. boot: the id of the server's present life,
-    where the store has one. guardian: told how long leases last; ends what agents left behind where the process is given
+    open_store: makes another client of the same store, for the heartbeat thread. boots: ids of the starts of its servers
+    that have answered so far. guardian: told how long leases last; ends what agents left behind where the process is given
     up, and the process where agent code keeps the interpreter's lock.
     """
 
@@ -69,13 +72,13 @@ class Worker:
         options: WorkerOptions,
         *,
         open_store: Callable[[], LightningStore],
-        boot: Callable[[], str | None] = lambda: None,
+        boots: Callable[[], frozenset[str]] = frozenset,
         guardian: Guardian | None = None,
     ) -> None:
         self._store = execution.store
         self._execution = execution
         self.options = options
-        self._boot = boot
+        self._boots = boots
         self._running: dict[asyncio.Task[None], AttemptContext] = {}
         self._held: dict[Lease, AttemptContext] = {}
         """Attempts whose end the store does not know yet: they take a place and their leases are extended."""
@@ -85,6 +88,7 @@ class Worker:
         self._news = asyncio.Event()
         self._freed = asyncio.Event()
         self._stopping = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._claiming: asyncio.Task[None] | None = None
         self._hung = False
         self._background = BackgroundTasks()
@@ -102,11 +106,13 @@ class Worker:
         """Attempts whose agents may still do something."""
         return tuple(self._running.values())
 
-    def stop(self) -> None:
-        """Claim nothing more; running attempts get the grace period, the rest end as lost."""
+    def stop(self, now: bool = False) -> None:
+        """Drain: claim nothing more; running attempts get the drain timeout, the rest end as lost. With `now`, all do."""
         if self._claiming is not None:  # at once: what is given up now must not come back to this worker
             self._claiming.cancel()
         self._stopping.set()
+        if now:
+            self._hurried.set()
 
     async def run(self) -> int:
         """Work until `stop`; returns the exit code: 0, or EXIT_REPLACE where an agent could not be interrupted.
@@ -148,7 +154,11 @@ class Worker:
             asked_s = elapsed_s()
             try:
                 claims = await self._store.claim(
-                    self.status(), limit=free, lease_s=self.options.lease_s, wait_s=CLAIM_WAIT_S
+                    self.status(),
+                    limit=free,
+                    lease_s=self.options.lease_s,
+                    wait_s=CLAIM_WAIT_S,
+                    labels=self.options.labels,
                 )
             except NotFoundError:
                 raise
@@ -162,7 +172,7 @@ class Worker:
                 self._start(claim, granted_s + self.options.lease_s)
 
     def _start(self, claim: Claim, lease_ends: float) -> None:
-        attempt = AttemptContext(claim, time.monotonic(), lease_ends, self._boot())
+        attempt = AttemptContext(claim, time.monotonic(), lease_ends, self._boots())
         self._held[claim.lease] = attempt
         task = asyncio.create_task(self._attempt(attempt))
         self._running[task] = attempt
@@ -197,7 +207,7 @@ class Worker:
                 return None
             except StoreError:
                 self.note_absence()
-        away = self._away >= attempt.started or self._boot() != attempt.boot
+        away = self._away >= attempt.started or not self._boots() <= attempt.boots
         return "the server was away" if away else None
 
     # --- reporting: what has ended since the last request goes into the next one ------------------------------------
@@ -252,9 +262,13 @@ class Worker:
     # --- stopping -------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Grace for what runs, then the rest is lost; returns when every end is reported or the server is not there."""
+        """Time for what runs, then the rest is lost; returns when every end is reported or the server is not there."""
         if self._running:
-            await asyncio.wait(set(self._running), timeout=self.options.grace_s)
+            ended_all = asyncio.gather(*self._running, return_exceptions=True)
+            hurried = asyncio.ensure_future(self._hurried.wait())
+            until: set[asyncio.Future[Any]] = {ended_all, hurried}
+            await asyncio.wait(until, timeout=self.options.drain_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            hurried.cancel()
         for attempt in self._running.values():
             attempt.interrupt("lost")
         if self._running:
@@ -264,8 +278,9 @@ class Worker:
             self._hung = True
             self._report(ended(attempt, "lost", "the worker was stopped"))
         with contextlib.suppress(TimeoutError):
-            # The grace period is the agents'; the server gets a time of its own.
-            async with asyncio.timeout(max(self.options.grace_s, FINAL_REPORT_TIMEOUT_S)):
+            # The drain timeout is the agents'; the server gets a time of its own.
+            report_s = 0.0 if self._hurried.is_set() else self.options.drain_timeout_s
+            async with asyncio.timeout(max(report_s, FINAL_REPORT_TIMEOUT_S)):
                 while self._held:
                     self._freed.clear()
                     await self._freed.wait()

@@ -153,11 +153,13 @@ class LightningStore(abc.ABC):
         limit: int = 1,
         lease_s: float = LEASE_S,
         wait_s: float = 0.0,
+        labels: Mapping[str, str] | None = None,
     ) -> list[Claim]:
         """Take up to `limit` queued rollouts of the worker's run: each starts a new attempt under a lease.
 
         No rollout is claimed twice. Where none is queued, waits up to `wait_s` seconds for one (pushed, not polled).
-        Records the worker as seen. Leases of a worker of the same name, run and host but another pid are given up first: it
+        `labels`: the worker's. InputError where the run asks for one that it does not have (``agent.labels``). Records the
+        worker as seen. Leases of a worker of the same name, run and host but another pid are given up first: it
         ended, and this is its successor.
         """
 

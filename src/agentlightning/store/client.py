@@ -101,9 +101,10 @@ class LightningStoreClient(LightningStore):
         )
 
     @property
-    def boot(self) -> str | None:
-        """Id of the server's start, as of the last response: a different one than before means that it was restarted."""
-        return self._transport.boot
+    def boots(self) -> frozenset[str]:
+        """Ids of the starts of servers that have answered: one more means that a server was restarted, or that a gateway
+        answered for the first time where several share the address."""
+        return self._transport.boots
 
     async def open(self) -> None:
         await self._transport.open()

@@ -66,7 +66,8 @@ class StoreResponse(NamedTuple):
     error: AgentLightningError | None
     """The error that it raised, as the class it was."""
     retried: bool
-    """The request was sent more than once, and an earlier one may have been executed by a server that forgot it."""
+    """The request was sent more than once: an earlier one may have been executed by a server that forgot it, or by another
+    gateway of the same address. One that met the same start of a server twice was executed once: its key is known there."""
 
 
 class HttpTransport:
@@ -80,8 +81,8 @@ class HttpTransport:
         self._retry_timeout_s = retry_timeout_s
         self._compress = not is_local(self._url) if compress is None else compress
         self._session: aiohttp.ClientSession | None = None
-        self.boot: str | None = None
-        """Id of the server's start, as of the last response."""
+        self.boots: frozenset[str] = frozenset()
+        """Ids of the starts of servers that have answered."""
 
     async def open(self) -> None:
         """Ready for requests; connects to nothing yet."""
@@ -131,9 +132,8 @@ class HttpTransport:
         if self._compress and len(body) >= MIN_COMPRESSED_BYTES:
             headers["content-encoding"] = "gzip"
             body = await compressed(body)
-        timeout_s = self._retry_timeout_s if self.boot else min(self._retry_timeout_s, FIRST_RETRY_TIMEOUT_S)
+        timeout_s = self._retry_timeout_s if self.boots else min(self._retry_timeout_s, FIRST_RETRY_TIMEOUT_S)
         backoff = Backoff(first_s=0.05, timeout_s=timeout_s)
-        boots = {self.boot}
         while True:
             try:
                 status, content = await self._send_once(method, body, headers, wait_s)
@@ -145,10 +145,7 @@ class HttpTransport:
                 break
             if not await backoff.sleep():
                 raise self._unreachable(f"status {status}")
-        boots.add(self.boot)
-        # One that was sent twice to the same start of a server was executed once: its key is known there.
-        retried = backoff.failures > 0 and len(boots) > 1
-        return StoreResponse(content, self._error(method, status, content), retried)
+        return StoreResponse(content, self._error(method, status, content), backoff.failures > 0)
 
     async def _send_once(
         self, method: str, body: bytes, headers: dict[str, str], wait_s: float
@@ -163,7 +160,8 @@ class HttpTransport:
             given = response.headers
             if response.status in (502, 503, 504) and ("retry-after" in given or BOOT_HEADER not in given):
                 return response.status, None
-            self.boot = given.get(BOOT_HEADER, self.boot)
+            if (boot := given.get(BOOT_HEADER)) is not None and boot not in self.boots:
+                self.boots |= {boot}
             if given.get("content-encoding") == "gzip":
                 content = await decompressed(content, MAX_RESPONSE_BYTES)
             return response.status, content
@@ -173,7 +171,7 @@ class HttpTransport:
         silent = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
         if isinstance(error, aiohttp.ClientConnectorCertificateError):
             todo = "name the root that signed its certificate in SSL_CERT_FILE"
-        elif self.boot is None and silent and not isinstance(error, aiohttp.ClientConnectorError):
+        elif not self.boots and silent and not isinstance(error, aiohttp.ClientConnectorError):
             # Somebody took the connection, and ended it without a word.
             if not self._url.startswith("https://"):
                 todo = "is it served as https://?"

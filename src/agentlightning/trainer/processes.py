@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from agentlightning.background import BackgroundTasks
 from agentlightning.config import Config, run_record
 from agentlightning.config_external import secret_variables
 from agentlightning.config_limits import LIMITS_RESOURCE, LimitsConfig
@@ -32,6 +33,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.instrumentations import find as find_instrumentations
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
+from agentlightning.trainer.monitor.worker_absence import WorkerAbsence
 from agentlightning.trainer.policies import policy_configs
 from agentlightning.trainer.progress import Progress, Silent
 from agentlightning.trainer.supervisor import Supervisor
@@ -169,11 +171,16 @@ class Processes:
         agent = self._config.agent
         arguments = [word for spec in agent.reward_specs for word in ("--reward", spec)]
         arguments += ["--server", str(self._server), "--run", self._folder.run_id]
+        labels = [f"{name}={value}" for name, value in agent.labels.items()]
         if agent.workers == 0:
+            arguments += [word for each in labels for word in ("--label", each)]
             line = shlex.join(["agl", "worker", agent.run or str(agent.command), *arguments])
             tell(f"waiting for workers; start one with: AGL_SERVER_KEY=… {line}")
             token = shlex.join(["agl", "tokens", "create", "--role", "worker", "--run", self._folder.run_id])
             tell(f"a key for workers of this run is made by: {token} --server {self._server}")
+            absence = WorkerAbsence(self.store, self._folder.run_id, labels, tell)
+            watching = BackgroundTasks().start("absence of workers", absence.watch)
+            self._stack.push_async_callback(_abandon, watching)
             return
         arguments += ["--agent", agent.run] if agent.run is not None else ["--command", str(agent.command)]
         if self._config.sandbox is not None:
@@ -263,10 +270,10 @@ def _values(names: Iterable[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-async def _abandon(starting: asyncio.Future[Mapping[str, Endpoints]]) -> None:
-    """An engine whose start is cancelled ends what it started."""
-    starting.cancel()
-    await asyncio.gather(starting, return_exceptions=True)
+async def _abandon(work: asyncio.Future[Any]) -> None:
+    """End it: an engine whose start is cancelled ends what it started."""
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
 """Supervisor: starts the server and the workers as child processes, and replaces the ones that die.
 
-Driven by the trainer, which runs in the same process. The supervisor binds the server's socket itself and hands it down, so
-that a restarted server keeps its address and calls that arrive meanwhile wait in the socket's queue. It knows nothing of
-rollouts.
+Driven by the trainer, or by `agl serve --gateways`, which runs in the same process. The supervisor binds the server's socket
+itself and hands it down, so that a restarted server keeps its address and calls that arrive meanwhile wait in the socket's
+queue. It knows nothing of rollouts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ TAIL_BYTES = 8192
 class _Child:
     name: str
     arguments: list[str]
-    log: Path
+    log: Path | None
+    """None: this process's own output."""
     pass_fds: tuple[int, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
@@ -54,15 +55,16 @@ class _Child:
     """False for a server that has not answered yet: one that ends now says why it cannot start."""
     log_start: int = 0
     """Offset in the log at which the output of the present process begins."""
+    serves: bool = False
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RESTARTS))
 
 
 class Supervisor:
-    """Owns the server and worker processes of one run folder."""
+    """Owns the server and worker processes of one run folder, or without one those of `agl serve`."""
 
     def __init__(
         self,
-        folder: Path,
+        folder: Path | None,
         store_url: str,
         server_key: str | None = None,
         watchdog: Watchdog | None = None,
@@ -79,13 +81,22 @@ class Supervisor:
         self._keys = {"server": {}, "worker": {}, **(keys or {})}
         self._withhold = set(withhold)
         self._children: dict[str, _Child] = {}
+        self._descriptor: int | None = None
+        """The servers' socket."""
         self._stopping = False
         self._failure: asyncio.Future[None] | None = None
 
-    async def start_server(self, host: str = "127.0.0.1", port: int = 0, arguments: Sequence[str] = ()) -> str:
+    async def start_server(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        arguments: Sequence[str] = (),
+        gateways: Sequence[Sequence[str]] = ((),),
+    ) -> str:
         """Start the server process and wait until it answers; returns its URL. GatewayError where it cannot.
 
-        `arguments`: further ones of ``python -m agentlightning.gateway``.
+        `arguments`: further ones of ``python -m agentlightning.gateway``. `gateways`: those of each process alone; all of
+        them accept from the one socket, so that nothing waits for one that was killed.
         """
         try:
             listener = listen(host, port)
@@ -94,23 +105,34 @@ class Supervisor:
             raise GatewayError(f"port {port} on {host} cannot be used: {why}; choose another") from cause
         with listener:
             address = listener.getsockname()
-            descriptor = os.dup(listener.fileno())
-            os.set_inheritable(descriptor, True)
-        child = _Child(
-            name="server",
+            self._descriptor = os.dup(listener.fileno())
+            os.set_inheritable(self._descriptor, True)
+        for number, own in enumerate(gateways):
+            name = "server" if len(gateways) == 1 else f"gateway-{number}"
+            self._launch(self._server(name, self._descriptor, [*arguments, *own]))
+        servers = [child for child in self._children.values() if child.serves]
+        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
+        url = f"{'https' if '--tls-cert' in arguments else 'http'}://{shown}:{address[1]}"
+        await self._ready(servers[0], f"{url}/healthz")
+        for child in servers:
+            child.answered = True
+        return url
+
+    def _server(self, name: str, descriptor: int, arguments: Sequence[str]) -> _Child:
+        return _Child(
+            name=name,
             arguments=["agentlightning.gateway", "--fd", str(descriptor), *arguments],
             # The store's URL may hold a password.
             secrets={**self._keys["server"], "AGL_SERVER_KEY": self.server_key, "AGL_STORE": self._store_url},
-            log=self._folder / "logs" / "server.log",
+            log=self._log_of(name),
             pass_fds=(descriptor,),
             restartable=not self._store_url.startswith("memory:"),
             answered=False,
+            serves=True,
         )
-        self._launch(child)
-        url = f"http://{address[0]}:{address[1]}"
-        await self._ready(child, f"{url}/healthz")
-        child.answered = True
-        return url
+
+    def _log_of(self, name: str) -> Path | None:
+        return None if self._folder is None else self._folder / "logs" / f"{name}.log"
 
     def start_workers(self, count: int, arguments: Sequence[str], token: str) -> None:
         """Start `count` workers, each ``python -m agentlightning.runner --child … arguments``; `token`: their key."""
@@ -121,7 +143,7 @@ class Supervisor:
                     name=name,
                     arguments=["agentlightning.runner", "--child", "--worker-id", name, *arguments],
                     secrets={**self._keys["worker"], "AGL_SERVER_KEY": token},
-                    log=self._folder / "logs" / f"{name}.log",
+                    log=self._log_of(name),
                 )
             )
 
@@ -136,7 +158,7 @@ class Supervisor:
     async def stop_workers(self) -> None:
         """End the workers, before everything ends: from now on nothing is started again."""
         self._stopping = True
-        workers = [child for child in self._children.values() if child.name != "server"]
+        workers = [child for child in self._children.values() if not child.serves]
         await asyncio.gather(*(asyncio.to_thread(_end, child) for child in workers))
 
     async def stop(self) -> None:
@@ -144,11 +166,11 @@ class Supervisor:
         await self.stop_workers()
         if self._failure is not None and self._failure.done():
             self._failure.exception()  # seen, even if it came when nobody was watching
-        if (server := self._children.get("server")) is not None:
-            await asyncio.to_thread(_end, server)
-            for descriptor in server.pass_fds:
-                with contextlib.suppress(OSError):
-                    os.close(descriptor)
+        servers = [child for child in self._children.values() if child.serves]
+        await asyncio.gather(*(asyncio.to_thread(_end, child) for child in servers))
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
         self._children.clear()
 
     def _failed(self) -> asyncio.Future[None]:
@@ -157,8 +179,9 @@ class Supervisor:
         return self._failure
 
     def _launch(self, child: _Child) -> None:
-        child.log.parent.mkdir(parents=True, exist_ok=True)
-        child.log_start = child.log.stat().st_size if child.log.exists() else 0
+        if child.log is not None:
+            child.log.parent.mkdir(parents=True, exist_ok=True)
+            child.log_start = child.log.stat().st_size if child.log.exists() else 0
         child.process = self._watchdog.start(
             child.name,
             child.arguments,
@@ -188,11 +211,11 @@ class Supervisor:
         if not child.restartable:
             self._give_up(GatewayError(f"{child.name} ended with exit code {code} and its memory:// store with it"))
         elif len(recent) >= MAX_RESTARTS:
-            kind = GatewayError if child.name == "server" else AgentError
+            kind = GatewayError if child.serves else AgentError
             self._give_up(kind(f"{child.name} ended {len(recent) + 1} times in a minute: {_tail(child)}"))
         else:
             log.warning("%s ended with exit code %s; starting it again", child.name, code)
-            pause_s = SERVER_PAUSES_S[len(recent)] if child.name == "server" else 0.0
+            pause_s = SERVER_PAUSES_S[len(recent)] if child.serves else 0.0
             asyncio.get_running_loop().call_later(pause_s, self._launch_again, child)
 
     def _launch_again(self, child: _Child) -> None:
@@ -217,7 +240,7 @@ class Supervisor:
                     failure.result()
                 # The socket is bound already: the request waits in its queue until the child accepts.
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                    async with session.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
+                    async with session.get(url, timeout=aiohttp.ClientTimeout(total=5), ssl=False) as response:
                         if response.status == 200:
                             return
                 await asyncio.sleep(0.05)
@@ -240,11 +263,13 @@ def _on_exit(process: subprocess.Popen[bytes], call: Callable[[int], object]) ->
 
 def _end(child: _Child) -> None:
     if child.process is not None:
-        stop_child(child.process, SERVER_END_S if child.name == "server" else WORKER_STOP_TIMEOUT_S)
+        stop_child(child.process, SERVER_END_S if child.serves else WORKER_STOP_TIMEOUT_S)
 
 
 def _tail(child: _Child, lines: int = 6) -> str:
     """The last words of a child's present process."""
+    if child.log is None:
+        return "its own words are above"
     try:
         with child.log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
