@@ -278,6 +278,10 @@ class EngineConfig(Table):
     """The engine that samples and trains: device, memory, optimizer."""
 
     name: Literal["local"] = "local"
+    learner: Literal["local", "fsdp"] = "local"
+    """fsdp: learner_processes processes on this machine train one model, each with a device and a part of the weights."""
+    learner_processes: int | None = Field(None, ge=2)
+    """Number of them; with CUDA as many GPUs. Only with learner = 'fsdp'."""
     optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     muon_learning_rate: float | None = Field(None, gt=0)
     """Learning rate of the matrices under muon; the others take trainer.learning_rate."""
@@ -306,6 +310,14 @@ class EngineConfig(Table):
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
+        if (self.learner == "fsdp") != (self.learner_processes is not None):
+            needed = "is needed" if self.learner == "fsdp" else "has no effect"
+            raise ValueError(f"learner_processes {needed} with learner = {self.learner!r}")
+        if self.learner == "fsdp" and self.optimizer == "adamw_8bit":
+            raise ValueError(
+                "optimizer: adamw_8bit does not go with learner = 'fsdp', whose processes share the moments out; expected "
+                "adamw or muon"
+            )
         if self.optimizer == "muon" and self.muon_learning_rate is None:
             raise ValueError("muon_learning_rate is needed with optimizer = 'muon'")
         if self.optimizer != "muon" and self.muon_learning_rate is not None:

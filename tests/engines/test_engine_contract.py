@@ -27,12 +27,14 @@ from agentlightning.engines.base import Engine
 from agentlightning.engines.local.engine import LocalEngine, weights_folders, weights_place
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.support import check_loss, check_preference_loss
-from agentlightning.errors import EngineError, ModelError
+from agentlightning.errors import EngineError, LearnerLostError, ModelError
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
+from agentlightning.watchdog import HangLimits, Watchdog
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SFT = Loss(name="sft")
+FSDP = pytest.param("fsdp", marks=pytest.mark.slow)
 
 
 class Endpoint:
@@ -50,14 +52,21 @@ class Endpoint:
             return choice
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["local", "local-tree"])
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["local", "local-tree", FSDP])
 async def started(
     request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Engine, Endpoint, Path]]:
     folder = tmp_path_factory.mktemp(request.param)
     packing = "prefix_tree" if request.param == "local-tree" else "padded"
-    options = LearnerOptions(reference=True, packing=packing, critic_learning_rate_ratio=10.0)  # type: ignore[arg-type]
-    engine = LocalEngine(llama, work_dir=folder, learner=options)
+    options = LearnerOptions(
+        processes=2 if request.param == "fsdp" else 1,
+        reference=True,
+        packing=packing,  # type: ignore[arg-type]
+        critic_learning_rate_ratio=10.0,
+    )
+    # A rank that a test stops is to be missed soon.
+    watchdog = Watchdog(HangLimits(hang_timeout_s=15)) if request.param == "fsdp" else None
+    engine = LocalEngine(llama, work_dir=folder, learner=options, watchdog=watchdog)
     (url,) = await engine.start()
     await engine.save(folder / "fresh")
     async with aiohttp.ClientSession() as http:
@@ -84,6 +93,23 @@ def local(engine: Engine) -> LocalEngine:
     return engine
 
 
+def children(pid: int) -> list[int]:
+    """Processes that a process started."""
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat") if state(path)[1] == str(pid)]
+
+
+def runs(pid: int) -> bool:
+    return state(Path(f"/proc/{pid}/stat"))[0] not in "ZX"
+
+
+def state(stat: Path) -> tuple[str, str]:
+    """State and parent of a process; X where it is gone."""
+    try:
+        return tuple(stat.read_text().rpartition(")")[2].split()[:2])  # type: ignore[return-value]
+    except OSError:
+        return "X", ""
+
+
 def conversation() -> tuple[TrainingSequence, list[TrainingSequence]]:
     """Three turns as one merged sequence, and as one row a call."""
     tokens = [3, 4, 5, 6, 20, 21, 1, 7, 8, 22, 23, 24, 1, 9, 25, 1]
@@ -108,6 +134,22 @@ async def test_the_gradient_s_norm_is_that_of_a_plain_torch_loop(engine: Engine,
     assert norm == pytest.approx(float(expected), rel=1e-4)
     assert metrics["loss"] == pytest.approx(float(total.detach()), rel=1e-4)
     assert metrics["tokens"] == sum(merged.mask)
+
+
+async def test_three_updates_have_the_gradient_norms_of_a_plain_torch_loop(engine: Engine, llama: Path) -> None:
+    rows = conversation()[1]
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    for _ in range(3):
+        await engine.forward_backward(rows, SFT)
+        norm = (await engine.optim_step(1e-3, 1.0))["grad_norm"]
+        for row in rows:
+            logprobs = torch.log_softmax(model(input_ids=torch.tensor([row.tokens])).logits[0], -1)
+            trained = [at for at, sampled in enumerate(row.mask) if sampled]
+            (-sum(logprobs[at - 1, row.tokens[at]] for at in trained)).backward()
+        assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)), rel=1e-5)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 async def test_merged_rows_give_the_gradient_of_a_row_a_call(engine: Engine) -> None:
@@ -304,11 +346,34 @@ async def test_a_killed_learner_is_an_error_that_says_what_to_do_and_can_be_repl
 ) -> None:
     await local.save(tmp_path / "checkpoint")
     assert local.learner_pid is not None
+    ranks = children(local.learner_pid)
     os.kill(local.learner_pid, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(EngineError, match=r"the learner ended .* resume from the last checkpoint"):
             await local.optim_step(1e-3, 1.0)
+    async with asyncio.timeout(60):
+        while True:  # no rank outlives the first
+            if not any(runs(rank) for rank in ranks):
+                break
+            await asyncio.sleep(0.05)
     await local.restart_learner()
+    await local.load(tmp_path / "checkpoint")
+    assert (await local.forward_backward([conversation()[0]], SFT))["tokens"] == 9
+    await local.optim_step(0.0, 1.0)
+
+
+async def test_a_killed_rank_takes_the_learner_with_it_and_all_are_replaced(local: LocalEngine, tmp_path: Path) -> None:
+    await local.save(tmp_path / "checkpoint")
+    for kill in (signal.SIGKILL, signal.SIGSTOP):  # a hung one is killed, and then the others
+        assert local.learner_pid is not None
+        ranks = children(local.learner_pid)
+        if not ranks:
+            pytest.skip("a learner of one process")
+        os.kill(ranks[0], kill)
+        with pytest.raises(LearnerLostError, match="the learner ended during forward_backward; resume"):
+            await local.forward_backward([conversation()[0]], SFT)
+        assert not any(runs(rank) for rank in ranks)
+        await local.restart_learner()
     await local.load(tmp_path / "checkpoint")
     assert (await local.forward_backward([conversation()[0]], SFT))["tokens"] == 9
     await local.optim_step(0.0, 1.0)

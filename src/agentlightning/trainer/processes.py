@@ -385,6 +385,7 @@ def _learner_options(config: Config, needs: Needs) -> LearnerOptions:
     engine = config.engine
     rate, critic_rate = config.trainer.learning_rate, needs.critic_learning_rate
     return LearnerOptions(
+        processes=engine.learner_processes or 1,
         threads=engine.learner_threads,
         optimizer=engine.optimizer,
         muon_learning_rate_ratio=(engine.muon_learning_rate or rate) / rate,

@@ -47,6 +47,8 @@ class Lora:
 class LearnerOptions:
     """Options of the learner process; see engines/local/learner.py."""
 
+    processes: int = 1
+    """Ranks, each with a device and a part of the weights (FSDP2); see engines/local/ranks.py."""
     threads: int | None = 1
     """CPU threads; None: as many as there are idle cores, looked at between micro-batches. Another number gives another
     rounding."""
@@ -88,6 +90,6 @@ def support(learner: LearnerOptions) -> Support:
         reference=learner.reference or learner.lora is not None,
         old_logprobs=True,
         masks=True,
-        images=True,
+        images=learner.processes == 1,
         values=learner.critic_learning_rate_ratio is not None,
     )
