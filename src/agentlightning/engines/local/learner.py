@@ -294,9 +294,10 @@ class Learner:
         if (path / ADAPTER).is_dir() != (self._adapter is not None):
             trained = "an adapter" if (path / ADAPTER).is_dir() else "all weights"
             raise ModelError(f"checkpoint {path}: it was trained with {trained}, which engine.lora does not say")
-        # Of several ranks each takes its part of what is read from memory of the host: a device may not hold it all.
-        place = self._device if self.ranks.count == 1 else "cpu"
-        state = torch.load(path / STATE, map_location=place, weights_only=True)
+        # Of several ranks each takes its part out of the file: its device may not hold it all, nor the host once per rank.
+        several = self.ranks.count > 1
+        place = "cpu" if several else self._device
+        state = torch.load(path / STATE, map_location=place, weights_only=True, mmap=several)
         try:
             if self._adapter is not None:
                 self._adapter.load(path / ADAPTER)

@@ -166,7 +166,7 @@ def lead(ranks: Ranks, pipe: Connection, device: str, limits: HangLimits, argume
 def _end_with(child: subprocess.Popen[bytes], rank: int) -> None:
     """End this process as that one ended, at once: it may be waiting for it in a collective."""
     code = child.wait()
-    log.error("rank %d of the learner (process %d) ended with code %d, and rank 0 with it", rank, child.pid, code)
-    if code < 0:
+    if code < 0:  # others said why, in the log's last line
+        log.error("signal %d ended rank %d (process %d), and rank 0 ends with it", -code, rank, child.pid)
         os.kill(os.getpid(), -code)
     os._exit(code or 1)
