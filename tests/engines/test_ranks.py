@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from engine_sequences import sequence
 
+from agentlightning.config import parse_config
 from agentlightning.engines.local.batches import Batch, batches
-from agentlightning.engines.local.options import LearnerOptions, support
+from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.local.ranks import Ranks
 from agentlightning.errors import ConfigError, EngineError
+from agentlightning.trainer.processes import engine_support
 from agentlightning.training_types import TrainingSequence
 
 LENGTHS = [5, 9, 30, 12, 12, 40, 7]
@@ -69,4 +71,6 @@ def test_ranks_need_a_gpu_each(device: str) -> None:
 
 
 def test_images_are_not_declared_by_a_learner_of_several_processes() -> None:
-    assert [support(LearnerOptions(processes=processes)).images for processes in (1, 2)] == [True, False]
+    table = {"model": {"path": "m"}, "agent": {"run": "a.py:f"}, "data": {"train": "t"}}
+    several = parse_config(table | {"engine": {"learner": "fsdp", "learner_processes": 2}})
+    assert [engine_support(config).images for config in (parse_config(table), several)] == [True, False]

@@ -288,7 +288,11 @@ class Learner:
 
     def load(self, path: str | Path) -> None:
         """Back to a saved state: the next update is bit for bit the one that would have followed the save."""
-        path = Path(path)
+        with self.ranks.keep_errors():
+            self._load(Path(path))
+        self.ranks.gather(None)  # no rank goes on where another could not read it
+
+    def _load(self, path: Path) -> None:
         if not (path / STATE).is_file():
             raise ModelError(f"checkpoint {path}: it has no {STATE}, so it was not written by a learner")
         if (path / ADAPTER).is_dir() != (self._adapter is not None):

@@ -91,6 +91,6 @@ def copy_into(targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> No
     shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (targets, values)]
     if shapes[0] != shapes[1]:
         differ = sorted(name for name in {*targets, *values} if shapes[0].get(name) != shapes[1].get(name))
-        raise RuntimeError(f"weights differ in shape, {differ[0]} first")
+        raise RuntimeError(f"weights differ in name or shape, {differ[0]} first")
     for name, target in targets.items():
         target.copy_(part(values[name], target))
