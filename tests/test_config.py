@@ -228,6 +228,12 @@ def test_reward_files_of_a_list_are_found_beside_the_configuration(tmp_path: Pat
     [
         (lambda: EngineConfig(dropout=1.5), "EngineConfig: dropout: expected a number less than 1, got 1.5"),
         (lambda: EngineConfig(optimiser="muon"), "optimiser: no such setting; did you mean 'optimizer'?"),
+        (lambda: EngineConfig(learner="fsdp"), "learner_processes is needed with learner = 'fsdp'"),
+        (lambda: EngineConfig(learner_processes=2), "learner_processes has no effect with learner = 'local'"),
+        (
+            lambda: EngineConfig(learner="fsdp", learner_processes=2, optimizer="adamw_8bit"),
+            "optimizer: adamw_8bit does not go with learner = 'fsdp'",
+        ),
         (lambda: EngineConfig(lora={"rank": 0}), "lora.rank: expected a number greater than or equal to 1, got 0"),
         (lambda: TrainerConfig(steps=3, epochs=1), "epochs: conflicts with steps; give one of the two"),
     ],

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from agentlightning.config import (
         AgentConfig,
         DataConfig,
-        EngineConfig,
         EvalConfig,
-        LoraConfig,
         ModelConfig,
         PolicyConfig,
         RewardConfig,
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
         TrainerConfig,
     )
     from agentlightning.config_air import AirConfig, AirRuleConfig
+    from agentlightning.config_engine import EngineConfig, LoraConfig
     from agentlightning.config_external import ExternalModelConfig
     from agentlightning.config_limits import LimitConfig, LimitsConfig
     from agentlightning.gateway.server import AgentLightningServer
@@ -55,9 +54,7 @@ _NAMES = {
     "config": (
         "AgentConfig",
         "DataConfig",
-        "EngineConfig",
         "EvalConfig",
-        "LoraConfig",
         "ModelConfig",
         "PolicyConfig",
         "RewardConfig",
@@ -66,6 +63,7 @@ _NAMES = {
         "TrainerConfig",
     ),
     "config_air": ("AirConfig", "AirRuleConfig"),
+    "config_engine": ("EngineConfig", "LoraConfig"),
     "config_external": ("ExternalModelConfig",),
     "config_limits": ("LimitConfig", "LimitsConfig"),
     "gateway.server": ("AgentLightningServer",),

@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from agentlightning.config_air import AirConfig
 from agentlightning.config_base import Table
 from agentlightning.config_base import parse_settings as parse_settings
+from agentlightning.config_engine import EngineConfig
 from agentlightning.config_external import ExternalModelConfig, check_external_models
 from agentlightning.config_limits import LimitsConfig, check_limits
 from agentlightning.config_sandbox import SandboxConfig
@@ -264,68 +265,6 @@ class EvalConfig(Table):
     """Held-out tasks to use, at most, the first ones; None: all."""
     sampled: bool = True
     """Also evaluate at temperature 1 before and after."""
-
-
-class LoraConfig(Table):
-    """A low-rank adapter that is trained instead of all weights."""
-
-    rank: int = Field(16, ge=1)
-    alpha: int | None = Field(None, ge=1)
-    """The adapter counts alpha / rank times; None: twice."""
-    dora: bool = False
-    """Train the length of each row of a weight apart from its direction."""
-    targets: tuple[str, ...] = ()
-    """Last names of the layers to adapt, such as q_proj; none: every linear layer but the head."""
-
-
-class EngineConfig(Table):
-    """The engine that samples and trains: device, memory, optimizer."""
-
-    name: str = Field("local", min_length=1)
-    """local, or an engine of another package: the name of its entry point, or ``package.module:Engine``."""
-    options: dict[str, Any] = Field({})
-    """An engine's own settings, which it checks."""
-    optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
-    muon_learning_rate: float | None = Field(None, gt=0)
-    """Learning rate of the matrices under muon; the others take trainer.learning_rate."""
-    weight_decay: float = Field(0.0, ge=0)
-    dropout: float = Field(0.0, ge=0, lt=1)
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on CUDA, else float32; the learner keeps weights and optimizer in float32."""
-    device: str = Field("auto", min_length=1)
-    """Torch device of sampler and learner; auto: cuda, mps, cpu, the first that there is."""
-    kv_cache_memory_gb: float | None = Field(None, gt=0)
-    """Bound of the sampler's keys and values: what does not fit waits. None: 4, on CUDA a fifth of the device's memory."""
-    max_tokens_per_microbatch: int = Field(4096, ge=1)
-    """Tokens of one backward pass, padding included, at most: bounds memory."""
-    packing: Literal["padded", "prefix_tree"] = "padded"
-    """prefix_tree: the learner computes once what sequences of a micro-batch begin with alike."""
-    gradient_checkpointing: bool = False
-    """Compute each layer again in the backward pass instead of keeping its activations."""
-    lora: LoraConfig | None = None
-    train_vision_tower: bool = False
-    """Of a model with sight, train the vision tower too; the projector and the language model always are."""
-    max_num_seqs: int = Field(64, ge=1)
-    """Requests sampled at a time: on a CPU few enough for the cache."""
-    sampler_threads: int = Field(1, ge=1)
-    learner_threads: int | None = Field(None, ge=1)
-    """None: as many as there are cores that nobody else uses while it learns."""
-
-    @model_validator(mode="after")
-    def _nothing_ignored(self) -> Self:
-        if self.optimizer == "muon" and self.muon_learning_rate is None:
-            raise ValueError("muon_learning_rate is needed with optimizer = 'muon'")
-        if self.optimizer != "muon" and self.muon_learning_rate is not None:
-            raise ValueError(f"muon_learning_rate has no effect with optimizer = {self.optimizer!r}")
-        if self.lora is not None and self.optimizer == "muon":
-            raise ValueError(
-                "optimizer: muon is for whole matrices, not for the two factors of engine.lora; take adamw"
-            )
-        if self.dropout and (self.packing == "prefix_tree" or self.gradient_checkpointing):
-            raise ValueError(
-                "dropout: goes neither with packing = 'prefix_tree' nor with gradient_checkpointing; expected 0"
-            )
-        return self
 
 
 class PolicyConfig(Table):

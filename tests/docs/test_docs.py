@@ -22,7 +22,8 @@ from agentlightning.algorithms.critic import Critic
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
 from agentlightning.cli.app import app
-from agentlightning.config import AgentConfig, Config, EngineConfig, LoraConfig, PolicyConfig, RewardConfig
+from agentlightning.config import AgentConfig, Config, PolicyConfig, RewardConfig
+from agentlightning.config_engine import EngineConfig, LoraConfig
 from agentlightning.config_external import ExternalModelConfig
 from agentlightning.config_limits import LimitConfig
 from agentlightning.config_sandbox import SandboxConfig

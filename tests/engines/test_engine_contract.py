@@ -13,10 +13,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_engine" / "plain_torch.p
 ENGINES: dict[str, dict[str, Any]] = {
     "local": {},
     "local-tree": {"packing": "prefix_tree"},
+    "fsdp": {"learner": "fsdp", "learner_processes": 2},
     "example": {"name": f"{EXAMPLE}:PlainTorch"},
 }
+SLOW = {"fsdp"}
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ENGINES]
+)
 def engine_settings(request: pytest.FixtureRequest) -> dict[str, Any]:
     return ENGINES[request.param]

@@ -33,6 +33,7 @@ from agentlightning.demo import tiny_model, tiny_vision
 from agentlightning.engines.local.decoder import open_decoder
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions, Lora, SamplerOptions
+from agentlightning.engines.local.ranks import Ranks
 from agentlightning.engines.local.sampler import open_sampler
 from agentlightning.engines.local.sampler_app import create_app
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
@@ -215,6 +216,8 @@ def test_settings_that_do_not_fit_a_model_with_sight_are_refused(folder: Path, t
         Learner(folder, LearnerOptions(packing="prefix_tree"))
     with pytest.raises(ModelError, match=r"engine.lora does not fit a model with sight"):
         Learner(folder, LearnerOptions(lora=Lora()))
+    with pytest.raises(ModelError, match=r"engine.learner = 'fsdp' does not fit a model with sight"):
+        Learner(folder, ranks=Ranks(0, 2))
     tiny_model.build(tmp_path / "text", ["a"], hidden=16, layers=1)
     with pytest.raises(ModelError, match=r"engine.train_vision_tower has no effect: it has no sight"):
         Learner(tmp_path / "text", LearnerOptions(train_vision_tower=True))

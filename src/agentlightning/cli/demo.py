@@ -20,6 +20,12 @@ def demo(
         Literal["random-reward"] | None,
         typer.Option("--control", help="Train on a random reward, which teaches nothing."),
     ] = None,
+    learner: Annotated[
+        Literal["local", "fsdp"], typer.Option("--learner", help="One process, or several that share the weights.")
+    ] = "local",
+    processes: Annotated[
+        int | None, typer.Option("-n", "--learner-processes", help="Number of them; needed with fsdp.")
+    ] = None,
     store: Store = None,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -29,6 +35,8 @@ def demo(
     import orjson
 
     from agentlightning.cli.train import report, supervised
+    from agentlightning.config_base import parse_settings
+    from agentlightning.config_engine import EngineConfig
     from agentlightning.demo.training import configure, summarize, warm_start
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
@@ -36,6 +44,8 @@ def demo(
     from agentlightning.trainer.training import new_run_id
 
     started = time.time()
+    engine = {"learner": learner, "learner_processes": processes}
+    parse_settings(EngineConfig, engine, "engine")  # before the warm start
     folder = RunFolder(runs, new_run_id())
     title = f"demo {task}, seed {seed}{f', {control}' if control else ''}"
     folder.make()
@@ -50,7 +60,7 @@ def demo(
             f"warm start: {warm['parameters']:,} parameters imitated a scripted demonstrator with bad habits "
             f"({warm['demonstrator']:.0%} success) for {warm['seconds']:.0f} s; from here on only the reward teaches"
         )
-        config = configure(task, seed, folder, model, store_url(store), control is not None)
+        config = configure(task, seed, folder, model, store_url(store), control is not None, engine)
         result = supervised(config, folder, display, name=title)
     report(display.console, result)
     if not result.finished:

@@ -71,8 +71,10 @@ async def warm_start(name: str, seed: int, to: Path, progress: Progress) -> JSON
     return facts
 
 
-def configure(name: str, seed: int, folder: RunFolder, model: Path, store: str, random_reward: bool) -> Config:
-    """The training configuration of a demo task; writes its tasks to the run folder."""
+def configure(
+    name: str, seed: int, folder: RunFolder, model: Path, store: str, random_reward: bool, engine: JSON | None = None
+) -> Config:
+    """The training configuration of a demo task; writes its tasks to the run folder. engine: settings beside the demo's."""
     task = load(name)
     steps = task.TRAINING_STEPS
     extra: JSON = {"demo": name}
@@ -104,7 +106,7 @@ def configure(name: str, seed: int, folder: RunFolder, model: Path, store: str, 
             "seed": seed,
         },
         "eval": {"every": -(-steps // (EVALUATIONS + 1))},
-        "engine": {"device": "cpu"},  # so small a model is no faster on a GPU
+        "engine": {"device": "cpu", **(engine or {})},  # so small a model is no faster on a GPU
         "store": {"url": store},
     }
     return parse_config(table, "demo")

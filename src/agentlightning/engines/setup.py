@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentlightning.code_loader import load_plugin
-from agentlightning.config import EngineConfig
+from agentlightning.config_engine import EngineConfig
 from agentlightning.engines.base import Engine
 from agentlightning.errors import ConfigError, EngineError, boundary
 from agentlightning.watchdog import Watchdog

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agentlightning.engines.local.options import Lora
+from agentlightning.engines.local.sharding import copy_into
 from agentlightning.engines.models import first_line
 from agentlightning.errors import MissingExtraError, ModelError
 
@@ -72,26 +73,24 @@ class Adapter:
             for layer in self._layers.values():
                 layer.enable_adapters(True)
 
-    def merged(self) -> dict[str, Tensor]:
-        """The weights of a plain model that computes the same."""
-        whole = {
-            name.replace(f"{BASE}.", "."): value
-            for name, value in self._model.state_dict().items()
-            if ".lora_" not in name
-        }
+    def merged(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The weights of a plain model that computes the same, from the whole weights of this one."""
+        whole = {name.replace(f"{BASE}.", "."): value for name, value in state.items() if ".lora_" not in name}
         for name, layer in self._layers.items():
             twin = copy.deepcopy(layer)  # merged and unmerged again, the layer itself would be off by a rounding
+            own = {inner: state[f"{name}.{inner}"].clone() for inner in layer.state_dict()}  # it adds up in place
+            twin.load_state_dict(own, assign=True)
             twin.merge()
             whole[f"{name}.weight"] = twin.get_base_layer().weight.data
         return whole
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, state: dict[str, Tensor]) -> None:
         """The adapter alone, for peft and for whatever serves its adapters. Raises OSError or SafetensorError."""
         from safetensors.torch import save_file
 
         folder.mkdir()
         self._config.save_pretrained(str(folder))
-        state = {f"base_model.model.{name}": value.contiguous() for name, value in self._state().items()}
+        state = {f"base_model.model.{name}": value.contiguous() for name, value in self._state(state).items()}
         save_file(state, folder / "adapter_model.safetensors")
 
     def load(self, folder: Path) -> None:
@@ -102,11 +101,9 @@ class Adapter:
             name.removeprefix("base_model.model."): value
             for name, value in load_file(folder / "adapter_model.safetensors").items()
         }
-        wanted = self._state()
-        if {name: value.shape for name, value in state.items()} != {name: v.shape for name, v in wanted.items()}:
-            raise RuntimeError("its adapter has another shape")
-        self._peft.set_peft_model_state_dict(self._model, state)
+        copy_into(self._state(self._model.state_dict()), state)
 
-    def _state(self) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self._peft.get_peft_model_state_dict(self._model, save_embedding_layers=False)
-        return state
+    def _state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of all weights, those of the adapter, by peft's names."""
+        found: dict[str, Tensor] = self._peft.get_peft_model_state_dict(self._model, state, save_embedding_layers=False)
+        return found

@@ -50,6 +50,7 @@ from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, EngineError, LearnerLostError, MissingExtraError, ModelError
 from agentlightning.watchdog import Watchdog
 
+MODULES = {"sampler": "sampler", "learner": "learner_process"}
 WATCH_S = 0.1
 MAX_QUICK_RESTARTS = 5
 """A sampler that dies this often within a minute is not restarted again: the fault is not a passing one."""
@@ -127,7 +128,7 @@ class LocalEngine(ForwardingEngine):
     def support(self) -> Support:
         """Of the model, once started: whether it has sight is in its folder."""
         found = support(self._learner_options)
-        return replace(found, images=reads_images(self._folder)) if self._listener else found
+        return replace(found, images=found.images and reads_images(self._folder)) if self._listener else found
 
     def pids(self) -> dict[str, int]:
         children = {"sampler": self._sampler, "learner": self._learner.child if self._learner else None}
@@ -214,7 +215,7 @@ class LocalEngine(ForwardingEngine):
         limits = self._watchdog.limits
         return self._watchdog.start(
             name,
-            [f"agentlightning.engines.local.{name}", *arguments, *more],
+            [f"agentlightning.engines.local.{MODULES[name]}", *arguments, *more],
             stall_timeout_s=max(limits.stall_timeout_s, limits.start_timeout_s),  # loading the model makes no progress
             secrets=secrets,
             withhold=self._withhold,
@@ -234,7 +235,8 @@ class LocalEngine(ForwardingEngine):
     def _start_learner(self) -> _LearnerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
-            child = self._start_child("learner", theirs.fileno(), self._learner_options)
+            limits = json.dumps(asdict(self._watchdog.limits))
+            child = self._start_child("learner", theirs.fileno(), self._learner_options, "--limits", limits)
         return _LearnerProcess(child, Connection(ours.detach()))
 
     async def _sampler_ready(self) -> None:

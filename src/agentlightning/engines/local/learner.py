@@ -1,23 +1,16 @@
-"""The learner: gradients, updates and checkpoints of one model, in process; and the process that serves it.
+"""The learner: gradients, updates and checkpoints of one model, in process.
 
-    python -m agentlightning.engines.local.learner --model DIR --fd N [options]
-
-The engine drives the process over a socket pair with (method, arguments) messages; a warm start drives the class
-directly. It computes one SUM over tokens of weight × loss and refuses to know rewards and rollouts.
+The process of an engine drives it (learner_process.py), and so does a warm start. It computes one SUM over tokens of weight
+× loss and refuses to know rewards and rollouts.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import copy
-import json
-import logging
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +18,20 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from agentlightning.children import end_with_parent, keep_files_private
 from agentlightning.engines.corrections import Tokens, call_ratios, needs_calls
 from agentlightning.engines.local import layers
 from agentlightning.engines.local.adapter import FOLDER as ADAPTER
 from agentlightning.engines.local.adapter import Adapter
-from agentlightning.engines.local.batches import Batch, batches
+from agentlightning.engines.local.batches import Batch, batches, check_sequences
 from agentlightning.engines.local.checkpoint import has_sight, load_model, write_model
 from agentlightning.engines.local.decoding import BatchRules, batch_rules
 from agentlightning.engines.local.device import check_device, settle
 from agentlightning.engines.local.llama import LLAMA_SHAPED
 from agentlightning.engines.local.models import LLAVA
 from agentlightning.engines.local.optimizer import Optimizer
-from agentlightning.engines.local.options import LearnerOptions, Lora
+from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.engines.local.ranks import Ranks
+from agentlightning.engines.local.sharding import copy_into, hidden_states, reshard, shard, whole, whole_state
 from agentlightning.engines.local.threads import half_of_the_cores, threads_here
 from agentlightning.engines.local.value_head import ValueHead
 from agentlightning.engines.local.vision import Sight
@@ -46,28 +40,13 @@ from agentlightning.engines.models import copy_tokenizer, first_line
 from agentlightning.engines.preferences import check_preferences, coefficients
 from agentlightning.engines.saved_folders import LEARNER_STATE
 from agentlightning.engines.trained_tokens import known_tokens
-from agentlightning.errors import AgentLightningError, EngineError, ModelError, printable
-from agentlightning.log_lines import line_handler
+from agentlightning.errors import EngineError, ModelError
 from agentlightning.rendering.grammar_masks import Grammars
 from agentlightning.rendering.model_folder import end_ids
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
-from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
 
 NOT_WRITTEN = (OSError, SafetensorError, RuntimeError)
 """Errors that Python, safetensors and torch.save raise on a full disk."""
-METHODS = (
-    "forward_backward",
-    "forward_backward_preferences",
-    "logprobs",
-    "reference_logprobs",
-    "values",
-    "optim_step",
-    "save",
-    "load",
-    "export",
-)
-
-log = logging.getLogger("agentlightning.learner")
 
 
 class Learner:
@@ -76,7 +55,8 @@ class Learner:
     Weights and optimizer are float32; dtype "bfloat16" computes under autocast. Sequences are bucketed by length into
     micro-batches, padded on the right: with causal attention no mask is needed. dropout is residual dropout (embeddings,
     attention and MLP outputs), only in forward_backward. At most logits_at_once logits exist at a time (128 MB as float32):
-    a vocabulary is large. on_progress: called before each micro-batch.
+    a vocabulary is large. on_progress: called before each micro-batch. ranks: where this is one of several processes, each
+    of which has a part of the weights and computes a share of the sequences; what they return is of all of them.
     """
 
     def __init__(
@@ -86,26 +66,26 @@ class Learner:
         *,
         logits_at_once: int = 1 << 25,
         on_progress: Callable[[], None] = lambda: None,
+        ranks: Ranks | None = None,
     ) -> None:
         options = self._options = options or LearnerOptions()
         self.threads = threads_here() if options.threads is None else None
         torch.set_num_threads(options.threads or (1 if self.threads else half_of_the_cores()))
         hardware = settle(options.device, options.dtype)
-        check_device(hardware.device)
+        self.ranks = ranks or Ranks()
         self._folder = Path(model_dir)
-        self._device = hardware.device
+        self._device = self.ranks.device(hardware.device)
+        check_device(self._device)
         self._autocast = hardware.dtype == "bfloat16"
         self.model = load_model(self._folder, torch.float32)
         self._adapter = Adapter(self.model, self._folder, options.lora, options.seed) if options.lora else None
         self._sight = self._new_sight()
-        self.model.to(self._device)
-        self._optimizer = Optimizer(self.model, options)
         vocab = self.model.config.get_text_config().vocab_size
         self._grammars = Grammars(self._folder, end_ids(self._folder), vocab)
         self._cuts = [0, 0]
         """Tokens of this forward_backward whose own cut took out what was sampled, and tokens with a cut."""
         self._piece = max(1, logits_at_once // self.model.config.get_text_config().vocab_size)
-        self._noise = torch.Generator(device=self._device).manual_seed(options.seed)
+        self._noise = torch.Generator(device=self._device).manual_seed(options.seed + self.ranks.rank)
         self._training = False
         self._pending = False
         self._on_progress = on_progress
@@ -124,6 +104,23 @@ class Learner:
             self._critic = self._new_critic(options.critic_learning_rate_ratio, options.seed)
         copied = options.reference and self._adapter is None
         self._reference = copy.deepcopy(self.model).requires_grad_(False) if copied else None
+        for model in (self.model, self._reference):
+            if model is not None:
+                self._place(model)
+        self._optimizer = Optimizer(self.model, options)
+
+    def _place(self, model: Any) -> None:
+        """On its device, of several ranks each with its part there."""
+        if self.ranks.count == 1:
+            model.to(self._device)
+            return
+        if self._llama:
+            model.hidden_states = partial(hidden_states, model)
+        shard(model, self._folder, self.ranks.mesh(self._device), bfloat16=self._autocast)
+        # FSDP looks once, in the first pass, at what is trained: with the adapter on.
+        with torch.no_grad():
+            self._states(model, Batch([], torch.zeros(1, 1, dtype=torch.int64, device=self._device), []))
+        reshard(model)
 
     def forward_backward(self, sequences: Sequence[TrainingSequence], loss: Loss) -> dict[str, float]:
         """Add the gradient of SUM over tokens of weight × loss; see Engine.forward_backward for the metrics."""
@@ -139,11 +136,15 @@ class Learner:
                 count += tokens
         finally:
             self._training = False
-        self._pending = self._pending or count > 0
-        critic = {} if self._critic is None or loss.value is None else self._critic.report()
-        cut, with_cuts = self._cuts
-        cuts = {"cut_mismatch": cut / with_cuts} if with_cuts else {}
-        return summary(loss, reports, count) | critic | cuts
+        value_loss = 0.0 if self._critic is None or loss.value is None else self._critic.report()
+        of_ranks = self.ranks.gather(([report.cpu() for report in reports], count, value_loss, self._cuts))
+        found_reports, counts, value_losses, cuts = zip(*of_ranks, strict=True)
+        self._pending = self._pending or sum(counts) > 0
+        metrics = summary(loss, [report for found in found_reports for report in found], sum(counts))
+        if self._critic is not None and loss.value is not None:
+            metrics["value_loss"] = sum(value_losses)
+        cut, with_cuts = (sum(column) for column in zip(*cuts, strict=True))
+        return metrics | ({"cut_mismatch": cut / with_cuts} if with_cuts else {})
 
     def forward_backward_preferences(
         self, examples: Sequence[Preference], loss: PreferenceLoss, mismatched: Sequence[TrainingSequence] = ()
@@ -224,28 +225,40 @@ class Learner:
         """`say` of every token's rules, state, temperature, id and place: [N]; 0 for the first token of a sequence."""
         self._check(sequences)
         found: dict[int, list[float]] = {}
-        with torch.inference_mode():
+        # FSDP gathers into the same memory in training, where tensors of inference mode may not be written.
+        with torch.inference_mode() if self.ranks.count == 1 else torch.no_grad():
             for batch in self._batches(sequences):
                 where = [(row, at) for row, s in enumerate(batch.sequences) for at in range(len(s.tokens) - 1)]
+                states_NX = self._states(model, batch).flatten(0, 1)[batch.pick(where)]
                 values: list[float] = []
-                if where:
-                    states_NX = self._states(model, batch).flatten(0, 1)[batch.pick(where)]
-                    temperatures_N, targets_N = self._temperatures(batch, where), self._targets(batch, where)
-                    rules, places_N = batch_rules(self._grammars, batch.sequences, where), self._places(where)
-                    pieces = self._pieces(states_NX, temperatures_N, targets_N, places_N)
-                    parts = [say(rules, *piece) for piece in pieces]
-                    values = torch.cat(parts).tolist()
+                with self.ranks.keep_errors():
+                    values = self._say(batch, where, states_NX, say) if where else []
                 start = 0
                 for sequence in batch.sequences:
                     end = start + len(sequence.tokens) - 1
                     found[id(sequence)] = [0.0, *values[start:end]] if end > start else [0.0]
                     start = end
-        return [found[id(sequence)] for sequence in sequences]
+        reshard(model)
+        own = {at: found[id(sequence)] for at, sequence in enumerate(sequences) if id(sequence) in found}
+        everyone = {at: values for of_rank in self.ranks.gather(own) for at, values in of_rank.items()}
+        return [everyone[at] for at in range(len(sequences))]
+
+    def _say(
+        self, batch: Batch, where: Sequence[tuple[int, int]], states_NX: Tensor, say: Callable[..., Tensor]
+    ) -> list[float]:
+        temperatures_N, targets_N = self._temperatures(batch, where), self._targets(batch, where)
+        rules, places_N = batch_rules(self._grammars, batch.sequences, where), self._places(where)
+        pieces = self._pieces(states_NX, temperatures_N, targets_N, places_N)
+        found: list[float] = torch.cat([say(rules, *piece) for piece in pieces]).tolist()
+        return found
 
     def optim_step(self, learning_rate: float, grad_clip: float) -> dict[str, float]:
         """Clip the accumulated gradient to the norm, update, zero it. grad_norm is before clipping."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), grad_clip))
-        values_norm = 0.0 if self._critic is None else self._critic.clip(grad_clip)
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), grad_clip)))
+        values_norm = 0.0
+        if self._critic is not None:
+            self.ranks.add_gradients(self._critic.parameters())
+            values_norm = self._critic.clip(grad_clip)
         if not (math.isfinite(norm) and math.isfinite(values_norm)):
             self._forget()
             raise EngineError(f"the gradient's norm is {norm + values_norm}; the update was not applied")
@@ -260,41 +273,50 @@ class Learner:
         """Write a transformers folder and the learner's state; whole or not at all. An old folder there is replaced."""
         if self._pending:
             raise EngineError("a learner is saved between updates; call optim_step first")
-        state = {"optimizer": self._optimizer.state(), "noise": self._noise.get_state(), "updates": self.updates}
+        keep = self.ranks.rank == 0
+        noises = self.ranks.gather(self._noise.get_state())
+        state = {"optimizer": self._optimizer.state(keep), "noise": noises[0], "updates": self.updates}
+        if self.ranks.count > 1:
+            state["noises"] = noises
         if self._critic is not None:
             state["critic"] = self._critic.state()
 
-        def complete(folder: Path) -> None:
-            copy_tokenizer(self._folder, folder)
+        def complete(folder: Path, weights: dict[str, Tensor]) -> None:
             if self._adapter is not None:
-                self._adapter.save(folder / ADAPTER)
+                self._adapter.save(folder / ADAPTER, weights)
             torch.save(state, folder / LEARNER_STATE)
 
-        try:
-            write_model(self.model, Path(path), complete, self._merged(), durable=True)
-        except NOT_WRITTEN as cause:
-            raise EngineError(f"the checkpoint {path} cannot be written: {first_line(cause)}") from cause
+        self._write(Path(path), complete, f"the checkpoint {path} cannot be written", durable=True)
 
     def load(self, path: str | Path) -> None:
         """Back to a saved state: the next update is bit for bit the one that would have followed the save."""
-        path = Path(path)
+        with self.ranks.keep_errors():
+            self._load(Path(path))
+        self.ranks.gather(None)  # no rank goes on where another could not read it
+
+    def _load(self, path: Path) -> None:
         if not (path / LEARNER_STATE).is_file():
             raise ModelError(f"checkpoint {path}: it has no {LEARNER_STATE}, so it was not written by a learner")
         if (path / ADAPTER).is_dir() != (self._adapter is not None):
             trained = "an adapter" if (path / ADAPTER).is_dir() else "all weights"
             raise ModelError(f"checkpoint {path}: it was trained with {trained}, which engine.lora does not say")
-        state = torch.load(path / LEARNER_STATE, map_location=self._device, weights_only=True)
+        # Of several ranks each takes its part out of the file: its device may not hold it all, nor the host once per rank.
+        several = self.ranks.count > 1
+        place = "cpu" if several else self._device
+        state = torch.load(path / LEARNER_STATE, map_location=place, weights_only=True, mmap=several)
         try:
             if self._adapter is not None:
                 self._adapter.load(path / ADAPTER)
             else:
-                self.model.load_state_dict(load_model(path, torch.float32).state_dict())
+                copy_into(self.model.state_dict(), load_model(path, torch.float32).state_dict())
             self._optimizer.load(state["optimizer"])
             if self._critic is not None:
                 self._critic.load(state["critic"])
         except (RuntimeError, ValueError, KeyError) as cause:
             raise ModelError(f"checkpoint {path}: it belongs to another model or optimizer ({cause})") from cause
-        self._noise.set_state(state["noise"].cpu())
+        noises = state.get("noises", [state["noise"]])
+        if self.ranks.rank < len(noises):  # more ranks than saved it: theirs go on as they are
+            self._noise.set_state(noises[self.ranks.rank].cpu())
         self.updates = state["updates"]
         self._forget()
 
@@ -318,29 +340,54 @@ class Learner:
             if self._options.train_vision_tower:
                 raise ModelError(f"model {self._folder}: engine.train_vision_tower has no effect: it has no sight")
             return None
-        if self._adapter is not None:
-            raise ModelError(f"model {self._folder}: engine.lora does not fit a model with sight; expected all weights")
+        for refused, name in ((self._adapter, "engine.lora"), (self.ranks.count > 1, "engine.learner = 'fsdp'")):
+            if refused:
+                raise ModelError(f"model {self._folder}: {name} does not fit a model with sight; leave it out")
         return Sight(self.model, self._folder, tower=self._options.train_vision_tower)
 
     def export(self, folder: str | Path) -> None:
         """Write a transformers folder without the learner's state, for a sampler to take."""
-        try:
-            write_model(self.model, Path(folder), lambda new: copy_tokenizer(self._folder, new), self._merged())
-        except NOT_WRITTEN as cause:
-            raise EngineError(f"weights cannot be written to {folder}: {first_line(cause)}") from cause
+        self._write(Path(folder), lambda *_: None, f"weights cannot be written to {folder}")
 
-    def _merged(self) -> dict[str, Tensor] | None:
-        """Merged weights where an adapter is trained."""
-        return None if self._adapter is None else self._adapter.merged()
+    def _write(
+        self, folder: Path, complete: Callable[[Path, dict[str, Tensor]], None], problem: str, *, durable: bool = False
+    ) -> None:
+        """A transformers folder with merged weights where an adapter is trained; of several ranks, the first writes it."""
+        weights = whole_state(self.model, self.ranks.rank == 0)
+
+        def add(new: Path) -> None:
+            copy_tokenizer(self._folder, new)
+            complete(new, weights)
+
+        with self.ranks.keep_errors():
+            if self.ranks.rank == 0:
+                merged = weights if self._adapter is None else self._adapter.merged(weights)
+                try:
+                    write_model(self.model, folder, add, merged, durable=durable)
+                except NOT_WRITTEN as cause:
+                    raise EngineError(f"{problem}: {first_line(cause)}") from cause
+        self.ranks.gather(None)
 
     def _backward(self, batch: Batch, loss: Loss) -> tuple[list[Tensor], int]:
         where = [(row, at - 1) for row, s in enumerate(batch.sequences) for at, sampled in enumerate(s.mask) if sampled]
-        known = known_tokens(batch.sequences, self._device, calls=needs_calls(loss))
-        if loss.kl and known.ref_logprobs is None:
-            raise EngineError("the loss has a KL term, and its sequences have no ref_logprobs; see reference_logprobs")
         states_NX = self._states(self.model, batch).flatten(0, 1)[batch.pick(where)]
         # The graph is cut at the states, so that the logits of one piece at a time exist.
         cut_NX = states_NX.detach().requires_grad_()
+        reports: list[Tensor] = []
+        with self.ranks.keep_errors():
+            if where:  # a rank without sequences of its own goes along with the others
+                reports = self._backward_of_pieces(batch, loss, where, cut_NX)
+        gradient_NX = torch.zeros_like(cut_NX) if cut_NX.grad is None else cut_NX.grad
+        states_NX.backward(gradient_NX)  # type: ignore[no-untyped-call]
+        return reports, len(where)
+
+    def _backward_of_pieces(
+        self, batch: Batch, loss: Loss, where: Sequence[tuple[int, int]], cut_NX: Tensor
+    ) -> list[Tensor]:
+        """Add the gradient of head and critic, and that of the states to cut_NX; what there is to report of each piece."""
+        known = known_tokens(batch.sequences, self._device, calls=needs_calls(loss))
+        if loss.kl and known.ref_logprobs is None:
+            raise EngineError("the loss has a KL term, and its sequences have no ref_logprobs; see reference_logprobs")
         temperatures_N, targets_N = self._temperatures(batch, where), self._targets(batch, where)
         rules, places_N = batch_rules(self._grammars, batch.sequences, where), self._places(where)
         if needs_calls(loss) and len(where) > self._piece:
@@ -358,8 +405,7 @@ class Learner:
             self._cuts = [total + more for total, more in zip(self._cuts, rules.cuts(), strict=True)]
         if loss.value is not None:
             self._kept_critic().backward(cut_NX, known, loss)
-        states_NX.backward(cut_NX.grad)  # type: ignore[no-untyped-call]
-        return reports, len(where)
+        return reports
 
     def _call_ratios(self, rules: BatchRules | None, known: Tokens, *columns: Tensor) -> Tensor:
         """Pieces may cut a call in two: then its ratios come from a pass of their own through the head."""
@@ -376,7 +422,9 @@ class Learner:
             inputs = {"input_ids": batch.tokens_BT, "use_cache": False, **batch.inputs}
             if self._sight is not None:
                 inputs["inputs_embeds"] = self._sight.embeddings(model, batch.sequences, inputs.pop("input_ids"))
-            states: Tensor = model.model(**inputs).last_hidden_state if self._llama else model(**inputs).logits
+            if not self._llama:
+                return model(**inputs).logits  # type: ignore[no-any-return]
+            states: Tensor = hidden_states(model, **inputs) if self.ranks.count == 1 else model.hidden_states(**inputs)
         return states
 
     def _distributions(
@@ -394,7 +442,8 @@ class Learner:
         return zip(*(torch.split(column, self._piece) for column in columns), strict=True)
 
     def _batches(self, sequences: Sequence[TrainingSequence]) -> Iterator[Batch]:
-        for batch in batches(sequences, self._options, self._device):
+        rank, ranks = self.ranks.rank, self.ranks.count
+        for batch in batches(sequences, self._options, self._device, rank=rank, ranks=ranks):
             if self.threads is not None and self.threads.adjust() != torch.get_num_threads():
                 torch.set_num_threads(self.threads.count)
             self._on_progress()
@@ -413,75 +462,9 @@ class Learner:
         return torch.tensor(values, dtype=torch.float32, device=self._device)
 
     def _check(self, sequences: Sequence[TrainingSequence]) -> None:
-        config = self.model.config.get_text_config()
-        longest = getattr(config, "max_position_embeddings", None)
         for sequence in sequences:
             if self._sight is not None:
                 self._sight.check(sequence)
             elif sequence.images:
                 raise EngineError(f"a sequence of rollout {sequence.rollout_id} has images, and the model has no sight")
-            if not sequence.tokens or (longest and len(sequence.tokens) > longest):
-                raise EngineError(
-                    f"a sequence of rollout {sequence.rollout_id} has {len(sequence.tokens)} tokens; expected 1 to {longest}"
-                )
-            if sequence.mask[0]:
-                raise EngineError(
-                    f"the first token of rollout {sequence.rollout_id} is masked as sampled; nothing precedes it"
-                )
-            if not 0 <= min(sequence.tokens) <= max(sequence.tokens) < config.vocab_size:
-                raise EngineError(
-                    f"a sequence of rollout {sequence.rollout_id} holds ids from {min(sequence.tokens)} to "
-                    f"{max(sequence.tokens)}; the model's vocabulary has ids 0 to {config.vocab_size - 1}"
-                )
-
-
-def serve(learner: Learner, pipe: Connection, heartbeat: ChildHeartbeat) -> None:
-    """Answer (method, arguments) with ("ok", result) or ("error", class name, message) until the pipe closes."""
-    while True:
-        heartbeat.working = False
-        try:
-            method, arguments = pipe.recv()
-        except EOFError:
-            return
-        heartbeat.progress()
-        heartbeat.working = True
-        try:
-            if method not in METHODS:
-                raise EngineError(f"the learner has no method {method!r}")
-            answer: tuple[Any, ...] = ("ok", getattr(learner, method)(*arguments))
-        except AgentLightningError as error:
-            answer = ("error", type(error).__name__, str(error))
-        except Exception as error:
-            log.exception("%s failed", method)
-            answer = ("error", "EngineError", f"{method} failed: {type(error).__name__}: {error}")
-        pipe.send(answer)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="agentlightning.engines.local.learner")
-    parser.add_argument("--model", required=True, help="transformers folder")
-    parser.add_argument("--fd", type=int, required=True, help="descriptor of the socket pair's end")
-    parser.add_argument("--options", default="{}", help="LearnerOptions as JSON")
-    given = parser.parse_args(arguments)
-    end_with_parent()
-    keep_files_private()
-    heartbeat = beat_to_parent()
-    logging.basicConfig(level=logging.INFO, handlers=[line_handler("%(asctime)s learner %(message)s")])
-    pipe: Connection = Connection(given.fd)
-    try:
-        options = json.loads(given.options)
-        lora = options.pop("lora", None)
-        settings = LearnerOptions(lora=Lora(**lora) if lora else None, **options)
-        learner = Learner(given.model, settings, on_progress=heartbeat.progress)
-    except AgentLightningError as error:
-        sys.stderr.write(f"{printable(str(error))}\n")
-        pipe.send(("error", type(error).__name__, str(error)))
-        return error.exit_code
-    pipe.send(("ok", settle(settings.device, settings.dtype).device))
-    with contextlib.suppress(ConnectionError):
-        serve(learner, pipe, heartbeat)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        check_sequences(sequences, self.model.config.get_text_config())

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.engines.local.sharding import part as part_of
+from agentlightning.engines.local.sharding import whole
 from agentlightning.errors import MissingExtraError
 
 
@@ -50,12 +52,25 @@ class Optimizer:
                 group["lr"] = learning_rate * ratio
             part.step()
 
-    def state(self) -> list[Any]:
-        return [part.state_dict() for part, _ in self._parts]
+    def state(self, keep: bool = True) -> list[Any]:
+        """The same of one process and of several, whole; without `keep` of no use, see `sharding.whole`."""
+        found = []
+        for part, _ in self._parts:
+            saved = part.state_dict()
+            moments = {
+                at: {name: whole(value, keep) for name, value in own.items()} for at, own in saved["state"].items()
+            }
+            found.append({**saved, "state": moments})
+        return found
 
     def load(self, state: list[Any]) -> None:
         for (part, _), saved in zip(self._parts, state, strict=True):
-            part.load_state_dict(saved)
+            parameters = [p for group in part.param_groups for p in group["params"]]
+            moments = {
+                at: {name: part_of(value, parameters[at]) for name, value in own.items()}
+                for at, own in saved["state"].items()
+            }
+            part.load_state_dict({**saved, "state": moments})
 
 
 def _adamw_8bit(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agentlightning.config import LoraConfig
+from agentlightning.config_engine import LoraConfig
 from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
 
@@ -18,7 +18,7 @@ WEIGHTS_KEY = "weights_key"
 SETTINGS = (
     *("optimizer", "muon_learning_rate", "weight_decay", "dropout", "dtype", "device", "lora", "train_vision_tower"),
     *("kv_cache_memory_gb", "max_tokens_per_microbatch", "packing", "gradient_checkpointing", "max_num_seqs"),
-    *("sampler_threads", "learner_threads"),
+    *("sampler_threads", "learner_threads", "learner", "learner_processes"),
 )
 """Settings of the table [engine] that the local engine reads."""
 
@@ -56,6 +56,8 @@ class Lora:
 class LearnerOptions:
     """Options of the learner process; see engines/local/learner.py."""
 
+    processes: int = 1
+    """Ranks, each with a device and a part of the weights (FSDP2); see engines/local/ranks.py."""
     threads: int | None = 1
     """CPU threads; None: as many as there are idle cores, looked at between micro-batches. Another number gives another
     rounding."""
@@ -97,7 +99,7 @@ def support(learner: LearnerOptions) -> Support:
         reference=learner.reference or learner.lora is not None,
         old_logprobs=True,
         masks=True,
-        images=True,
+        images=learner.processes == 1,
         values=learner.critic_learning_rate_ratio is not None,
     )
 
@@ -118,6 +120,7 @@ def learner_options(setup: EngineSetup) -> LearnerOptions:
     """Options of the learner of an engine."""
     engine, rate, critic_rate = setup.config, setup.learning_rate, setup.needs.critic_learning_rate
     return LearnerOptions(
+        processes=engine.learner_processes or 1,
         threads=engine.learner_threads,
         optimizer=engine.optimizer,
         muon_learning_rate_ratio=(engine.muon_learning_rate or rate) / rate,

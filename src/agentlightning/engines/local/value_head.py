@@ -6,7 +6,7 @@ layers. Refuses to know rewards and how targets were made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -62,11 +62,14 @@ class ValueHead:
         total.backward()  # type: ignore[no-untyped-call]
         self._losses.append(total.detach())
 
-    def report(self) -> dict[str, float]:
-        """value_loss since the last report."""
+    def report(self) -> float:
+        """The SUM of losses since the last report."""
         total = float(torch.stack(self._losses).sum()) if self._losses else 0.0
         self._losses.clear()
-        return {"value_loss": total}
+        return total
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        return self._head.parameters()
 
     def clip(self, norm: float) -> float:
         """Clip the accumulated gradient to the norm; what it was before.
