@@ -54,7 +54,7 @@ from chaos_record import Record
 MODULES = {
     "server": "agentlightning.gateway",
     "sampler": "agentlightning.engines.local.sampler",
-    "learner": "agentlightning.engines.local.learner",
+    "learner": "agentlightning.engines.local.learner_process",
     "worker": "agentlightning.runner",
 }
 TASKS, GROUP, MINIBATCHES, CHECKPOINT_EVERY, EVAL_EVERY = 6, 4, 2, 3, 8

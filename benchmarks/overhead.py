@@ -29,7 +29,7 @@ ROLES = {
     "agentlightning.runner": "agent",
     "agentlightning.gateway": "server",
     "agentlightning.engines.local.sampler": "sampling",
-    "agentlightning.engines.local.learner": "training",
+    "agentlightning.engines.local.learner_process": "training",
     "agentlightning.demo.warm_start": "warm_start",
 }
 
