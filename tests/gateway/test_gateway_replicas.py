@@ -203,6 +203,23 @@ async def test_a_crowd_that_misses_the_same_call_reads_once(house: House) -> Non
     assert store.reads <= 3  # the building, the reading under way, and one for those who came during it
 
 
+async def test_states_of_many_attempts_are_read_together(house: House) -> None:
+    claims = await claimed(house, 30)
+    sizes = []
+
+    class Counting(LightningStoreClient):
+        """Counts the readings of a real store."""
+
+        async def rollouts(self, query: Any) -> Any:
+            sizes.append(len(query.ids))
+            return await house.store.rollouts(query)
+
+    attempts = AttemptCache(Counting("http://nowhere"), shared=True)
+    found = await asyncio.gather(*(known(attempts, claim) for claim in claims))
+    assert [attempt.rollout.id for attempt in found] == [claim.rollout.id for claim in claims]
+    assert sizes == [30]
+
+
 async def test_conversations_are_bounded_by_what_they_keep(house: House) -> None:
     claims = await claimed(house, 5)
     for claim in claims:

@@ -21,26 +21,40 @@ from agentlightning.children import listen
 from agentlightning.cli.app import app
 from agentlightning.errors import ConfigError
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.server_keys import find_key
 from agentlightning.types import Finish
 
-KEY = "sk-agl-server-of-the-tests"
 DEADLINE_S = 100.0
 
 
 @pytest.fixture
-def gateways(postgres_url: str, tmp_path: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """Three gateways, by their URL and the process that keeps them."""
+def gateways(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, psutil.Process]]:
+    """Three gateways, by their URL and the process that keeps them, which makes their key."""
+    monkeypatch.delenv("AGL_SERVER_KEY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with listen("127.0.0.1", 0) as place:
         port = place.getsockname()[1]
-    environment = {"AGL_SERVER_KEY": KEY, "AGL_STORE": postgres_url, "XDG_STATE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "agentlightning", "serve", "--port", str(port), "--gateways", "3"]
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **environment}, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env={**os.environ, "AGL_STORE": postgres_url}, stdout=log, stderr=log
+        )
     try:
         yield f"http://127.0.0.1:{port}", psutil.Process(process.pid)
     finally:
         process.kill()
         process.wait()
+
+
+async def key_of(url: str) -> str:
+    """The key that commands of this user find, once the gateways answer."""
+    deadline = time.monotonic() + DEADLINE_S
+    while (key := find_key(url)) is None:
+        assert time.monotonic() < deadline, "no key is published"
+        await asyncio.sleep(0.02)
+    return key
 
 
 async def gateway_pids(keeper: psutil.Process, but: set[int]) -> set[int]:
@@ -59,7 +73,7 @@ async def test_gateways_of_one_port_are_replaced_when_they_are_killed_and_end_wh
     gateways: tuple[str, psutil.Process],
 ) -> None:
     url, keeper = gateways
-    async with LightningStoreClient(url, KEY) as store:
+    async with LightningStoreClient(url, await key_of(url)) as store:
         run_id = (await store.create_run("several", {})).id
         await store.enqueue(some(run_id, 30))
         first = await gateway_pids(keeper, set())

@@ -116,6 +116,7 @@ def _serve_gateways(url: str, host: str, port: int, arguments: Sequence[str], ow
     from agentlightning.children import hide_memory, keep_files_private
     from agentlightning.errors import ConfigError
     from agentlightning.gateway.__main__ import server_parser
+    from agentlightning.gateway.connection_limit import raise_file_limit
     from agentlightning.gateway.server_settings import read_options
 
     if not url.startswith(("postgresql:", "redis")):
@@ -124,6 +125,7 @@ def _serve_gateways(url: str, host: str, port: int, arguments: Sequence[str], ow
         )
     hide_memory()
     keep_files_private()
+    raise_file_limit()
     for each in own:  # once here, before every process says it
         read_options(server_parser().parse_args(["--port", str(port), *arguments, *each]))
     asyncio.run(_until_signal(url, host, port, arguments, own))

@@ -20,6 +20,7 @@ from agentlightning.rendering.conversation import Conversation
 from agentlightning.rendering.renderer import Renderer
 from agentlightning.store import keys
 from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.coalescer import Coalescer
 from agentlightning.store.server_keys import is_loopback
 from agentlightning.types import Call, Claim, Rollout
 
@@ -34,6 +35,10 @@ caller: ContextVar[tuple[str, int] | None] = ContextVar("caller", default=None)
 
 MAX_ATTEMPTS = 16_384
 """Attempts, and keys, that are remembered: as many as a server has connections."""
+MAX_READ_STATES = 256
+"""States of rollouts that one query reads."""
+LATE_S = 1.0
+"""Seconds that others wait for such a query before they are read beside it."""
 MAX_CACHE_BYTES = 256 * 1024 * 1024
 """Bytes that conversations may keep, roughly; the ones that were not used for longest go, and are read again when needed."""
 
@@ -96,6 +101,9 @@ class AttemptCache:
         self._keys: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._attempts: OrderedDict[tuple[str, int], TrackedAttempt] = OrderedDict()
         self._rewarding: OrderedDict[str, bool] = OrderedDict()
+        self._states: Coalescer[str, Rollout | None] = Coalescer(
+            self._read_states, max_items=MAX_READ_STATES, late_s=LATE_S
+        )
         self._reads: dict[str, object] = {}
         """Reads of states under way, by rollout; what ended meanwhile is taken out."""
 
@@ -152,14 +160,13 @@ class AttemptCache:
         rollout_id, number = identity
         read = self._reads[rollout_id] = object()
         try:
-            found = await self._store.rollouts(RolloutQuery(ids=[rollout_id]))
+            rollout = await self._states.submit(rollout_id)
         finally:
             current = self._reads.get(rollout_id) is read
             if current:
                 del self._reads[rollout_id]
-        if not found or not 1 <= number <= found[0].attempt:
+        if rollout is None or not 1 <= number <= rollout.attempt:
             raise ApiError(f"no attempt {number} of a rollout {rollout_id}", status=404, code="unknown_attempt")
-        rollout = found[0]
         if rollout.state != "running" or rollout.attempt != number:
             self._drop(identity)
             raise ApiError(
@@ -252,6 +259,13 @@ class AttemptCache:
         self._reads.clear()
         for attempt in self._attempts.values():
             attempt.checked_s = float("-inf")
+
+    async def _read_states(self, rollout_ids: list[str]) -> list[Rollout | None]:
+        """These rollouts as they are now: a thousand attempts, each of which is asked for every few seconds, are read with
+        a few queries."""
+        found = await self._store.rollouts(RolloutQuery(ids=sorted(set(rollout_ids))))
+        by_id = {rollout.id: rollout for rollout in found}
+        return [by_id.get(rollout_id) for rollout_id in rollout_ids]
 
     async def _verify(self, key: str) -> tuple[str, int]:
         if self._secret is None:

@@ -5,10 +5,11 @@ raised again as the classes they were. Knows nothing of what the methods mean, l
 
 What coroutines append or finish at the same time travels as one request (coalescer.py). A server that is away is waited for,
 and a request whose connection broke is sent again under the same key (http_transport.py): a server that executed it answers
-as it did then. A server that was killed between executing and answering has forgotten that. Then appends, enqueue, finish,
-the methods for steps and checkpoints, and create_run with an id still do nothing twice. What a lost `claim` took comes back
-when its lease runs out, without an attempt having begun; `put_resources` takes another version and leaves one unused,
-create_run without an id leaves an empty run, log_metrics may log twice, and methods that count may return 0.
+as it did then. A server that was killed between executing and answering has forgotten that, and another gateway of the same
+address never knew it. Then appends, enqueue, finish, the methods for steps and checkpoints, and create_run with an id still
+do nothing twice. What a lost `claim` took comes back when its lease runs out, without an attempt having begun;
+`put_resources` takes another version and leaves one unused, create_run without an id leaves an empty run, log_metrics may
+log twice, and methods that count may return 0.
 """
 
 from __future__ import annotations
