@@ -22,6 +22,7 @@ from agentlightning.config_base import parse_settings as parse_settings
 from agentlightning.config_external import ExternalModelConfig, check_external_models
 from agentlightning.config_limits import LimitsConfig, check_limits
 from agentlightning.config_sandbox import SandboxConfig
+from agentlightning.config_vllm import VllmConfig
 
 DEFAULT_STORE = "sqlite:///runs/agl.db"
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
@@ -281,6 +282,8 @@ class EngineConfig(Table):
     """local, or an engine of another package: the name of its entry point, or ``package.module:Engine``."""
     options: dict[str, Any] = Field({})
     """An engine's own settings, which it checks."""
+    sampler: Literal["local", "vllm"] = "local"
+    vllm: VllmConfig | None = None
     optimizer: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     muon_learning_rate: float | None = Field(None, gt=0)
     """Learning rate of the matrices under muon; the others take trainer.learning_rate."""
@@ -313,6 +316,10 @@ class EngineConfig(Table):
             raise ValueError("muon_learning_rate is needed with optimizer = 'muon'")
         if self.optimizer != "muon" and self.muon_learning_rate is not None:
             raise ValueError(f"muon_learning_rate has no effect with optimizer = {self.optimizer!r}")
+        if (self.vllm is not None) != (self.sampler == "vllm"):
+            raise ValueError("vllm: expected this table with sampler = 'vllm', and with no other sampler")
+        if self.vllm is not None and self.vllm.weights == "lora" and (self.lora is None or self.lora.dora):
+            raise ValueError("vllm.weights: lora needs the table engine.lora, without dora")
         if self.lora is not None and self.optimizer == "muon":
             raise ValueError(
                 "optimizer: muon is for whole matrices, not for the two factors of engine.lora; take adamw"

@@ -13,7 +13,7 @@ import pytest
 
 from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.learner_part import LearnerProcess
-from agentlightning.engines.local.parts import Workplace
+from agentlightning.engines.local.parts import SamplerChoice, Workplace
 from agentlightning.engines.local.sampler_part import SamplerProcess
 from agentlightning.engines.local.weights_folder import weights_folders, weights_place
 from agentlightning.errors import EngineError, ModelError
@@ -77,7 +77,7 @@ async def test_an_engine_whose_learner_cannot_start_waits_for_no_sampler(llama: 
         samplers.append(WaitingSampler(place))
         return samplers[0]
 
-    engine = WithoutLearner(llama, work_dir=tmp_path, sampler=sampler)
+    engine = WithoutLearner(llama, work_dir=tmp_path, sampler=SamplerChoice(sampler))
     with pytest.raises(EngineError, match="no learner"):
         await engine.start()
     assert not samplers[0].waits, "it would take the sampler's end for a mishap and start another"

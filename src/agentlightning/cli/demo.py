@@ -9,6 +9,10 @@ import typer
 
 from agentlightning.cli.options import Runs, Store
 from agentlightning.store.open import store_url
+from agentlightning.types import JSON
+
+HEAD_DIM = {"local": None, "vllm": 32}
+"""Width of the tiny model's heads: vLLM on a CPU takes no smaller ones; None is a quarter of the model's."""
 
 
 def demo(
@@ -20,6 +24,13 @@ def demo(
         Literal["random-reward"] | None,
         typer.Option("--control", help="Train on a random reward, which teaches nothing."),
     ] = None,
+    sampler: Annotated[
+        Literal["local", "vllm"], typer.Option("--sampler", help="What samples: the local sampler or a vLLM server.")
+    ] = "local",
+    vllm_python: Annotated[
+        Path | None,
+        typer.Option("--vllm-python", help="Interpreter that has vLLM, with --sampler vllm. [.venv-vllm/bin/python]"),
+    ] = None,
     store: Store = None,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -29,12 +40,22 @@ def demo(
     import orjson
 
     from agentlightning.cli.train import report, supervised
+    from agentlightning.config import EngineConfig
     from agentlightning.demo.training import configure, summarize, warm_start
+    from agentlightning.engines.vllm.arguments import check_settings
+    from agentlightning.errors import ConfigError
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.interrupts import run_interruptible
     from agentlightning.trainer.training import new_run_id
 
+    if vllm_python is not None and sampler != "vllm":
+        raise ConfigError(f"--vllm-python has no effect with --sampler {sampler}; expected --sampler vllm")
+    engine: JSON = {}
+    if sampler == "vllm":
+        python = str(vllm_python or Path(".venv-vllm/bin/python"))
+        engine = {"sampler": "vllm", "vllm": {"python": python}, "kv_cache_memory_gb": 0.5}
+        check_settings(EngineConfig(**engine))
     started = time.time()
     folder = RunFolder(runs, new_run_id())
     title = f"demo {task}, seed {seed}{f', {control}' if control else ''}"
@@ -42,7 +63,7 @@ def demo(
     model = folder.path / "warm-start"
     with Display(title) as display:
         try:
-            warm = run_interruptible(lambda: warm_start(task, seed, model, display))
+            warm = run_interruptible(lambda: warm_start(task, seed, model, display, HEAD_DIM[sampler]))
         except KeyboardInterrupt:
             display.note("ended in the warm start: nothing is kept; the same command begins again")
             raise
@@ -50,7 +71,7 @@ def demo(
             f"warm start: {warm['parameters']:,} parameters imitated a scripted demonstrator with bad habits "
             f"({warm['demonstrator']:.0%} success) for {warm['seconds']:.0f} s; from here on only the reward teaches"
         )
-        config = configure(task, seed, folder, model, store_url(store), control is not None)
+        config = configure(task, seed, folder, model, store_url(store), control is not None, engine)
         result = supervised(config, folder, display, name=title)
     report(display.console, result)
     if not result.finished:

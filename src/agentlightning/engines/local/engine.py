@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,14 @@ from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEng
 from agentlightning.engines.local.learner_part import LearnerProcess
 from agentlightning.engines.local.models import reads_images
 from agentlightning.engines.local.options import SETTINGS, LearnerOptions, learner_options, sampler_options, support
-from agentlightning.engines.local.parts import LearnerPart, PublishedWeights, SamplerPart, Workplace
+from agentlightning.engines.local.parts import LearnerPart, PublishedWeights, SamplerChoice, SamplerPart, Workplace
 from agentlightning.engines.local.sampler_part import SamplerProcess
 from agentlightning.engines.local.weights_folder import make_weights_folder
 from agentlightning.engines.models import find_model
 from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
+from agentlightning.engines.vllm.arguments import check_settings
+from agentlightning.engines.vllm.servers import VllmServers
 from agentlightning.errors import EngineError, MissingExtraError
 from agentlightning.watchdog import Watchdog
 
@@ -43,17 +45,17 @@ class LocalEngine(ForwardingEngine):
         model: str | Path,
         *,
         work_dir: str | Path,
-        sampler: Callable[[Workplace], SamplerPart] = SamplerProcess,
+        sampler: SamplerChoice = SamplerChoice(SamplerProcess),
         learner: LearnerOptions | None = None,
         watchdog: Watchdog | None = None,
         withhold: Iterable[str] = (),
     ) -> None:
-        """sampler makes the part that samples. withhold: variables of the environment that no process inherits."""
+        """withhold: variables of the environment that no process inherits."""
         self._withhold = frozenset(withhold)
         self._model = model
         self._watchdog = watchdog or Watchdog()
         self._work_dir = Path(work_dir).resolve()
-        self._make_sampler = sampler
+        self._choice = sampler
         self._learner_options = learner or LearnerOptions()
         self._place: Workplace | None = None
         self._sampler: SamplerPart | None = None
@@ -77,7 +79,7 @@ class LocalEngine(ForwardingEngine):
         return cls(
             setup.model,
             work_dir=setup.work_dir,
-            sampler=partial(SamplerProcess, options=sampler_options(setup)),
+            sampler=_sampler(setup),
             learner=learner_options(setup),
             watchdog=setup.watchdog,
             withhold=setup.withhold,
@@ -91,7 +93,8 @@ class LocalEngine(ForwardingEngine):
     def support(self) -> Support:
         """Of the model, once started: whether it has sight is in its folder."""
         found = support(self._learner_options)
-        return found if self._place is None else replace(found, images=reads_images(self._place.model))
+        images = found.images and self._choice.images
+        return replace(found, images=images and (self._place is None or reads_images(self._place.model)))
 
     def pids(self) -> dict[str, int]:
         parts = (self._sampler, self._learner)
@@ -104,11 +107,11 @@ class LocalEngine(ForwardingEngine):
         self._place = Workplace(
             model=model,
             work_dir=self._work_dir,
-            weights_folder=make_weights_folder(self._work_dir),
+            weights_folder=make_weights_folder(self._work_dir, in_work_dir=self._choice.reads_work_dir),
             watchdog=self._watchdog,
             withhold=self._withhold,
         )
-        self._sampler = self._make_sampler(self._place)
+        self._sampler = self._choice.make(self._place)
         self._learner = self._make_learner(self._place)
         try:
             self._sampler.start()
@@ -146,7 +149,7 @@ class LocalEngine(ForwardingEngine):
             if sampler is None or place is None:
                 raise EngineError("the engine is not started")
             folder = place.weights_folder / f"v{version}"
-            await self._operate(policy, sampler.export, str(folder))
+            await self._operate(policy, "export", str(folder), sampler.form)
             old, self._published = self._published, folder
             await sampler.publish(PublishedWeights(folder, version))
             if old is not None and old != folder:
@@ -161,3 +164,12 @@ class LocalEngine(ForwardingEngine):
         if self._learner is None:
             raise EngineError("the engine is not started")
         return await self._learner.operate(operation, *arguments)
+
+
+def _sampler(setup: EngineSetup) -> SamplerChoice:
+    config = setup.config
+    if config.vllm is None:
+        return SamplerChoice(partial(SamplerProcess, options=sampler_options(setup)))
+    check_settings(config)
+    elsewhere = bool(config.vllm.urls) and config.vllm.weights != "transfer"
+    return SamplerChoice(partial(VllmServers, config=config), images=False, reads_work_dir=elsewhere)

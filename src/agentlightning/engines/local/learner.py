@@ -37,7 +37,7 @@ from agentlightning.engines.local.device import check_device, settle
 from agentlightning.engines.local.llama import LLAMA_SHAPED
 from agentlightning.engines.local.models import LLAVA
 from agentlightning.engines.local.optimizer import Optimizer
-from agentlightning.engines.local.options import LearnerOptions, Lora
+from agentlightning.engines.local.options import LearnerOptions, Lora, WeightsForm
 from agentlightning.engines.local.threads import half_of_the_cores, threads_here
 from agentlightning.engines.local.value_head import ValueHead
 from agentlightning.engines.local.vision import Sight
@@ -322,10 +322,17 @@ class Learner:
             raise ModelError(f"model {self._folder}: engine.lora does not fit a model with sight; expected all weights")
         return Sight(self.model, self._folder, tower=self._options.train_vision_tower)
 
-    def export(self, folder: str | Path) -> None:
-        """Write a transformers folder without the learner's state, for a sampler to take."""
+    def export(self, folder: str | Path, form: WeightsForm = "weights") -> None:
+        """Write what samplers take, whole or not at all: no state of the learner."""
+        folder = Path(folder)
         try:
-            write_model(self.model, Path(folder), lambda new: copy_tokenizer(self._folder, new), self._merged())
+            if form == "adapter" and self._adapter is not None:
+                self._adapter.export(folder)
+                return
+            sealed = form == "sealed"
+            write_model(
+                self.model, folder, lambda new: copy_tokenizer(self._folder, new), self._merged(), durable=sealed
+            )
         except NOT_WRITTEN as cause:
             raise EngineError(f"weights cannot be written to {folder}: {first_line(cause)}") from cause
 

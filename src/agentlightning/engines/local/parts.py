@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from agentlightning.engines.base import Endpoints
-from agentlightning.engines.local.options import LearnerOptions, SamplerOptions
+from agentlightning.engines.local.options import LearnerOptions, SamplerOptions, WeightsForm
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
 from agentlightning.watchdog import Watchdog
 
@@ -35,9 +35,7 @@ class SamplerPart(Protocol):
     """The servers that sample. `start` and `ready` come first, then `watch` runs beside everything else."""
 
     @property
-    def export(self) -> str:
-        """Operation of the learner that writes a folder of weights in the form which this part publishes."""
-        ...
+    def form(self) -> WeightsForm: ...
 
     @property
     def endpoints(self) -> Endpoints:
@@ -66,6 +64,17 @@ class SamplerPart(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class SamplerChoice:
+    """A kind of sampler part, and what has to be known of it before it is made."""
+
+    make: Callable[[Workplace], SamplerPart]
+    images: bool = True
+    """It reads the images that the learner reads."""
+    reads_work_dir: bool = False
+    """Its servers may be elsewhere: weights are published in the run's folder, in place of this machine's memory."""
+
+
 class LearnerPart(Protocol):
     """The process, or processes, with the weights that learn."""
 
@@ -91,7 +100,7 @@ class LearnerPart(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
-    """What both parts are started with, and how they speak of their processes."""
+    """Folders and limits that both parts are started with, and how they speak of their processes."""
 
     model: Path
     work_dir: Path

@@ -18,7 +18,7 @@ import aiohttp
 
 from agentlightning.children import listen, stop_child
 from agentlightning.engines.base import Endpoints
-from agentlightning.engines.local.options import WEIGHTS_KEY, SamplerOptions
+from agentlightning.engines.local.options import WEIGHTS_KEY, SamplerOptions, WeightsForm
 from agentlightning.engines.local.parts import MAX_KILLED_STARTS, WATCH_S, PublishedWeights, SamplerPart, Workplace
 from agentlightning.errors import EngineError
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class SamplerProcess(SamplerPart):
-    export = "export"
+    form: WeightsForm = "weights"
 
     def __init__(self, place: Workplace, options: SamplerOptions = SamplerOptions()) -> None:
         self._place = place
@@ -85,7 +85,7 @@ class SamplerProcess(SamplerPart):
                 raise self._place.late("sampler")
 
     async def publish(self, weights: PublishedWeights) -> None:
-        """Where it dies meanwhile, its successor starts with the weights and agrees.
+        """A sampler that dies meanwhile has a successor, which starts with the weights and agrees.
 
         One that hangs is killed by the watchdog; what it may take in all is that and the start of its successor.
         """

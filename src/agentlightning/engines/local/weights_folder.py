@@ -13,10 +13,14 @@ import tempfile
 from pathlib import Path
 
 
-def make_weights_folder(work_dir: Path) -> Path:
+def make_weights_folder(work_dir: Path, *, in_work_dir: bool = False) -> Path:
     """Makes an empty one that only this user can open; those of killed runs of this folder are removed."""
-    for left in weights_folders(work_dir):
-        shutil.rmtree(left, ignore_errors=True)
+    left = [*weights_folders(work_dir), work_dir / "weights"]
+    for folder in left:
+        shutil.rmtree(folder, ignore_errors=True)
+    if in_work_dir:
+        left[-1].mkdir(mode=0o700)
+        return left[-1]
     shared, prefix = weights_place(work_dir)
     return Path(tempfile.mkdtemp(prefix=prefix, dir=shared))
 
