@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 from aiohttp import web
 
@@ -19,6 +20,7 @@ from agentlightning.config import EngineConfig
 from agentlightning.engines.local.parts import PublishedWeights, Workplace
 from agentlightning.engines.saved_folders import seal
 from agentlightning.engines.setup import EngineSetup, make_engine
+from agentlightning.engines.vllm.server import VLLM_SIDE
 from agentlightning.engines.vllm.servers import VllmServers
 from agentlightning.engines.vllm.weights_server import WeightsServer
 from agentlightning.errors import ConfigError, EngineError
@@ -29,11 +31,17 @@ Serving = Callable[..., Any]
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> Serving:
+def python(tmp_path: Path) -> Path:
+    """The interpreter of an environment that has the scripted vLLM."""
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{SCRIPTED}" exec {sys.executable} "$@"\n')
+    script.chmod(0o700)
+    return script
+
+
+@pytest.fixture
+def serving(tmp_path: Path, python: Path) -> Serving:
     """serving(replicas=2, …) is a context in which servers with these settings of [engine.vllm] are kept."""
-    python = tmp_path / "python"  # of an environment that has the scripted vLLM
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{SCRIPTED}" exec {sys.executable} "$@"\n')
-    python.chmod(0o700)
     (tmp_path / "logs").mkdir()
 
     @asynccontextmanager
@@ -117,6 +125,32 @@ async def test_a_server_that_dies_while_weights_are_published_gets_them_from_its
         os.kill(servers.pids()["sampler 0"], signal.SIGKILL)
         await servers.publish(weights(tmp_path, 6))
         assert await sampled(servers.endpoints.urls[0]) == "6"
+
+
+STARTED = """
+import sys
+from agentlightning.children import listen, start_child
+listener = listen("127.0.0.1", 0)
+arguments = ["agentlightning_vllm", "--fd", str(listener.fileno())]
+env = {"PYTHONPATH": sys.argv[2]}
+print(start_child(arguments, python=sys.argv[1], secrets={"weights_key": "k"}, pass_fds=[listener.fileno()], env=env).pid)
+sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+async def test_a_server_ends_with_a_process_that_is_killed(python: Path) -> None:
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", STARTED, str(python), str(VLLM_SIDE)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    server = psutil.Process(int(await parent.stdout.readline()))
+    parent.kill()
+    await parent.wait()
+    await asyncio.to_thread(psutil.wait_procs, [server], timeout=60)
+    assert not server.is_running()
 
 
 async def test_weights_that_are_not_whole_are_not_published(serving: Serving, tmp_path: Path) -> None:
