@@ -134,10 +134,10 @@ endef
 	touch $@
 
 # vLLM conflicts with half of what stands in .venv. On a machine that cannot have it, its tests are left out.
-.venv-vllm/.installed: tests/vllm/vllm.lock | .venv/.installed
+.venv-vllm/.installed: tests/vllm/vllm.lock tests/vllm/cpu_torchvision/sitecustomize.py | .venv/.installed
 	$(new_environment)
 	$(call install_torch,$(@D))
-	{ $(call install,$(@D),-r $<); } && touch $@ || \
+	{ $(call install,$(@D),-r $<); } && cp $(word 2,$^) $(@D)/lib/python3*/site-packages/ && touch $@ || \
 		{ echo "vLLM cannot be installed here: its tests are left out"; rm -rf .venv-vllm; }
 
 # Phoenix, a real viewer of traces, for `make test-phoenix`.

@@ -48,6 +48,7 @@ def start_child(
     pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
     log: Path | None = None,
+    python: str = sys.executable,
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m arguments…``; its output is appended to `log` (inherited where None).
 
@@ -58,7 +59,7 @@ def start_child(
     output = open_private(log, "ab") if log is not None else None  # the child owns it after Popen
     try:
         child = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
+            [python, "-m", *arguments],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from agentlightning.config_base import Table
+from agentlightning.config_vllm import VllmConfig
 
 
 class LoraConfig(Table):
@@ -28,6 +29,8 @@ class EngineConfig(Table):
     """local, or an engine of another package: the name of its entry point, or ``package.module:Engine``."""
     options: dict[str, Any] = Field({})
     """An engine's own settings, which it checks."""
+    sampler: Literal["local", "vllm"] = "local"
+    vllm: VllmConfig | None = None
     learner: Literal["local", "fsdp"] = "local"
     """fsdp: learner_processes processes on this machine train one model, each with a device and a part of the weights."""
     learner_processes: int | None = Field(None, ge=2)
@@ -72,6 +75,10 @@ class EngineConfig(Table):
             raise ValueError("muon_learning_rate is needed with optimizer = 'muon'")
         if self.optimizer != "muon" and self.muon_learning_rate is not None:
             raise ValueError(f"muon_learning_rate has no effect with optimizer = {self.optimizer!r}")
+        if (self.vllm is not None) != (self.sampler == "vllm"):
+            raise ValueError("vllm: expected this table with sampler = 'vllm', and with no other sampler")
+        if self.vllm is not None and self.vllm.weights == "lora" and (self.lora is None or self.lora.dora):
+            raise ValueError("vllm.weights: lora needs the table engine.lora, without dora")
         if self.lora is not None and self.optimizer == "muon":
             raise ValueError(
                 "optimizer: muon is for whole matrices, not for the two factors of engine.lora; take adamw"

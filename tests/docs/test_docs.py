@@ -27,6 +27,7 @@ from agentlightning.config_engine import EngineConfig, LoraConfig
 from agentlightning.config_external import ExternalModelConfig
 from agentlightning.config_limits import LimitConfig
 from agentlightning.config_sandbox import SandboxConfig
+from agentlightning.config_vllm import VllmConfig
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS
 from agentlightning.trainer.monitor.metrics import METRICS
 from agentlightning.trainer.monitor.trackers import TRACKERS
@@ -62,6 +63,7 @@ def settings_tables() -> dict[str, dict[str, Any]]:
             tables["algorithm.critic"] = {field.name: field.default for field in dataclasses.fields(Critic)}
         elif name == "engine":
             tables |= {"engine": defaults(EngineConfig), "engine.lora": defaults(LoraConfig)}
+            tables["engine.vllm"] = defaults(VllmConfig)
         elif name == "agent":
             tables |= {"agent": defaults(AgentConfig), "agent.reward": defaults(RewardConfig)}
         elif name == "sandbox":

@@ -18,7 +18,7 @@ from command_line import Folder
 
 from agentlightning.demo import lookup
 from agentlightning.demo.tasks import rows
-from agentlightning.engines.local.engine import weights_folders
+from agentlightning.engines.local.weights_folder import weights_folders
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.types import JSON, Attempt, Rollout

@@ -11,7 +11,11 @@ from tempfile import mkdtemp
 
 import pytest
 
-from agentlightning.engines.local.engine import LocalEngine, weights_folders, weights_place
+from agentlightning.engines.local.engine import LocalEngine
+from agentlightning.engines.local.learner_part import LearnerProcess
+from agentlightning.engines.local.parts import SamplerChoice, Workplace
+from agentlightning.engines.local.sampler_part import SamplerProcess
+from agentlightning.engines.local.weights_folder import weights_folders, weights_place
 from agentlightning.errors import EngineError, ModelError
 
 
@@ -41,27 +45,42 @@ async def test_a_folder_that_is_no_model_is_refused_before_anything_starts(tmp_p
         await LocalEngine(tmp_path, work_dir=tmp_path / "work").start()
 
 
-class WithoutLearner(LocalEngine):
-    """Its learner cannot start; `waits` while it waits for the sampler."""
+class WaitingSampler(SamplerProcess):
+    """Says so while it is waited for."""
 
     waits = False
 
-    async def _learner_ready(self) -> None:
-        raise EngineError("no learner")
-
-    async def _sampler_ready(self) -> None:
+    async def ready(self) -> None:
         self.waits = True
         try:
-            await super()._sampler_ready()
+            await super().ready()
         finally:
             self.waits = False
 
 
+class NoLearner(LearnerProcess):
+    async def ready(self) -> None:
+        raise EngineError("no learner")
+
+
+class WithoutLearner(LocalEngine):
+    """Its learner cannot start."""
+
+    def _make_learner(self, place: Workplace) -> LearnerProcess:
+        return NoLearner(place, self._learner_options)
+
+
 async def test_an_engine_whose_learner_cannot_start_waits_for_no_sampler(llama: Path, tmp_path: Path) -> None:
-    engine = WithoutLearner(llama, work_dir=tmp_path)
+    samplers = []
+
+    def sampler(place: Workplace) -> SamplerProcess:
+        samplers.append(WaitingSampler(place))
+        return samplers[0]
+
+    engine = WithoutLearner(llama, work_dir=tmp_path, sampler=SamplerChoice(sampler))
     with pytest.raises(EngineError, match="no learner"):
         await engine.start()
-    assert not engine.waits, "it would take the sampler's end for a mishap and start another"
+    assert not samplers[0].waits, "it would take the sampler's end for a mishap and start another"
 
 
 async def test_a_model_that_does_not_load_is_refused_with_the_child_s_sentence(llama: Path, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from tiny_qwen import CONTEXT, END, write_model
 from vllm_house import VllmHouse, VllmServer, open_house
 
 PYTHON = Path(os.environ.get("AGL_VLLM_PYTHON") or Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python")
-TORCHVISION = Path(__file__).parent / "cpu_torchvision"
 START_S = 600.0
 KV_BYTES = 128 << 20
 PROCESSED = ["--logprobs-mode", "processed_logprobs"]
@@ -54,7 +53,7 @@ def seeing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServ
 
 
 @contextmanager
-def serving(models: list[Path], *options: str) -> Iterator[VllmServer]:
+def serving(models: list[Path], *options: str, **environment: str) -> Iterator[VllmServer]:
     """Starts vLLM on the first model; ends it with its whole process group, for its workers do not always end with it."""
     if not PYTHON.exists():
         pytest.skip(f"{PYTHON} does not exist: `make test-vllm` installs vLLM there")
@@ -68,7 +67,7 @@ def serving(models: list[Path], *options: str) -> Iterator[VllmServer]:
     with log.open("wb") as output:
         process = subprocess.Popen(
             [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", *arguments],
-            env={**os.environ, **settings, "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": str(TORCHVISION)},
+            env={**os.environ, **settings, "TORCHDYNAMO_DISABLE": "1", **environment},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -9,6 +9,10 @@ import typer
 
 from agentlightning.cli.options import Runs, Store
 from agentlightning.store.open import store_url
+from agentlightning.types import JSON
+
+HEAD_DIM = {"local": None, "vllm": 32}
+"""Width of the tiny model's heads: vLLM on a CPU takes no smaller ones; None is a quarter of the model's."""
 
 
 def demo(
@@ -26,6 +30,13 @@ def demo(
     processes: Annotated[
         int | None, typer.Option("-n", "--learner-processes", help="Number of them; needed with fsdp.")
     ] = None,
+    sampler: Annotated[
+        Literal["local", "vllm"], typer.Option("--sampler", help="What samples: the local sampler or a vLLM server.")
+    ] = "local",
+    vllm_python: Annotated[
+        Path | None,
+        typer.Option("--vllm-python", help="Interpreter that has vLLM, with --sampler vllm. [.venv-vllm/bin/python]"),
+    ] = None,
     store: Store = None,
     runs: Runs = Path("runs"),
 ) -> None:
@@ -38,21 +49,30 @@ def demo(
     from agentlightning.config_base import parse_settings
     from agentlightning.config_engine import EngineConfig
     from agentlightning.demo.training import configure, summarize, warm_start
+    from agentlightning.engines.vllm.arguments import check_settings
+    from agentlightning.errors import ConfigError
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.interrupts import run_interruptible
     from agentlightning.trainer.training import new_run_id
 
+    if vllm_python is not None and sampler != "vllm":
+        raise ConfigError(f"--vllm-python has no effect with --sampler {sampler}; expected --sampler vllm")
+    engine: JSON = {"learner": learner, "learner_processes": processes}
+    if sampler == "vllm":
+        python = str(vllm_python or Path(".venv-vllm/bin/python"))
+        engine |= {"sampler": "vllm", "vllm": {"python": python}, "kv_cache_memory_gb": 0.5}
+    settings = parse_settings(EngineConfig, engine, "engine")  # before the warm start
+    if sampler == "vllm":
+        check_settings(settings)
     started = time.time()
-    engine = {"learner": learner, "learner_processes": processes}
-    parse_settings(EngineConfig, engine, "engine")  # before the warm start
     folder = RunFolder(runs, new_run_id())
     title = f"demo {task}, seed {seed}{f', {control}' if control else ''}"
     folder.make()
     model = folder.path / "warm-start"
     with Display(title) as display:
         try:
-            warm = run_interruptible(lambda: warm_start(task, seed, model, display))
+            warm = run_interruptible(lambda: warm_start(task, seed, model, display, HEAD_DIM[sampler]))
         except KeyboardInterrupt:
             display.note("ended in the warm start: nothing is kept; the same command begins again")
             raise

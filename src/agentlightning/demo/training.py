@@ -34,7 +34,7 @@ TASKS_SEED = 12345
 """Held-out tasks are the same for every seed, so that seeds can be compared."""
 
 
-async def warm_start(name: str, seed: int, to: Path, progress: Progress) -> JSON:
+async def warm_start(name: str, seed: int, to: Path, progress: Progress, head_dim: int | None = None) -> JSON:
     """Build and warm-start the tiny model in a process of its own; returns the facts, with the demonstrator's success.
 
     EngineError, with its last words, where that fails.
@@ -43,6 +43,7 @@ async def warm_start(name: str, seed: int, to: Path, progress: Progress) -> JSON
         sys.executable,
         *("-m", "agentlightning.demo.warm_start", "--child"),
         *("--task", name, "--seed", str(seed), "--to", str(to)),
+        *(() if head_dim is None else ("--head-dim", str(head_dim))),
         env=inheritable(os.environ),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

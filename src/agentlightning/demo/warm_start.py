@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--threads", type=int, help="as many as there are cores that nobody else uses, if left out")
+    parser.add_argument("--head-dim", type=int, help="width of attention heads; vLLM on a CPU takes 32 and more")
     parser.add_argument("--child", action="store_true", help="end when the parent does")
     options = parser.parse_args()
     if options.child:
@@ -42,7 +43,8 @@ def main() -> None:
         sys.stdout.write(json.dumps({"phase": "warm_start", **facts}) + "\n")
         sys.stdout.flush()
 
-    report(warm_start(options.task, options.to, seed=options.seed, threads=options.threads, report=report))
+    heads = {} if options.head_dim is None else {"head_dim": options.head_dim}
+    report(warm_start(options.task, options.to, seed=options.seed, threads=options.threads, report=report, **heads))
 
 
 def warm_start(
@@ -54,14 +56,16 @@ def warm_start(
     report: Callable[[JSON], None],
     steps: int | None = None,
     count: int = DEMONSTRATIONS,
+    **model: int,
 ) -> JSON:
-    """Make the policy of a demo task in `folder`; returns the facts about it. `steps`: the task's own number."""
+    """Make the policy of a demo task in `folder`; returns the facts about it. `steps`: the task's own number; model: of
+    tiny_model.write."""
     started = time.monotonic()
     task = tasks.load(name)
     steps = task.WARM_START_STEPS if steps is None else steps
     demos, success = tasks.demonstrations(task, count, seed)
     texts = [message["content"] for demo in demos for message in demo]
-    parameters = tiny_model.build(folder, texts, seed=seed, special_words=task.SPECIAL_WORDS)
+    parameters = tiny_model.build(folder, texts, seed=seed, special_words=task.SPECIAL_WORDS, **model)
     rows = encode_all(folder, demos)
     imitate(folder, batches(rows, seed), Imitation(steps=steps, threads=threads), report=report)
     return {

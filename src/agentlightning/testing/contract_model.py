@@ -12,7 +12,7 @@ WORDS = ["<pad>", "<end>", *(chr(ord("!") + place) for place in range(62))]
 END = 1
 
 
-def write_contract_model(folder: Path, seed: int = 0) -> Path:
+def write_contract_model(folder: Path, seed: int = 0, *, tied: bool = True) -> Path:
     """Writes a Llama of 150,000 parameters and its tokenizer of one-letter words into a folder that is not there yet."""
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
@@ -28,7 +28,7 @@ def write_contract_model(folder: Path, seed: int = 0) -> Path:
         bos_token_id=None,
         eos_token_id=END,
         pad_token_id=0,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
     )
     model = transformers.LlamaForCausalLM(config)
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""Has torchvision import beside a CPU build of torch, for which its operators were not compiled. vLLM uses none of them."""
+"""Has torchvision import beside a CPU build of torch, for which its operators were not compiled: part of .venv-vllm, whose
+vLLM uses none of them."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ know losses and optimizers.
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor
 from agentlightning.engines.local.options import Lora
 from agentlightning.engines.local.sharding import copy_into
 from agentlightning.engines.models import first_line
+from agentlightning.engines.saved_folders import replace_folder, seal
 from agentlightning.errors import MissingExtraError, ModelError
 
 FOLDER = "adapter"
@@ -92,6 +94,14 @@ class Adapter:
         self._config.save_pretrained(str(folder))
         state = {f"base_model.model.{name}": value.contiguous() for name, value in self._state(state).items()}
         save_file(state, folder / "adapter_model.safetensors")
+
+    def export(self, folder: Path, state: dict[str, Tensor]) -> None:
+        """The same as a sealed folder, whole or not at all. Raises as `save` does."""
+        temporary = folder.with_name(f".{folder.name}.new")
+        shutil.rmtree(temporary, ignore_errors=True)
+        self.save(temporary, state)
+        seal(temporary)
+        replace_folder(temporary, folder)
 
     def load(self, folder: Path) -> None:
         """Loads what `save` wrote, bit for bit; RuntimeError where it belongs to an adapter of another shape."""

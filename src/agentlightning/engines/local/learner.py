@@ -29,7 +29,7 @@ from agentlightning.engines.local.device import check_device, settle
 from agentlightning.engines.local.llama import LLAMA_SHAPED
 from agentlightning.engines.local.models import LLAVA
 from agentlightning.engines.local.optimizer import Optimizer
-from agentlightning.engines.local.options import LearnerOptions
+from agentlightning.engines.local.options import LearnerOptions, WeightsForm
 from agentlightning.engines.local.ranks import Ranks
 from agentlightning.engines.local.sharding import copy_into, hidden_states, reshard, shard, whole, whole_state
 from agentlightning.engines.local.threads import half_of_the_cores, threads_here
@@ -345,25 +345,37 @@ class Learner:
                 raise ModelError(f"model {self._folder}: {name} does not fit a model with sight; leave it out")
         return Sight(self.model, self._folder, tower=self._options.train_vision_tower)
 
-    def export(self, folder: str | Path) -> None:
-        """Write a transformers folder without the learner's state, for a sampler to take."""
-        self._write(Path(folder), lambda *_: None, f"weights cannot be written to {folder}")
+    def export(self, folder: str | Path, form: WeightsForm = "weights") -> None:
+        """Write what samplers take, whole or not at all: no state of the learner."""
+        folder, adapter = Path(folder), self._adapter
+        problem = f"weights cannot be written to {folder}"
+        if form == "adapter" and adapter is not None:
+            self._first_writes(lambda weights: adapter.export(folder, weights), problem)
+        else:
+            self._write(folder, lambda *_: None, problem, durable=form == "sealed")
 
     def _write(
         self, folder: Path, complete: Callable[[Path, dict[str, Tensor]], None], problem: str, *, durable: bool = False
     ) -> None:
-        """A transformers folder with merged weights where an adapter is trained; of several ranks, the first writes it."""
+        """A transformers folder with merged weights where an adapter is trained."""
+
+        def write(weights: dict[str, Tensor]) -> None:
+            def add(new: Path) -> None:
+                copy_tokenizer(self._folder, new)
+                complete(new, weights)
+
+            merged = weights if self._adapter is None else self._adapter.merged(weights)
+            write_model(self.model, folder, add, merged, durable=durable)
+
+        self._first_writes(write, problem)
+
+    def _first_writes(self, write: Callable[[dict[str, Tensor]], None], problem: str) -> None:
+        """Have the first rank write something of the whole weights; EngineError of all where it cannot."""
         weights = whole_state(self.model, self.ranks.rank == 0)
-
-        def add(new: Path) -> None:
-            copy_tokenizer(self._folder, new)
-            complete(new, weights)
-
         with self.ranks.keep_errors():
             if self.ranks.rank == 0:
-                merged = weights if self._adapter is None else self._adapter.merged(weights)
                 try:
-                    write_model(self.model, folder, add, merged, durable=durable)
+                    write(weights)
                 except NOT_WRITTEN as cause:
                     raise EngineError(f"{problem}: {first_line(cause)}") from cause
         self.ranks.gather(None)

@@ -18,9 +18,12 @@ WEIGHTS_KEY = "weights_key"
 SETTINGS = (
     *("optimizer", "muon_learning_rate", "weight_decay", "dropout", "dtype", "device", "lora", "train_vision_tower"),
     *("kv_cache_memory_gb", "max_tokens_per_microbatch", "packing", "gradient_checkpointing", "max_num_seqs"),
-    *("sampler_threads", "learner_threads", "learner", "learner_processes"),
+    *("sampler_threads", "learner_threads", "sampler", "vllm", "learner", "learner_processes"),
 )
 """Settings of the table [engine] that the local engine reads."""
+
+WeightsForm = Literal["weights", "sealed", "adapter"]
+"""Form in which samplers get weights: a transformers folder; one with its manifest, sealed; the adapter alone, sealed."""
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 """auto: bfloat16 on CUDA, else float32; a device auto: cuda, mps, cpu, the first that there is."""

@@ -1,0 +1,20 @@
+"""The contract of engines, on the local learner with a vLLM server that samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentlightning.testing import engine_contract
+from agentlightning.testing.engine_contract import *  # noqa: F403
+from conftest import PYTHON
+
+pytestmark = [engine_contract.pytestmark, pytest.mark.vllm, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def engine_settings() -> dict[str, Any]:
+    if not PYTHON.exists():
+        pytest.skip(f"{PYTHON} does not exist: `make test-vllm` installs vLLM there")
+    return {"sampler": "vllm", "kv_cache_memory_gb": 0.14, "vllm": {"python": str(PYTHON)}}
