@@ -43,13 +43,15 @@ SERVER_END_S = SERVER_GRACE_S + 10
 def start_child(
     arguments: Sequence[str],
     *,
+    python: str | None = None,
     secrets: Mapping[str, str] | None = None,
     withhold: Iterable[str] = (),
     pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
     log: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start ``python -m arguments…``; its output is appended to `log` (inherited where None).
+    """Start ``python -m arguments…``; its output is appended to `log` (inherited where None). python: another interpreter
+    than this process's.
 
     `secrets` reach it by its standard input and nothing else; it inherits the environment without them, without the
     variables to `withhold` and without `OWN_SECRETS`. Children get a process group of their own, so that Ctrl-C in a
@@ -58,7 +60,7 @@ def start_child(
     output = open_private(log, "ab") if log is not None else None  # the child owns it after Popen
     try:
         child = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
+            [python or sys.executable, "-m", *arguments],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,
