@@ -144,7 +144,7 @@ endef
 		{ echo "vLLM cannot be installed here: its tests are left out"; rm -rf .venv-vllm; }
 
 # verl has versions of its own of transformers and others. Its processes import this package, too.
-.venv-verl/.installed: tests/verl_engine/verl.lock pyproject.toml | .venv/.installed
+.venv-verl/.installed: tests/verl_engine/verl.lock | .venv/.installed
 	$(new_environment)
 	$(call install_torch,$(@D))
 	{ $(call install,$(@D),-r $< --editable .); } && touch $@ || \
