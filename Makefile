@@ -10,7 +10,7 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: coding-agents test-coding-agents demo test lint test-slow test-pythons test-clients docs test-vllm test-phoenix install node-packages servers frameworks clients clean
+.PHONY: coding-agents test-coding-agents demo test lint test-slow test-pythons test-clients docs test-vllm test-verl test-phoenix install node-packages servers frameworks clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
 demo: .venv/.demo
@@ -28,7 +28,7 @@ demo: .venv/.demo
 test: lint node-packages servers
 	$(BIN)/pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
 
-test-slow: install node-packages servers frameworks coding-agents .venv-clients-langchain/.installed .venv-vllm/.installed
+test-slow: install node-packages servers frameworks coding-agents .venv-clients-langchain/.installed .venv-vllm/.installed .venv-verl/.installed
 	$(BIN)/pytest -m "slow and not long" -n 2 --dist loadfile $(ARGS)
 
 # The light core on every Python we promise; test-slow has the oldest. A Python that is not here is left out.
@@ -42,6 +42,9 @@ test-clients: install node-packages frameworks clients
 
 test-vllm: install .venv-vllm/.installed
 	$(BIN)/pytest -m vllm $(ARGS)
+
+test-verl: install .venv-verl/.installed
+	$(BIN)/pytest tests/verl_engine $(ARGS)
 
 # All tests of one folder, those too that take more minutes than CI has: `make test-trainer`.
 test-%: install node-packages servers
@@ -140,6 +143,13 @@ endef
 	{ $(call install,$(@D),-r $<); } && cp $(word 2,$^) $(@D)/lib/python3*/site-packages/ && touch $@ || \
 		{ echo "vLLM cannot be installed here: its tests are left out"; rm -rf .venv-vllm; }
 
+# verl has versions of its own of transformers and others. Its processes import this package, too.
+.venv-verl/.installed: tests/verl_engine/verl.lock | .venv/.installed
+	$(new_environment)
+	$(call install_torch,$(@D))
+	{ $(call install,$(@D),-r $< --editable .); } && touch $@ || \
+		{ echo "verl cannot be installed here: its tests are left out"; rm -rf .venv-verl; }
+
 # Phoenix, a real viewer of traces, for `make test-phoenix`.
 .venv-phoenix/.installed: tests/tracing/phoenix.lock | .venv/.installed
 	$(new_environment)
@@ -183,4 +193,4 @@ clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-c
 		for each in $(@D)/sources/*.tar.gz; do tar xzf $$each -C $(@D)/sources; done && touch $@; }
 
 clean:
-	rm -rf site build .venv .venv-vllm .venv-frameworks-* .venv-clients-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules tests/coding_agents/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site build .venv .venv-vllm .venv-verl .venv-frameworks-* .venv-clients-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules tests/coding_agents/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -50,7 +50,8 @@ def start_child(
     log: Path | None = None,
     python: str = sys.executable,
 ) -> subprocess.Popen[bytes]:
-    """Start ``python -m arguments…``; its output is appended to `log` (inherited where None).
+    """Start ``python -m arguments…``; its output is appended to `log` (inherited where None). python: another interpreter
+    than this process's.
 
     `secrets` reach it by its standard input and nothing else; it inherits the environment without them, without the
     variables to `withhold` and without `OWN_SECRETS`. Children get a process group of their own, so that Ctrl-C in a

@@ -160,11 +160,16 @@ def token_loss(loss: Loss, log_distributions_NV: Tensor, targets_N: Tensor, toke
     where calls must be whole.
     """
     logprobs_N = log_distributions_NV.gather(1, targets_N[:, None])[:, 0]
+    with torch.set_grad_enabled(loss.entropy != 0 and torch.is_grad_enabled()):
+        entropies_N = entropy(log_distributions_NV)
+    return sampled_token_loss(loss, logprobs_N, entropies_N, tokens)
+
+
+def sampled_token_loss(loss: Loss, logprobs_N: Tensor, entropies_N: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    """`token_loss` from the log-probabilities of the sampled tokens and the entropies of their distributions."""
     if needs_calls(loss) and tokens.ratios is None:
         tokens = replace(tokens, ratios=call_ratios(logprobs_N, tokens))
     losses_N, kept_N, factors_N = _policy_term(loss, logprobs_N, tokens)
-    with torch.set_grad_enabled(loss.entropy != 0 and torch.is_grad_enabled()):
-        entropies_N = entropy(log_distributions_NV)
     extra: Tensor | float = 0.0
     if loss.entropy and tokens.entropy_weights is None:
         losses_N = losses_N - loss.entropy * entropies_N

@@ -8,17 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
-import threading
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
-from agentlightning import errors
 from agentlightning.children import stop_child
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.local.parts import MAX_KILLED_STARTS, LearnerPart, Workplace
-from agentlightning.errors import EngineError, LearnerLostError
+from agentlightning.engines.pipe import ChildPipe, PipeEndedError
+from agentlightning.errors import LearnerLostError
 
 
 class LearnerProcess(LearnerPart):
@@ -26,7 +24,7 @@ class LearnerProcess(LearnerPart):
         self._place = place
         self._options = options
         self._device = ""
-        self._learner: _Child | None = None
+        self._learner: ChildPipe | None = None
 
     @property
     def device(self) -> str:
@@ -37,7 +35,7 @@ class LearnerProcess(LearnerPart):
         with theirs:
             limits = json.dumps(asdict(self._place.watchdog.limits))
             child = self._place.start_child("learner", theirs.fileno(), self._options, "--limits", limits)
-        self._learner = _Child(child, Connection(ours.detach()))
+        self._learner = ChildPipe(child, Connection(ours.detach()))
 
     async def ready(self) -> None:
         for killed in range(MAX_KILLED_STARTS + 1):
@@ -50,19 +48,19 @@ class LearnerProcess(LearnerPart):
                 # Its end of the pipe closes with it, which ends the thread that waits.
                 learner.child.kill()
                 raise self._place.late("learner") from late
-            except _PipeEndedError as ended:
+            except PipeEndedError as ended:
                 code = await asyncio.to_thread(learner.child.wait)
                 if code >= 0 or killed == MAX_KILLED_STARTS:
                     raise self._place.ended_early("learner", code) from ended
                 stop_child(learner.child)
-                learner.pipe.close()
+                learner.close()
                 self.start()
 
     async def operate(self, operation: str, *arguments: Any) -> Any:
         assert self._learner is not None
         try:
             return await asyncio.to_thread(self._learner.call, operation, *arguments)
-        except _PipeEndedError as ended:
+        except PipeEndedError as ended:
             raise LearnerLostError(
                 f"the learner ended during {operation}; resume from the last checkpoint ({self._place.tail('learner')})"
             ) from ended
@@ -82,35 +80,4 @@ class LearnerProcess(LearnerPart):
     async def _stop(self) -> None:
         if self._learner is not None:
             await asyncio.to_thread(stop_child, self._learner.child)
-            self._learner.pipe.close()
-
-
-class _PipeEndedError(Exception):
-    """The learner's end of the pipe closed."""
-
-
-class _Child:
-    """The learner's end of the pipe: one method call at a time, whole, even where the caller stops waiting."""
-
-    def __init__(self, child: subprocess.Popen[bytes], pipe: Connection) -> None:
-        self.child = child
-        self.pipe = pipe
-        self._one = threading.Lock()
-
-    def call(self, method: str, *arguments: Any) -> Any:
-        with self._one:
-            try:
-                self.pipe.send((method, arguments))
-            except OSError as cause:
-                raise _PipeEndedError from cause
-            return self.receive()
-
-    def receive(self) -> Any:
-        try:
-            answer = self.pipe.recv()
-        except (EOFError, OSError) as cause:
-            raise _PipeEndedError from cause
-        if answer[0] == "ok":
-            return answer[1]
-        kind = getattr(errors, answer[1], EngineError)
-        raise kind(answer[2])
+            self._learner.close()

@@ -1,0 +1,224 @@
+"""VerlEngine: one policy on verl, in a process of its own that drives Ray, its workers and its rollout servers.
+
+The trainer drives it through the Engine protocol. Sampler and learner live and die together: where a part of verl ends,
+all of it is started again. Imports neither verl nor torch: the process may run in another interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import logging
+import socket
+import time
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from agentlightning.children import listen, stop_child
+from agentlightning.disk import make_private_folder
+from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEngine
+from agentlightning.engines.models import find_model
+from agentlightning.engines.pipe import ChildPipe, PipeEndedError
+from agentlightning.engines.setup import EngineSetup
+from agentlightning.engines.support import Support
+from agentlightning.engines.verl.options import SETTINGS, check_options, support, verl_options
+from agentlightning.errors import EngineError, LearnerLostError, MissingExtraError
+
+WATCH_S = 0.1
+MAX_RESTARTS = 5
+"""Ends of verl within `RESTARTS_S`, after which it is not started again: the fault is not a passing one."""
+RESTARTS_S = 600.0
+GRACE_S = 20.0
+"""Seconds in which Ray ends its processes."""
+
+log = logging.getLogger(__name__)
+
+
+class VerlEngine(ForwardingEngine):
+    """The engine of `engine.name = "verl"`: made of a setup, whose `options` are verl's configuration."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        setup.expect_only(*SETTINGS)
+        check_options(setup.config.options)
+        python = setup.config.options.get("python")
+        self._python = None if python is None else str(Path(python).expanduser())
+        if self._python is None and importlib.util.find_spec("verl") is None:
+            raise MissingExtraError("verl", "verl")
+        self._setup = setup
+        self._log_file = setup.work_dir.resolve() / "logs" / "verl.log"
+        self._folder = Path()
+        self._listener: socket.socket | None = None
+        self._pipe: ChildPipe | None = None
+        self._ready: dict[str, Any] = {}
+        self._keeper: asyncio.Task[None] | None = None
+        self._restarting = asyncio.Lock()
+        self._calls = 0
+        self._lost = False
+        """The learner is gone with what it had learned, and nobody has asked for another yet."""
+        self._told = False
+        """Whoever drives the engine knows that, and will ask."""
+        self._saved: Path | None = None
+        """Folder of the weights that were saved or loaded last; None: the model's own."""
+        self._version = 0
+        self._unsaved = self._unpublished = False
+        """The learner's weights are no longer those of `_saved`, or of `_version`."""
+        self._begin: tuple[Path | None, int] = (None, 0)
+        """The last folder that was published too, and its version: these serve when verl is started again."""
+
+    @property
+    def device(self) -> str:
+        return str(self._ready.get("device", ""))
+
+    @property
+    def support(self) -> Support:
+        return support(self._setup.needs.reference)
+
+    def pids(self) -> dict[str, int]:
+        return {} if self._pipe is None else {"driver": self._pipe.child.pid, **self._ready.get("pids", {})}
+
+    async def start(self) -> dict[str, Endpoints]:
+        self._folder = find_model(self._setup.model).resolve()
+        make_private_folder(self._setup.work_dir)
+        self._log_file.parent.mkdir(exist_ok=True)
+        self._listener = listen("127.0.0.1", 0)
+        try:
+            await self._start()
+            await self.publish(0)
+        except BaseException:
+            await self.close()
+            raise
+        self._keeper = asyncio.create_task(self._keep())
+        url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        rollout = self._setup.config.options.get("actor_rollout_ref", {}).get("rollout", {})
+        raw = str(rollout.get("logprobs_mode", "")).startswith("raw")
+        return {DEFAULT_POLICY: Endpoints(urls=[url], logprobs="raw" if raw else "processed", seeded=False)}
+
+    async def watch(self) -> None:
+        assert self._keeper is not None
+        await asyncio.shield(self._keeper)  # a watch that is no longer needed is cancelled, the next one watches on
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError, EngineError):  # whoever watched was told
+                await self._keeper
+            self._keeper = None
+        await self._stop()
+        if self._listener is not None:
+            self._listener.close()
+        self._listener, self._ready = None, {}
+
+    async def restart_learner(self) -> None:
+        self._lost = self._told = True  # until it stands, nobody else is to start one
+        await self._restart()
+        self._lost = self._told = self._unsaved = False
+        self._saved, self._unpublished = None, True
+
+    async def _operate(self, policy: str, operation: str, *arguments: Any) -> Any:
+        if policy != DEFAULT_POLICY:
+            raise EngineError(f"the verl engine has one policy, {DEFAULT_POLICY!r}; {policy!r} is not known")
+        if self._pipe is None:
+            raise EngineError("the engine is not started")
+        if self._lost:
+            self._told = True
+            raise LearnerLostError(f"verl ended; resume from the last checkpoint ({self._tail()})")
+        self._calls += 1
+        try:
+            result = await self._call(operation, *arguments)
+        except PipeEndedError as ended:
+            self._lost = self._told = True
+            raise LearnerLostError(
+                f"verl ended during {operation}; resume from the last checkpoint ({self._tail()})"
+            ) from ended
+        finally:
+            self._calls -= 1
+        self._note(operation, arguments)
+        return result
+
+    async def _keep(self) -> None:
+        """Starts verl again where it ended while nobody was waiting for it; an operation that was says so itself."""
+        ends: list[float] = []
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self._pipe is None or self._pipe.child.poll() is None or self._calls or self._told:
+                continue
+            ends = [at for at in ends if at > time.monotonic() - RESTARTS_S] + [time.monotonic()]
+            if len(ends) > MAX_RESTARTS:
+                raise EngineError(f"verl ended {len(ends)} times within {RESTARTS_S:g} s; {self._tail()}")
+            log.warning("verl ended with code %s; starting it again", self._pipe.child.returncode)
+            self._lost = True
+            await self._restart()
+            folder, version = self._begin
+            with contextlib.suppress(PipeEndedError):  # it ended again, and is found so
+                if folder is not None:
+                    await self._call("load", folder)
+                await self._call("publish", version)
+
+    def _note(self, operation: str, arguments: tuple[Any, ...]) -> None:
+        """Keep in mind what verl is to begin with, should it end."""
+        if operation == "optim_step":
+            self._unsaved = self._unpublished = True
+        elif operation in ("save", "load"):
+            self._saved, self._unsaved = arguments[0], False
+            self._unpublished = self._unpublished or operation == "load"
+        elif operation == "publish":
+            self._version, self._unpublished = arguments[0], False
+        if not (self._unsaved or self._unpublished):
+            self._begin = self._saved, self._version
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        assert self._pipe is not None
+        return await asyncio.to_thread(self._pipe.call, method, *arguments)
+
+    async def _restart(self) -> None:
+        async with self._restarting:
+            await self._stop()
+            await self._start()
+
+    async def _stop(self) -> None:
+        if self._pipe is not None:
+            pipe, self._pipe = self._pipe, None
+            await asyncio.to_thread(stop_child, pipe.child, GRACE_S)
+            pipe.close()
+
+    async def _start(self) -> None:
+        assert self._listener is not None
+        ours, theirs = socket.socketpair()
+        options = verl_options(self._setup, self._folder)
+        descriptors = {"--pipe": theirs.fileno(), "--listen": self._listener.fileno()}
+        limits = self._setup.watchdog.limits
+        with theirs:
+            child = self._setup.watchdog.start(
+                "verl",
+                [
+                    "agentlightning.engines.verl.driver",
+                    *(word for name, value in descriptors.items() for word in (name, str(value))),
+                    *("--options", json.dumps(asdict(options))),
+                ],
+                python=self._python,
+                stall_timeout_s=max(limits.stall_timeout_s, limits.start_timeout_s),  # a start makes no progress
+                withhold=self._setup.withhold,
+                pass_fds=list(descriptors.values()),
+                env={"RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false"},
+                log=self._log_file,
+            )
+        self._pipe = ChildPipe(child, Connection(ours.detach()))
+        try:
+            self._ready = await asyncio.wait_for(asyncio.to_thread(self._pipe.receive), limits.start_timeout_s)
+        except TimeoutError as late:
+            child.kill()  # which ends the thread that waits
+            raise EngineError(
+                f"verl is not ready after {limits.start_timeout_s:g} s; raise trainer.start_timeout_s, else see why: "
+                f"{self._tail()}"
+            ) from late
+        except PipeEndedError as ended:
+            code = await asyncio.to_thread(child.wait)
+            raise EngineError(f"verl ended with code {code} before it was ready; {self._tail()}") from ended
+
+    def _tail(self) -> str:
+        lines = self._log_file.read_text(errors="replace").strip().splitlines()[-5:] if self._log_file.is_file() else []
+        return f"its log {self._log_file} ends: {' | '.join(lines)}" if lines else f"its log {self._log_file} is empty"
