@@ -43,6 +43,7 @@ async def sample_when_it_serves(served: Endpoints, prompt: list[int]):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # verl starts twice, and Ray's agents take a minute to end
 async def test_verl_that_ends_between_operations_serves_the_saved_weights_again_and_leaves_no_process(
     verl_environment: None, tmp_path: Path
 ) -> None:

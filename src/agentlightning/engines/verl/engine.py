@@ -151,12 +151,18 @@ class VerlEngine(ForwardingEngine):
                 raise EngineError(f"verl ended {len(ends)} times within {RESTARTS_S:g} s; {self._tail()}")
             log.warning("verl ended with code %s; starting it again", self._pipe.child.returncode)
             self._lost = True
-            await self._restart()
             folder, version = self._begin
-            with contextlib.suppress(PipeEndedError):  # it ended again, and is found so
+            try:
+                await self._restart()
                 if folder is not None:
                     await self._call("load", folder)
                 await self._call("publish", version)
+            except PipeEndedError:
+                continue  # it ended again, and is found so
+            except EngineError as error:
+                if self._pipe is None or self._pipe.child.poll() is None:
+                    raise
+                log.warning("verl did not come back: %s", error)
 
     def _note(self, operation: str, arguments: tuple[Any, ...]) -> None:
         """Keep in mind what verl is to begin with, should it end."""
