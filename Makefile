@@ -125,6 +125,12 @@ define install
 		$(BIN)/pip --python $(1)/bin/python --disable-pip-version-check install --quiet --no-compile --no-deps $(2)
 endef
 
+# $(1): the environment; $(2): more folders. Where Python keeps no bytecode of what it imports, every process of the tests would compile
+# torch and transformers anew, 5 seconds of CPU each.
+define compile
+	test -z "$$PYTHONDONTWRITEBYTECODE" || $(1)/bin/python -m compileall -q -j 2 $(1)/lib $(2) >/dev/null 2>&1 || true
+endef
+
 # torch goes first and alone: on Linux without a GPU it has to be a CPU build, where anything else that asks for torch would
 # pull gigabytes of CUDA packages. A CPU build that pip finds by itself is taken, else PyTorch's own CPU index is asked.
 .venv/.installed: requirements.lock pyproject.toml
@@ -134,20 +140,21 @@ endef
 	$(get_uv)
 	$(call install,.venv,-r requirements.lock)
 	$(call install,.venv,--editable .)
+	$(call compile,.venv,src)
 	touch $@
 
 # vLLM conflicts with half of what stands in .venv. On a machine that cannot have it, its tests are left out.
 .venv-vllm/.installed: tests/vllm/vllm.lock tests/vllm/cpu_torchvision/sitecustomize.py | .venv/.installed
 	$(new_environment)
 	$(call install_torch,$(@D))
-	{ $(call install,$(@D),-r $<); } && cp $(word 2,$^) $(@D)/lib/python3*/site-packages/ && touch $@ || \
+	{ $(call install,$(@D),-r $<); } && cp $(word 2,$^) $(@D)/lib/python3*/site-packages/ && { $(call compile,$(@D)); } && touch $@ || \
 		{ echo "vLLM cannot be installed here: its tests are left out"; rm -rf .venv-vllm; }
 
 # verl has versions of its own of transformers and others. Its processes import this package, too.
 .venv-verl/.installed: tests/verl_engine/verl.lock | .venv/.installed
 	$(new_environment)
 	$(call install_torch,$(@D))
-	{ $(call install,$(@D),-r $< --editable .); } && touch $@ || \
+	{ $(call install,$(@D),-r $< --editable .); } && { $(call compile,$(@D)); } && touch $@ || \
 		{ echo "verl cannot be installed here: its tests are left out"; rm -rf .venv-verl; }
 
 # Phoenix, a real viewer of traces, for `make test-phoenix`.

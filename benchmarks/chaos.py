@@ -18,7 +18,9 @@ once. resampled: attempts at a step's rollouts that began after its list was wri
 completed: every step is closed and the run is finished.
 
     python benchmarks/chaos.py --store sqlite|postgres|redis|http --kills 20 [--hang] [--seed N] [--quick]
-        [--keep FOLDER]
+        [--keep FOLDER] [--vllm PYTHON]
+
+With --vllm the sampler is a vLLM server, started by an interpreter that has it: it takes about half a minute to be back.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ from chaos_record import Record
 MODULES = {
     "server": "agentlightning.gateway",
     "sampler": "agentlightning.engines.local.sampler",
+    "vllm": "agentlightning_vllm",
     "learner": "agentlightning.engines.local.learner_process",
     "worker": "agentlightning.runner",
 }
@@ -95,6 +98,12 @@ every = {EVAL_EVERY}
 sampled = false
 [engine]
 learner_threads = 1
+{{sampler}}
+"""
+VLLM = """
+sampler = "vllm"
+kv_cache_memory_gb = 0.5
+vllm = {{ python = "{python}" }}
 """
 
 
@@ -106,6 +115,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="fewer steps between kills")
     parser.add_argument("--model", type=Path, help="the demo's warm-started policy, where it is built already")
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="interpreter that has vLLM, which then samples")
     parser.add_argument("--keep", type=Path, help="work in this folder, and leave it")
     given = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -115,7 +125,9 @@ def main() -> None:
         apart = STEPS_A_QUICK_KILL if given.quick else STEPS_A_KILL
         steps = apart * given.kills + 2
         place = stack.enter_context(PLACES[given.store](folder))
-        run = ChaosRun(folder, place, given.model or build_model(folder / "model"), steps, given.hang)
+        heads = ["--head-dim", "32"] if given.vllm else []  # vLLM on a CPU takes no smaller ones
+        model = given.model or build_model(folder / "model", *heads)
+        run = ChaosRun(folder, place, model, steps, given.hang, given.vllm)
         stack.callback(run.end)
         started = time.monotonic()
         run.start()
@@ -129,10 +141,10 @@ def main() -> None:
         print(json.dumps({"kills": run.killed.total(), **figures, **hung, "ended_unasked": unasked, **counts}))
 
 
-def build_model(folder: Path) -> Path:
+def build_model(folder: Path, *more: str) -> Path:
     """The policy that the lookup demo begins with."""
     module = ["-m", "agentlightning.demo.warm_start", "--task", "lookup", "--threads", "1", "--to", str(folder)]
-    subprocess.run([sys.executable, *module], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, *module, *more], check=True, stdout=subprocess.DEVNULL)
     return folder
 
 
@@ -276,8 +288,11 @@ def _agl(folder: Path, output: Any, *arguments: str) -> subprocess.Popen[bytes]:
 class ChaosRun:
     """One run of ``agl train`` in a folder, seen and killed from outside."""
 
-    def __init__(self, folder: Path, place: Place, model: Path, steps: int, hang: bool = False) -> None:
+    def __init__(
+        self, folder: Path, place: Place, model: Path, steps: int, hang: bool = False, vllm: Path | None = None
+    ) -> None:
         self.place = place
+        self._vllm = vllm is not None
         self.hangs = hang
         self.killed: Counter[str] = Counter()
         """By role; with `hang`, stopped."""
@@ -286,7 +301,12 @@ class ChaosRun:
         self._folder = folder
         self._trainer: subprocess.Popen[bytes] | None = None
         (folder / "run.toml").write_text(
-            CONFIG.format(model=model.resolve(), steps=steps, limits=LIMITS if hang else "")
+            CONFIG.format(
+                model=model.resolve(),
+                steps=steps,
+                limits=LIMITS if hang else "",
+                sampler="" if vllm is None else VLLM.format(python=vllm.absolute()),
+            )
         )
         for name, split, count in (("train.jsonl", "train", TASKS * steps), ("val.jsonl", "test", 6)):
             tasks = rows(lookup, split, count, 0)  # type: ignore[arg-type]  # a module is a DemoTask
@@ -407,10 +427,11 @@ class ChaosRun:
         """The trainer's children of this role, in the order of their ids."""
         assert self._trainer is not None
         found = []
+        module = MODULES["vllm" if role == "sampler" and self._vllm else role]
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self._trainer.pid).children():
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                    if MODULES[role] in process.cmdline():
+                    if module in process.cmdline():
                         found.append(process)
         return sorted(found, key=lambda process: process.pid)
 
