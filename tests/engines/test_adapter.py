@@ -9,7 +9,6 @@ from typing import Any
 import aiohttp
 import pytest
 import torch
-from engine_sequences import sequence
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -19,6 +18,7 @@ from agentlightning.engines.local.engine import LocalEngine
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions, Lora
 from agentlightning.errors import ModelError
+from agentlightning.testing.engine_contract import sequence
 from agentlightning.trainer.checkpoint import export_policy
 from agentlightning.training_types import Loss, TrainingSequence
 

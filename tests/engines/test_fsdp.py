@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine_sequences import sequence
 from peft import PeftModel
 from safetensors.torch import load_file
 from test_learner import batch
@@ -28,6 +27,7 @@ from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions, Lora
 from agentlightning.engines.local.ranks import Ranks
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
+from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
 from agentlightning.watchdog import HangLimits
 

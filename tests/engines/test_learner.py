@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from engine_sequences import sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.saved_folders import damage
 from agentlightning.errors import EngineError, ModelError
+from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, TrainingSequence
 
 SFT = Loss(name="sft")

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from engine_sequences import sequence
 from transformers import AutoModelForCausalLM
 
 from agentlightning.engines import preferences
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import EngineError, ModelError
+from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
 
 LOSSES = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_sequences import sequence
 
 from agentlightning.config import parse_config
 from agentlightning.engines.local.batches import Batch, batches
@@ -13,6 +12,7 @@ from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.local.ranks import Ranks
 from agentlightning.engines.setup import EngineNeeds
 from agentlightning.errors import ConfigError, EngineError
+from agentlightning.testing.engine_contract import sequence
 from agentlightning.trainer.processes import engine_support
 from agentlightning.training_types import TrainingSequence
 

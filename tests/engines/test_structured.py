@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine_sequences import sequence
 from tokenizers import Tokenizer, models
 from toy_model import write_tokenizer
 from transformers import AutoModelForCausalLM
@@ -24,6 +23,7 @@ from agentlightning.engines.local.sampler import Sampler, open_sampler
 from agentlightning.errors import EngineError, InputError
 from agentlightning.rendering.grammar import structured_outputs
 from agentlightning.rendering.grammar_masks import Grammars
+from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence, Transition
 from agentlightning.types import JSON
 

@@ -72,7 +72,8 @@ def test_busy_seconds_are_those_of_the_cores_in_question_without_idle_time(tmp_p
 
 def test_a_learner_that_is_told_no_number_finds_one_between_its_micro_batches(llama: Path) -> None:
     import torch
-    from engine_sequences import sequence
+
+    from agentlightning.testing.engine_contract import sequence
 
     learner = Learner(llama, LearnerOptions(threads=None))
     assert torch.get_num_threads() == 1

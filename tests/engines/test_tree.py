@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine_sequences import sequence
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from agentlightning.engines.local import tree
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.errors import ModelError
+from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, TrainingSequence
 
 Rows = list[list[int]]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from engine_sequences import sequence
 
 from agentlightning.engines.local.learner import Learner
 from agentlightning.engines.local.options import LearnerOptions
 from agentlightning.engines.losses import value_loss
 from agentlightning.errors import EngineError, ModelError
+from agentlightning.testing.engine_contract import sequence
 from agentlightning.training_types import Loss, TrainingSequence
 
 VALUE = Loss(name="reinforce", value=0.0)

@@ -46,25 +46,13 @@ def demo(
     import orjson
 
     from agentlightning.cli.train import report, supervised
-    from agentlightning.config_base import parse_settings
-    from agentlightning.config_engine import EngineConfig
     from agentlightning.demo.training import configure, summarize, warm_start
-    from agentlightning.engines.vllm.arguments import check_settings
-    from agentlightning.errors import ConfigError
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.interrupts import run_interruptible
     from agentlightning.trainer.training import new_run_id
 
-    if vllm_python is not None and sampler != "vllm":
-        raise ConfigError(f"--vllm-python has no effect with --sampler {sampler}; expected --sampler vllm")
-    engine: JSON = {"learner": learner, "learner_processes": processes}
-    if sampler == "vllm":
-        python = str(vllm_python or Path(".venv-vllm/bin/python"))
-        engine |= {"sampler": "vllm", "vllm": {"python": python}, "kv_cache_memory_gb": 0.5}
-    settings = parse_settings(EngineConfig, engine, "engine")  # before the warm start
-    if sampler == "vllm":
-        check_settings(settings)
+    engine = _engine_settings(learner, processes, sampler, vllm_python)
     started = time.time()
     folder = RunFolder(runs, new_run_id())
     title = f"demo {task}, seed {seed}{f', {control}' if control else ''}"
@@ -100,3 +88,22 @@ def _table(summary: dict[str, float]) -> object:
     table.add_row("before training", f"{summary['before_greedy']:.2f}", f"{summary['before_t1']:.2f}")
     table.add_row("after training", f"{summary['after_greedy']:.2f}", f"{summary['after_t1']:.2f}")
     return table
+
+
+def _engine_settings(learner: str, processes: int | None, sampler: str, vllm_python: Path | None) -> JSON:
+    """The table [engine] beside the demo's own. ConfigError, before the warm start, where it cannot be."""
+    from agentlightning.config_base import parse_settings
+    from agentlightning.config_engine import EngineConfig
+    from agentlightning.engines.vllm.arguments import check_settings
+    from agentlightning.errors import ConfigError
+
+    if vllm_python is not None and sampler != "vllm":
+        raise ConfigError(f"--vllm-python has no effect with --sampler {sampler}; expected --sampler vllm")
+    engine: JSON = {"learner": learner, "learner_processes": processes}
+    if sampler != "vllm":
+        parse_settings(EngineConfig, engine, "engine")
+        return engine
+    engine |= {"sampler": "vllm", "vllm": {"python": str(vllm_python or Path(".venv-vllm/bin/python"))}}
+    engine["kv_cache_memory_gb"] = 0.5
+    check_settings(parse_settings(EngineConfig, engine, "engine"))
+    return engine
