@@ -33,7 +33,7 @@ from verl.workers.rollout.llm_server import LLMServerManager
 from agentlightning.disk import sync
 from agentlightning.engines.losses import summary
 from agentlightning.engines.models import context_length, copy_tokenizer, first_line
-from agentlightning.engines.saved_folders import replace_folder, seal
+from agentlightning.engines.saved_folders import LEARNER_FOLDER, LEARNER_STATE, replace_folder, seal
 from agentlightning.engines.verl.loss import summed_loss
 from agentlightning.engines.verl.options import VerlOptions, merged
 from agentlightning.engines.verl.worker import TrainingWorker
@@ -45,8 +45,6 @@ UNLISTED = ("mixed_precision",)
 """Fields of verl's configuration that its own tree leaves out."""
 OPEN = ("ray_init", "runtime_env")
 """Tables of verl's tree that take more keys than they have there, as empty ones do."""
-STATE = "verl"
-"""Folder of a checkpoint that verl writes and reads."""
 
 
 class VerlWorkers:
@@ -157,10 +155,11 @@ class VerlWorkers:
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         shutil.rmtree(temporary, ignore_errors=True)
         try:
-            self._group.save_checkpoint(str(temporary / STATE))
-            for file in (temporary / STATE / "huggingface").iterdir():
+            self._group.save_checkpoint(str(temporary / LEARNER_FOLDER))
+            for file in (temporary / LEARNER_FOLDER / "huggingface").iterdir():
                 file.rename(temporary / file.name)
             copy_tokenizer(self._folder, temporary)
+            torch.save({"workers": self._group.world_size}, temporary / LEARNER_STATE)
             _name_dtype(temporary)
             seal(temporary)
             replace_folder(temporary, path)
@@ -172,9 +171,11 @@ class VerlWorkers:
 
     def load(self, path: Path) -> None:
         """Back to a saved state: the next update is bit for bit the one that would have followed the save."""
-        state = Path(path) / STATE
+        state = Path(path) / LEARNER_FOLDER
         if not state.is_dir():
-            raise ModelError(f"checkpoint {path}: it has no folder {STATE}, so it was not written by this engine")
+            raise ModelError(
+                f"checkpoint {path}: it has no folder {LEARNER_FOLDER}, so it was not written by this engine"
+            )
         world = json.loads((state / "fsdp_config.json").read_text())["world_size"] if self._is_fsdp(state) else None
         if world not in (None, self._group.world_size):
             raise ModelError(f"checkpoint {path}: {world} workers wrote it; expected {self._group.world_size}")
