@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 from vllm_house import VllmServer
+from vllm_process import PROCESSED, serving
 
 from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.setup import make_engine
 from agentlightning.engines.vllm.server import VLLM_SIDE
 from agentlightning.testing.contract_model import write_contract_model
 from agentlightning.testing.engine_contract import SFT, LiveEndpoints, contract_setup, sequence
-from conftest import PROCESSED, serving
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

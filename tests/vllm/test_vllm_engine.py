@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from vllm_process import PYTHON
 
 from agentlightning.testing import engine_contract
 from agentlightning.testing.engine_contract import *  # noqa: F403
-from conftest import PYTHON
 
 pytestmark = [engine_contract.pytestmark, pytest.mark.vllm, pytest.mark.slow]
 
