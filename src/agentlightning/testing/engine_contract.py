@@ -45,7 +45,7 @@ from agentlightning.training_types import Loss, Preference, PreferenceLoss, Trai
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SFT = Loss(name="sft")
-BACK_S = 180.0
+BACK_S = 600.0
 """Seconds that a part that was killed may take until it serves again."""
 
 
