@@ -29,21 +29,18 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 import psutil
@@ -52,6 +49,7 @@ from agentlightning.demo import lookup
 from agentlightning.demo.tasks import rows
 from agentlightning.trainer.checkpoint import RunFolder
 from chaos_record import Record
+from chaos_stores import PLACES, Place, start_agl
 
 MODULES = {
     "server": "agentlightning.gateway",
@@ -61,7 +59,6 @@ MODULES = {
     "worker": "agentlightning.runner",
 }
 TASKS, GROUP, MINIBATCHES, CHECKPOINT_EVERY, EVAL_EVERY = 6, 4, 2, 3, 8
-STORE_AWAY_S = 1.0
 DEADLINE_S = 1200.0
 STEPS_A_KILL, STEPS_A_QUICK_KILL = 5, 3
 """Steps of the run for each kill; it comes within the time that all but one of them take."""
@@ -148,140 +145,6 @@ def build_model(folder: Path, *more: str) -> Path:
     return folder
 
 
-# --- where the store is -------------------------------------------------------------------------------------------------
-
-
-class Place(Protocol):
-    """A store and the server that keeps it, if it has one."""
-
-    url: str
-    """What the trainer is told."""
-    record: str
-    """What reads the store at the end."""
-    roles: tuple[str, ...]
-
-    def kill(self) -> None:
-        """SIGKILL for the store's server, which is back when this returns."""
-
-    def processes(self) -> list[psutil.Process]:
-        """The store's server, parents first; none where it has none."""
-
-
-class _File:
-    """A SQLite file that the trainer's own server owns."""
-
-    roles = ("trainer", "sampler", "learner", "server", "worker")
-
-    def __init__(self, folder: Path) -> None:
-        self.url = self.record = f"sqlite:///{folder}/agl.db"
-
-    def kill(self) -> None:
-        raise NotImplementedError("a file has no server of its own")
-
-    def processes(self) -> list[psutil.Process]:
-        return []
-
-
-class _Served(_File):
-    """A SQLite file behind ``agl serve``."""
-
-    roles = ("trainer", "sampler", "learner", "store", "worker")
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self._port = listener.getsockname()[1]
-        self._folder = folder
-        self.url = f"http://127.0.0.1:{self._port}"
-        self.start()
-
-    def start(self) -> None:
-        with (self._folder / "serve.log").open("ab") as log:
-            self.process = _agl(self._folder, log, "serve", "--store", self.record, "--port", str(self._port))
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        time.sleep(STORE_AWAY_S)
-        self.start()
-
-    def processes(self) -> list[psutil.Process]:
-        return [psutil.Process(self.process.pid)]
-
-
-class _Database:
-    """A database server; the trainer's own server is a client of it."""
-
-    roles = ("trainer", "sampler", "learner", "server", "worker", "store")
-
-    def __init__(self, server: Any, url: str) -> None:
-        self._server = server
-        self.url = self.record = url
-
-    def kill(self) -> None:
-        self._server.kill()
-        time.sleep(STORE_AWAY_S)
-        self._server.start()
-
-    def processes(self) -> list[psutil.Process]:
-        server = psutil.Process(self._server.pid)
-        return [server, *server.children(recursive=True)]
-
-
-@contextlib.contextmanager
-def at_file(folder: Path) -> Iterator[Place]:
-    yield _File(folder)
-
-
-@contextlib.contextmanager
-def at_server(folder: Path) -> Iterator[Place]:
-    served = _Served(folder)
-    try:
-        yield served
-    finally:
-        served.process.kill()
-        served.process.wait()
-
-
-@contextlib.contextmanager
-def at_postgres(folder: Path) -> Iterator[Place]:
-    sys.path.append(str(Path(__file__).parents[1] / "tests" / "store"))
-    from postgres_server import PostgresServer
-
-    with PostgresServer() as server:
-        yield _Database(server, server.url())
-
-
-@contextlib.contextmanager
-def at_redis(folder: Path) -> Iterator[Place]:
-    sys.path.append(str(Path(__file__).parents[1] / "tests" / "store"))
-    from redis_server import RedisServer
-
-    with RedisServer() as server:
-        yield _Database(server, server.url("chaos"))
-
-
-PLACES: dict[str, Callable[[Path], AbstractContextManager[Place]]] = {
-    "sqlite": at_file,
-    "http": at_server,
-    "postgres": at_postgres,
-    "redis": at_redis,
-}
-
-
-def _agl(folder: Path, output: Any, *arguments: str) -> subprocess.Popen[bytes]:
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("AGL_")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "agentlightning", *arguments],
-        cwd=folder,
-        env={**plain, "COLUMNS": "240"},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-    )
-
-
 # --- the run and its processes ------------------------------------------------------------------------------------------
 
 
@@ -353,7 +216,7 @@ class ChaosRun:
         folder = self.run_folder
         words = ["run.toml", "--store", self.place.url] if folder is None else ["--resume", folder.run_id]
         with self.output.open("ab") as output:
-            self._trainer = _agl(self._folder, output, "train", *words, "--runs", str(self._folder / "runs"))
+            self._trainer = start_agl(self._folder, output, "train", *words, "--runs", str(self._folder / "runs"))
 
     def kill(self, role: str, rng: random.Random) -> bool:
         """SIGKILL for a process of this role; False where none runs now."""

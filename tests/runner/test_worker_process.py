@@ -310,30 +310,6 @@ async def test_a_stopped_worker_ends_in_time_and_reports_what_it_lost(bench: Ben
     assert await attempts(bench, hang) == [("lost", "the worker was stopped")]
 
 
-async def test_a_draining_worker_claims_nothing_more_and_lets_its_agents_end(bench: Bench, tmp_path: Path) -> None:
-    go, begun = tmp_path / "go", tmp_path / "begun"
-    [running] = await bench.enqueue({"do": "wait", "go": str(go), "begun": str(begun)})
-    process = drained_worker(bench, bench.file(tmp_path, AGENT))
-    await written(begun)
-    await told_to_drain(process)
-    [late] = await bench.enqueue({})
-    go.touch()
-    assert await ended(process) == 0
-    assert [state for state, _ in await attempts(bench, running)] == ["succeeded"]
-    assert await attempts(bench, late) == []
-
-
-async def test_a_second_signal_gives_the_leases_of_a_draining_worker_back_at_once(bench: Bench, tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-    [running] = await bench.enqueue({"do": "fail later", "file": str(begun)})
-    process = drained_worker(bench, bench.file(tmp_path, ASYNC_AGENT))
-    await written(begun)
-    await told_to_drain(process)
-    process.send_signal(signal.SIGTERM)
-    assert await ended(process) == 0
-    assert await attempts(bench, running) == [("lost", "the worker was stopped")]
-
-
 async def test_a_worker_claims_where_it_has_the_labels_that_the_run_asks_for_and_ends_where_not(
     bench: Bench, tmp_path: Path
 ) -> None:
@@ -366,20 +342,6 @@ async def test_a_worker_of_many_agents_holds_three_connections_at_most(bench: Be
     assert 1 <= sum(one.raddr != () and one.raddr.port == port for one in connections) <= 3
     go.touch()
     assert {rollout.state for rollout in await bench.settled(held)} == {"succeeded"}
-
-
-def drained_worker(bench: Bench, agent: str) -> subprocess.Popen[bytes]:
-    """A worker that drains for as long as it takes."""
-    return bench.worker_process("--agent", agent, "--drain-timeout-s", "600", stderr=subprocess.PIPE)
-
-
-async def told_to_drain(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, and its word that it drains."""
-    process.send_signal(signal.SIGTERM)
-    assert process.stderr is not None
-    with process.stderr as stderr:
-        lines = await asyncio.to_thread(lambda: next(line for line in stderr if b"draining" in line))
-    assert lines == b"note: draining: 1 running, which get 600 s; again ends them at once\n"
 
 
 async def test_a_child_worker_ends_with_its_parent(bench: Bench, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ they are found by entry point, or by ``package.module:Engine``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,8 +15,6 @@ from agentlightning.config_engine import EngineConfig
 from agentlightning.engines.base import Engine
 from agentlightning.errors import ConfigError, EngineError, boundary
 from agentlightning.watchdog import Watchdog
-
-ALWAYS_READ = ("name",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +48,7 @@ class EngineSetup:
     def expect_only(self, *read: str) -> None:
         """ConfigError where a setting of the table [engine] differs from its default and is none of those that this engine
         reads: it would have no effect."""
-        for name in sorted(self.config.model_fields_set - {*ALWAYS_READ, *read}):
+        for name in sorted(self.config.model_fields_set - {"name", *read}):
             if getattr(self.config, name) != getattr(EngineConfig(), name):
                 raise ConfigError(f"engine.{name} has no effect with the engine {self.config.name!r}; leave it out")
 
@@ -59,11 +57,11 @@ EngineMaker = Callable[[EngineSetup], Engine]
 """Makes an engine and starts nothing. Raises ConfigError, ModelError, MissingExtraError."""
 
 
-def make_engine(setup: EngineSetup, built_in: Collection[str] = ()) -> Engine:
+def make_engine(setup: EngineSetup) -> Engine:
     """The engine that the setup names, made and not started.
 
     ConfigError where none has the name; EngineError where making it raises anything but our own errors.
     """
-    maker: EngineMaker = load_plugin("engine", setup.config.name, built_in)
+    maker: EngineMaker = load_plugin("engine", setup.config.name, ())
     with boundary(f"the engine {setup.config.name!r}", EngineError):
         return maker(setup)

@@ -176,9 +176,9 @@ class VerlWorkers:
             raise ModelError(
                 f"checkpoint {path}: it has no folder {LEARNER_FOLDER}, so it was not written by this engine"
             )
-        world = json.loads((state / "fsdp_config.json").read_text())["world_size"] if self._is_fsdp(state) else None
-        if world not in (None, self._group.world_size):
-            raise ModelError(f"checkpoint {path}: {world} workers wrote it; expected {self._group.world_size}")
+        wrote = torch.load(Path(path) / LEARNER_STATE, weights_only=True)["workers"]
+        if self._is_fsdp(state) and wrote != self._group.world_size:
+            raise ModelError(f"checkpoint {path}: {wrote} workers wrote it; expected {self._group.world_size}")
         self._group.load_checkpoint(str(state))
         self._group.optimizer_zero_grad()
         self._pending = False
