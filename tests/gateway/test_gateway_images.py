@@ -45,7 +45,7 @@ async def test_a_picture_is_recorded_by_hash_and_reaches_the_engine_beside_the_i
     start = call.images[0].start
     assert call.images == [ImageSpan(hash=name, start=start, end=start + TOKENS)]
     assert call.messages == [user("what is", {"type": "image", "image": name}, "?")]
-    assert await sighted.store.images(sighted.run_id, [name]) == {name: RED}
+    assert await sighted.store.files(sighted.run_id, [name]) == {name: RED}
     [request] = sighted.engine.requests
     [part] = request["content_parts"]
     assert (part["uuid"], base64.b64decode(part["url"].partition(",")[2])) == (name, RED)
@@ -217,7 +217,7 @@ async def test_a_picture_that_two_rollouts_send_is_kept_once(sighted: House) -> 
         await post(sighted, claim, "chat/completions", {"messages": [user(chat_image(RED))]})
     [size] = await sighted.store.sizes([sighted.run_id])
     assert size.calls == 2
-    assert await sighted.store.images(sighted.run_id, [sha256(RED).hexdigest()]) == {sha256(RED).hexdigest(): RED}
+    assert await sighted.store.files(sighted.run_id, [sha256(RED).hexdigest()]) == {sha256(RED).hexdigest(): RED}
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {

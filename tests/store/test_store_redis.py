@@ -117,6 +117,25 @@ async def test_a_store_of_an_older_schema_is_refused_until_it_is_upgraded_and_ke
         assert [each.version for each in await store.resources(run_id, "pause:default")] == [2]
 
 
+async def test_an_upgrade_keeps_images_as_files_until_nobody_uses_them(redis: RedisServer) -> None:
+    url = redis.url()
+    async with RedisLightningStore(url) as store:
+        [claim] = await finished(store, 1)
+        run_id, rollout_id = claim.rollout.run_id, claim.rollout.id
+        await store.put_files(run_id, rollout_id, {"hash": b"picture"})
+    connection = RedisConnection(Address.at(url), load(), Notifier())
+    await connection.open()
+    for new in (f"files:{run_id}", f"file_users:{run_id}:hash", f"file_uses:{rollout_id}"):
+        await connection.rename(new, new.replace("file", "image", 1))
+    await connection.query([("HSET", "meta", "schema_version", 7)])
+    await connection.close()
+    await upgrade(url)
+    async with RedisLightningStore(url) as store:
+        assert await store.files(run_id, ["hash"]) == {"hash": b"picture"}
+        await store.drop_records([rollout_id])
+        assert await store.files(run_id, ["hash"]) == {}
+
+
 async def test_an_upgrade_brings_nothing_back_of_a_run_that_is_being_deleted(redis: RedisServer) -> None:
     url = redis.url()
     async with RedisLightningStore(url) as store:

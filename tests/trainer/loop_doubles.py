@@ -137,7 +137,7 @@ async def answer(
     rollout = claim.rollout
     images = {image_hash(picture): picture} if picture else {}
     if images:
-        await store.put_images(rollout.run_id, rollout.id, images)
+        await store.put_files(rollout.run_id, rollout.id, images)
     task = hashlib.md5(rollout.group_id.encode()).digest()[0]
     served = await store.resources(rollout.run_id, "default")
     for number in range(calls if served else 0):  # nobody answers before a policy is published

@@ -124,8 +124,13 @@ RULES: Mapping[str, MethodRule] = {
     "append_calls": _rule(
         "trainer", _each("calls", rollouts=True)
     ),  # a worker that could would forge what is trained on
-    "put_images": _rule("trainer", lambda given: Touched(runs=[given["run_id"]], rollouts=[given["rollout_id"]])),
-    "images": _rule(_ALL_READ, _run),
+    "put_files": _rule(
+        "trainer",
+        lambda given: Touched(
+            runs=[given["run_id"]], rollouts=[] if given["rollout_id"] is None else [given["rollout_id"]]
+        ),
+    ),
+    "files": _rule(_ALL_READ, _run),
     "append_spans": _rule("trainer worker", _each("spans", rollouts=True)),
     "calls": _rule(_ALL_READ, _rollouts),
     "spans": _rule(_ALL_READ, _rollouts),

@@ -93,14 +93,14 @@ class UploadedFiles:
                 most = f"{MAX_FILES} uploads of one attempt, {MAX_UPLOADED_BYTES >> 20} MiB in all"
                 raise ApiError(f"file: expected at most {most}", param="file")
             rollout = attempt.rollout
-            await self._store.put_images(rollout.run_id, rollout.id, {image_hash(data): data})
+            await self._store.put_files(rollout.run_id, rollout.id, {image_hash(data): data})
             told: JSON = {"id": file_id, "name": name[:MAX_NAME_CHARS], "mime_type": mime_type[:MAX_NAME_CHARS]}
             told |= {"purpose": purpose, "size": len(data)}
             return _file(await self._events.append(attempt, FILE_UPLOADED, told))
 
     async def content(self, attempt: TrackedAttempt, file: UploadedFile) -> bytes:
         """The bytes of a file."""
-        return (await self._store.images(attempt.rollout.run_id, [file.hash]))[file.hash]
+        return (await self._store.files(attempt.rollout.run_id, [file.hash]))[file.hash]
 
     async def delete(self, attempt: TrackedAttempt, file: UploadedFile) -> None:
         """Forget a file; durable when it returns."""

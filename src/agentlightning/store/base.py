@@ -231,16 +231,17 @@ class LightningStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def put_images(self, run_id: str, rollout_id: str, images: Mapping[str, bytes]) -> None:
-        """Keep files of images by the SHA-256 (hex) of their bytes, each once per run; durable on return.
+    async def put_files(self, run_id: str, rollout_id: str | None, files: Mapping[str, bytes]) -> None:
+        """Keep files by the SHA-256 (hex) of their bytes, each once per run; durable on return: images of a rollout's
+        requests, or (None) what all of a run needs, such as the tokenizer.
 
-        They stay as long as a rollout that was named with them has its records. NotFoundError if there is no such run or
-        rollout.
+        They stay as long as a rollout that was named with them has its records, or as the run. NotFoundError if there is no
+        such run or rollout.
         """
 
     @abc.abstractmethod
-    async def images(self, run_id: str, hashes: Sequence[str]) -> dict[str, bytes]:
-        """Files of images by hash; those that are not kept are absent."""
+    async def files(self, run_id: str, hashes: Sequence[str]) -> dict[str, bytes]:
+        """Files by hash; those that are not kept are absent."""
 
     @abc.abstractmethod
     async def append_spans(self, spans: Sequence[Span]) -> None:

@@ -45,9 +45,9 @@ READING = frozenset(
         "calls",
         "checkpoints",
         "count",
+        "files",
         "find_token",
         "follow_metrics",
-        "images",
         "metrics",
         "resources",
     }
@@ -163,8 +163,8 @@ class LightningStoreClient(LightningStore):
     async def append_spans(self, spans: Sequence[Span]) -> None:
         await self._append("append_spans", "spans", spans)
 
-    put_images = _request(LightningStore.put_images)
-    images = _request(LightningStore.images)
+    put_files = _request(LightningStore.put_files)
+    files = _request(LightningStore.files)
     mark_delivered = _request(LightningStore.mark_delivered)
     calls = _request(LightningStore.calls)
     spans = _request(LightningStore.spans)

@@ -123,7 +123,7 @@ async def _write_images(store: LightningStore, run_id: str, calls: Iterable[Call
     for name in sorted({image.hash for call in calls for image in call.images}):
         if (folder / name).exists():
             continue
-        for data in (await store.images(run_id, [name])).values():  # one at a time: an image may have megabytes
+        for data in (await store.files(run_id, [name])).values():  # one at a time: an image may have megabytes
             make_private_folder(folder)
             with open_private(folder / name, "wb") as file:
                 file.write(data)

@@ -87,5 +87,5 @@ async def read_images(store: LightningStore, calls: Iterable[Call]) -> dict[str,
     for run_id, hashes in named.items():
         wanted = sorted(hashes)
         for start in range(0, len(wanted), MAX_IMAGES):
-            found |= await store.images(run_id, wanted[start : start + MAX_IMAGES])
+            found |= await store.files(run_id, wanted[start : start + MAX_IMAGES])
     return found

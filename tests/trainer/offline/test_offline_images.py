@@ -78,7 +78,7 @@ async def test_the_images_of_recorded_calls_are_learned_from(
     async with InMemoryLightningStore() as store:
         await store.create_run("test", {}, "run")
         for rollout_id in await record(store, calls=[call]):
-            await store.put_images(SOURCE, rollout_id, {span.hash: data})
+            await store.put_files(SOURCE, rollout_id, {span.hash: data})
         assert await loop(store, engine, tmp_path, algorithm).run(resume=False) == STEPS
     assert len(engine.updates) == STEPS
     learned = {name for name, one in engine.learner.model.named_parameters() if one.grad is not None and one.grad.any()}

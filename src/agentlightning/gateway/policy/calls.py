@@ -332,7 +332,7 @@ class PolicyCalls:
         new = {image.hash: job.images.files[image.hash] for image in job.plan.images}
         if new:
             rollout = job.attempt.rollout
-            await self._store.put_images(rollout.run_id, rollout.id, new)
+            await self._store.put_files(rollout.run_id, rollout.id, new)
 
     async def _record_partial(self, job: PolicyJob) -> None:
         """The agent never saw the end of this call: what was sampled is kept, neither continued nor trained on."""

@@ -104,7 +104,7 @@ async def read_images(
 
 async def _stored(store: LightningStore, attempt: TrackedAttempt, name: str, admission: Admission) -> bytes:
     async with attempt.turn:
-        found = await store.images(attempt.rollout.run_id, [name])
+        found = await store.files(attempt.rollout.run_id, [name])
         if name not in found:
             raise ApiError(f"messages: the image {name} of an earlier response is not kept any more", param="messages")
         admission.take(len(found[name]))

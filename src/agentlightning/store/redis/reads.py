@@ -39,7 +39,7 @@ MAX_RECORD_ROLLOUTS_PER_READ = 50
 """Rollouts whose calls, spans or rewards are one reply."""
 MAX_METRICS_PER_READ = 5000
 MAX_ENTRIES_PER_READ = 1000
-MAX_IMAGES_PER_READ = 50
+MAX_FILES_PER_READ = 50
 
 _MODES: tuple[Mode, ...] = get_args(Mode)
 _STATES: tuple[RolloutState, ...] = get_args(RolloutState)
@@ -187,11 +187,11 @@ async def _ids_of_groups(connection: RedisConnection, query: RolloutQuery) -> li
 # --- the record -------------------------------------------------------------------------------------------------------
 
 
-async def images(connection: RedisConnection, run_id: str, hashes: Sequence[str]) -> dict[str, bytes]:
+async def files(connection: RedisConnection, run_id: str, hashes: Sequence[str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    for part in chunks(hashes, MAX_IMAGES_PER_READ):
-        [files] = await connection.query([("HMGET", f"images:{run_id}", *part)])
-        found.update({name: bytes(data) for name, data in zip(part, files, strict=True) if data is not None})
+    for part in chunks(hashes, MAX_FILES_PER_READ):
+        [kept] = await connection.query([("HMGET", f"files:{run_id}", *part)])
+        found.update({name: bytes(data) for name, data in zip(part, kept, strict=True) if data is not None})
     return found
 
 

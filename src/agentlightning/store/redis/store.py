@@ -199,10 +199,10 @@ class RedisLightningStore(WaitingStore):
     async def append_spans(self, spans: Sequence[Span]) -> None:
         await self._append("append_spans", [codec.span_row(span) for span in spans])
 
-    async def put_images(self, run_id: str, rollout_id: str, images: Mapping[str, bytes]) -> None:
-        await self._write("put_images", (run_id, rollout_id, sorted(images)), [images[name] for name in sorted(images)])
+    async def put_files(self, run_id: str, rollout_id: str | None, files: Mapping[str, bytes]) -> None:
+        await self._write("put_files", (run_id, rollout_id or "", sorted(files)), [files[name] for name in sorted(files)])
 
-    images = _reads(reads.images)
+    files = _reads(reads.files)
 
     async def mark_delivered(self, rollout_id: str, attempt: int, call_ids: Sequence[str], delivered: bool) -> None:
         # Read, then written whole: nothing else of a recorded call ever changes.

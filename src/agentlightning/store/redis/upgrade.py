@@ -35,15 +35,34 @@ async def upgrade(url: str) -> Upgraded:
         before = int(known)
         if before > SCHEMA_VERSION:
             raise newer_schema(name, before)
-        if before < 2:  # later ones have fields that may be absent, and rewrite nothing
-            [members] = await connection.query([("ZRANGEBYLEX", "runs", "-", "+")])
-            for member in members:
-                await _Run(connection, member.decode().partition(":")[2]).upgrade()
+        [members] = await connection.query([("ZRANGEBYLEX", "runs", "-", "+")])
+        for run_id in [member.decode().partition(":")[2] for member in members]:
+            if before < 2:
+                await _Run(connection, run_id).upgrade()
+            if before < 8:  # those between have fields that may be absent, and rewrite nothing
+                await _rename_images(connection, run_id)
         if before < SCHEMA_VERSION:
             await connection.query([("HSET", "meta", "schema_version", SCHEMA_VERSION)])
         return Upgraded(name, before, SCHEMA_VERSION)
     finally:
         await connection.close()
+
+
+async def _rename_images(connection: RedisConnection, run_id: str) -> None:
+    """Images of requests are kept as files. The list of a run goes last, since the others are found by it."""
+    [hashes] = await connection.query([("HKEYS", f"images:{run_id}")])
+    for name in [each.decode() for each in hashes]:
+        [users] = await connection.query([("SMEMBERS", f"image_users:{run_id}:{name}")])
+        for user in users:
+            await _rename(connection, f"image_uses:{user.decode()}", f"file_uses:{user.decode()}")
+        await _rename(connection, f"image_users:{run_id}:{name}", f"file_users:{run_id}:{name}")
+    await _rename(connection, f"images:{run_id}", f"files:{run_id}")
+
+
+async def _rename(connection: RedisConnection, key: str, new: str) -> None:
+    [known] = await connection.query([("EXISTS", key)])
+    if known:  # else an upgrade that was killed has done it
+        await connection.rename(key, new)
 
 
 class _Run:

@@ -15,13 +15,13 @@ from agentlightning.store.audit import Actor, named_ids
 from agentlightning.store.notifier import FINISHED, METRICS, QUEUED, RESOURCES
 from agentlightning.store.sentences import refusal
 from agentlightning.store.sql.access import note
-from agentlightning.store.sql.images import drop_images
+from agentlightning.store.sql.files import drop_files
 from agentlightning.store.sql.tables import (
     attempts,
     calls,
     checkpoints,
     consumption,
-    images,
+    files,
     metrics,
     resource_versions,
     resources,
@@ -61,12 +61,12 @@ def drop_records(transaction: Transaction, actor: Actor, rollout_ids: Sequence[s
 
 
 def _drop(connection: Connection, rollout_ids: Sequence[str]) -> int:
-    """Calls, spans and images, once nobody appends to them; how many calls."""
+    """Calls, spans and files, once nobody appends to them; how many calls."""
     connection.execute(select(attempts.c.attempt).where(attempts.c.rollout_id.in_(rollout_ids)).with_for_update()).all()
     named = rewards.c.rollout_id.in_(rollout_ids), rewards.c.call_id.is_not(None)
     connection.execute(update(rewards).where(*named).values(call_id=None))
     connection.execute(delete(spans).where(spans.c.rollout_id.in_(rollout_ids)))
-    drop_images(connection, rollout_ids)
+    drop_files(connection, rollout_ids)
     return connection.execute(delete(calls).where(calls.c.rollout_id.in_(rollout_ids))).rowcount
 
 
@@ -90,7 +90,7 @@ def delete_portion(transaction: Transaction, actor: Actor, run_id: str, first: b
         return False
     if connection.execute(query).first() is not None:  # enqueued before the run was locked
         return True
-    for table in (metrics, workers, steps, checkpoints, resources, resource_versions, tokens, images):
+    for table in (metrics, workers, steps, checkpoints, resources, resource_versions, tokens, files):
         connection.execute(delete(table).where(table.c.run_id == run_id))
     connection.execute(delete(runs).where(runs.c.id == run_id))
     for about in (QUEUED, FINISHED, RESOURCES, METRICS):

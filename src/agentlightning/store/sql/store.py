@@ -31,7 +31,7 @@ from agentlightning.store.audit import Actor, current_actor
 from agentlightning.store.base import LEASE_S, reward_number
 from agentlightning.store.sql import access, history, lifecycle, record, retention, stats, tables
 from agentlightning.store.sql.database import Database, database_at
-from agentlightning.store.sql.images import put_images, read_images
+from agentlightning.store.sql.files import put_files, read_files
 from agentlightning.store.sql.schema import prepare_schema
 from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlWriter, Transaction
 from agentlightning.store.tokens import Token
@@ -227,8 +227,8 @@ class SqlLightningStore(WaitingStore):
     async def append_spans(self, spans: Sequence[Span]) -> None:
         await self._append(self._appender, record.append_spans, tables.spans, [codec.SPANS.row(span) for span in spans])
 
-    put_images = _writes(put_images)
-    images = _reads(read_images, _always)
+    put_files = _writes(put_files)
+    files = _reads(read_files, _always)
 
     mark_delivered = _writes(record.mark_delivered)
     calls = _reads(record.read_calls, lambda rollout_ids, attempt=None: len(rollout_ids) == 1)

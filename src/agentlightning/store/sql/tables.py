@@ -66,7 +66,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -215,8 +215,8 @@ Index("calls_by_attempt", calls.c.rollout_id, calls.c.attempt)
 _HAS_PARENT = calls.c.parent_id.is_not(None)
 Index("calls_by_parent", calls.c.parent_id, sqlite_where=_HAS_PARENT, postgresql_where=_HAS_PARENT)  # to delete calls
 
-images = Table(
-    "images",
+files = Table(
+    "files",
     metadata,
     _run(),
     Column("hash", _Text, nullable=False),
@@ -224,16 +224,16 @@ images = Table(
     PrimaryKeyConstraint("run_id", "hash"),
 )
 
-image_uses = Table(
-    "image_uses",
+file_uses = Table(
+    "file_uses",
     metadata,
     Column("rollout_id", _Text, ForeignKey("rollouts.id"), nullable=False),
     Column("run_id", _Text, nullable=False),
     Column("hash", _Text, nullable=False),
     PrimaryKeyConstraint("rollout_id", "hash"),
-    ForeignKeyConstraint(["run_id", "hash"], ["images.run_id", "images.hash"]),
+    ForeignKeyConstraint(["run_id", "hash"], ["files.run_id", "files.hash"]),
 )
-Index("image_uses_by_image", image_uses.c.run_id, image_uses.c.hash)  # to delete images
+Index("file_uses_by_file", file_uses.c.run_id, file_uses.c.hash)  # to delete files
 
 spans = Table("spans", metadata, *_columns(Span), _of_attempt())
 Index("spans_by_rollout", spans.c.rollout_id, spans.c.started_ns)

@@ -12,7 +12,7 @@ local function delete_rollout(id, index)
     local which = id .. ':' .. attempt
     call('UNLINK', store .. 'a:' .. which, store .. 'c:' .. which, store .. 'sp:' .. which, store .. 'rw:' .. which)
   end
-  drop_images(id, found[1])
+  drop_files(id, found[1])
   call('HDEL', store .. 'g:' .. found[1] .. ':' .. found[2], found[3])
   call('ZREM', store .. 'leases', id)
   call('ZREM', store .. 'queue:' .. found[1], id)
@@ -49,7 +49,7 @@ local function delete_rest(run)
   call('ZREM', store .. 'runs', string.rep('0', 20 - #created_ns) .. created_ns .. ':' .. run)
   for _, what in ipairs({
     'workers', 'queue', 'finished', 'versions', 'resources', 'metrics', 'undone', 'steps', 'consumed',
-    'checkpoints', 'summary', 'run_tokens', 'images', 'run',
+    'checkpoints', 'summary', 'run_tokens', 'files', 'run',
   }) do
     call('UNLINK', store .. what .. ':' .. run)
   end

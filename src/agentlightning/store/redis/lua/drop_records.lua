@@ -34,7 +34,7 @@ return answer_each(function(request)
       count = count + drop(id, attempt)
     end
     local run = call('HGET', store .. 'r:' .. id, 'run')
-    if run then drop_images(id, run) end
+    if run then drop_files(id, run) end
   end
   note_rollouts(request.actor, 'drop_records', by_run)
   return count

@@ -12,7 +12,7 @@ local function size_of(key)
 end
 
 local ids = next_ids(asked.sets, asked.from, '', asked.portion, false)
-if asked.from == '' then size_of(store .. 'images:' .. asked.run) end
+if asked.from == '' then size_of(store .. 'files:' .. asked.run) end
 local calls, spans = 0, 0
 for _, id in ipairs(ids) do
   size_of(store .. 'r:' .. id)
