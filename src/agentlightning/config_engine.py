@@ -57,6 +57,11 @@ class EngineConfig(Table):
     """Of a model with sight, train the vision tower too; the projector and the language model always are."""
     max_num_seqs: int = Field(64, ge=1)
     """Requests sampled at a time: on a CPU few enough for the cache."""
+    listen: str | None = Field(None, pattern=r"^([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):[1-9]\d{0,4}$")
+    """``HOST:PORT`` of this machine at which its sampler listens, for gateways on other hosts; of several samplers, the
+    first. None: a free port that this machine alone reaches."""
+    key_env: str | None = Field(None, pattern=r"^[A-Z_][A-Z0-9_]*$")
+    """Variable of the environment, here and at the server, with the key that samplers ask gateways for."""
     sampler_threads: int = Field(1, ge=1)
     learner_threads: int | None = Field(None, ge=1)
     """None: as many as there are cores that nobody else uses while it learns."""

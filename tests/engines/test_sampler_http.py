@@ -252,3 +252,18 @@ def test_a_folder_that_is_no_model_ends_the_process_with_a_sentence(tmp_path: Pa
         stop_child(child)
     sentence = f"model {tmp_path}: not a transformers model folder (it has no config.json)"
     assert (tmp_path / "log").read_text().strip().splitlines()[-1] == sentence
+
+
+async def test_with_a_key_for_sampling_its_holder_alone_samples_and_everybody_sees_that_it_lives(llama: Path) -> None:
+    sampler = open_sampler(llama, SamplerOptions(max_num_seqs=4, kv_cache_memory_gb=1.0))
+    app = create_app(sampler, weights_key=KEY, weights_folder=llama.parent, sampling_key="of-the-gateways")
+    async with TestClient[Any, Any](TestServer(app)) as client:
+        for headers, status in (({}, 401), (ENGINE, 401), ({"Authorization": "Bearer of-the-gateways"}, 200)):
+            async with client.post("/inference/v1/generate", json=body(max_tokens=1), headers=headers) as answer:
+                assert answer.status == status
+            async with client.get("/v1/models", headers=headers) as answer:
+                assert answer.status == status
+        assert (await client.get("/health")).status == 200
+        given = {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere", "weight_version": "1"}}
+        sampling = {"Authorization": "Bearer of-the-gateways"}
+        assert (await client.post("/collective_rpc", json=given, headers=sampling)).status == 401

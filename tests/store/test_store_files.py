@@ -1,4 +1,4 @@
-"""Files, such as images of requests: kept once per run by the hash of their bytes, as long as a rollout with records uses them."""
+"""Files, such as images of requests: kept once per run by the hash of their bytes, as long as a rollout uses them."""
 
 from __future__ import annotations
 

@@ -51,6 +51,8 @@ class Endpoints:
     """Log-probabilities of the distribution that was sampled from (processed), or of the bare logits (raw)."""
     seeded: bool = True
     """False: requests carry no seed, and sampling is not repeatable."""
+    key_env: str | None = None
+    """Variable of the gateways' environment with the key that the servers ask for."""
 
 
 class Engine(Protocol):

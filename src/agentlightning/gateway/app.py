@@ -29,7 +29,8 @@ from agentlightning.gateway.middleware import error_body
 from agentlightning.gateway.otlp import TraceReceiver
 from agentlightning.gateway.policy.calls import DEADLINE_S, GRACE_S, PolicyCalls
 from agentlightning.gateway.policy.engine_health import ProbeSettings
-from agentlightning.gateway.policy.engine_router import EngineRouter
+from agentlightning.gateway.policy.engine_router import PATIENCE_S, EngineRouter
+from agentlightning.gateway.policy.renderers import Renderers
 from agentlightning.gateway.proxy import Proxy
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.gateway.responses_api import ResponsesApi
@@ -57,7 +58,7 @@ class App:
         server_key: str | None = None,
         *,
         load_renderer: Callable[[str], Renderer] = Renderer,
-        patience_s: float = 30.0,
+        patience_s: float = PATIENCE_S,
         grace_s: float = GRACE_S,
         deadline_s: float = DEADLINE_S,
         settings: ServerSettings | None = None,
@@ -91,7 +92,7 @@ class App:
             self._watcher,
             self._metrics,
             self.background,
-            load_renderer,
+            Renderers(store, load_renderer),
             patience_s,
             probe,
             self._settings.external_keys,

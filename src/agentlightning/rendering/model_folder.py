@@ -15,6 +15,9 @@ from tokenizers import Tokenizer
 from agentlightning.errors import ModelError
 from agentlightning.types import JSON
 
+RENDERING = (".json", ".jinja", ".txt", ".model")
+"""Suffixes of the files in a model's folder that are neither weights nor code."""
+
 
 def read_json(path: Path) -> JSON:
     """The object in a file; {} where there is none. Raises ModelError where it is not JSON."""
@@ -25,6 +28,15 @@ def read_json(path: Path) -> JSON:
     except orjson.JSONDecodeError as cause:
         raise ModelError(f"{path}: not valid JSON: {cause}") from cause
     return value if isinstance(value, dict) else {}
+
+
+def rendering_files(folder: Path) -> dict[str, bytes]:
+    """What a renderer of the model reads of its folder, by name: its settings, tokenizer, chat template and processor."""
+    return {
+        path.name: path.read_bytes()
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.suffix in RENDERING and not path.name.endswith(".index.json")
+    }
 
 
 def special_tokens(settings: JSON) -> dict[str, str]:

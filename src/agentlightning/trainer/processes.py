@@ -27,6 +27,7 @@ from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
 from agentlightning.engines.support import Support
 from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError
 from agentlightning.gateway.external_keys import host_of
+from agentlightning.rendering.model_folder import rendering_files
 from agentlightning.runner.command import split_command
 from agentlightning.runner.sandbox.sandbox import Sandbox, store_folders
 from agentlightning.store.base import LightningStore
@@ -62,6 +63,8 @@ class Processes:
     engine: Engine
     policies: dict[str, JSON]
     """Values of the policies' resources, by alias."""
+    model: Path
+    """Folder of the first policy's model."""
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class Processes:
         self._folder = folder
         self._configs = policy_configs(config)
         self._server = url if url.startswith(("http://", "https://")) else None
+        self._elsewhere = self._server is not None
         trainer = config.trainer
         self._watchdog = Watchdog(
             HangLimits(
@@ -94,7 +98,7 @@ class Processes:
             url,
             watchdog=self._watchdog,
             keys={
-                "server": _values(secret_variables(table["external"])),
+                "server": _values(secret_variables({name: table[name] for name in ("external", "engine", "policies")})),
                 "worker": _values(secret_variables(table["agent"])),  # of judges at endpoints of their own
             },
             withhold=self._secret_variables,
@@ -151,7 +155,11 @@ class Processes:
             }
             for device in sorted(chosen):
                 self._progress.note(f"device {device} (auto)")
-            self.policies = {alias: self._policy(alias, model, served[alias]) for alias, model in models.items()}
+            self.policies = {
+                alias: self._policy(alias, await self._tokenizer(model), served[alias])
+                for alias, model in models.items()
+            }
+            self.model = next(iter(models.values()))
             self._stack = stack.pop_all()
         return self
 
@@ -214,16 +222,28 @@ class Processes:
                 each.cancel()
             await asyncio.gather(task, *watches, return_exceptions=True)
 
-    def _policy(self, alias: str, model: Path, served: Endpoints) -> JSON:
+    async def _tokenizer(self, model: Path) -> str | dict[str, str]:
+        """The folder, for a server of this host; one that ran already may be elsewhere, and finds files in the store."""
+        if not self._elsewhere:
+            return str(model)
+        files = await asyncio.to_thread(rendering_files, model)
+        hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        known = await self.store.files(self._folder.run_id, [*hashes.values()])
+        new = {hashes[name]: data for name, data in files.items() if hashes[name] not in known}
+        await self.store.put_files(self._folder.run_id, None, new)
+        return hashes
+
+    def _policy(self, alias: str, tokenizer: str | dict[str, str], served: Endpoints) -> JSON:
         """The value of a policy's resource, by which gateways sample it."""
         config, support = self._config, self._engines[alias].support
         return {
             "model": alias if config.policies else Path(config.model.path).name,
             "endpoints": list(served.urls),
-            "tokenizer": str(model),
+            "tokenizer": tokenizer,
             "seed": _seed(config, alias) if served.seeded else None,
             "api": served.api,
             "served_model": served.served_model,
+            "key_env": served.key_env,
             "logprobs": served.logprobs,
             "unsupported_params": config.agent.unsupported_params,
             "structured": _structured(config, support),
@@ -328,6 +348,11 @@ def key_arguments(config: Config) -> list[str]:
     """Arguments of a server of this run alone: who runs it is its operator, too, so its keys go where its configuration
     says."""
     keyed = [(model.key_env, host_of(model.url)) for model in config.external.values() if model.key_env is not None]
+    for own in policy_configs(config).values():
+        if own.engine.key_env is not None:
+            urls = own.engine.vllm.urls if own.engine.vllm is not None else ()
+            hosts = [host_of(url) for url in urls] or [own.engine.listen or "127.0.0.1"]
+            keyed += [(own.engine.key_env, host) for host in hosts]
     return [word for variable, host in keyed for word in ("--external-key", f"{variable}={host}")]
 
 

@@ -186,7 +186,7 @@ class Training:
         return loop
 
     def _dataset(self, processes: Processes, algorithm: OfflineAlgorithm, file: str = EXAMPLES) -> OfflineDataset:
-        model = Path(processes.policy["tokenizer"])
+        model = processes.model
         return OfflineDataset(
             algorithm=algorithm,
             store=processes.store,

@@ -25,6 +25,7 @@ from agentlightning.engines.local.parts import LearnerPart, PublishedWeights, Sa
 from agentlightning.engines.local.sampler_part import SamplerProcess
 from agentlightning.engines.local.weights_folder import make_weights_folder
 from agentlightning.engines.models import find_model
+from agentlightning.engines.sampler_address import SamplerAddress
 from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
 from agentlightning.engines.vllm.arguments import check_settings
@@ -49,9 +50,11 @@ class LocalEngine(ForwardingEngine):
         learner: LearnerOptions | None = None,
         watchdog: Watchdog | None = None,
         withhold: Iterable[str] = (),
+        address: SamplerAddress = SamplerAddress(),
     ) -> None:
         """withhold: variables of the environment that no process inherits."""
         self._withhold = frozenset(withhold)
+        self._address = address
         self._model = model
         self._watchdog = watchdog or Watchdog()
         self._work_dir = Path(work_dir).resolve()
@@ -83,6 +86,7 @@ class LocalEngine(ForwardingEngine):
             learner=learner_options(setup),
             watchdog=setup.watchdog,
             withhold=setup.withhold,
+            address=SamplerAddress.of(engine),
         )
 
     @property
@@ -110,6 +114,7 @@ class LocalEngine(ForwardingEngine):
             weights_folder=make_weights_folder(self._work_dir, in_work_dir=self._choice.reads_work_dir),
             watchdog=self._watchdog,
             withhold=self._withhold,
+            address=self._address,
         )
         self._sampler = self._choice.make(self._place)
         self._learner = self._make_learner(self._place)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from agentlightning.engines.base import Endpoints
 from agentlightning.engines.local.options import LearnerOptions, SamplerOptions, WeightsForm
+from agentlightning.engines.sampler_address import SamplerAddress
 from agentlightning.errors import AgentLightningError, EngineError, ModelError
 from agentlightning.watchdog import Watchdog
 
@@ -110,6 +111,7 @@ class Workplace:
     watchdog: Watchdog
     withhold: frozenset[str] = frozenset()
     """Variables of the environment that no process inherits."""
+    address: SamplerAddress = field(default_factory=SamplerAddress)
 
     @property
     def start_timeout_s(self) -> float:

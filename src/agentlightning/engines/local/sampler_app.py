@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,17 +38,30 @@ def create_app(
     *,
     weights_key: str = "",
     weights_folder: Path | None = None,
+    sampling_key: str = "",
 ) -> web.Application:
-    """The HTTP routes. Weights are taken from whoever has the key, and from folders in the weights' folder; from nobody
-    where either is missing."""
+    """The HTTP routes. With a sampling key they are its holder's, but for /health; without one everybody's. Weights are
+    taken from whoever has the key for them, and from folders in the weights' folder; from nobody where either is missing."""
     routes = _Routes(sampler, heartbeat, weights_key, weights_folder)
-    app = web.Application(client_max_size=MAX_BODY)
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[asks_for(sampling_key)] if sampling_key else [])
     app.router.add_post("/inference/v1/generate", routes.generate)
     app.router.add_post("/collective_rpc", routes.collective_rpc)
     app.router.add_get("/v1/models", routes.models)
     app.router.add_get("/health", routes.health)
     app.cleanup_ctx.append(routes.run)
     return app
+
+
+def asks_for(key: str) -> Any:
+    """A middleware that leaves sampling to the holder of the key; weights have one of their own."""
+
+    @web.middleware
+    async def checked(http: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+        if http.path not in ("/health", "/collective_rpc") and not _holds(http, key):
+            return _error(401, InputError("the key for sampling is missing or wrong; engine.key_env names it"))
+        return await handler(http)
+
+    return checked
 
 
 class _Routes:
@@ -83,8 +96,7 @@ class _Routes:
         return web.Response(body=_answer(request_id, request, 0, request.finish)[0], content_type="application/json")
 
     async def collective_rpc(self, http: web.Request) -> web.Response:
-        presented = http.headers.get("Authorization", "").encode()
-        if not self._weights_key or not hmac.compare_digest(presented, f"Bearer {self._weights_key}".encode()):
+        if not self._weights_key or not _holds(http, self._weights_key):
             return _error(401, InputError("the key for weights is missing or wrong; only the engine has it"))
         try:
             given = orjson.loads(await http.read())
@@ -205,6 +217,10 @@ def _not_finite(request: SamplingRequest) -> EngineError:
     if request.error is not None:
         return EngineError(request.error)
     return EngineError(f"the model's logits are not finite (weights version {request.versions[-1][0]})")
+
+
+def _holds(http: web.Request, key: str) -> bool:
+    return hmac.compare_digest(http.headers.get("Authorization", "").encode(), f"Bearer {key}".encode())
 
 
 def _lies_in(folder: Path, above: Path | None) -> bool:

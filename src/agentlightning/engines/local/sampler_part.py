@@ -16,10 +16,11 @@ from functools import partial
 
 import aiohttp
 
-from agentlightning.children import listen, stop_child
+from agentlightning.children import stop_child
 from agentlightning.engines.base import Endpoints
 from agentlightning.engines.local.options import WEIGHTS_KEY, SamplerOptions, WeightsForm
 from agentlightning.engines.local.parts import MAX_KILLED_STARTS, WATCH_S, PublishedWeights, SamplerPart, Workplace
+from agentlightning.engines.sampler_address import SAMPLING_KEY
 from agentlightning.errors import EngineError
 
 MAX_QUICK_RESTARTS = 5
@@ -41,26 +42,26 @@ class SamplerProcess(SamplerPart):
         self._kept = True
         """False once nobody starts it again."""
         self._weights_key = secrets.token_urlsafe(32)
-        """Opens the sampler's route for weights: everybody on this machine can reach its port."""
+        """Opens the sampler's route for weights: others can reach its port."""
 
     @property
     def endpoints(self) -> Endpoints:
-        return Endpoints(urls=[self._url])
+        return Endpoints(urls=[self._url], key_env=self._place.address.key_env)
 
     @property
     def _url(self) -> str:
         assert self._listener is not None
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        return self._place.address.url(self._listener)
 
     def start(self) -> None:
         if self._listener is None:
-            self._listener = listen("127.0.0.1", 0)
+            self._listener = self._place.address.listen()
             self._http = aiohttp.ClientSession()
         more = ["--weights-folder", str(self._place.weights_folder)]
         if self._published is not None:
             more += ["--weights", str(self._published.folder), "--weight-version", str(self._published.version)]
-        key = {WEIGHTS_KEY: self._weights_key}
-        self._child = self._place.start_child("sampler", self._listener.fileno(), self._options, *more, secrets=key)
+        keys = {WEIGHTS_KEY: self._weights_key, SAMPLING_KEY: self._place.address.key}
+        self._child = self._place.start_child("sampler", self._listener.fileno(), self._options, *more, secrets=keys)
 
     async def ready(self) -> None:
         """The socket is ours and listens already, so the first answer comes when the sampler serves."""

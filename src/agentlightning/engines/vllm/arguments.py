@@ -21,7 +21,7 @@ def check_settings(config: EngineConfig) -> None:
     plain = EngineConfig()
     if config.sampler_threads != plain.sampler_threads:
         raise ConfigError("engine.sampler_threads has no effect with sampler = 'vllm'; leave it out")
-    for name in ("max_num_seqs", "kv_cache_memory_gb"):
+    for name in ("max_num_seqs", "kv_cache_memory_gb", "listen"):
         if config.vllm.urls and getattr(config, name) != getattr(plain, name):
             raise ConfigError(f"engine.{name} has no effect with engine.vllm.urls: those servers run already")
     if config.vllm.python is not None and shutil.which(config.vllm.python) is None:

@@ -14,14 +14,15 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from agentlightning.children import listen, start_child
+from agentlightning.children import start_child
 from agentlightning.engines.local.parts import Workplace
+from agentlightning.engines.sampler_address import SAMPLING_KEY
 from agentlightning.errors import EngineError
 
 VLLM_SIDE = Path(__file__).parent / "vllm_side"
@@ -64,7 +65,9 @@ class VllmServer:
     reload = ("reload_weights", "weights_path")
     """Method of its workers that reads a folder of weights, and the name of its argument."""
 
-    def __init__(self, name: str, url: str, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, name: str, url: str, http: aiohttp.ClientSession, headers: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.url = url.rstrip("/")
         self.publishing = asyncio.Lock()
@@ -72,7 +75,7 @@ class VllmServer:
         self._http = http
         self.up = False
         """True from its first answer until it is killed or started again."""
-        self._headers: dict[str, str] = {}
+        self._headers = dict(headers or {})
         self._complaint = ""
 
     def __str__(self) -> str:
@@ -131,21 +134,21 @@ class VllmServer:
 
 
 class OwnServer(VllmServer):
-    """A process on a loopback socket, whose routes for weights need a key that it alone was given."""
+    """A process on a socket of ours, whose routes for weights need a key that it alone was given."""
 
     reload = ("reload_published", "folder")
 
     def __init__(
         self,
-        name: str,
+        number: int,
         http: aiohttp.ClientSession,
         place: Workplace,
         python: str,
         arguments: Sequence[str],
         gpus: str | None = None,
     ) -> None:
-        self._listener = listen("127.0.0.1", 0)
-        super().__init__(name, f"http://127.0.0.1:{self._listener.getsockname()[1]}", http)
+        self._listener = place.address.listen(number)
+        super().__init__(f"sampler {number}", place.address.url(self._listener), http)
         self._place = place
         self._python = python
         self._arguments = arguments
@@ -184,11 +187,11 @@ class OwnServer(VllmServer):
         paths = [str(VLLM_SIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
         devices = {} if self._gpus is None else {"CUDA_VISIBLE_DEVICES": self._gpus}
         descriptor = self._listener.fileno()
-        address = ["--host", "127.0.0.1", "--port", str(self._listener.getsockname()[1])]
+        address = ["--host", self._place.address.host, "--port", str(self._listener.getsockname()[1])]
         self._child = start_child(
             ["agentlightning_vllm", "--fd", str(descriptor), *address, *self._arguments],
             python=self._python,
-            secrets={"weights_key": self._key},
+            secrets={"weights_key": self._key, SAMPLING_KEY: self._place.address.key},
             withhold=self._place.withhold,
             pass_fds=[descriptor],
             env={**ENVIRONMENT, **devices, "PYTHONPATH": os.pathsep.join(paths)},

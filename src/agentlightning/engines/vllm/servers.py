@@ -73,13 +73,14 @@ class VllmServers(SamplerPart):
         self._http = aiohttp.ClientSession()
         if self._vllm.python is None:
             self._servers = [
-                VllmServer(f"sampler {number}", url, self._http) for number, url in enumerate(self._vllm.urls)
+                VllmServer(f"sampler {number}", url, self._http, self._place.address.headers)
+                for number, url in enumerate(self._vllm.urls)
             ]
         else:
             arguments = server_arguments(self._config, self._place.model)
             gpus = self._vllm.gpus or [None] * self._vllm.replicas
             self._servers = [
-                OwnServer(f"sampler {number}", self._http, self._place, self._vllm.python, arguments, visible)
+                OwnServer(number, self._http, self._place, self._vllm.python, arguments, visible)
                 for number, visible in enumerate(gpus)
             ]
         for server in self._servers:
@@ -99,6 +100,7 @@ class VllmServers(SamplerPart):
             urls=[server.url for server in self._servers],
             served_model=ADAPTER if self._publisher.adapter else model,
             logprobs=logprobs,
+            key_env=self._place.address.key_env,
             seeded=False,  # a seed gives other tokens in other company, and on CPUs kills vLLM 0.32 where it pauses
         )
 

@@ -13,7 +13,7 @@ import asyncio
 import math
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,6 +37,7 @@ from agentlightning.gateway.policy.engine_client import (
 )
 from agentlightning.gateway.policy.engine_health import EngineHealth, ProbeSettings, SilenceWatch
 from agentlightning.gateway.policy.pause import paused_s, resumed
+from agentlightning.gateway.policy.renderers import Renderers
 from agentlightning.gateway.resource_watcher import ResourceWatcher
 from agentlightning.protocols.base import ApiError
 from agentlightning.protocols.sse import EventReader
@@ -47,6 +48,9 @@ MIN_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
 
 CONNECT_TIMEOUT_S = 5.0
+PATIENCE_S = 300.0
+"""Seconds that all engines of a policy may be away before a call is refused: their host may be restarted, or cut off, and
+agents have longer time limits of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,15 +119,15 @@ class EngineRouter:
         watcher: ResourceWatcher,
         metrics: GatewayMetrics,
         background: BackgroundTasks,
-        load_renderer: Callable[[str], Renderer] = Renderer,
-        patience_s: float = 30.0,
+        renderers: Renderers,
+        patience_s: float = PATIENCE_S,
         probe: ProbeSettings = ProbeSettings(),
         external_keys: ExternalKeys = ExternalKeys(),
     ) -> None:
         self._watcher = watcher
         self._external_keys = external_keys
         self._metrics = metrics
-        self._load_renderer = load_renderer
+        self._renderers = renderers
         self._patience_s = patience_s
         self._client = HttpClient(CONNECT_TIMEOUT_S)
         self._balancer = Balancer()
@@ -133,13 +137,13 @@ class EngineRouter:
         """By engine, `max_model_len`."""
         self._policies: dict[str, tuple[list[Resource], dict[str, Policy]]] = {}
         """By run, with the resources that they come from."""
-        self._renderers: dict[str, asyncio.Task[Renderer]] = {}
         metrics.watch_engines(self._balancer.states)
 
     async def close(self) -> None:
         """Close the connections; a second call does nothing."""
         await self._health.close()
         await self._client.close()
+        self._renderers.close()
 
     @property
     def hung_engines(self) -> int:
@@ -237,7 +241,7 @@ class EngineRouter:
     async def _policy(self, resource: Resource) -> Policy:
         value = resource.value
         endpoints = value.get("endpoints")
-        if not (isinstance(endpoints, list) and endpoints and isinstance(value.get("tokenizer"), str)):
+        if not (isinstance(endpoints, list) and endpoints and _is_tokenizer(value.get("tokenizer"))):
             raise EngineError(
                 f"the policy resource {resource.name!r} is not complete: expected endpoints (at least one) and tokenizer"
             )
@@ -249,11 +253,6 @@ class EngineRouter:
                 )
         if (why := self._external_keys.refusal_of(resource)) is not None:
             raise EngineError(why)
-        folder = value["tokenizer"]
-        loading = self._renderers.get(folder)
-        if loading is None or (loading.done() and loading.exception() is not None):
-            loading = asyncio.create_task(asyncio.to_thread(self._load_renderer, folder))
-            self._renderers[folder] = loading
         seed = value.get("seed", 0)
         return Policy(
             alias=resource.name,
@@ -261,7 +260,7 @@ class EngineRouter:
             version=resource.version,
             model=str(value.get("model") or resource.name),
             endpoints=[str(endpoint).rstrip("/") for endpoint in endpoints],
-            renderer=await asyncio.shield(loading),
+            renderer=await self._renderers.find(resource.run_id, value["tokenizer"]),
             seed=None if seed is None else int(seed),
             served_model=value.get("served_model"),
             api=value.get("api"),
@@ -367,6 +366,11 @@ class _EngineUnavailable(ConnectionError):
     """The engine answers, but not now."""
 
     retry_after_s = 0.0
+
+
+def _is_tokenizer(value: Any) -> bool:
+    named = isinstance(value, dict) and value and all(isinstance(one, str) for one in value.values())
+    return isinstance(value, str) or bool(named)
 
 
 async def _pause(backoff: Backoff, cause: OSError) -> None:

@@ -200,7 +200,9 @@ class RedisLightningStore(WaitingStore):
         await self._append("append_spans", [codec.span_row(span) for span in spans])
 
     async def put_files(self, run_id: str, rollout_id: str | None, files: Mapping[str, bytes]) -> None:
-        await self._write("put_files", (run_id, rollout_id or "", sorted(files)), [files[name] for name in sorted(files)])
+        await self._write(
+            "put_files", (run_id, rollout_id or "", sorted(files)), [files[name] for name in sorted(files)]
+        )
 
     files = _reads(reads.files)
 

@@ -7,6 +7,7 @@ the source runs, so that a resumed run has the very batches that it had. Rollout
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,7 +32,7 @@ from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.data.import_traces import IMPORTED
 from agentlightning.trainer.data.tasks import content_key
 from agentlightning.training_types import Trajectory
-from agentlightning.types import Call, Rollout
+from agentlightning.types import Call, Resource, Rollout
 
 if TYPE_CHECKING:
     from agentlightning.rendering.renderer import Renderer
@@ -192,8 +193,7 @@ class OfflineDataset:
         """Refuse token ids that mean nothing to a model with another tokenizer."""
         ours = _vocabulary(self.tokenizer)
         for policy in await self.store.resources(run_id):
-            folder = policy.value.get("tokenizer") if policy.kind == "policy" else None
-            theirs = None if folder is None else _vocabulary(Path(folder))
+            theirs = await self._recorded_vocabulary(policy) if policy.kind == "policy" else None
             if ours is None or theirs is None:
                 self.note(f"{run_id}: cannot check that it was recorded with the tokenizer of this model")
             elif ours != theirs:
@@ -201,6 +201,16 @@ class OfflineDataset:
                     f"data.from_run: {run_id} was recorded with another tokenizer than that of {self.tokenizer}; only the "
                     "algorithm 'distill' renders its messages anew"
                 )
+
+    async def _recorded_vocabulary(self, policy: Resource) -> Any:
+        """That of the tokenizer with which a policy was recorded; None where it is not known here."""
+        match policy.value.get("tokenizer"):
+            case str(folder):
+                return _vocabulary(Path(folder))
+            case {"tokenizer.json": str(name)}:
+                found = (await self.store.files(policy.run_id, [name])).get(name, b"")
+                return await asyncio.to_thread(_tables, found)
+        return None
 
 
 def max_row_tokens(model: Path, longest: int | None) -> int:
@@ -225,9 +235,15 @@ def _candidate(trajectory: Trajectory, task: str) -> Candidate:
 
 def _vocabulary(folder: Path) -> Any:
     """The tokenizer's tables that decide a text's ids; None where the folder has none."""
+    file = folder / "tokenizer.json"
+    return _tables(file.read_bytes()) if file.is_file() else None
+
+
+def _tables(tokenizer: bytes) -> Any:
+    """Those of a tokenizer.json; None where it is none."""
     try:
-        table = orjson.loads((folder / "tokenizer.json").read_bytes())
-    except (OSError, orjson.JSONDecodeError):
+        table = orjson.loads(tokenizer)
+    except orjson.JSONDecodeError:
         return None
     added = {token["content"]: token["id"] for token in table.get("added_tokens") or []}
     return table.get("model", {}).get("vocab"), added  # merges are written in two ways that mean the same

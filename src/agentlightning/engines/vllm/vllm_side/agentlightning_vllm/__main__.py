@@ -30,7 +30,8 @@ def main() -> None:
     given, arguments = parser.parse_known_args()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    WeightsGuard.key = _secrets()["weights_key"]
+    secrets = _secrets()
+    WeightsGuard.key, WeightsGuard.sampling_key = secrets["weights_key"], secrets["sampling_key"]
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     listener = socket.socket(fileno=given.fd)
 

@@ -1,0 +1,72 @@
+"""SamplerAddress: where gateways reach the samplers that an engine starts, and the key that samplers ask them for.
+
+Engines make one of their settings. Whoever reaches a sampler can have the policy sample for them, past every limit and
+record: at an address that other machines reach it asks for a key.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from typing import Self
+
+from agentlightning.children import listen
+from agentlightning.config_engine import EngineConfig
+from agentlightning.errors import ConfigError
+from agentlightning.store.server_keys import is_loopback
+
+SAMPLING_KEY = "sampling_key"
+"""Name of the secret that is handed down to samplers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerAddress:
+    host: str = "127.0.0.1"
+    port: int = 0
+    """Of the first sampler, those of others follow; 0: free ones."""
+    key_env: str | None = None
+    """Variable of the environment with the key."""
+    key: str = field(default="", repr=False)
+    """Empty: samplers ask for none."""
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Self:
+        """The address of these settings. ConfigError where others would reach it without a key, or that is not set."""
+        host, _, port = (config.listen or "127.0.0.1:0").rpartition(":")
+        host = host.strip("[]")
+        if host in ("0.0.0.0", "::"):
+            raise ConfigError(f"engine.listen: expected the address by which gateways reach this machine, got {host}")
+        if config.key_env is None and not is_loopback(host):
+            raise ConfigError(
+                f"engine.key_env is needed with listen = {config.listen!r}, since others reach it: name the variable of the "
+                "environment, here and at the server, that holds a key"
+            )
+        key = os.environ.get(config.key_env or "", "").strip()
+        if config.key_env is not None and not key:
+            raise ConfigError(
+                f"engine.key_env: the environment variable {config.key_env} is not set; it holds the key that samplers ask "
+                "gateways for"
+            )
+        return cls(host=host, port=int(port), key_env=config.key_env, key=key)
+
+    def listen(self, number: int = 0) -> socket.socket:
+        """The socket of a sampler, on which it can be started again. ConfigError where this machine does not have it."""
+        port = self.port + number if self.port else 0
+        try:
+            return listen(self.host, port)
+        except (OSError, OverflowError) as cause:
+            raise ConfigError(
+                f"engine.listen: sampler {number} cannot listen at {self.host}:{port}: {cause}; expected an address of this "
+                "machine and a port that is free"
+            ) from cause
+
+    def url(self, listener: socket.socket) -> str:
+        """Base URL of the sampler on this socket."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{listener.getsockname()[1]}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of requests to samplers."""
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}

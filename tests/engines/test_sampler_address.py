@@ -1,0 +1,51 @@
+"""Addresses of samplers: what other machines reach asks for a key."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentlightning.config_engine import EngineConfig
+from agentlightning.engines.sampler_address import SamplerAddress
+from agentlightning.errors import ConfigError
+
+
+def test_by_default_a_sampler_takes_a_free_port_that_this_machine_alone_reaches() -> None:
+    address = SamplerAddress.of(EngineConfig())
+    with address.listen() as one, address.listen(1) as other:
+        assert address.url(one).startswith("http://127.0.0.1:")
+        assert address.url(one) != address.url(other)
+    assert address.headers == {}
+
+
+def test_samplers_take_the_ports_from_the_one_that_is_given_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SAMPLER_KEY", "secret")
+    with SamplerAddress().listen() as free:
+        port = free.getsockname()[1]
+    address = SamplerAddress.of(EngineConfig(listen=f"127.0.0.1:{port}", key_env="A_SAMPLER_KEY"))
+    with address.listen() as one:
+        assert address.url(one) == f"http://127.0.0.1:{port}"
+        with pytest.raises(ConfigError, match=rf"engine.listen: sampler 0 cannot listen at 127.0.0.1:{port}"):
+            address.listen()
+    assert address.headers == {"Authorization": "Bearer secret"}
+    assert "secret" not in repr(address)
+
+
+@pytest.mark.parametrize(
+    ("listen", "key_env", "said"),
+    [
+        ("10.1.2.3:9000", None, "engine.key_env is needed"),
+        ("sampler.lan:9000", None, "engine.key_env is needed"),
+        ("0.0.0.0:9000", "A_SAMPLER_KEY", "engine.listen: expected the address by which gateways reach"),
+        ("10.1.2.3:9000", "A_KEY_THAT_NOBODY_SET", "A_KEY_THAT_NOBODY_SET is not set"),
+    ],
+)
+def test_an_address_that_others_reach_needs_a_key_that_is_set(listen: str, key_env: str | None, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        SamplerAddress.of(EngineConfig(listen=listen, key_env=key_env))
+
+
+def test_an_address_of_no_such_machine_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SAMPLER_KEY", "secret")
+    address = SamplerAddress.of(EngineConfig(listen="192.0.2.1:9000", key_env="A_SAMPLER_KEY"))
+    with pytest.raises(ConfigError, match=r"engine\.listen: sampler 2 cannot listen at 192\.0\.2\.1:9002"):
+        address.listen(2)

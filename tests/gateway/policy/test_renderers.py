@@ -1,0 +1,75 @@
+"""Tokenizers of policies whose trainer is on another host: they come from the store."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from gateway_house import House, path
+
+from agentlightning.errors import EngineError
+from agentlightning.gateway.policy.renderers import Renderers
+from agentlightning.rendering.model_folder import rendering_files
+from agentlightning.rendering.renderer import Renderer
+
+HI = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def kept(house: House) -> dict[str, str]:
+    """Hashes of the tokenizer's files, by name, once the store has them."""
+    files = rendering_files(house.folder)
+    hashes = {name: sha256(data).hexdigest() for name, data in files.items()}
+    await house.store.put_files(house.run_id, None, {hashes[name]: data for name, data in files.items()})
+    return hashes
+
+
+async def test_a_policy_s_tokenizer_may_be_files_of_the_run_in_the_store(house: House) -> None:
+    house.say("fine")
+    by_folder, by_files = await house.claim(), await house.claim("other")
+    first = await house.http().post(f"{path(by_folder)}/v1/chat/completions", json=HI)
+    await house.serve_policy(tokenizer=await kept(house))
+    second = await house.http().post(f"{path(by_files)}/v1/chat/completions", json=HI)
+    assert second.json()["choices"][0]["message"] == first.json()["choices"][0]["message"]
+    one, other = await house.store.calls([by_folder.rollout.id, by_files.rollout.id])
+    assert one.suffix_ids == other.suffix_ids
+
+
+async def test_a_tokenizer_is_loaded_once_and_its_files_go_with_the_gateway(house: House) -> None:
+    loaded: list[Path] = []
+
+    def load(folder: str) -> Renderer:
+        loaded.append(Path(folder))
+        return house.renderer
+
+    renderers, hashes = Renderers(house.store, load), await kept(house)
+    assert await renderers.find(house.run_id, hashes) is await renderers.find(house.run_id, dict(hashes))
+    [folder] = loaded
+    assert rendering_files(folder) == rendering_files(house.folder)
+    renderers.close()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["../tokenizer.json", "/etc/passwd", ".hidden", ".."])
+async def test_a_tokenizer_s_file_is_written_nowhere_else(house: House, name: str) -> None:
+    hashes = await kept(house)
+    with (
+        closing(Renderers(house.store)) as renderers,
+        pytest.raises(EngineError, match="expected plain names of files"),
+    ):
+        await renderers.find(house.run_id, {**hashes, name: hashes["tokenizer.json"]})
+
+
+async def test_a_tokenizer_whose_file_the_store_lacks_or_has_with_other_bytes_is_an_error_and_tried_again(
+    house: House,
+) -> None:
+    hashes, missing = await kept(house), sha256(b"{}").hexdigest()
+    await house.store.put_files(house.run_id, None, {"0" * 64: b"{}"})
+    with closing(Renderers(house.store)) as renderers:
+        for wrong in (missing, "0" * 64):
+            with pytest.raises(EngineError, match=r"the store does not have 'extra.json' as it was put there"):
+                await renderers.find(house.run_id, {**hashes, "extra.json": wrong})
+        await house.store.put_files(house.run_id, None, {missing: b"{}"})
+        found = await renderers.find(house.run_id, {**hashes, "extra.json": missing})
+    assert found.end_ids == house.renderer.end_ids
