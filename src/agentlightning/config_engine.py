@@ -60,6 +60,9 @@ class EngineConfig(Table):
     listen: str | None = Field(None, pattern=r"^([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):[1-9]\d{0,4}$")
     """``HOST:PORT`` of this machine at which its sampler listens, for gateways on other hosts; of several samplers, the
     first. None: a free port that this machine alone reaches."""
+    advertise: tuple[str, ...] = ()
+    """Base URLs at which gateways reach its samplers, one for each, where those are not the addresses at which they listen:
+    of a container, of a proxy with TLS."""
     key_env: str | None = Field(None, pattern=r"^[A-Z_][A-Z0-9_]*$")
     """Variable of the environment, here and at the server, with the key that samplers ask gateways for."""
     sampler_threads: int = Field(1, ge=1)
@@ -84,6 +87,10 @@ class EngineConfig(Table):
             raise ValueError("vllm: expected this table with sampler = 'vllm', and with no other sampler")
         if self.vllm is not None and self.vllm.weights == "lora" and (self.lora is None or self.lora.dora):
             raise ValueError("vllm.weights: lora needs the table engine.lora, without dora")
+        if self.advertise and self.listen is None:
+            raise ValueError("advertise has no effect without listen")
+        if wrong := [url for url in self.advertise if not url.startswith(("http://", "https://"))]:
+            raise ValueError(f"advertise: expected http://HOST:PORT, got {wrong[0]!r}")
         if self.lora is not None and self.optimizer == "muon":
             raise ValueError(
                 "optimizer: muon is for whole matrices, not for the two factors of engine.lora; take adamw"

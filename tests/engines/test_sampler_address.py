@@ -30,6 +30,19 @@ def test_samplers_take_the_ports_from_the_one_that_is_given_on(monkeypatch: pyte
     assert "secret" not in repr(address)
 
 
+def test_what_gateways_are_told_may_be_another_address_than_the_one_it_listens_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("A_SAMPLER_KEY", "secret")
+    url = "https://sampler.example.com"
+    address = SamplerAddress.of(EngineConfig(listen="0.0.0.0:9000", advertise=(url,), key_env="A_SAMPLER_KEY"))
+    assert list(address.advertise) == [url]
+    with pytest.raises(ConfigError, match=r"engine\.advertise: expected a URL for each of 1 samplers, got 2"):
+        SamplerAddress.of(EngineConfig(listen="127.0.0.1:9000", advertise=(url, url), key_env="A_SAMPLER_KEY"))
+    with pytest.raises(ConfigError, match=r"engine\.key_env is needed"):
+        SamplerAddress.of(EngineConfig(listen="127.0.0.1:9000", advertise=(url,)))
+
+
 @pytest.mark.parametrize(
     ("listen", "key_env", "said"),
     [

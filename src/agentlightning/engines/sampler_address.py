@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -25,6 +26,8 @@ class SamplerAddress:
     host: str = "127.0.0.1"
     port: int = 0
     """Of the first sampler, those of others follow; 0: free ones."""
+    advertise: Sequence[str] = ()
+    """Base URLs for gateways, of all samplers; none: those at which they listen."""
     key_env: str | None = None
     """Variable of the environment with the key."""
     key: str = field(default="", repr=False)
@@ -35,12 +38,20 @@ class SamplerAddress:
         """The address of these settings. ConfigError where others would reach it without a key, or that is not set."""
         host, _, port = (config.listen or "127.0.0.1:0").rpartition(":")
         host = host.strip("[]")
-        if host in ("0.0.0.0", "::"):
-            raise ConfigError(f"engine.listen: expected the address by which gateways reach this machine, got {host}")
-        if config.key_env is None and not is_loopback(host):
+        if host in ("0.0.0.0", "::") and not config.advertise:
+            raise ConfigError(
+                f"engine.listen: expected the address by which gateways reach this machine, got {host}; or give that as "
+                "engine.advertise"
+            )
+        if config.key_env is None and (config.advertise or not is_loopback(host)):
             raise ConfigError(
                 f"engine.key_env is needed with listen = {config.listen!r}, since others reach it: name the variable of the "
                 "environment, here and at the server, that holds a key"
+            )
+        samplers = config.vllm.replicas if config.vllm is not None else 1
+        if config.advertise and len(config.advertise) != samplers:
+            raise ConfigError(
+                f"engine.advertise: expected a URL for each of {samplers} samplers, got {len(config.advertise)}"
             )
         key = os.environ.get(config.key_env or "", "").strip()
         if config.key_env is not None and not key:
@@ -48,7 +59,7 @@ class SamplerAddress:
                 f"engine.key_env: the environment variable {config.key_env} is not set; it holds the key that samplers ask "
                 "gateways for"
             )
-        return cls(host=host, port=int(port), key_env=config.key_env, key=key)
+        return cls(host=host, port=int(port), advertise=config.advertise, key_env=config.key_env, key=key)
 
     def listen(self, number: int = 0) -> socket.socket:
         """The socket of a sampler, on which it can be started again. ConfigError where this machine does not have it."""
@@ -62,8 +73,9 @@ class SamplerAddress:
             ) from cause
 
     def url(self, listener: socket.socket) -> str:
-        """Base URL of the sampler on this socket."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        """Base URL of the sampler on this socket, for this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{listener.getsockname()[1]}"
 
     @property

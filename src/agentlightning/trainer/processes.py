@@ -350,7 +350,7 @@ def key_arguments(config: Config) -> list[str]:
     keyed = [(model.key_env, host_of(model.url)) for model in config.external.values() if model.key_env is not None]
     for own in policy_configs(config).values():
         if own.engine.key_env is not None:
-            urls = own.engine.vllm.urls if own.engine.vllm is not None else ()
+            urls = own.engine.advertise or (own.engine.vllm.urls if own.engine.vllm is not None else ())
             hosts = [host_of(url) for url in urls] or [own.engine.listen or "127.0.0.1"]
             keyed += [(own.engine.key_env, host) for host in hosts]
     return [word for variable, host in keyed for word in ("--external-key", f"{variable}={host}")]

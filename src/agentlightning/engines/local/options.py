@@ -18,7 +18,8 @@ WEIGHTS_KEY = "weights_key"
 SETTINGS = (
     *("optimizer", "muon_learning_rate", "weight_decay", "dropout", "dtype", "device", "lora", "train_vision_tower"),
     *("kv_cache_memory_gb", "max_tokens_per_microbatch", "packing", "gradient_checkpointing", "max_num_seqs"),
-    *("sampler_threads", "learner_threads", "sampler", "vllm", "learner", "learner_processes", "listen", "key_env"),
+    *("sampler_threads", "learner_threads", "sampler", "vllm", "learner", "learner_processes", "listen"),
+    *("advertise", "key_env"),
 )
 """Settings of the table [engine] that the local engine reads."""
 

@@ -46,7 +46,8 @@ class SamplerProcess(SamplerPart):
 
     @property
     def endpoints(self) -> Endpoints:
-        return Endpoints(urls=[self._url], key_env=self._place.address.key_env)
+        address = self._place.address
+        return Endpoints(urls=address.advertise or [self._url], key_env=address.key_env)
 
     @property
     def _url(self) -> str:

@@ -97,7 +97,7 @@ class VllmServers(SamplerPart):
             )
         model, logprobs = found[0]
         self._endpoints = Endpoints(
-            urls=[server.url for server in self._servers],
+            urls=self._place.address.advertise or [server.url for server in self._servers],
             served_model=ADAPTER if self._publisher.adapter else model,
             logprobs=logprobs,
             key_env=self._place.address.key_env,
