@@ -7,10 +7,13 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
 START = ("ip", "netns", "exec")
+HIDE = ("sh", "-c", 'for _ in $(seq $1); do mount -t tmpfs tmpfs "$2" || exit; shift; done; shift; exec "$@"', "hide")
+"""``ip netns exec`` gives a process mounts of its own. Arguments: how many folders, the folders, the command."""
 WRONG_CLOCK = """
 import runpy, sys, time
 
@@ -62,10 +65,14 @@ class Network:
     def bridge(self) -> str:
         return f"aglb{self._token}"
 
-    def host(self, name: str, folder: Path) -> Host:
-        """A new host; what is started on it works in `folder` and logs there."""
+    def host(self, name: str, folder: Path, hidden: Sequence[Path] | None = None) -> Host:
+        """A new host; what is started on it works in `folder` and logs there.
+
+        hidden: folders that it does not see; given, it has a shared memory of its own, too.
+        """
         number = len(self._hosts) + 2
-        made = Host(name, f"agl-{self._token}-{name}", f"{self._subnet}.{number}", f"agl{self._token}{number}", folder)
+        space, cable = f"agl-{self._token}-{name}", f"agl{self._token}{number}"
+        made = Host(name, space, f"{self._subnet}.{number}", cable, folder, hidden)
         self._hosts.append(made)
         made.connect(self.bridge)
         return made
@@ -74,7 +81,9 @@ class Network:
 class Host:
     """A network namespace with one cable to the bridge."""
 
-    def __init__(self, name: str, space: str, address: str, cable: str, folder: Path) -> None:
+    def __init__(
+        self, name: str, space: str, address: str, cable: str, folder: Path, hidden: Sequence[Path] | None = None
+    ) -> None:
         self.name = name
         self.address = address
         self.clock_s = 0.0
@@ -82,6 +91,7 @@ class Host:
         self._space = space
         self._cable = cable
         self._folder = folder
+        self._hidden = [] if hidden is None else ["/dev/shm", *map(str, hidden)]
         self._started: list[subprocess.Popen[bytes]] = []
 
     def connect(self, bridge: str) -> None:
@@ -107,7 +117,16 @@ class Host:
         plain: dict[str, Any] = {name: value for name, value in os.environ.items() if not name.startswith("AGL_")}
         with self.log.open("ab") as log:
             started = subprocess.Popen(
-                [*START, self._space, sys.executable, *python, *arguments],
+                [
+                    *START,
+                    self._space,
+                    *HIDE,
+                    str(len(self._hidden)),
+                    *self._hidden,
+                    sys.executable,
+                    *python,
+                    *arguments,
+                ],
                 cwd=self._folder,
                 env={**plain, **environment},
                 stdin=subprocess.DEVNULL,

@@ -448,6 +448,25 @@ async def test_a_failure_after_the_server_was_restarted_is_lost_not_failed(durab
     assert "the server was away during the attempt" in why
 
 
+async def test_a_worker_whose_agent_fails_while_the_server_is_away_outlives_its_lease_and_works_on(
+    durable: Bench, tmp_path: Path
+) -> None:
+    file = tmp_path / "ready"
+    [queued] = await durable.enqueue({"do": "fail later", "file": str(file)})
+    worker = durable.worker_process("--agent", durable.file(tmp_path, ASYNC_AGENT), *SHORT_LEASE)
+    await written(file)
+    durable.server.kill()
+    (tmp_path / "ready.go").touch()
+    leases_ran_out = time.monotonic() + 2 * LEASE_S
+    while time.monotonic() < leases_ran_out:
+        assert worker.poll() is None, "no agent acted any more"
+        await asyncio.sleep(0.1)
+    durable.server.start()
+    [done] = await durable.settled([queued])
+    assert (done.state, done.lost, done.attempt) == ("failed", 1, 2)
+    assert worker.poll() is None
+
+
 async def test_an_attempt_that_ends_while_the_server_is_away_is_reported_when_it_is_back(
     durable: Bench, tmp_path: Path
 ) -> None:

@@ -40,8 +40,8 @@ CLIENT_KEY_VARIABLE = "AGL_TLS_CLIENT_KEY"
 ACTOR_HEADER = "x-agl-actor"
 """Names, to the server that has the store, whom a further server acts for, as an `Actor` in JSON."""
 
-RETRY_TIMEOUT_S = 90.0
-"""Seconds that a server may be away: longer than the outage of a minute that everybody should survive."""
+RETRY_TIMEOUT_S = 600.0
+"""Seconds that a server may be away: its machine may be restarted, and the network may be out for minutes."""
 FIRST_RETRY_TIMEOUT_S = 30.0
 """The same before its first response: then the address may be wrong, which somebody wants to know."""
 RESPONSE_TIMEOUT_S = 60.0
