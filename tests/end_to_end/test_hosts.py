@@ -31,6 +31,17 @@ SERVE, SAMPLE, BEHIND = 8088, 9000, 1
 """Ports that others are told; what is behind the bad network has the next one."""
 LATENCY_S, LIFE_S = 0.02, 10.0
 START_S = 120.0
+AGENT = """
+from openai import AsyncOpenAI
+
+from agentlightning.demo import lookup
+
+
+async def solve(task, llm):
+    # As often as a network asks for that drops connections while a call waits for a host that is cut off.
+    client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client, max_retries=100)
+    return await lookup.solve(task, llm, client)
+"""
 
 
 class Hosts(Training):
@@ -47,7 +58,7 @@ class Hosts(Training):
         shutil.copytree(model, paths["trainer"] / "model")
         super().__init__(Folder(paths["trainer"]), paths["trainer"] / "model")
         for worker in ("one", "two"):
-            shutil.copy(paths["trainer"] / "agent.py", paths[worker])
+            (paths[worker] / "agent.py").write_text(AGENT)
         self.store = f"sqlite:///{paths['server']}/agl.db"
         server, trainer = (self.hosts[name].address for name in ("server", "trainer"))
         self._url, self._sampler = f"http://{server}:{SERVE}", f"http://{trainer}:{SAMPLE}"

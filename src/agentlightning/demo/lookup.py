@@ -41,10 +41,10 @@ STOPS_EARLY = 0.4
 CONFUSED = {"city": "job", "job": "city", "pet": "boss", "boss": "pet"}
 
 
-async def solve(task: JSON, llm: Any) -> float:
-    """The agent: plain OpenAI-SDK code, a tool and a limit on calls."""
+async def solve(task: JSON, llm: Any, client: Any = None) -> float:
+    """The agent: plain OpenAI-SDK code, a tool and a limit on calls. client: an AsyncOpenAI of the caller's."""
     search = partial(find, task["corpus"])
-    return await answer_with_tool(task, llm, search, SPECIAL_WORDS, MAX_CALLS, MAX_TOKENS)
+    return await answer_with_tool(task, llm, search, SPECIAL_WORDS, MAX_CALLS, MAX_TOKENS, client)
 
 
 def find(corpus: int, wanted: str) -> str:

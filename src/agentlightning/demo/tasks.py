@@ -61,12 +61,18 @@ def load(name: str) -> DemoTask:
 
 
 async def answer_with_tool(
-    task: JSON, llm: Any, tool: Callable[[str], str], tags: tuple[str, str], max_calls: int, max_tokens: int
+    task: JSON,
+    llm: Any,
+    tool: Callable[[str], str],
+    tags: tuple[str, str],
+    max_calls: int,
+    max_tokens: int,
+    client: Any = None,
 ) -> float:
     """Runs an agent of plain OpenAI-SDK code: it calls the tool in text between the tags, and answers within `max_calls`."""
     from openai import AsyncOpenAI  # here, since whoever only wants task rows should not wait for the SDK
 
-    client = AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
+    client = client or AsyncOpenAI(base_url=llm.base_url, api_key=llm.api_key, http_client=llm.http_client)
     messages: list[Any] = [{"role": "user", "content": task["question"]}]
     for _ in range(max_calls):
         reply = await client.chat.completions.create(model=llm.model, messages=messages, max_tokens=max_tokens)
