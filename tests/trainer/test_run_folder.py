@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from loop_doubles import RememberingEngine
 
-from agentlightning.config import DEFAULT_STORE, Config, StoreConfig, parse_config
+from agentlightning.config import DEFAULT_STORE, Config, StoreConfig, TrainerConfig, parse_config
 from agentlightning.config_file import named_files
 from agentlightning.engines.saved_folders import seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
@@ -12,10 +12,9 @@ from agentlightning.trainer.checkpoint import (
     RESUMED,
     RunFolder,
     export_policy,
-    last_checkpoint,
     make_default_folder,
-    save_checkpoint,
 )
+from agentlightning.trainer.checkpoint_files import last_checkpoint, save_checkpoint
 from agentlightning.types import Checkpoint
 
 
@@ -153,7 +152,7 @@ async def test_old_checkpoints_are_deleted_in_the_runs_own_folder_only(tmp_path:
         for step, path in enumerate((precious, folder.path / "checkpoints" / ".." / ".." / "precious", folder.path)):
             await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(path), version=0))
         for step in (3, 4):
-            await save_checkpoint(store, RememberingEngine(), folder, step, version=step, keep=1)
+            await save_checkpoint(store, RememberingEngine(), folder, step, step, TrainerConfig(keep_checkpoints=1))
     assert precious.is_dir()
     assert [one.name for one in (folder.path / "checkpoints").iterdir()] == ["step-000004"]
 
@@ -180,16 +179,16 @@ async def test_a_damaged_checkpoint_is_passed_over(
             (folder / "model.safetensors").write_bytes(b"weights")
             seal(folder)
             await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(folder), version=step))
-        assert (await last_checkpoint(store, "run")).step == 2
+        assert (await last_checkpoint(store, RunFolder(tmp_path, "run"))).step == 2
         if content is None:
             (tmp_path / "2" / file).unlink()
         else:
             (tmp_path / "2" / file).write_bytes(content)
-        assert (await last_checkpoint(store, "run")).step == 1
+        assert (await last_checkpoint(store, RunFolder(tmp_path, "run"))).step == 1
         assert found in caplog.text
         (tmp_path / "1" / "learner.pt").write_bytes(b"stale")
         with pytest.raises(NotFoundError, match="no checkpoint is whole"):
-            await last_checkpoint(store, "run")
+            await last_checkpoint(store, RunFolder(tmp_path, "run"))
 
 
 async def test_an_empty_learners_state_of_an_earlier_version_is_passed_over(tmp_path: Path) -> None:
@@ -200,7 +199,7 @@ async def test_an_empty_learners_state_of_an_earlier_version_is_passed_over(tmp_
             (tmp_path / str(step)).mkdir()
             (tmp_path / str(step) / "learner.pt").write_bytes(state)
             await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(tmp_path / str(step)), version=0))
-        assert (await last_checkpoint(store, "run")).step == 1
+        assert (await last_checkpoint(store, RunFolder(tmp_path, "run"))).step == 1
 
 
 def test_a_file_that_was_edited_between_two_starts_of_a_run_is_named_once(tmp_path: Path) -> None:

@@ -30,8 +30,9 @@ def evaluate(
     else:
         if settings:
             raise ConfigError("--set works on a TOML file; a run is evaluated with its own configuration")
-        config = RunFolder(runs, target).config(store)
-        config = with_models(config, policies_in(Path(trained_checkpoint(config.store.url, target).path)))
+        folder = RunFolder(runs, target)
+        config = folder.config(store)
+        config = with_models(config, policies_in(Path(trained_checkpoint(config.store.url, folder).path)))
     title = f"eval {target}"
-    success = run_shown(title, runs, lambda folder, display: evaluate_model(config, folder, display, title))
+    success = run_shown(title, runs, lambda own, display: evaluate_model(config, own, display, title))
     typer.echo(orjson.dumps({"target": target, **success}).decode())

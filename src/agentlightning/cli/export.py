@@ -20,6 +20,7 @@ def export(
     """Write the model of the run's last checkpoint as a folder that transformers (and vLLM) loads."""
     from agentlightning.trainer.checkpoint import RunFolder, export_policy
 
-    checkpoint = trained_checkpoint(store or RunFolder(runs, run).config().store.url, run)
+    folder = RunFolder(runs, run)
+    checkpoint = trained_checkpoint(store or folder.config().store.url, folder)
     export_policy(Path(checkpoint.path), to, policy)
     typer.echo(f"step {checkpoint.step}, version {checkpoint.version}: {to}")

@@ -27,7 +27,8 @@ from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.setup import EngineNeeds
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, InputError, NotFoundError
 from agentlightning.store.base import LightningStore
-from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders, last_checkpoint
+from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders
+from agentlightning.trainer.checkpoint_files import check_checkpoint_url, last_checkpoint
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.monitor.curve import draw_curve
@@ -115,6 +116,7 @@ class Training:
         return result
 
     async def _train(self, resume: bool, name: str) -> TrainResult:
+        check_checkpoint_url(self._config.trainer)
         data, seed = self._config.data, self._config.trainer.seed
         val = load_tasks(data.val, data.fields, seed)[: self._config.eval.tasks] if data.val else []
         needs, make_loop = self._offline(val) if self._config.offline else self._online(val)
@@ -230,7 +232,7 @@ class Training:
         assert self._loop is not None
         finished = step == self._loop.config.trainer.steps
         run = await store.update_run(folder.run_id, state="finished" if finished else "interrupted")
-        checkpoint = await last_checkpoint(store, folder.run_id)
+        checkpoint = await last_checkpoint(store, folder)
         assert checkpoint is not None  # the loop makes one before its first step
         rows = folder.metrics()
         try:
