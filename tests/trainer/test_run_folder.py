@@ -3,10 +3,11 @@ from pathlib import Path
 import pytest
 from loop_doubles import RememberingEngine
 
-from agentlightning.config import DEFAULT_STORE, Config, StoreConfig, TrainerConfig, parse_config
+from agentlightning.config import DEFAULT_STORE, Config, StoreConfig, TrainerConfig, parse_config, run_record
 from agentlightning.config_file import named_files
 from agentlightning.engines.saved_folders import seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
+from agentlightning.store.open import open_store
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import (
     RESUMED,
@@ -15,6 +16,7 @@ from agentlightning.trainer.checkpoint import (
     make_default_folder,
 )
 from agentlightning.trainer.checkpoint_files import last_checkpoint, save_checkpoint
+from agentlightning.trainer.run_config import run_config
 from agentlightning.types import Checkpoint
 
 
@@ -38,6 +40,22 @@ def test_a_run_finds_its_store_from_any_working_directory(
     folder.create(config)
     monkeypatch.chdir("/")
     assert folder.config().store.url == f"sqlite:///{tmp_path}/runs/agl.db"
+
+
+async def test_a_run_of_another_host_has_its_configuration_from_the_store(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AGL_STORE", raising=False)
+    url = f"sqlite:///{tmp_path}/agl.db"
+    async with open_store(url) as store:
+        await store.create_run("run", run_record(config), "run")
+    folder = RunFolder(tmp_path / "nothing", "run")
+    found = run_config(folder, url)
+    assert found == config.model_copy(update={"store": StoreConfig(url=url)})
+    with pytest.raises(NotFoundError, match="no such run"):
+        run_config(RunFolder(tmp_path, "other"), url)
+    with pytest.raises(NotFoundError, match=r"no such run in .*nothing; .*name the store: --server URL"):
+        run_config(folder)
 
 
 def test_a_configuration_with_a_password_is_its_owners_alone(tmp_path: Path, config: Config) -> None:

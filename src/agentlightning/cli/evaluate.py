@@ -24,6 +24,7 @@ def evaluate(
     from agentlightning.trainer.check import evaluate_model
     from agentlightning.trainer.checkpoint import RunFolder, policies_in
     from agentlightning.trainer.policies import with_models
+    from agentlightning.trainer.run_config import run_config
 
     if target.endswith(".toml"):
         config = load_config(Path(target), settings or [], store_setting(store))
@@ -31,7 +32,7 @@ def evaluate(
         if settings:
             raise ConfigError("--set works on a TOML file; a run is evaluated with its own configuration")
         folder = RunFolder(runs, target)
-        config = folder.config(store)
+        config = run_config(folder, store)
         config = with_models(config, policies_in(Path(trained_checkpoint(config.store.url, folder).path)))
     title = f"eval {target}"
     success = run_shown(title, runs, lambda own, display: evaluate_model(config, own, display, title))

@@ -19,8 +19,9 @@ def export(
 ) -> None:
     """Write the model of the run's last checkpoint as a folder that transformers (and vLLM) loads."""
     from agentlightning.trainer.checkpoint import RunFolder, export_policy
+    from agentlightning.trainer.run_config import run_config
 
     folder = RunFolder(runs, run)
-    checkpoint = trained_checkpoint(store or folder.config().store.url, folder)
+    checkpoint = trained_checkpoint(store or run_config(folder).store.url, folder)
     export_policy(Path(checkpoint.path), to, policy)
     typer.echo(f"step {checkpoint.step}, version {checkpoint.version}: {to}")

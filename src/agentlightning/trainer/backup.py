@@ -30,6 +30,7 @@ from agentlightning.store.open import open_store
 from agentlightning.store.server_lock import ServerLock
 from agentlightning.trainer.checkpoint import RunFolder, checkpoint_damage
 from agentlightning.trainer.checkpoint_files import local_folder
+from agentlightning.trainer.run_lease import LEASE
 from agentlightning.types import JSON
 
 ABOUT = "backup.json"
@@ -91,6 +92,9 @@ async def restore(source: Path, url: str, runs: Path) -> BackedUp:
         async with open_store(url) as store:
             ids = [run.id for run in await store.runs()]
             copied = sum([await _move_checkpoints(store, run_id, Path(about["runs"]), runs) for run_id in ids])
+            for run in await store.runs():
+                if run.summary.get(LEASE):  # who holds it trains over the store that this is a copy of
+                    await store.update_run(run.id, summary={LEASE: None})
             if wrong := [finding.sentence async for finding in examine(store) if finding.kind == "wrong"]:
                 raise StoreError(f"the restored store is not right, {len(wrong)} invariants are violated: {wrong[0]}")
     return BackedUp(len(ids), copied)

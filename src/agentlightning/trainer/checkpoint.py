@@ -114,6 +114,11 @@ class RunFolder:
             if (before := last.get(setting, one))["file"] == one["file"] and before["sha256"] != one["sha256"]
         ]
 
+    @property
+    def has_config(self) -> bool:
+        """True once the run was started, or goes on, in this folder."""
+        return (self.path / "config.json").exists()
+
     def has_checkpoint(self) -> bool:
         """True where there is a checkpoint to resume from."""
         return any(policies_in(checkpoint) for checkpoint in self.path.glob("checkpoints/*"))
@@ -124,7 +129,10 @@ class RunFolder:
         try:
             table = orjson.loads(file.read_bytes())
         except FileNotFoundError as cause:
-            raise NotFoundError(f"{self.run_id}: no such run in {self.path.parent}; see: agl runs list") from cause
+            raise NotFoundError(
+                f"{self.run_id}: no such run in {self.path.parent}; see: agl runs list (of another host's run, name the "
+                "store: --server URL)"
+            ) from cause
         except orjson.JSONDecodeError as cause:
             raise ConfigError(f"{file}: not valid JSON: {cause}") from cause
         if upgraded_config(table) != table:
@@ -141,7 +149,7 @@ class RunFolder:
 
         config.json tells which version they are of, and goes last: an upgrade that was killed is done again.
         """
-        if not (self.path / "config.json").exists():
+        if not self.has_config:
             return False
         table = orjson.loads((self.path / "config.json").read_bytes())
         if (upgraded := upgraded_config(table)) == table:
