@@ -85,13 +85,16 @@ class Hosts:
     def __init__(self, folder: Folder, server: str, s3: dict[str, str]) -> None:
         self._folder = folder
         self._server = server
-        self._s3 = s3
+        self.s3 = s3
 
     def start(self, host: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
-        words = ["train", *arguments, "--server", self._server, "--runs", str(self.runs(host))]
-        return self._folder.start(*words, env={"AGL_SERVER_KEY": KEY, **self._s3, **env}, stderr=subprocess.STDOUT)
+        """A command on a host, with the server's URL in AGL_STORE."""
+        keys = {"AGL_SERVER_KEY": KEY, "AGL_STORE": self._server}
+        return self._folder.start(
+            *arguments, "--runs", str(self.runs(host)), env=keys | self.s3 | env, stderr=subprocess.STDOUT
+        )
 
-    async def train(self, host: str, *arguments: str) -> str:
+    async def agl(self, host: str, *arguments: str) -> str:
         """What it printed until it ended well."""
         code, output = await ended(self.start(host, *arguments))
         assert code == 0, output
@@ -137,13 +140,13 @@ async def hosts(folder: Folder, s3: dict[str, str]) -> AsyncIterator[Hosts]:
 
 
 async def test_a_trainer_that_is_killed_in_the_middle_of_an_upload_is_succeeded_on_another_host(hosts: Hosts) -> None:
-    await hosts.train("unharmed", "run.toml")
-    s3 = hosts._s3["AWS_ENDPOINT_URL"]
+    await hosts.agl("unharmed", "train", "run.toml")
+    s3 = hosts.s3["AWS_ENDPOINT_URL"]
     async with StallingProxy(s3, "step-000004/model.safetensors").serving() as proxy:
-        first = hosts.start("one", "run.toml", AWS_ENDPOINT_URL=proxy.url)
+        first = hosts.start("one", "train", "run.toml", AWS_ENDPOINT_URL=proxy.url)
         await asyncio.wait_for(proxy.stalled.wait(), DEADLINE_S)
         run = hosts.run("one")
-        early = await ended(hosts.start("two", "--resume", run.name))
+        early = await ended(hosts.start("two", "train", "--resume", run.name))
         assert early[0] == 1, early[1]
         assert f"{run} is training this run; end that first" in early[1]
         first.kill()
@@ -153,8 +156,12 @@ async def test_a_trainer_that_is_killed_in_the_middle_of_an_upload_is_succeeded_
     assert "manifest.json" not in await half.names()
     await asyncio.to_thread(run.rename, run.with_name("gone"))
 
-    output = await hosts.train("two", "--resume", run.name)
+    output = await hosts.agl("two", "train", "--resume", run.name)
     assert "waiting 30 s to see whether it works on" in output
     assert (hosts.run("two") / LAST).read_bytes() == (hosts.run("unharmed") / LAST).read_bytes()
     assert await UrlFolder(f"{BUCKET}/runs/{run.name}").names() == ["step-000004", "step-000006"]
     assert "manifest.json" in await half.names()
+
+    exported = hosts.runs("three").with_name("exported")
+    await hosts.agl("three", "export", run.name, "--to", str(exported))
+    assert (exported / "model.safetensors").read_bytes() == (hosts.run("unharmed") / LAST).read_bytes()
