@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agentlightning.cli.runs import state_of
 from agentlightning.errors import ConflictError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -116,3 +117,15 @@ async def test_a_store_that_is_away_for_a_while_does_not_end_the_training(tmp_pa
 
         await asyncio.wait_for(one.during(renewed()), DEADLINE_S)
         assert store.failures == 3
+
+
+async def test_a_run_that_went_on_elsewhere_is_not_listed_as_killed_here(store: LightningStore, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "one", "run")
+    with folder.held():
+        pass  # a lock that nobody holds any more
+    for host, state in (("one", "killed"), ("two", "running")):
+        holder = lease(tmp_path / host, watch_s=0.01)
+        await holder.take(store)
+        await holder.aclose()
+        (run,) = await store.runs()
+        assert state_of(run, tmp_path / "one").partition(";")[0] == state

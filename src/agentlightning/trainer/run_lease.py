@@ -37,8 +37,9 @@ class RunLease:
     def __init__(
         self, folder: RunFolder, note: Callable[[str], None], *, renew_s: float = RENEW_S, watch_s: float = WATCH_S
     ) -> None:
+        self._folder = folder
         self._run_id = folder.run_id
-        self._place = f"{platform.node()}:{folder.path.resolve()}"
+        self._place = _place(folder)
         self._id = uuid4().hex
         self._renewals = 0
         self._note = note
@@ -51,7 +52,7 @@ class RunLease:
         run = await find_run(store, self._run_id)
         lease = _lease(run)
         # In the same folder it was killed, or this process would not hold the lock.
-        if run.state == "running" and lease.get("place", self._place) != self._place:
+        if run.state == "running" and is_elsewhere(run, self._folder):
             self._note(
                 f"run {run.id} is held by {lease['place']}; waiting {self._watch_s:g} s to see whether it works on"
             )
@@ -108,6 +109,15 @@ class RunLease:
         # One that lost the lease recorded its own end, which is not the run's.
         state: RunState | None = None if run is None or run.state == "running" else "running"
         await store.update_run(self._run_id, state=state, summary={LEASE: lease})
+
+
+def is_elsewhere(run: Run, folder: RunFolder) -> bool:
+    """Returns whether the last who trained the run did so in another folder than this."""
+    return bool(_lease(run).get("place", _place(folder)) != _place(folder))
+
+
+def _place(folder: RunFolder) -> str:
+    return f"{platform.node()}:{folder.path.resolve()}"
 
 
 def _lease(run: Run) -> JSON:
