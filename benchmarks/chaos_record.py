@@ -15,7 +15,8 @@ from agentlightning.config import Config
 from agentlightning.errors import AgentLightningError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
-from agentlightning.trainer.checkpoint import LEARNER_STATE, RunFolder, last_checkpoint
+from agentlightning.trainer.checkpoint import LEARNER_STATE, RunFolder
+from agentlightning.trainer.checkpoint_files import last_checkpoint
 from agentlightning.trainer.rl.step_inputs import fixed_inputs, read_inputs
 from agentlightning.trainer.training import algorithm_of
 from agentlightning.types import FINAL_STATES, Metric, Rollout, Step
@@ -92,7 +93,7 @@ class Record:
             for minibatch in plan.minibatches:
                 learner.forward_backward(minibatch, plan.loss)
                 learner.optim_step(rates[step.step], config.trainer.grad_clip)
-        checkpoint = await last_checkpoint(store, self._folder.run_id)
+        checkpoint = await last_checkpoint(store, self._folder)
         if checkpoint is None or checkpoint.step != self._steps:
             raise AgentLightningError(f"the last checkpoint is not of step {self._steps}: {checkpoint}")
         saved = Learner(checkpoint.path).model.state_dict()

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from agentlightning.config_air import AirConfig
-from agentlightning.config_base import Table
+from agentlightning.config_base import FolderUrl, Table
 from agentlightning.config_base import parse_settings as parse_settings
 from agentlightning.config_engine import EngineConfig
 from agentlightning.config_external import ExternalModelConfig, check_external_models
@@ -221,6 +221,9 @@ class TrainerConfig(Table):
     checkpoint_every: int = Field(10, ge=1)
     """Steps between checkpoints; a crash repeats at most this many updates, and samples nothing again."""
     keep_checkpoints: int = Field(2, ge=1)
+    checkpoint_url: FolderUrl | None = None
+    """Folder of an object store or a shared disk that every checkpoint is copied to, ``s3://bucket/runs``, so that any host
+    can go on from it. None: checkpoints are in the run's folder alone."""
     seed: int = 0
     max_staleness: int = Field(0, ge=0)
     """Training steps by which the weights that sampled a rollout may lie behind those that it updates: so many steps'

@@ -7,15 +7,30 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Sequence
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from agentlightning.errors import ConfigError
 
 T = TypeVar("T", bound=BaseModel)
+
+
+def checked_folder_url(url: str) -> str:
+    """The URL; ValueError where it names no folder of a shared disk or an object store."""
+    # Not more of what fsspec knows: a store's records name URLs, too, and some of its schemes run code or chain others.
+    if not re.fullmatch(r"(file:///|s3://|abfs://)[^/?#:][^?#:]*", url):
+        raise ValueError(
+            "expected file:///FOLDER, s3://BUCKET/FOLDER or abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER"
+        )
+    return url.rstrip("/")
+
+
+FolderUrl = Annotated[str, AfterValidator(checked_folder_url)]
+"""A setting that is the URL of a folder."""
 
 
 class Table(BaseModel):

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentlightning.config_base import Table
+from agentlightning.config_base import FolderUrl, Table
 
 
 class VllmConfig(Table):
@@ -23,10 +23,12 @@ class VllmConfig(Table):
     arguments: tuple[str, ...] = ()
     """More of their command lines, such as ``["--max-model-len", "8192"]``."""
     weights: Literal["reload", "transfer", "lora"] = "reload"
-    """reload: servers read the folder of new weights, whose path they share; transfer: they fetch it by HTTP; lora: they
-    read the adapter of engine.lora alone."""
+    """reload: servers read the folder of new weights, whose path they share; transfer: they fetch it by HTTP or from an
+    object store; lora: they read the adapter of engine.lora alone."""
     weights_host: str = Field("127.0.0.1", min_length=1)
     """With transfer: address of this machine at which servers fetch weights."""
+    weights_url: FolderUrl | None = None
+    """With transfer, in place of weights_host: folder of an object store or a shared disk that servers fetch from."""
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:
@@ -39,6 +41,12 @@ class VllmConfig(Table):
             raise ValueError(f"{ignored[0]} has no effect with urls: those servers run already")
         if self.gpus and len(self.gpus) != self.replicas:
             raise ValueError(f"gpus: expected one entry for each of {self.replicas} replicas, got {len(self.gpus)}")
-        if self.weights != "transfer" and self.weights_host != "127.0.0.1":
-            raise ValueError(f"weights_host has no effect with weights = {self.weights!r}")
+        own_host = self.weights_host != VllmConfig.model_fields["weights_host"].default
+        if self.weights != "transfer" and (own_host or self.weights_url is not None):
+            name = "weights_host" if own_host else "weights_url"
+            raise ValueError(f"{name} has no effect with weights = {self.weights!r}")
+        if own_host and self.weights_url is not None:
+            raise ValueError(
+                "weights_host has no effect with weights_url, from which servers fetch; give one of the two"
+            )
         return self

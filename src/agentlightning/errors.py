@@ -87,6 +87,10 @@ class ConflictError(StoreError):
     http_status = 409
 
 
+class RunTakenError(ConflictError):
+    """Another process trains the run now: how it ends is no longer this one's to say."""
+
+
 class EngineError(AgentLightningError):
     """Sampling or learning failed."""
 

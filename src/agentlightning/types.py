@@ -423,6 +423,7 @@ class Checkpoint:
     run_id: str
     step: int
     path: str
+    """Of the folder, on the host that saved it; or its URL, with the hash of its manifest: ``s3://…/step-000010#sha256=…``."""
     version: int
     created_ns: int = 0
 

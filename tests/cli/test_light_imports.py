@@ -7,7 +7,7 @@ import pytest
 
 HEAVY = {
     *("torch", "transformers", "fastapi", "starlette", "uvicorn", "sqlalchemy", "matplotlib", "numpy", "openai"),
-    *("jinja2", "llguidance", "tokenizers", "renderers"),
+    *("jinja2", "llguidance", "tokenizers", "renderers", "fsspec", "s3fs", "botocore"),
 }
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,15 @@ from agentlightning.config_engine import EngineConfig
 from agentlightning.engines.local.parts import PublishedWeights, Workplace
 from agentlightning.engines.saved_folders import seal
 from agentlightning.engines.setup import EngineSetup, make_engine
+from agentlightning.engines.url_folder import UrlFolder
 from agentlightning.engines.vllm.server import VLLM_SIDE
 from agentlightning.engines.vllm.servers import VllmServers
+from agentlightning.engines.vllm.vllm_side.agentlightning_vllm.fetch import fetch
 from agentlightning.engines.vllm.weights_server import WeightsServer
+from agentlightning.engines.vllm.weights_url import WeightsUrl
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.watchdog import HangLimits, Watchdog
+from s3_server import BUCKET, s3_server
 
 SCRIPTED = Path(__file__).parent / "scripted_vllm"
 Serving = Callable[..., Any]
@@ -223,6 +227,43 @@ async def test_weights_are_given_to_whoever_has_the_key_and_nothing_else_is(tmp_
         assert await status("/model.safetensors", update["key"]) == 404
 
 
+@pytest.mark.parametrize("place", ["host", "file", "s3"])
+async def test_transferred_weights_come_from_the_trainer_or_a_url(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    with ExitStack() as stack:
+        settings: dict[str, Any] = {"replicas": 2, "weights": "transfer"}
+        if place == "s3":
+            for name, value in stack.enter_context(s3_server()).items():
+                monkeypatch.setenv(name, value)
+        if place != "host":
+            settings["weights_url"] = f"{BUCKET}/weights" if place == "s3" else f"file://{tmp_path}/weights"
+            remote = UrlFolder(f"{settings['weights_url']}/{tmp_path.name}")
+            await remote.put(
+                weights(tmp_path, 1).folder / "model.safetensors", "v1/model.safetensors"
+            )  # of a killed one
+        async with serving(**settings) as servers:
+            for version in (2, 3, 4):
+                await servers.publish(weights(tmp_path, version))
+                assert [await sampled(url) for url in servers.endpoints.urls] == [str(version)] * 2
+            if place != "host":
+                assert await remote.names() == ["v3", "v4"]
+        if place != "host":
+            assert await remote.names() == []
+
+
+async def test_weights_at_a_url_are_not_loaded_where_they_are_not_what_was_announced(tmp_path: Path) -> None:
+    published = weights(tmp_path, 2)
+    source = WeightsUrl(f"file://{tmp_path}/weights", tmp_path / "run" / "policies" / "black")
+    await source.copy(published)
+    update = source.update(published)
+    assert update["url"] == f"file://{tmp_path}/weights/run/black/v2"
+    copy = tmp_path / "weights" / "run" / "black" / "v2" / "model.safetensors"
+    copy.write_bytes(b"weightz")
+    with pytest.raises(ValueError, match=r"model\.safetensors is not what was announced"):
+        fetch(f"{update['url']}/model.safetensors", tmp_path / "fetched", update["files"]["model.safetensors"])
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -234,6 +275,15 @@ async def test_weights_are_given_to_whoever_has_the_key_and_nothing_else_is(tmp_
         ({"vllm": {"urls": ["http://a:1"], "replicas": 2}}, "replicas has no effect with urls"),
         ({"vllm": {"python": "python", "gpus": ["0", "1"]}}, "expected one entry for each of 1 replicas, got 2"),
         ({"vllm": {"python": "python", "weights_host": "10.0.0.1"}}, "weights_host has no effect"),
+        (
+            {"vllm": {"python": "python", "weights_url": "s3://b/w"}},
+            "weights_url has no effect with weights = 'reload'",
+        ),
+        (
+            {"vllm": {"python": "p", "weights": "transfer", "weights_host": "10.0.0.1", "weights_url": "s3://b/w"}},
+            "weights_host has no effect with weights_url",
+        ),
+        ({"vllm": {"python": "p", "weights": "transfer", "weights_url": "/mnt/w"}}, "expected file:///FOLDER"),
         (
             {"sampler": "vllm", "vllm": {"python": "python", "weights": "lora"}},
             r"vllm\.weights: lora needs the table engine\.lora",

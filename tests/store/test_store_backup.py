@@ -20,7 +20,8 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
 from agentlightning.store.server_lock import ServerLock
 from agentlightning.trainer.backup import backup, restore
-from agentlightning.trainer.checkpoint import last_checkpoint
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.checkpoint_files import last_checkpoint
 from agentlightning.types import Call, Checkpoint, Claim
 
 NEEDS = {"sqlite": (), "postgres": ("pg_dump", "pg_restore"), "redis": ("redis-cli",)}
@@ -133,7 +134,7 @@ async def test_a_backup_of_a_store_in_use_is_restored_elsewhere_and_right(
         assert before <= found <= written
         assert await restored.signing_secret() == secret
         assert await faults(restored) == []
-        last = await last_checkpoint(restored, run_id)
+        last = await last_checkpoint(restored, RunFolder(moved, run_id))
         assert last is not None
         assert last.path == str(moved.resolve() / run_id / "checkpoints" / "step-000000")
         assert await restored.heartbeat(a_worker(run_id), [claim.lease]) == [True]

@@ -32,7 +32,8 @@ from agentlightning.engines.policies import PolicyEngines
 from agentlightning.errors import ConfigError, LearnerLostError, NoCallsError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, policies_in
+from agentlightning.trainer.checkpoint import RunFolder, policies_in
+from agentlightning.trainer.checkpoint_files import last_checkpoint
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.policies import ScheduledAlgorithm, TrainedPolicy, check_groups, policy_configs, with_models
 from agentlightning.trainer.progress import Silent
@@ -378,7 +379,7 @@ async def test_all_policies_are_published_together_under_versions_of_one_number(
 async def test_a_checkpoint_holds_every_policy(store: LightningStore, tmp_path: Path) -> None:
     async with agents(store):
         await game(store, Game().engine, tmp_path).run(resume=False)
-    checkpoint = await last_checkpoint(store, "run")
+    checkpoint = await last_checkpoint(store, RunFolder(tmp_path, "run"))
     assert checkpoint is not None
     folder = Path(checkpoint.path)
     assert policies_in(folder) == {"black": folder / "black", "white": folder / "white"}

@@ -3,19 +3,20 @@ from pathlib import Path
 import pytest
 from loop_doubles import RememberingEngine
 
-from agentlightning.config import DEFAULT_STORE, Config, StoreConfig, parse_config
+from agentlightning.config import DEFAULT_STORE, Config, StoreConfig, TrainerConfig, parse_config, run_record
 from agentlightning.config_file import named_files
 from agentlightning.engines.saved_folders import seal
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
+from agentlightning.store.open import open_store
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import (
     RESUMED,
     RunFolder,
     export_policy,
-    last_checkpoint,
     make_default_folder,
-    save_checkpoint,
 )
+from agentlightning.trainer.checkpoint_files import last_checkpoint, save_checkpoint
+from agentlightning.trainer.run_config import run_config
 from agentlightning.types import Checkpoint
 
 
@@ -39,6 +40,22 @@ def test_a_run_finds_its_store_from_any_working_directory(
     folder.create(config)
     monkeypatch.chdir("/")
     assert folder.config().store.url == f"sqlite:///{tmp_path}/runs/agl.db"
+
+
+async def test_a_run_of_another_host_has_its_configuration_from_the_store(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AGL_STORE", raising=False)
+    url = f"sqlite:///{tmp_path}/agl.db"
+    async with open_store(url) as store:
+        await store.create_run("run", run_record(config), "run")
+    folder = RunFolder(tmp_path / "nothing", "run")
+    found = run_config(folder, url)
+    assert found == config.model_copy(update={"store": StoreConfig(url=url)})
+    with pytest.raises(NotFoundError, match="no such run"):
+        run_config(RunFolder(tmp_path, "other"), url)
+    with pytest.raises(NotFoundError, match=r"no such run in .*nothing; .*name the store: --server URL"):
+        run_config(folder)
 
 
 def test_a_configuration_with_a_password_is_its_owners_alone(tmp_path: Path, config: Config) -> None:
@@ -153,7 +170,7 @@ async def test_old_checkpoints_are_deleted_in_the_runs_own_folder_only(tmp_path:
         for step, path in enumerate((precious, folder.path / "checkpoints" / ".." / ".." / "precious", folder.path)):
             await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(path), version=0))
         for step in (3, 4):
-            await save_checkpoint(store, RememberingEngine(), folder, step, version=step, keep=1)
+            await save_checkpoint(store, RememberingEngine(), folder, step, step, TrainerConfig(keep_checkpoints=1))
     assert precious.is_dir()
     assert [one.name for one in (folder.path / "checkpoints").iterdir()] == ["step-000004"]
 
@@ -180,16 +197,16 @@ async def test_a_damaged_checkpoint_is_passed_over(
             (folder / "model.safetensors").write_bytes(b"weights")
             seal(folder)
             await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(folder), version=step))
-        assert (await last_checkpoint(store, "run")).step == 2
+        assert (await last_checkpoint(store, RunFolder(tmp_path, "run"))).step == 2
         if content is None:
             (tmp_path / "2" / file).unlink()
         else:
             (tmp_path / "2" / file).write_bytes(content)
-        assert (await last_checkpoint(store, "run")).step == 1
+        assert (await last_checkpoint(store, RunFolder(tmp_path, "run"))).step == 1
         assert found in caplog.text
         (tmp_path / "1" / "learner.pt").write_bytes(b"stale")
         with pytest.raises(NotFoundError, match="no checkpoint is whole"):
-            await last_checkpoint(store, "run")
+            await last_checkpoint(store, RunFolder(tmp_path, "run"))
 
 
 async def test_an_empty_learners_state_of_an_earlier_version_is_passed_over(tmp_path: Path) -> None:
@@ -200,7 +217,7 @@ async def test_an_empty_learners_state_of_an_earlier_version_is_passed_over(tmp_
             (tmp_path / str(step)).mkdir()
             (tmp_path / str(step) / "learner.pt").write_bytes(state)
             await store.put_checkpoint(Checkpoint(run_id="run", step=step, path=str(tmp_path / str(step)), version=0))
-        assert (await last_checkpoint(store, "run")).step == 1
+        assert (await last_checkpoint(store, RunFolder(tmp_path, "run"))).step == 1
 
 
 def test_a_file_that_was_edited_between_two_starts_of_a_run_is_named_once(tmp_path: Path) -> None:

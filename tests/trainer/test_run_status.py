@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from agentlightning.errors import EngineError
+from agentlightning.errors import EngineError, RunTakenError
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.processes import record_run_status
 
@@ -15,6 +15,17 @@ async def test_work_that_raises_leaves_its_run_as_failed_and_its_error_as_it_was
                 raise EngineError("the learner ended")
         [run] = await store.runs(ids=["run"])
     assert run.state == "failed"
+
+
+async def test_a_trainer_whose_run_another_one_took_says_nothing_of_how_it_ends() -> None:
+    async with InMemoryLightningStore() as store:
+        await store.create_run("test", {}, "run")
+        await store.update_run("run", state="finished")
+        with pytest.raises(RunTakenError):
+            async with record_run_status(store, "run"):
+                raise RunTakenError("run: another host trains this run now")
+        [run] = await store.runs(ids=["run"])
+    assert run.state == "finished"
 
 
 async def test_work_that_is_cancelled_leaves_its_run_as_interrupted() -> None:

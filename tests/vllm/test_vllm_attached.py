@@ -1,4 +1,4 @@
-"""Engines whose sampler is a vLLM that runs already: weights by its own reload, by transfer over HTTP, as an adapter."""
+"""Engines whose sampler is a vLLM that runs already: weights by its own reload, by transfer (HTTP, a URL), as an adapter."""
 
 from __future__ import annotations
 
@@ -47,11 +47,13 @@ async def attached(server: VllmServer, folder: Path, **settings: Any) -> AsyncIt
         await engine.close()
 
 
-@pytest.mark.parametrize("weights", ["lora", "reload", "transfer"])  # an adapter goes with the first weights
+@pytest.mark.parametrize("weights", ["lora", "reload", "transfer", "url"])  # an adapter goes with the first weights
 async def test_a_running_server_samples_with_the_learner_s_weights(
     server: VllmServer, tmp_path: Path, weights: str
 ) -> None:
-    async with attached(server, tmp_path, weights=weights) as (engine, sampler):
+    url = {"weights": "transfer", "weights_url": f"file://{tmp_path}/published"}
+    settings = url if weights == "url" else {"weights": weights}
+    async with attached(server, tmp_path, **settings) as (engine, sampler):
         assert engine.pids().keys() == {"learner"}
         await engine.publish(3)
         prompt = [4, 5, 6]

@@ -24,14 +24,16 @@ def evaluate(
     from agentlightning.trainer.check import evaluate_model
     from agentlightning.trainer.checkpoint import RunFolder, policies_in
     from agentlightning.trainer.policies import with_models
+    from agentlightning.trainer.run_config import run_config
 
     if target.endswith(".toml"):
         config = load_config(Path(target), settings or [], store_setting(store))
     else:
         if settings:
             raise ConfigError("--set works on a TOML file; a run is evaluated with its own configuration")
-        config = RunFolder(runs, target).config(store)
-        config = with_models(config, policies_in(Path(trained_checkpoint(config.store.url, target).path)))
+        folder = RunFolder(runs, target)
+        config = run_config(folder, store)
+        config = with_models(config, policies_in(Path(trained_checkpoint(config.store.url, folder).path)))
     title = f"eval {target}"
-    success = run_shown(title, runs, lambda folder, display: evaluate_model(config, folder, display, title))
+    success = run_shown(title, runs, lambda own, display: evaluate_model(config, own, display, title))
     typer.echo(orjson.dumps({"target": target, **success}).decode())

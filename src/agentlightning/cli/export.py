@@ -19,7 +19,9 @@ def export(
 ) -> None:
     """Write the model of the run's last checkpoint as a folder that transformers (and vLLM) loads."""
     from agentlightning.trainer.checkpoint import RunFolder, export_policy
+    from agentlightning.trainer.run_config import run_config
 
-    checkpoint = trained_checkpoint(store or RunFolder(runs, run).config().store.url, run)
+    folder = RunFolder(runs, run)
+    checkpoint = trained_checkpoint(store or run_config(folder).store.url, folder)
     export_policy(Path(checkpoint.path), to, policy)
     typer.echo(f"step {checkpoint.step}, version {checkpoint.version}: {to}")

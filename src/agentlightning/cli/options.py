@@ -55,13 +55,13 @@ def with_store(store: str | None, work: Callable[[LightningStore], Awaitable[T]]
     return asyncio.run(whole())
 
 
-def trained_checkpoint(store: str, run: str) -> Checkpoint:
-    """The last checkpoint of a run. NotFoundError where it has none."""
-    from agentlightning.trainer.checkpoint import last_checkpoint
+def trained_checkpoint(store: str, folder: RunFolder) -> Checkpoint:
+    """The last checkpoint of a run, with its folder on this host. NotFoundError where it has none."""
+    from agentlightning.trainer.checkpoint_files import last_checkpoint
 
-    found = with_store(store, lambda opened: last_checkpoint(opened, run))
+    found = with_store(store, lambda opened: last_checkpoint(opened, folder))
     if found is None:
-        raise NotFoundError(f"{run}: has no checkpoint yet; see: agl runs list")
+        raise NotFoundError(f"{folder.run_id}: has no checkpoint yet; see: agl runs list")
     return found
 
 

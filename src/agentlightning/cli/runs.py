@@ -94,16 +94,17 @@ def show_run(run: RunId, store: Store = None) -> None:
 
 
 def state_of(run: Run, runs: Path) -> str:
-    """The run's state; killed where it says that it runs, its folder is here, and no process holds it.
+    """The run's state; killed where it says that it runs, was trained in its folder here, and no process holds that.
 
     A training that was killed or failed is listed with the line that resumes it.
     """
     from agentlightning.trainer.checkpoint import RunFolder
+    from agentlightning.trainer.run_lease import is_elsewhere
     from agentlightning.trainer.serving import is_training
     from agentlightning.trainer.training import resume_line
 
     folder = RunFolder(runs, run.id)
-    here = (folder.path / "lock").exists()
+    here = (folder.path / "lock").exists() and not is_elsewhere(run, folder)
     state = "killed" if run.state == "running" and here and not folder.is_held else run.state
     resumable = here and state in ("killed", "failed") and is_training(run)
     return f"{state}; {resume_line(folder.path)}" if resumable else state

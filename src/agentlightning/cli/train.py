@@ -78,7 +78,9 @@ def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
 def _unchanged(folder: RunFolder, file: Path | None, given: list[str], url: str | None) -> Config:
     if file is not None or given:
         raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
-    return folder.config(url)
+    from agentlightning.trainer.run_config import run_config
+
+    return run_config(folder, url)
 
 
 def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: str | None) -> Config:

@@ -31,7 +31,7 @@ def read_json(path: Path) -> JSON:
 
 
 def rendering_files(folder: Path) -> dict[str, bytes]:
-    """What a renderer of the model reads of its folder, by name: its settings, tokenizer, chat template and processor."""
+    """Reads what a renderer of the model needs of its folder, by name: settings, tokenizer, chat template, processor."""
     return {
         path.name: path.read_bytes()
         for path in sorted(folder.iterdir())

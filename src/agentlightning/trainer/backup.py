@@ -28,8 +28,10 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.doctor import examine
 from agentlightning.store.open import open_store
 from agentlightning.store.server_lock import ServerLock
-from agentlightning.trainer.checkpoint import checkpoint_damage
-from agentlightning.types import JSON, Checkpoint
+from agentlightning.trainer.checkpoint import RunFolder, checkpoint_damage
+from agentlightning.trainer.checkpoint_files import local_folder
+from agentlightning.trainer.run_lease import LEASE
+from agentlightning.types import JSON
 
 ABOUT = "backup.json"
 FORMAT = 1
@@ -59,7 +61,7 @@ async def backup(url: str, runs: Path, to: Path, tell: Tell) -> BackedUp:
             ids = [run.id for run in await store.runs()]
             copied = 0
             for run_id in ids:
-                copied += await _copy_checkpoints(store, runs / run_id, partial / "runs" / run_id, tell)
+                copied += await _copy_checkpoints(store, RunFolder(runs, run_id), partial / "runs" / run_id, tell)
         await asyncio.to_thread(snapshot.save, url, partial / snapshot.FILES[kind])
         about = {"format": FORMAT, "kind": kind, **snapshot.keys_of(url)}
         await asyncio.to_thread(_complete, partial, to, runs, ids, about, tell)
@@ -90,6 +92,9 @@ async def restore(source: Path, url: str, runs: Path) -> BackedUp:
         async with open_store(url) as store:
             ids = [run.id for run in await store.runs()]
             copied = sum([await _move_checkpoints(store, run_id, Path(about["runs"]), runs) for run_id in ids])
+            for run in await store.runs():
+                if run.summary.get(LEASE):  # who holds it trains over the store that this is a copy of
+                    await store.update_run(run.id, summary={LEASE: None})
             if wrong := [finding.sentence async for finding in examine(store) if finding.kind == "wrong"]:
                 raise StoreError(f"the restored store is not right, {len(wrong)} invariants are violated: {wrong[0]}")
     return BackedUp(len(ids), copied)
@@ -117,21 +122,22 @@ def _complete(partial: Path, to: Path, runs: Path, ids: Sequence[str], about: JS
     sync(to.parent)
 
 
-async def _copy_checkpoints(store: LightningStore, folder: Path, to: Path, tell: Tell) -> int:
+async def _copy_checkpoints(store: LightningStore, folder: RunFolder, to: Path, tell: Tell) -> int:
     """Copies those that are there; at least one, where there is one at all. A run that goes on deletes old ones."""
     for _ in range(MAX_TRIES):
-        found = [one for one in await store.checkpoints(folder.name) if _own(one, folder)]
-        copied = [one for one in found if await asyncio.to_thread(_copied, Path(one.path), to)]
+        found = [
+            path for one in await store.checkpoints(folder.run_id) if _own(path := local_folder(one, folder), folder)
+        ]
+        copied = [path for path in found if await asyncio.to_thread(_copied, path, to)]
         if copied or not found:
             return len(copied)
-    tell(f"{folder.name}: none of its checkpoints is whole; resumed from this backup, it begins again")
+    tell(f"{folder.run_id}: none of its checkpoints is whole; resumed from this backup, it begins again")
     return 0
 
 
-def _own(checkpoint: Checkpoint, folder: Path) -> bool:
+def _own(path: Path, folder: RunFolder) -> bool:
     """A checkpoint in the run's own folder: who may write to the store must not choose what is copied."""
-    path = Path(checkpoint.path)
-    return path.is_dir() and path.resolve().parent == (folder / "checkpoints").resolve()
+    return path.is_dir() and path.resolve().parent == (folder.path / "checkpoints").resolve()
 
 
 def _copied(checkpoint: Path, to: Path) -> bool:
@@ -206,7 +212,7 @@ async def _move_checkpoints(store: LightningStore, run_id: str, former: Path, ru
     for one in found:
         if Path(one.path).parent == former / run_id / "checkpoints" != here:
             await store.put_checkpoint(replace(one, path=str(here / Path(one.path).name)))
-    return sum((here / Path(one.path).name).is_dir() for one in found)
+    return sum((here / local_folder(one, RunFolder(runs, run_id)).name).is_dir() for one in found)
 
 
 def described(done: BackedUp) -> str:

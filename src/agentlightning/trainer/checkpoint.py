@@ -7,9 +7,7 @@ folder with the learner's state beside it; of several policies a folder with one
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,14 +18,10 @@ import orjson
 
 from agentlightning.config import DEFAULT_STORE, Config, config_text, parse_config
 from agentlightning.disk import close_to_others, file_hash, make_private_folder, open_private, sync
-from agentlightning.engines.base import DEFAULT_POLICY, Engine
 from agentlightning.engines.saved_folders import LEARNER_FOLDER, LEARNER_STATE, MANIFEST, damage, restore_replaced
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError
-from agentlightning.store.base import LightningStore
 from agentlightning.store.former_names import upgraded_config, upgraded_kind, upgraded_row
-from agentlightning.types import JSON, Checkpoint
-
-log = logging.getLogger(__name__)
+from agentlightning.types import JSON
 
 RESUMED = "resumed"
 """Kind of the row in metrics.jsonl that says from which step's checkpoint the run went on."""
@@ -120,6 +114,11 @@ class RunFolder:
             if (before := last.get(setting, one))["file"] == one["file"] and before["sha256"] != one["sha256"]
         ]
 
+    @property
+    def has_config(self) -> bool:
+        """True once the run was started, or goes on, in this folder."""
+        return (self.path / "config.json").exists()
+
     def has_checkpoint(self) -> bool:
         """True where there is a checkpoint to resume from."""
         return any(policies_in(checkpoint) for checkpoint in self.path.glob("checkpoints/*"))
@@ -130,7 +129,10 @@ class RunFolder:
         try:
             table = orjson.loads(file.read_bytes())
         except FileNotFoundError as cause:
-            raise NotFoundError(f"{self.run_id}: no such run in {self.path.parent}; see: agl runs list") from cause
+            raise NotFoundError(
+                f"{self.run_id}: no such run in {self.path.parent}; see: agl runs list (of another host's run, name the "
+                "store: --server URL)"
+            ) from cause
         except orjson.JSONDecodeError as cause:
             raise ConfigError(f"{file}: not valid JSON: {cause}") from cause
         if upgraded_config(table) != table:
@@ -147,7 +149,7 @@ class RunFolder:
 
         config.json tells which version they are of, and goes last: an upgrade that was killed is done again.
         """
-        if not (self.path / "config.json").exists():
+        if not self.has_config:
             return False
         table = orjson.loads((self.path / "config.json").read_bytes())
         if (upgraded := upgraded_config(table)) == table:
@@ -218,62 +220,6 @@ def make_default_folder(store_url: str) -> None:
             make_private_folder(folder)
 
 
-async def save_checkpoint(
-    store: LightningStore,
-    engine: Engine,
-    folder: RunFolder,
-    step: int,
-    version: int,
-    keep: int,
-    policies: Sequence[str] = (DEFAULT_POLICY,),
-) -> Checkpoint:
-    """Save weights and learner state, then record them: a checkpoint in the store is whole and on the disk.
-
-    Keeps the last `keep`.
-    """
-    path = (folder.path / "checkpoints" / f"step-{step:06d}").resolve()
-    for policy, one in checkpoint_folders(path, policies).items():
-        await engine.save(one, policy)
-    for named in (path, *path.parents[:3]):  # up to the one that holds the run's
-        await asyncio.to_thread(sync, named)
-    checkpoint = Checkpoint(run_id=folder.run_id, step=step, path=str(path), version=version)
-    await store.put_checkpoint(checkpoint)
-    recorded = await store.checkpoints(folder.run_id)
-    for old in recorded[:-keep]:
-        _delete(Path(old.path), folder)
-    return checkpoint
-
-
-def _delete(path: Path, folder: RunFolder) -> None:
-    """Delete a checkpoint of the run, and nothing else: who may write to the store must not choose what goes here."""
-    if path.resolve().parent == (folder.path / "checkpoints").resolve():
-        shutil.rmtree(path, ignore_errors=True)
-
-
-async def last_checkpoint(store: LightningStore, run_id: str) -> Checkpoint | None:
-    """The newest checkpoint that is as it was written; None before the first. NotFoundError where no one is.
-
-    One that a power cut or a disk has damaged is passed over with a warning.
-    """
-    recorded = await store.checkpoints(run_id)
-    damaged = []
-    for checkpoint in reversed(recorded):
-        path = Path(checkpoint.path)
-        if found := await asyncio.to_thread(checkpoint_damage, path):
-            damaged.append(f"{path}: {found}")
-        elif found is None:
-            for sentence in damaged:
-                log.warning("damaged checkpoint passed over: %s", sentence)
-            return checkpoint
-    if damaged:
-        raise NotFoundError(f"{run_id}: no checkpoint is whole ({'; '.join(damaged)}); start the run again")
-    if recorded:
-        raise NotFoundError(
-            f"{run_id}: its checkpoint's folder {recorded[-1].path} no longer exists; start the run again"
-        )
-    return None
-
-
 def checkpoint_damage(checkpoint: Path) -> str | None:
     """Returns what is wrong with a checkpoint; None where nothing is, empty where it is not there (any more)."""
     policies = policies_in(checkpoint)
@@ -283,12 +229,6 @@ def checkpoint_damage(checkpoint: Path) -> str | None:
         if not (folder / LEARNER_STATE).stat().st_size:
             return f"{LEARNER_STATE} is empty"
     return None if policies else ""
-
-
-async def load_checkpoint(engine: Engine, checkpoint: Checkpoint, policies: Sequence[str] = (DEFAULT_POLICY,)) -> None:
-    """Every policy back to its saved state."""
-    for policy, one in checkpoint_folders(Path(checkpoint.path), policies).items():
-        await engine.load(one, policy)
 
 
 def policies_in(checkpoint: Path) -> dict[str, Path]:

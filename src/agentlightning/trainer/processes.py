@@ -25,9 +25,8 @@ from agentlightning.engines.models import check_model, find_model
 from agentlightning.engines.policies import PolicyEngines
 from agentlightning.engines.setup import EngineNeeds, EngineSetup, make_engine
 from agentlightning.engines.support import Support
-from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError
+from agentlightning.errors import AgentLightningError, ConfigError, MissingExtraError, RunTakenError
 from agentlightning.gateway.external_keys import host_of
-from agentlightning.rendering.model_folder import rendering_files
 from agentlightning.runner.command import split_command
 from agentlightning.runner.sandbox.sandbox import Sandbox, store_folders
 from agentlightning.store.base import LightningStore
@@ -226,6 +225,8 @@ class Processes:
         """The folder, for a server of this host; one that ran already may be elsewhere, and finds files in the store."""
         if not self._elsewhere:
             return str(model)
+        from agentlightning.rendering.model_folder import rendering_files  # here, since it loads tokenizers
+
         files = await asyncio.to_thread(rendering_files, model)
         hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
         known = await self.store.files(self._folder.run_id, [*hashes.values()])
@@ -304,6 +305,8 @@ async def record_run_status(store: LightningStore, run_id: str) -> AsyncIterator
     """
     try:
         yield
+    except RunTakenError:
+        raise  # how the run ends is its new trainer's to say
     except BaseException as error:
         state: RunState = "interrupted" if isinstance(error, asyncio.CancelledError) else "failed"
         try:

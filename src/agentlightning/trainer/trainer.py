@@ -29,6 +29,7 @@ from agentlightning.trainer.interrupts import run_interruptible
 from agentlightning.trainer.offline.settings import algorithm_class, make_algorithm, name_of
 from agentlightning.trainer.policies import with_models
 from agentlightning.trainer.progress import Progress, Silent
+from agentlightning.trainer.run_config import run_config
 from agentlightning.trainer.training import Training, TrainResult, new_run_id
 from agentlightning.types import JSON
 
@@ -236,7 +237,7 @@ class Trainer:
         resume: bool = False,
     ) -> Config:
         """The configuration of a run: what was given here, in a resumed run beside its own."""
-        known = folder.config(self._given.get("store", {}).get("url")) if resume else None
+        known = run_config(folder, self._given.get("store", {}).get("url")) if resume else None
         folder.make()
         table = {name: dict(values) for name, values in self._given.items()}
         code.add_to(table, folder.path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -27,7 +27,8 @@ from agentlightning.engines.base import DEFAULT_POLICY
 from agentlightning.engines.setup import EngineNeeds
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError, InputError, NotFoundError
 from agentlightning.store.base import LightningStore
-from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders, last_checkpoint
+from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders
+from agentlightning.trainer.checkpoint_files import check_checkpoint_url, last_checkpoint
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.data.tasks import load_tasks
 from agentlightning.trainer.monitor.curve import draw_curve
@@ -57,6 +58,7 @@ from agentlightning.trainer.rl.air_metrics import check_air
 from agentlightning.trainer.rl.credit_inputs import check_credit_inputs
 from agentlightning.trainer.rl.loop import RLLoop
 from agentlightning.trainer.rl.policy_update import check_fit
+from agentlightning.trainer.run_lease import RunLease
 from agentlightning.types import JSON
 
 MakeLoop = Callable[[Processes], RLLoop | OfflineLoop]
@@ -88,6 +90,7 @@ class Training:
         self._progress = progress or Silent()
         self._stopping = False
         self._loop: RLLoop | OfflineLoop | None = None
+        self._lease = RunLease(folder, self._progress.note)
 
     def stop(self) -> None:
         """Ask the run to end after the step that is under way, with a checkpoint. From any thread."""
@@ -104,7 +107,7 @@ class Training:
         except (ConflictError, NotFoundError):
             raise
         except BaseException as error:
-            learned, started = self._folder.has_checkpoint(), (self._folder.path / "config.json").exists()
+            learned, started = self._folder.has_checkpoint(), self._folder.has_config
             if lasting and (learned or (started and not isinstance(error, InputError))):
                 kept = "what was learned is kept" if learned else "nothing was learned yet"
                 self._progress.note(f"{kept}; go on with: {resume_line(self._folder.path)}")
@@ -115,6 +118,7 @@ class Training:
         return result
 
     async def _train(self, resume: bool, name: str) -> TrainResult:
+        check_checkpoint_url(self._config.trainer)
         data, seed = self._config.data, self._config.trainer.seed
         val = load_tasks(data.val, data.fields, seed)[: self._config.eval.tasks] if data.val else []
         needs, make_loop = self._offline(val) if self._config.offline else self._online(val)
@@ -123,7 +127,11 @@ class Training:
         processes = Processes(config, folder, needs=needs, register=register, progress=self._progress)
         check_trackers(trackers)
         withhold = secret_variables(config.model_dump())
-        async with processes, TrackerProcesses(folder, trackers, self._progress.note, withhold) as sending:
+        async with (
+            aclosing(self._lease),
+            processes,
+            TrackerProcesses(folder, trackers, self._progress.note, withhold) as sending,
+        ):
             loop = self._loop = make_loop(processes)
             loop.stopping = self._stopping
             loop.metric_logger.on_row = sending.poke
@@ -131,7 +139,7 @@ class Training:
             if config.agent.given:
                 await processes.start_workers(self._progress.note)
             async with TraceExport(config.tracing.export, folder, processes.store, self._progress.note):
-                step = await processes.beside(loop.run(resume))
+                step = await processes.beside(self._lease.during(loop.run(resume)))
             result = await self._leave(processes.store, step)
             sending.state = "finished" if result.finished else "interrupted"
             return result
@@ -217,6 +225,7 @@ class Training:
         for sentence in self._folder.changed_files(named_files(self._config)):
             self._progress.note(sentence)
         if resume and await store.runs(ids=[run_id]):
+            await self._lease.take(store)
             await store.update_run(run_id, state="running")
         elif resume and self._folder.has_checkpoint():
             why = "it ended with its process" if url == "memory://" else "name the one it was trained with: --store URL"
@@ -224,13 +233,14 @@ class Training:
         else:
             name = name or _name(self._config)
             await store.create_run(name, run_record(self._config), run_id)
+            await self._lease.take(store)
 
     async def _leave(self, store: LightningStore, step: int) -> TrainResult:
         folder = self._folder
         assert self._loop is not None
         finished = step == self._loop.config.trainer.steps
         run = await store.update_run(folder.run_id, state="finished" if finished else "interrupted")
-        checkpoint = await last_checkpoint(store, folder.run_id)
+        checkpoint = await last_checkpoint(store, folder)
         assert checkpoint is not None  # the loop makes one before its first step
         rows = folder.metrics()
         try:

@@ -17,7 +17,8 @@ from agentlightning.config import Config
 from agentlightning.engines.base import Engine, Metrics
 from agentlightning.errors import LearnerLostError
 from agentlightning.store.base import LightningStore
-from agentlightning.trainer.checkpoint import RunFolder, last_checkpoint, load_checkpoint, save_checkpoint
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.trainer.checkpoint_files import last_checkpoint, load_checkpoint, save_checkpoint
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.evaluate import Kind, run_held_out, summarize
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck
@@ -117,7 +118,7 @@ class TrainingLoop(ABC):
         return done
 
     async def _resume(self) -> int:
-        checkpoint = await last_checkpoint(self.store, self.run_id)
+        checkpoint = await last_checkpoint(self.store, self.folder)
         if checkpoint is None:  # it was killed before its first: everything enqueued so far is found again
             return await self.begin()
         await load_checkpoint(self.engine, checkpoint, list(self.policy_values))
@@ -171,10 +172,8 @@ class TrainingLoop(ABC):
         return list(resources)
 
     async def save_checkpoint(self, step: int) -> None:
-        keep = self.config.trainer.keep_checkpoints
-        await save_checkpoint(
-            self.store, self.engine, self.folder, step, self.version, keep, policies=list(self.policy_values)
-        )
+        settings, policies = self.config.trainer, list(self.policy_values)
+        await save_checkpoint(self.store, self.engine, self.folder, step, self.version, settings, policies)
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, then linear decay to `final_learning_rate` of the rate at the end."""

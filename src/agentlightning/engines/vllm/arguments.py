@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from agentlightning.config_engine import EngineConfig
+from agentlightning.engines.url_folder import UrlFolder
 from agentlightning.errors import ConfigError
 
 POLICY = "policy"
@@ -24,6 +25,8 @@ def check_settings(config: EngineConfig) -> None:
     for name in ("max_num_seqs", "kv_cache_memory_gb", "listen"):
         if config.vllm.urls and getattr(config, name) != getattr(plain, name):
             raise ConfigError(f"engine.{name} has no effect with engine.vllm.urls: those servers run already")
+    if config.vllm.weights_url is not None:
+        UrlFolder(config.vllm.weights_url)  # MissingExtraError where its scheme needs a package
     if config.vllm.python is not None and shutil.which(config.vllm.python) is None:
         raise ConfigError(
             f"engine.vllm.python: {config.vllm.python} is no program here; expected the interpreter of an environment in "

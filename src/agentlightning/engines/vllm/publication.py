@@ -7,23 +7,30 @@ requests keep their tokens, which are read again under the new weights. Knows no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from agentlightning.engines.local.parts import PublishedWeights
 from agentlightning.engines.saved_folders import damage
 from agentlightning.engines.vllm.server import ServerRefusedError, VllmServer
-from agentlightning.engines.vllm.weights_server import WeightsServer
 from agentlightning.errors import EngineError
 
 ADAPTER = "agentlightning"
 """Name under which servers sample with the adapter."""
 
 
+class WeightsSource(Protocol):
+    """A place from which servers fetch weights."""
+
+    def update(self, weights: PublishedWeights) -> dict[str, Any]:
+        """The update_info by which a server fetches these weights."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publisher:
     """One of the three ways, and its times."""
 
-    weights_server: WeightsServer | None = None
+    source: WeightsSource | None = None
     """With transfer."""
     adapter: bool = False
     step_timeout_s: float
@@ -50,9 +57,9 @@ class Publisher:
         if self.adapter:
             body: Any = {"lora_name": ADAPTER, "lora_path": str(weights.folder), "load_inplace": True}
             await self._ask(server, "/v1/load_lora_adapter", body, self.load_timeout_s)
-        elif self.weights_server is not None:
+        elif self.source is not None:
             await self._ask(server, "/start_weight_update")
-            body = {"update_info": self.weights_server.update(weights)}
+            body = {"update_info": self.source.update(weights)}
             await self._ask(server, "/update_weights", body, self.load_timeout_s)
             await self._ask(server, "/finish_weight_update", {})
         else:

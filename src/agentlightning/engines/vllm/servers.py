@@ -22,7 +22,8 @@ from agentlightning.engines.vllm.arguments import POLICY, server_arguments
 from agentlightning.engines.vllm.publication import ADAPTER, Publisher, check_whole
 from agentlightning.engines.vllm.server import OwnServer, ServerEndedError, ServerRefusedError, VllmServer
 from agentlightning.engines.vllm.weights_server import WeightsServer
-from agentlightning.errors import EngineError
+from agentlightning.engines.vllm.weights_url import WeightsUrl
+from agentlightning.errors import EngineError, StoreError
 
 PROBE_S = 1.0
 """Seconds between looks at a server."""
@@ -49,9 +50,14 @@ class VllmServers(SamplerPart):
         self._kept = True
         """False once nobody starts servers again."""
         limits = place.watchdog.limits
-        self._weights_server = WeightsServer(self._vllm.weights_host) if self._vllm.weights == "transfer" else None
+        self._weights_server: WeightsServer | None = None
+        self._weights_url: WeightsUrl | None = None
+        if self._vllm.weights_url is not None:
+            self._weights_url = WeightsUrl(self._vllm.weights_url, place.work_dir)
+        elif self._vllm.weights == "transfer":
+            self._weights_server = WeightsServer(self._vllm.weights_host)
         self._publisher = Publisher(
-            weights_server=self._weights_server,
+            source=self._weights_url or self._weights_server,
             adapter=self._vllm.weights == "lora",
             step_timeout_s=limits.hang_timeout_s,
             load_timeout_s=limits.start_timeout_s,
@@ -106,6 +112,8 @@ class VllmServers(SamplerPart):
 
     async def publish(self, weights: PublishedWeights) -> None:
         await asyncio.to_thread(check_whole, weights)
+        if self._weights_url is not None:
+            await self._weights_url.copy(weights)  # before any server pauses
         # From here on a restarted server gets these weights, so a death in the middle loses nothing.
         self._published = weights
         await together(self._publish(server, weights) for server in self._servers)
@@ -123,6 +131,11 @@ class VllmServers(SamplerPart):
         await asyncio.gather(*(asyncio.to_thread(server.close) for server in self._servers))
         if self._weights_server is not None:
             await self._weights_server.close()
+        if self._weights_url is not None:
+            try:
+                await self._weights_url.close()
+            except StoreError as why:
+                log.warning("published weights stay until the run is started again: %s", why)
         if self._http is not None:
             await self._http.close()
         self._servers, self._http = (), None

@@ -203,7 +203,7 @@ class OfflineDataset:
                 )
 
     async def _recorded_vocabulary(self, policy: Resource) -> Any:
-        """That of the tokenizer with which a policy was recorded; None where it is not known here."""
+        """The tables of the tokenizer that a policy was recorded with; None where they are not to be found."""
         match policy.value.get("tokenizer"):
             case str(folder):
                 return _vocabulary(Path(folder))

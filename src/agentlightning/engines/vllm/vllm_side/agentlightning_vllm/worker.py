@@ -1,4 +1,4 @@
-"""New weights in vLLM's workers: read from a folder, or fetched by HTTP, as a backend of vLLM's weight transfer.
+"""New weights in vLLM's workers: read from a folder, or fetched by a URL, as a backend of vLLM's weight transfer.
 
 vLLM loads this module with --worker-extension-cls agentlightning_vllm.worker.WeightsWorker, and takes the backend with
 --weight-transfer-config '{"backend": "agentlightning"}'. A fetch that fails, or brings other bytes than were announced,
@@ -7,10 +7,7 @@ leaves the weights as they were.
 
 from __future__ import annotations
 
-import hashlib
-import shutil
 import tempfile
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +20,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from .fetch import fetch
+
 NAME = "agentlightning"
-SILENCE_S = 60.0
 
 
 @dataclass
@@ -40,7 +38,7 @@ class Update(WeightTransferUpdateInfo):  # type: ignore[misc]
     """SHA-256 by the name of each safetensors file."""
 
 
-class HttpTransfer(WeightTransferEngine):  # type: ignore[misc]
+class UrlTransfer(WeightTransferEngine):  # type: ignore[misc]
     init_info_cls, update_info_cls = Init, Update
 
     def init_transfer_engine(self, init_info: Init) -> None: ...
@@ -49,7 +47,7 @@ class HttpTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def receive_weights(self, update_info: Update) -> None:
         with tempfile.TemporaryDirectory() as place:
-            files = [_fetch(update_info, name, Path(place)) for name in update_info.files]
+            files = list(_fetched(update_info, Path(place)))
             # From here to the end the model has no weights, so nothing below may wait for anybody.
             initialize_layerwise_reload(self.model)
             self.model.load_weights(_tensors(files))
@@ -79,17 +77,10 @@ def _repack_heads(model: Any) -> None:
                 layer.quant_method.process_weights_after_loading(layer)
 
 
-def _fetch(update: Update, name: str, place: Path) -> Path:
-    headers = {"Authorization": f"Bearer {update.key}"}
-    request = urllib.request.Request(f"{update.url}/{name}", headers=headers)
-    target = place / name
-    with urllib.request.urlopen(request, timeout=SILENCE_S) as response, target.open("wb") as file:
-        shutil.copyfileobj(response, file, 1 << 20)
-    with target.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != update.files[name]:
-        raise ValueError(f"{update.url}/{name} is not what was announced: its hash is {found}")
-    return target
+def _fetched(update: Update, place: Path) -> Iterator[Path]:
+    for name, expected in update.files.items():
+        fetch(f"{update.url}/{name}", place / name, expected, update.key)
+        yield place / name
 
 
 def _tensors(files: list[Path]) -> Iterator[tuple[str, Any]]:
@@ -100,4 +91,4 @@ def _tensors(files: list[Path]) -> Iterator[tuple[str, Any]]:
 
 
 if NAME not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(NAME, HttpTransfer)
+    WeightTransferEngineFactory.register_engine(NAME, UrlTransfer)

@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from agentlightning_vllm.fetch import fetch
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -40,6 +42,15 @@ class Server:
             case "/collective_rpc":
                 assert not self._resumed.is_set()
                 assert (Path(body["kwargs"]["folder"]) / "model.safetensors").is_file()
+            case "/update_weights":
+                assert not self._resumed.is_set()
+                update = body["update_info"]
+                with tempfile.TemporaryDirectory() as place:
+                    for name, expected in update["files"].items():
+                        await asyncio.to_thread(
+                            fetch, f"{update['url']}/{name}", Path(place) / name, expected, update.get("key", "")
+                        )
+                    assert list(update["files"]) == ["model.safetensors"]
             case "/update_weight_version":
                 self._version = body["new_version"]
             case "/inference/v1/generate":

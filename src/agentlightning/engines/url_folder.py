@@ -1,0 +1,184 @@
+"""UrlFolder: a folder of an object store or a shared disk, to which sealed folders are copied, and from there back.
+
+Driven by the trainer for checkpoints and by the vLLM sampler for weights. The manifest goes last and is known by its hash:
+half a copy, or one that two hosts wrote at once, is never taken for a whole one. Knows nothing of what the files mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from agentlightning.backoff import Backoff
+from agentlightning.config_base import checked_folder_url
+from agentlightning.disk import file_hash, make_private_folder, sync
+from agentlightning.engines.saved_folders import MANIFEST, damage, replace_folder
+from agentlightning.errors import ConfigError, MissingExtraError, StoreError
+
+T = TypeVar("T")
+
+PACKAGES = {"file": ("fsspec", "train"), "s3": ("s3fs", "s3"), "abfs": ("adlfs", "azure")}
+"""Package that each scheme needs, and the extra that brings it."""
+ANSWER_TIMEOUT_S = 60.0
+MIN_BYTES_PER_S = 1e6
+"""One file may take ANSWER_TIMEOUT_S and a second for so many bytes of it; then it counts as late."""
+RETRY_S = 60.0
+"""Time from the first failure after which nothing is tried again."""
+
+
+class UrlFolder:
+    """Raises ConfigError where the URL is none of a folder, MissingExtraError where its scheme needs a package; every method
+    raises StoreError where the place cannot be reached, says no or is late."""
+
+    def __init__(self, url: str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S, retry_s: float = RETRY_S) -> None:
+        try:
+            self.url = checked_folder_url(url)
+        except ValueError as wrong:
+            raise ConfigError(f"{url}: {wrong}") from wrong
+        self._scheme = self.url.partition("://")[0]
+        self._answer_timeout_s = answer_timeout_s
+        self._retry_s = retry_s
+        self._found: tuple[Any, str] | None = None
+        package, extra = PACKAGES[self._scheme]
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, extra)
+
+    async def upload(self, folder: Path) -> str:
+        """Copy a sealed folder here; returns the SHA-256 of its manifest, by which `download` knows it again."""
+        files: dict[str, Any] = orjson.loads((folder / MANIFEST).read_bytes())["files"]
+        await self.delete(MANIFEST)  # of a copy that this one replaces: it must not vouch for a mixture
+        for name, file in files.items():
+            await self.put(folder / name, name, file["bytes"])
+        await self.put(folder / MANIFEST, MANIFEST)
+        if self._scheme == "file":
+            await self._try("writing", 0, self._sync_folders)
+        return await asyncio.to_thread(file_hash, folder / MANIFEST)
+
+    async def download(self, manifest_hash: str, folder: Path) -> str | None:
+        """Copy what is here to `folder`, whole or not at all; None once it is there.
+
+        Returns in words what is wrong here where something is, an empty text where nothing is here.
+        """
+        try:
+            manifest: bytes = await self._try(f"reading {MANIFEST}", 0, lambda: self._at(MANIFEST, "cat_file"))
+        except FileNotFoundError:
+            return ""
+        if hashlib.sha256(manifest).hexdigest() != manifest_hash:
+            return f"{MANIFEST} is not what was written"
+        copy = folder.with_name(f".{folder.name}.{os.getpid()}")  # a name that a run's next trainer clears away
+        shutil.rmtree(copy, ignore_errors=True)
+        try:
+            make_private_folder(copy)
+            for name, expected in orjson.loads(manifest)["files"].items():
+                target = copy / name
+                if not target.resolve().is_relative_to(copy.resolve()):
+                    return f"{MANIFEST} names {name}, which is in another folder"
+                target.parent.mkdir(parents=True, exist_ok=True)
+                get = partial(self._at, name, "get_file", str(target))
+                try:
+                    await self._try(f"reading {name}", expected["bytes"], get)
+                except FileNotFoundError:
+                    return f"{name} is missing"
+            (copy / MANIFEST).write_bytes(manifest)
+            if (found := await asyncio.to_thread(damage, copy)) is None:
+                replace_folder(copy, folder)
+            return found
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
+
+    async def put(self, file: Path, name: str, size: int = 0) -> None:
+        """Copy one file of so many bytes here, in place of one of that name."""
+        try:
+            await self._try(f"writing {name}", size, partial(self._put, file, name))
+        except FileNotFoundError as cause:
+            raise StoreError(f"{self.url}: {name} cannot be written: {cause or 'there is no such place'}") from cause
+
+    async def names(self) -> list[str]:
+        """Names of the files and folders in it; none where it is not there."""
+        try:
+            found: list[str] = await self._try("listing", 0, lambda: self._at("", "ls", detail=False))
+        except FileNotFoundError:
+            return []
+        return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+
+    async def delete(self, name: str) -> None:
+        """Delete a file or a folder in it, if it is there."""
+        try:
+            await self._try(f"deleting {name}", 0, lambda: self._at(name, "rm", recursive=True))
+        except FileNotFoundError:
+            return
+
+    # --- in a thread ------------------------------------------------------------------------------------------------
+
+    def _place(self) -> tuple[Any, str]:
+        """fsspec's file system, and the folder's path there. Made once: each has connections and credentials of its own."""
+        if self._found is None:
+            from fsspec.core import url_to_fs
+
+            # Others write here, too, so no listing may be remembered.
+            options = {"auto_mkdir": True} if self._scheme == "file" else {"use_listings_cache": False}
+            self._found = url_to_fs(self.url, skip_instance_cache=True, **options)
+        return self._found
+
+    def _at(self, name: str, method: str, *arguments: Any, **options: Any) -> Any:
+        files, path = self._place()
+        return getattr(files, method)(f"{path}/{name}".rstrip("/"), *arguments, **options)
+
+    def _put(self, file: Path, name: str) -> None:
+        files, path = self._place()
+        files.put_file(str(file), f"{path}/{name}")
+        if self._scheme == "file":
+            sync(Path(path) / name)
+
+    def _sync_folders(self) -> None:
+        path = Path(self._place()[1])
+        for folder in (*(each for each in path.rglob("*") if each.is_dir()), path, *path.parents[:2]):
+            sync(folder)
+
+    # --- with a deadline --------------------------------------------------------------------------------------------
+
+    async def _try(self, what: str, size: int, work: Callable[[], T]) -> T:
+        """Do the work in a thread, and again where that failed for a reason that may pass; FileNotFoundError is raised."""
+        backoff = Backoff(first_s=0.5, max_s=10.0, timeout_s=self._retry_s)
+        limit_s = self._answer_timeout_s + size / MIN_BYTES_PER_S
+        while True:
+            cause: Exception
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await asyncio.wrap_future(_in_thread(work))
+            except FileNotFoundError:
+                raise
+            except (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError) as refused:
+                raise StoreError(f"{self.url}: {what} is not possible: {refused}") from refused
+            except TimeoutError as late:
+                cause, reason = late, f"not done within {limit_s:g} s"
+            except Exception as failed:
+                cause, reason = failed, f"{type(failed).__name__}: {failed}"
+            if not await backoff.sleep():
+                raise StoreError(f"{self.url}: {what} failed {backoff.failures} times: {reason}") from cause
+
+
+def _in_thread(work: Callable[[], T]) -> Future[T]:
+    """The work's outcome. Nobody waits for the thread: what hangs in a library must not keep the process from ending."""
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled, only left alone
+
+    def target() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=target, name="url-folder", daemon=True).start()
+    return outcome

@@ -1,0 +1,146 @@
+"""Checkpoint files: saved, recorded, found again and deleted; in the run's folder and, where one is configured, at a URL.
+
+The training loop drives it, and whoever needs a run's last weights. A checkpoint in the store is whole at its place; one at
+a URL is copied into the run's folder of this host before anybody reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from agentlightning.config import TrainerConfig
+from agentlightning.disk import file_hash, sync
+from agentlightning.engines.base import DEFAULT_POLICY, Engine
+from agentlightning.engines.saved_folders import MANIFEST, damage, seal
+from agentlightning.engines.url_folder import UrlFolder
+from agentlightning.errors import ConfigError, NotFoundError, StoreError
+from agentlightning.store.base import LightningStore
+from agentlightning.trainer.checkpoint import RunFolder, checkpoint_damage, checkpoint_folders
+from agentlightning.types import Checkpoint
+
+HASH = "#sha256="
+"""Separates the URL of a checkpoint from the hash of its manifest, in the store."""
+
+log = logging.getLogger(__name__)
+
+
+def check_checkpoint_url(settings: TrainerConfig) -> None:
+    """MissingExtraError where the URL needs a package that is not here, ConfigError where it is of a disk that is not."""
+    url = settings.checkpoint_url
+    if url is None:
+        return
+    UrlFolder(url)
+    if url.startswith("file://") and not Path(url.removeprefix("file://")).is_dir():
+        raise ConfigError(f"trainer.checkpoint_url: {url} is no folder here; mount the shared disk, or make the folder")
+
+
+async def save_checkpoint(
+    store: LightningStore,
+    engine: Engine,
+    folder: RunFolder,
+    step: int,
+    version: int,
+    settings: TrainerConfig,
+    policies: Sequence[str] = (DEFAULT_POLICY,),
+) -> Checkpoint:
+    """Save weights and learner state, then record them: a checkpoint in the store is whole and on the disk, or at its URL.
+
+    Keeps the last `settings.keep_checkpoints`. Killed before the record, the next save of this step does it again.
+    """
+    path = (folder.path / "checkpoints" / _name(step)).resolve()
+    for policy, one in checkpoint_folders(path, policies).items():
+        await engine.save(one, policy)
+    for named in (path, *path.parents[:3]):  # up to the one that holds the run's
+        await asyncio.to_thread(sync, named)
+    place = str(path)
+    if settings.checkpoint_url is not None:
+        if len(policies) > 1:
+            await asyncio.to_thread(seal, path)  # with one manifest of all of them, none is whole without the others
+        copy = UrlFolder(f"{settings.checkpoint_url}/{folder.run_id}/{path.name}")
+        place = f"{copy.url}{HASH}{await copy.upload(path)}"
+    checkpoint = Checkpoint(run_id=folder.run_id, step=step, path=place, version=version)
+    await store.put_checkpoint(checkpoint)
+    await _delete_old(await store.checkpoints(folder.run_id), folder, settings)
+    return checkpoint
+
+
+async def _delete_old(recorded: Sequence[Checkpoint], folder: RunFolder, settings: TrainerConfig) -> None:
+    """Delete what is not among the last ones, of this run: who may write to the store must not choose what goes here."""
+    for old in recorded[: -settings.keep_checkpoints]:
+        path = local_folder(old, folder)
+        if path.resolve().parent == (folder.path / "checkpoints").resolve():
+            shutil.rmtree(path, ignore_errors=True)
+    if settings.checkpoint_url is None:
+        return
+    kept = {_name(one.step) for one in recorded[-settings.keep_checkpoints :]}
+    copies = UrlFolder(f"{settings.checkpoint_url}/{folder.run_id}")
+    try:
+        for name in await copies.names():  # also half a copy, whose trainer was killed
+            if re.fullmatch(r"step-\d{6,}", name) and name not in kept:
+                await copies.delete(name)
+    except StoreError as why:
+        log.warning("old checkpoints stay until the next one is saved: %s", why)
+
+
+async def last_checkpoint(store: LightningStore, folder: RunFolder) -> Checkpoint | None:
+    """The newest checkpoint that is as it was written, with the path of its folder on this host; None before the first.
+
+    One at a URL is copied into the run's folder where it is not there. One that a power cut or a disk has damaged is passed
+    over with a warning. NotFoundError where no one is whole.
+    """
+    recorded = await store.checkpoints(folder.run_id)
+    damaged = []
+    for checkpoint in reversed(recorded):
+        path = local_folder(checkpoint, folder)
+        url, is_url, manifest_hash = checkpoint.path.partition(HASH)
+        if not is_url:
+            found = await asyncio.to_thread(checkpoint_damage, path)
+        elif await asyncio.to_thread(_is_copy, path, manifest_hash):
+            found = None
+        else:
+            folder.make()
+            found = await UrlFolder(url).download(manifest_hash, path)
+        if found:
+            damaged.append(f"{url}: {found}")
+        elif found is None:
+            for sentence in damaged:
+                log.warning("damaged checkpoint passed over: %s", sentence)
+            return replace(checkpoint, path=str(path))
+    if damaged:
+        raise NotFoundError(f"{folder.run_id}: no checkpoint is whole ({'; '.join(damaged)}); start the run again")
+    if recorded:
+        raise NotFoundError(
+            f"{folder.run_id}: its checkpoint {recorded[-1].path.partition(HASH)[0]} is not here: resume the run on the "
+            "host whose folder that is, or start it again if it no longer exists; with trainer.checkpoint_url any host can "
+            "resume"
+        )
+    return None
+
+
+def local_folder(checkpoint: Checkpoint, folder: RunFolder) -> Path:
+    """Folder of a checkpoint on this host, where it may not be yet."""
+    if HASH not in checkpoint.path:
+        return Path(checkpoint.path)
+    return (folder.path / "checkpoints" / _name(checkpoint.step)).resolve()
+
+
+def _is_copy(path: Path, manifest_hash: str) -> bool:
+    """True where a folder is whole, and the one that was recorded: another history of the run has the same steps."""
+    manifest = path / MANIFEST
+    return manifest.is_file() and file_hash(manifest) == manifest_hash and damage(path) is None
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+async def load_checkpoint(engine: Engine, checkpoint: Checkpoint, policies: Sequence[str] = (DEFAULT_POLICY,)) -> None:
+    """Every policy back to its saved state."""
+    for policy, one in checkpoint_folders(Path(checkpoint.path), policies).items():
+        await engine.load(one, policy)

@@ -1,0 +1,124 @@
+"""RunLease: one trainer of a run at a time, also where hosts that share no folder share its store.
+
+Training drives it, beside the lock in the run's folder, which knows of one folder only. The lease is an entry of the run's
+summary that its trainer changes every few seconds; who wants to train the run looks whether it changes, and who finds
+another's in its place ends. No host's clock is compared with another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from agentlightning.errors import ConflictError, RunTakenError, StoreError
+from agentlightning.store.base import LightningStore
+from agentlightning.store.scan import find_run
+from agentlightning.trainer.checkpoint import RunFolder
+from agentlightning.types import JSON, Run, RunState
+
+T = TypeVar("T")
+
+LEASE = "trainer"
+"""Name of the entry."""
+RENEW_S = 10.0
+WATCH_S = 30.0
+"""Time without a change after which the trainer of a run counts as ended."""
+LOOK_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class RunLease:
+    def __init__(
+        self, folder: RunFolder, note: Callable[[str], None], *, renew_s: float = RENEW_S, watch_s: float = WATCH_S
+    ) -> None:
+        self._folder = folder
+        self._run_id = folder.run_id
+        self._place = _place(folder)
+        self._id = uuid4().hex
+        self._renewals = 0
+        self._note = note
+        self._renew_s = renew_s
+        self._watch_s = watch_s
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def take(self, store: LightningStore) -> None:
+        """Take and keep it, with the folder's lock held. ConflictError where a trainer with another folder is at work."""
+        run = await find_run(store, self._run_id)
+        lease = _lease(run)
+        # In the same folder it was killed, or this process would not hold the lock.
+        if run.state == "running" and is_elsewhere(run, self._folder):
+            self._note(
+                f"run {run.id} is held by {lease['place']}; waiting {self._watch_s:g} s to see whether it works on"
+            )
+            await self._watch(store, lease)
+        await self._renew(store)
+        self._keeping = asyncio.create_task(self._keep(store), name="run lease")
+
+    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await the work; RunTakenError, and the work is cancelled, where another trainer took the run meanwhile."""
+        assert self._keeping is not None
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._keeping}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self._keeping.result()
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Renew it no longer; the run's state says then whether somebody trains it."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+
+    async def _watch(self, store: LightningStore, lease: JSON) -> None:
+        deadline = time.monotonic() + self._watch_s
+        while time.monotonic() < deadline:
+            await asyncio.sleep(min(LOOK_S, self._watch_s))
+            run = await find_run(store, self._run_id)
+            if run.state != "running":
+                return
+            if _lease(run) != lease:
+                raise ConflictError(f"{run.id}: {_lease(run).get('place')} is training this run; end that first")
+
+    async def _keep(self, store: LightningStore) -> None:
+        while True:
+            await asyncio.sleep(self._renew_s)
+            try:
+                run = await find_run(store, self._run_id)
+                if (lease := _lease(run)).get("id") == self._id:
+                    await self._renew(store, run)
+                    continue
+            except StoreError as away:  # whoever needs the store ends the run, if it stays away
+                log.warning("the lease of run %s was not renewed: %s", self._run_id, away)
+                continue
+            raise RunTakenError(f"{self._run_id}: {lease.get('place')} trains this run now; this process ends")
+
+    async def _renew(self, store: LightningStore, run: Run | None = None) -> None:
+        self._renewals += 1
+        lease = {"id": self._id, "place": self._place, "renewals": self._renewals}
+        # One that lost the lease recorded its own end, which is not the run's.
+        state: RunState | None = None if run is None or run.state == "running" else "running"
+        await store.update_run(self._run_id, state=state, summary={LEASE: lease})
+
+
+def is_elsewhere(run: Run, folder: RunFolder) -> bool:
+    """Returns whether the last who trained the run did so in another folder than this."""
+    return bool(_lease(run).get("place", _place(folder)) != _place(folder))
+
+
+def _place(folder: RunFolder) -> str:
+    return f"{platform.node()}:{folder.path.resolve()}"
+
+
+def _lease(run: Run) -> JSON:
+    return run.summary.get(LEASE) or {}
