@@ -26,6 +26,7 @@ class CpuServer:
         self.version: int | None = None
         self.waiting: asyncio.Queue[tuple[list[int], dict[str, Any], asyncio.Future[SimpleNamespace]]] = asyncio.Queue()
         self.running = asyncio.Event()
+        self.asleep = False
         self.turn = asyncio.Lock()
         self.loop: asyncio.Task[None] | None = None
 
@@ -44,6 +45,11 @@ class CpuServer:
     async def resume_generation(self):
         self.running.set()
 
+    async def sleep(self):
+        """Until the next weights: verl's own trainer frees the device so."""
+        self.asleep = True
+        await self.abort_all_requests()
+
     async def load_weights(self, weights, version):
         own = dict(self.model.named_parameters())
         with torch.no_grad():
@@ -51,6 +57,9 @@ class CpuServer:
                 if name in own:
                     own[name].copy_(value)
         self.version = version
+        if self.asleep:
+            self.asleep = False
+            self.running.set()
 
     async def _run(self):
         while True:
