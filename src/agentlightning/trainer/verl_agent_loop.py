@@ -90,10 +90,15 @@ class AgentLoopManager:
         """Starts the gateway, where the settings name none that runs, and the workers. Called by verl."""
         if teacher_client is not None:
             raise ConfigError("distillation: expected none; a teacher is not asked about rollouts of agents")
-        if reward_loop_worker_handles is None:
+        if reward_loop_worker_handles is None or config.reward.custom_reward_function.path is not None:
             raise ConfigError(
-                "reward.reward_model: expected none beside the rollouts; the agent, or agentlightning.agent.reward, says "
-                "what a rollout is worth"
+                "reward: expected neither a reward model nor a custom_reward_function; the agent, or "
+                "agentlightning.agent.reward, says what a rollout is worth"
+            )
+        rollout = config.actor_rollout_ref.rollout
+        if max(rollout.top_k, rollout.val_kwargs.top_k) > 0:
+            raise ConfigError(
+                "actor_rollout_ref.rollout.top_k: expected -1, of val_kwargs too; calls are sampled without"
             )
         return cls(config, llm_client)
 
