@@ -18,9 +18,10 @@ once. resampled: attempts at a step's rollouts that began after its list was wri
 completed: every step is closed and the run is finished.
 
     python benchmarks/chaos.py --store sqlite|postgres|redis|http --kills 20 [--hang] [--seed N] [--quick]
-        [--keep FOLDER] [--vllm PYTHON]
+        [--keep FOLDER] [--engine local|vllm|verl] [--engine-python PYTHON]
 
-With --vllm the sampler is a vLLM server, started by an interpreter that has it: it takes about half a minute to be back.
+With --engine vllm the sampler is a vLLM server, started by an interpreter that has it; with verl its driver, workers,
+rollout servers and a Ray node's processes die, too. Both take about half a minute to be back.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -48,16 +50,12 @@ import psutil
 from agentlightning.demo import lookup
 from agentlightning.demo.tasks import rows
 from agentlightning.trainer.checkpoint import RunFolder
+from chaos_engines import ChaosEngine, engine_named
 from chaos_record import Record
 from chaos_stores import PLACES, Place, start_agl
 
-MODULES = {
-    "server": "agentlightning.gateway",
-    "sampler": "agentlightning.engines.local.sampler",
-    "vllm": "agentlightning_vllm",
-    "learner": "agentlightning.engines.local.learner_process",
-    "worker": "agentlightning.runner",
-}
+PARTS = {"server": "agentlightning.gateway", "worker": "agentlightning.runner"}
+"""By role, the modules of the processes that every engine has beside its own."""
 TASKS, GROUP, MINIBATCHES, CHECKPOINT_EVERY, EVAL_EVERY = 6, 4, 2, 3, 8
 DEADLINE_S = 1200.0
 STEPS_A_KILL, STEPS_A_QUICK_KILL = 5, 3
@@ -68,8 +66,6 @@ HANG_S = 15.0
 """The run's trainer.hang_timeout_s with --hang: on a busy machine a process may well be late by a few seconds."""
 STOPPED_S = 1.5 * HANG_S
 """Seconds for which a process that nobody watches is stopped: longer than others may be."""
-START_S = 90.0
-LIMITS = f"hang_timeout_s = {HANG_S}\nstart_timeout_s = {START_S}"
 CONFIG = f"""
 [model]
 path = "{{model}}"
@@ -93,14 +89,7 @@ checkpoint_every = {CHECKPOINT_EVERY}
 [eval]
 every = {EVAL_EVERY}
 sampled = false
-[engine]
-learner_threads = 1
-{{sampler}}
-"""
-VLLM = """
-sampler = "vllm"
-kv_cache_memory_gb = 0.5
-vllm = {{ python = "{python}" }}
+{{engine}}
 """
 
 
@@ -112,9 +101,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="fewer steps between kills")
     parser.add_argument("--model", type=Path, help="the demo's warm-started policy, where it is built already")
-    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="interpreter that has vLLM, which then samples")
+    parser.add_argument("--engine", choices=("local", "vllm", "verl"), default="local")
+    parser.add_argument("--engine-python", type=Path, metavar="PYTHON", help="interpreter that has vLLM or verl")
     parser.add_argument("--keep", type=Path, help="work in this folder, and leave it")
     given = parser.parse_args()
+    engine = engine_named(given.engine, given.engine_python)
     with contextlib.ExitStack() as stack:
         folder = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agl-chaos-")))
         folder = folder.resolve()
@@ -122,9 +113,8 @@ def main() -> None:
         apart = STEPS_A_QUICK_KILL if given.quick else STEPS_A_KILL
         steps = apart * given.kills + 2
         place = stack.enter_context(PLACES[given.store](folder))
-        heads = ["--head-dim", "32"] if given.vllm else []  # vLLM on a CPU takes no smaller ones
-        model = given.model or build_model(folder / "model", *heads)
-        run = ChaosRun(folder, place, model, steps, given.hang, given.vllm)
+        model = given.model or build_model(folder / "model", *engine.model_arguments)
+        run = ChaosRun(folder, place, model, steps, engine, given.hang)
         stack.callback(run.end)
         started = time.monotonic()
         run.start()
@@ -152,23 +142,26 @@ class ChaosRun:
     """One run of ``agl train`` in a folder, seen and killed from outside."""
 
     def __init__(
-        self, folder: Path, place: Place, model: Path, steps: int, hang: bool = False, vllm: Path | None = None
+        self, folder: Path, place: Place, model: Path, steps: int, engine: ChaosEngine, hang: bool = False
     ) -> None:
         self.place = place
-        self._vllm = vllm is not None
+        self._engine = engine
+        self._parts = {**PARTS, **engine.parts}
         self.hangs = hang
+        self.roles = ("trainer", *engine.parts, *place.roles, *(("machine",) if hang else ()))
         self.killed: Counter[str] = Counter()
         """By role; with `hang`, stopped."""
         self.stopped = 0
         """Children of the trainer that were stopped alone."""
         self._folder = folder
         self._trainer: subprocess.Popen[bytes] | None = None
+        limits = f"hang_timeout_s = {HANG_S}\nstart_timeout_s = {engine.start_s}\nstall_timeout_s = {engine.stall_s}"
         (folder / "run.toml").write_text(
             CONFIG.format(
                 model=model.resolve(),
                 steps=steps,
-                limits=LIMITS if hang else "",
-                sampler="" if vllm is None else VLLM.format(python=vllm.absolute()),
+                limits=limits if hang else "",
+                engine=engine.table,
             )
         )
         for name, split, count in (("train.jsonl", "train", TASKS * steps), ("val.jsonl", "test", 6)):
@@ -245,7 +238,7 @@ class ChaosRun:
         assert self._trainer is not None
         if self._trainer.poll() is not None:
             return False
-        if role in MODULES:
+        if role in self._parts and role not in self._engine.unwatched:
             running = self.processes(role)
             if not running:
                 return False
@@ -261,7 +254,10 @@ class ChaosRun:
             "trainer": [trainer],
             "store": self.place.processes(),
             "machine": [*tree, *self.place.processes()],
+            **{one: self.processes(one) for one in self._engine.unwatched},
         }
+        if role in self._engine.unwatched and not chosen_ones[role]:
+            return False
         for process in chosen_ones[role]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()
@@ -274,27 +270,33 @@ class ChaosRun:
 
     def _until_replaced(self, process: psutil.Process) -> bool:
         """Wait until the stopped process is gone; a SIGSTOP that came in its first seconds is noticed later."""
-        end = time.monotonic() + START_S + 2 * HANG_S
+        limit_s = self._engine.start_s + 2 * HANG_S
+        end = time.monotonic() + limit_s
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             if time.monotonic() > end:
-                sys.exit(f"{process} hangs, and nobody noticed within {START_S + 2 * HANG_S:g} s")
+                sys.exit(f"{process} hangs, and nobody noticed within {limit_s:g} s")
             time.sleep(0.1)
         return True
 
     @property
     def hung(self) -> int:
-        """Children that the trainer killed because they hung."""
-        return self.output.read_text(errors="replace").count("; killing it")
+        """Children that the trainer killed because they hung, and rollout servers that verl's driver found so."""
+        logs = [file.read_text(errors="replace") for file in self._folder.glob("runs/*/logs/verl.log")]
+        found = sum(log.count("gave no sign of life for") for log in logs)
+        return found + self.output.read_text(errors="replace").count("; killing it")
 
     def processes(self, role: str) -> list[psutil.Process]:
-        """The trainer's children of this role, in the order of their ids."""
+        """The processes of this role below the trainer, in the order of their ids."""
         assert self._trainer is not None
         found = []
-        module = MODULES["vllm" if role == "sampler" and self._vllm else role]
         with contextlib.suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(self._trainer.pid).children():
+            for process in psutil.Process(self._trainer.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                    if module in process.cmdline():
+                    program, *words = process.cmdline() or [""]
+                    actor = re.split("[. ]", program)[
+                        0
+                    ]  # the title of a Ray actor goes on with the method that it executes
+                    if self._parts[role] in (*words, Path(program).name, actor):
                         found.append(process)
         return sorted(found, key=lambda process: process.pid)
 
@@ -314,7 +316,7 @@ class Killer:
         self._run = run
         self._rng = rng
         self._apart = apart
-        known = (*run.place.roles, *(("machine",) if run.hangs else ()))
+        known = run.roles
         self._harm = run.stop if run.hangs else run.kill
         rounds = -(-kills // len(known))
         self._roles = [role for _ in range(rounds) for role in rng.sample(known, k=len(known))][:kills]

@@ -6,17 +6,19 @@ benchmarks/chaos.py drives it and says what the figures mean. It knows nothing o
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from agentlightning.adapters.trajectories import trajectories
-from agentlightning.config import Config
+from agentlightning.engines.setup import EngineNeeds, make_engine
 from agentlightning.errors import AgentLightningError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.trainer.checkpoint import LEARNER_STATE, RunFolder
 from agentlightning.trainer.checkpoint_files import last_checkpoint
+from agentlightning.trainer.processes import engine_setup
 from agentlightning.trainer.rl.step_inputs import fixed_inputs, read_inputs
 from agentlightning.trainer.training import algorithm_of
 from agentlightning.types import FINAL_STATES, Metric, Rollout, Step
@@ -74,33 +76,39 @@ class Record:
         return beside + sum(attempt.started_ns > written[attempt.rollout_id] for attempt in attempts)
 
     async def _replay(self, store: LightningStore, steps: list[Step], training: list[Rollout]) -> tuple[int, float]:
-        """Execute the steps' lists once with a fresh learner: updates that the checkpoint has beyond those, and the
-        largest difference of a weight."""
-        import torch
+        """Execute the steps' lists once with a fresh engine: updates that the checkpoint has beyond those, where the engine
+        counts them, and the largest difference of a weight."""
+        with tempfile.TemporaryDirectory(prefix="agl-replay-") as place:
+            replayed = Path(place) / "saved"
+            await self._learn(store, steps, training, replayed)
+            checkpoint = await last_checkpoint(store, self._folder)
+            if checkpoint is None or checkpoint.step != self._steps:
+                raise AgentLightningError(f"the last checkpoint is not of step {self._steps}: {checkpoint}")
+            (weights, updates), (wanted, wanted_updates) = saved(Path(checkpoint.path)), saved(replayed)
+        difference = max(float((weights[name] - wanted[name]).abs().max()) for name in wanted)
+        return abs(updates - wanted_updates), difference
 
-        from agentlightning.engines.local.learner import Learner
-
+    async def _learn(self, store: LightningStore, steps: list[Step], training: list[Rollout], to: Path) -> None:
         config = self._folder.config()
-        learner = fresh_learner(config)
+        local = {"sampler": "local", "vllm": None} if config.engine.name == "local" else {}  # it only has to learn
+        config = config.model_copy(update={"engine": config.engine.model_copy(update=local)})
         by_id = {rollout.id: rollout for rollout in training}
         rates = {metric.step: metric.value for metric in await self._rates(store)}
-        for step in steps:
-            rollouts = [by_id[each.rollout_id] for each in step.consumed]
-            inputs = await read_inputs(store, rollouts, fixed_inputs(step))
-            kept, _ = trajectories(rollouts, inputs.calls, inputs.rewards)
-            groups = [list(group) for _, group in itertools.groupby(kept, key=lambda each: each.group_id)]
-            plan = algorithm_of(config).plan(groups, seed=config.trainer.seed * 1_000_003 + step.step)
-            for minibatch in plan.minibatches:
-                learner.forward_backward(minibatch, plan.loss)
-                learner.optim_step(rates[step.step], config.trainer.grad_clip)
-        checkpoint = await last_checkpoint(store, self._folder)
-        if checkpoint is None or checkpoint.step != self._steps:
-            raise AgentLightningError(f"the last checkpoint is not of step {self._steps}: {checkpoint}")
-        saved = Learner(checkpoint.path).model.state_dict()
-        updates: int = torch.load(Path(checkpoint.path) / LEARNER_STATE, weights_only=True)["updates"]
-        replayed = learner.model.state_dict()
-        difference = max(float((saved[name] - replayed[name]).abs().max()) for name in saved)
-        return abs(updates - learner.updates), difference
+        engine = make_engine(engine_setup(config, EngineNeeds(), work_dir=to.parent))
+        await engine.start()
+        try:
+            for step in steps:
+                rollouts = [by_id[each.rollout_id] for each in step.consumed]
+                inputs = await read_inputs(store, rollouts, fixed_inputs(step))
+                kept, _ = trajectories(rollouts, inputs.calls, inputs.rewards)
+                groups = [list(group) for _, group in itertools.groupby(kept, key=lambda each: each.group_id)]
+                plan = algorithm_of(config).plan(groups, seed=config.trainer.seed * 1_000_003 + step.step)
+                for minibatch in plan.minibatches:
+                    await engine.forward_backward(minibatch, plan.loss)
+                    await engine.optim_step(rates[step.step], config.trainer.grad_clip)
+            await engine.save(to)
+        finally:
+            await engine.close()
 
     async def _rates(self, store: LightningStore) -> list[Metric]:
         metrics = await store.metrics(self._folder.run_id, "train/learning_rate")
@@ -111,20 +119,10 @@ class Record:
         return output.read_text(errors="replace").count(words)
 
 
-def fresh_learner(config: Config) -> Any:
-    """A learner as the run began with."""
-    from agentlightning.engines.local.learner import Learner
-    from agentlightning.engines.local.options import LearnerOptions
+def saved(folder: Path) -> tuple[dict[str, Any], int]:
+    """The weights in a checkpoint's folder, and the number of updates that they have had, 0 where that is not said."""
+    import torch
+    from safetensors.torch import load_file
 
-    engine = config.engine
-    return Learner(
-        config.model.path,
-        LearnerOptions(
-            threads=engine.learner_threads,
-            optimizer=engine.optimizer,
-            weight_decay=engine.weight_decay,
-            max_tokens_per_microbatch=engine.max_tokens_per_microbatch,
-            dropout=engine.dropout,
-            seed=config.trainer.seed,
-        ),
-    )
+    weights = {name: weight for file in folder.glob("*.safetensors") for name, weight in load_file(file).items()}
+    return weights, torch.load(folder / LEARNER_STATE, weights_only=True).get("updates", 0)

@@ -37,7 +37,7 @@ class Place(Protocol):
 class _File:
     """A SQLite file that the trainer's own server owns."""
 
-    roles = ("trainer", "sampler", "learner", "server", "worker")
+    roles = ("server", "worker")
 
     def __init__(self, folder: Path) -> None:
         self.url = self.record = f"sqlite:///{folder}/agl.db"
@@ -52,7 +52,7 @@ class _File:
 class _Served(_File):
     """A SQLite file behind ``agl serve``."""
 
-    roles = ("trainer", "sampler", "learner", "store", "worker")
+    roles = ("store", "worker")
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -80,7 +80,7 @@ class _Served(_File):
 class _Database:
     """A database server; the trainer's own server is a client of it."""
 
-    roles = ("trainer", "sampler", "learner", "server", "worker", "store")
+    roles = ("server", "worker", "store")
 
     def __init__(self, server: Any, url: str) -> None:
         self._server = server

@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 from chaos import DEADLINE_S, GROUP, TASKS, ChaosRun, build_model
+from chaos_engines import engine_named
 from chaos_record import Record
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "store"))
@@ -59,7 +60,7 @@ def main() -> None:
         folder.mkdir(parents=True)
         steps = STEPS_A_CUT * given.cuts + 2
         model = given.model or build_model(place.resolve() / "model")
-        run = ChaosRun(folder, PoweredFile(folder), model, steps)
+        run = ChaosRun(folder, PoweredFile(folder), model, steps, engine_named("local"))
         power = PowerCut(folder, place.resolve() / "disk")
         os.environ.update(power.environment)  # for what the run starts; this process is loaded already
         stack.callback(run.end)

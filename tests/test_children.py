@@ -8,9 +8,10 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from agentlightning.children import secrets_line, start_child, stop_child
+from agentlightning.children import end_session, secrets_line, start_child, stop_child
 
 SECRET = "sk-of-nobody-else"
 TRACING = (19, 21, 38)
@@ -117,3 +118,20 @@ def test_secrets_of_any_characters_arrive_whole(program: str) -> None:
     secrets = {"KEY": 'a\nb"ü\x00\u2028', "LONG": "x" * 200_000}
     told = run(program, secrets_line(secrets))
     assert told.stdout == f"{secrets}\n"
+
+
+def test_what_a_child_started_and_left_behind_is_killed_and_no_other(program: str, tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(
+        "import os, subprocess, sys\n"
+        "pause = [sys.executable, '-c', 'import signal; signal.pause()']\n"
+        "print(subprocess.Popen(pause, process_group=0).pid, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    other, child = start_child([program], secrets={"KEY": SECRET}), start_child(["leaves"], log=tmp_path / "log")
+    child.wait(PATIENCE_S)
+    left = psutil.Process(int((tmp_path / "log").read_text()))
+    end_session(child.pid)
+    left.wait(PATIENCE_S)
+    assert other.poll() is None
+    for each in (child, other):
+        stop_child(each)

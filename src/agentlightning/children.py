@@ -164,6 +164,16 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def end_session(leader: int) -> None:
+    """SIGKILL for what a child that ended and was waited for leaves of its session, on Linux: processes that it started."""
+    if Path(f"/proc/{leader}").exists():
+        return  # somebody else's: a session's id is given to no other process as long as one is left in it
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if os.getsid(int(process.name)) == leader:
+                os.kill(int(process.name), signal.SIGKILL)
+
+
 def stop_child(child: subprocess.Popen[bytes], grace_s: float = 10.0) -> int:
     """SIGTERM, then SIGKILL after the grace period; returns its exit code."""
     if child.stdin is not None:

@@ -31,7 +31,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping
     """
     table: dict[str, Any] = {}
     if path is not None:
-        table = _anchored(_read(path), path.parent)
+        table = _anchored(read_toml(path), path.parent)
     for name, value in (given or {}).items():
         algorithm = table.get("algorithm")
         if name == "algorithm.name" and isinstance(algorithm, dict) and algorithm.get("name", "lightning_rl") != value:
@@ -47,7 +47,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping
 
 def load_air_table(path: Path) -> dict[str, Any]:
     """The ``[air]`` table of a TOML file, unchecked; of its own rules, files beside it are found. Raises ConfigError."""
-    table = _read(path)
+    table = read_toml(path)
     if not isinstance(table.get("air"), dict):
         raise ConfigError(f"{path}: expected a table [air]")
     return dict(_anchored(table, path.parent)["air"])
@@ -85,7 +85,8 @@ def _module_in(name: str, value: str) -> str | None:
     return None if entry is None or entry.module.startswith("agentlightning.") else entry.module
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table that a TOML file is. ConfigError, naming the file, where it is none."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as cause:

@@ -1,12 +1,14 @@
-"""What a worker that stops tells a store that takes its time."""
+"""Workers and a store that takes its time: what they claim, watch and tell as they stop."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from runner_bench import DEADLINE_S
 
 from agentlightning.runner.agent import LLM
@@ -16,7 +18,7 @@ from agentlightning.runner.function import FunctionRunner
 from agentlightning.runner.worker import Worker, WorkerOptions
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import JSON, Finish, NewRollout
+from agentlightning.types import JSON, Claim, Finish, Lease, NewRollout, WorkerStatus
 
 
 class Slow(InMemoryLightningStore):
@@ -26,6 +28,60 @@ class Slow(InMemoryLightningStore):
         for _ in range(100):
             await asyncio.sleep(0)
         return await super().finish(finishes)
+
+
+class Late(InMemoryLightningStore):
+    """Its answers to the first claim are longer on their way than half of a lease; then it renews the lease, or does not."""
+
+    def __init__(self, held: bool) -> None:
+        super().__init__()
+        self._held = held
+        self.asked = asyncio.Event()
+
+    async def claim(
+        self,
+        worker: WorkerStatus,
+        *,
+        limit: int = 1,
+        lease_s: float = 30.0,
+        wait_s: float = 0.0,
+        labels: Mapping[str, str] | None = None,
+    ) -> list[Claim]:
+        claims = await super().claim(worker, limit=limit, lease_s=60.0, wait_s=wait_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.asked.wait(), 0.6 * lease_s)
+        return claims
+
+    async def heartbeat(self, worker: WorkerStatus, leases: Sequence[Lease], *, lease_s: float) -> list[bool]:
+        self.asked.set()
+        held = await super().heartbeat(worker, leases, lease_s=60.0)
+        return held if self._held else [False for _ in held]
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_a_claim_whose_answer_was_long_on_its_way_is_worked_on_if_it_is_still_held(held: bool) -> None:
+    begun = asyncio.Event()
+
+    async def solve(task: JSON, llm: LLM) -> float:
+        assert store.asked.is_set(), "not before the worker knew that it holds the rollout"
+        begun.set()
+        return 1.0
+
+    async with Late(held) as store:
+        run_id = (await store.create_run("late", {})).id
+        [queued] = await store.enqueue([NewRollout(run_id=run_id, task={}, group_id="g")])
+        with ThreadPoolExecutor(1) as threads:
+            worker = Worker(
+                an_execution(store, FunctionRunner(solve, threads)),
+                WorkerOptions(run_id=run_id, worker_id="w", concurrency=1, lease_s=1.0),
+                open_store=InMemoryLightningStore,
+            )
+            running = asyncio.create_task(worker.run())
+            await asyncio.wait_for((begun if held else store.asked).wait(), DEADLINE_S)
+            worker.stop()
+            assert await running == 0
+        [attempt] = await store.attempts([queued.id])
+    assert (attempt.state, begun.is_set()) == (("succeeded", True) if held else ("running", False))
 
 
 class Failing(Worker):

@@ -11,8 +11,8 @@ from agentlightning.cli.options import Runs, Store
 from agentlightning.store.open import store_url
 from agentlightning.types import JSON
 
-HEAD_DIM = {"local": None, "vllm": 32}
-"""Width of the tiny model's heads: vLLM on a CPU takes no smaller ones; None is a quarter of the model's."""
+WIDE_HEADS = 32
+"""Width of the tiny model's heads where vLLM may sample, which takes no smaller ones; else a quarter of the model's."""
 
 
 def demo(
@@ -24,18 +24,30 @@ def demo(
         Literal["random-reward"] | None,
         typer.Option("--control", help="Train on a random reward, which teaches nothing."),
     ] = None,
+    engine: Annotated[
+        Literal["local", "verl"], typer.Option("--engine", help="What samples and learns: this machine, or verl.")
+    ] = "local",
     learner: Annotated[
         Literal["local", "fsdp"], typer.Option("--learner", help="One process, or several that share the weights.")
     ] = "local",
     processes: Annotated[
-        int | None, typer.Option("-n", "--learner-processes", help="Number of them; needed with fsdp.")
+        int | None,
+        typer.Option(
+            "-n", "--learner-processes", min=1, help="Number of them, or of verl's workers; needed with fsdp."
+        ),
     ] = None,
     sampler: Annotated[
         Literal["local", "vllm"], typer.Option("--sampler", help="What samples: the local sampler or a vLLM server.")
     ] = "local",
-    vllm_python: Annotated[
+    engine_python: Annotated[
         Path | None,
-        typer.Option("--vllm-python", help="Interpreter that has vLLM, with --sampler vllm. [.venv-vllm/bin/python]"),
+        typer.Option(
+            "--engine-python", help="Interpreter that has vLLM or verl. [.venv-vllm/bin/python, .venv-verl/…]"
+        ),
+    ] = None,
+    engine_options: Annotated[
+        Path | None,
+        typer.Option("--engine-options", help="TOML file with the table engine.options, with --engine verl."),
     ] = None,
     store: Store = None,
     runs: Runs = Path("runs"),
@@ -46,21 +58,26 @@ def demo(
     import orjson
 
     from agentlightning.cli.train import report, supervised
+    from agentlightning.config_base import parse_settings
+    from agentlightning.config_engine import EngineConfig
     from agentlightning.demo.training import configure, summarize, warm_start
+    from agentlightning.engines.setup import EngineSetup, make_engine
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.interrupts import run_interruptible
     from agentlightning.trainer.training import new_run_id
 
-    engine = _engine_settings(learner, processes, sampler, vllm_python)
+    settings = demo_engine(engine, sampler, learner, processes, engine_python, engine_options)
+    make_engine(EngineSetup(model="", work_dir=runs, config=parse_settings(EngineConfig, settings, "engine")))
     started = time.time()
     folder = RunFolder(runs, new_run_id())
     title = f"demo {task}, seed {seed}{f', {control}' if control else ''}"
     folder.make()
     model = folder.path / "warm-start"
+    head_dim = WIDE_HEADS if engine == "verl" or sampler == "vllm" else None
     with Display(title) as display:
         try:
-            warm = run_interruptible(lambda: warm_start(task, seed, model, display, HEAD_DIM[sampler]))
+            warm = run_interruptible(lambda: warm_start(task, seed, model, display, head_dim))
         except KeyboardInterrupt:
             display.note("ended in the warm start: nothing is kept; the same command begins again")
             raise
@@ -68,7 +85,7 @@ def demo(
             f"warm start: {warm['parameters']:,} parameters imitated a scripted demonstrator with bad habits "
             f"({warm['demonstrator']:.0%} success) for {warm['seconds']:.0f} s; from here on only the reward teaches"
         )
-        config = configure(task, seed, folder, model, store_url(store), control is not None, engine)
+        config = configure(task, seed, folder, model, store_url(store), control is not None, settings)
         result = supervised(config, folder, display, name=title)
     report(display.console, result)
     if not result.finished:
@@ -90,20 +107,31 @@ def _table(summary: dict[str, float]) -> object:
     return table
 
 
-def _engine_settings(learner: str, processes: int | None, sampler: str, vllm_python: Path | None) -> JSON:
-    """The table [engine] beside the demo's own. ConfigError, before the warm start, where it cannot be."""
-    from agentlightning.config_base import parse_settings
-    from agentlightning.config_engine import EngineConfig
-    from agentlightning.engines.vllm.arguments import check_settings
+def demo_engine(
+    engine: str, sampler: str, learner: str, processes: int | None, python: Path | None, options: Path | None
+) -> JSON:
+    """The table [engine] beside the demo's own. ConfigError where an option would have no effect."""
+    from agentlightning.config_file import read_toml
+    from agentlightning.engines.verl.options import merged
     from agentlightning.errors import ConfigError
 
-    if vllm_python is not None and sampler != "vllm":
-        raise ConfigError(f"--vllm-python has no effect with --sampler {sampler}; expected --sampler vllm")
-    engine: JSON = {"learner": learner, "learner_processes": processes}
-    if sampler != "vllm":
-        parse_settings(EngineConfig, engine, "engine")
-        return engine
-    engine |= {"sampler": "vllm", "vllm": {"python": str(vllm_python or Path(".venv-vllm/bin/python"))}}
-    engine["kv_cache_memory_gb"] = 0.5
-    check_settings(parse_settings(EngineConfig, engine, "engine"))
-    return engine
+    settings: JSON = {"name": engine}
+    if engine == "verl":
+        if (sampler, learner) != ("local", "local"):
+            raise ConfigError(
+                "--sampler and --learner have no effect with --engine verl, which does both; leave them out"
+            )
+        below = {"python": str(Path(".venv-verl/bin/python").absolute())}
+        above: JSON = {} if processes is None else {"trainer": {"n_gpus_per_node": processes}}
+        above |= {} if python is None else {"python": str(python.absolute())}
+        given = {} if options is None else read_toml(options)
+        return settings | {"device": "auto", "dtype": "float32", "options": merged(below | given, above)}
+    if options is not None:
+        raise ConfigError("--engine-options has no effect with --engine local; expected --engine verl")
+    settings |= {"sampler": sampler, "learner": learner, "learner_processes": processes}
+    if sampler == "vllm":
+        settings["vllm"] = {"python": str((python or Path(".venv-vllm/bin/python")).absolute())}
+        settings["kv_cache_memory_gb"] = 0.5
+    elif python is not None:
+        raise ConfigError("--engine-python has no effect here; expected --engine verl or --sampler vllm")
+    return settings

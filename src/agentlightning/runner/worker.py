@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,6 +161,10 @@ class Worker:
                     wait_s=CLAIM_WAIT_S,
                     labels=self.options.labels,
                 )
+                while claims and elapsed_s() > asked_s + self.options.lease_s / 2:
+                    # It waited for work, or the answer was long on its way, and the leases may be over.
+                    asked_s = elapsed_s()
+                    claims = await self._renewed(claims)
             except NotFoundError:
                 raise
             except StoreError:
@@ -168,9 +172,14 @@ class Worker:
                 await backoff.sleep()
                 continue
             backoff.reset()
-            granted_s = min(elapsed_s(), asked_s + CLAIM_WAIT_S)  # or before: the first beat renews it
             for claim in claims:
-                self._start(claim, granted_s + self.options.lease_s)
+                self._start(claim, asked_s + self.options.lease_s)
+
+    async def _renewed(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Those that this worker still holds, with new leases."""
+        leases = [claim.lease for claim in claims]
+        held = await self._store.heartbeat(self.status(), leases, lease_s=self.options.lease_s)
+        return [claim for claim, still in zip(claims, held, strict=True) if still]
 
     def _start(self, claim: Claim, lease_ends: float) -> None:
         attempt = AttemptContext(claim, time.monotonic(), lease_ends, self._boots())

@@ -262,8 +262,9 @@ class Processes:
                 check_model(local)
             else:
                 self._hub_models.append(own.model.path)
-        if self._server is None and importlib.util.find_spec("fastapi") is None:
-            raise MissingExtraError("fastapi", "server")
+        for package in ("fastapi", "structlog"):  # the first alone comes with other extras, too
+            if self._server is None and importlib.util.find_spec(package) is None:
+                raise MissingExtraError(package, "server")
         if self._config.agent.instrument and self._config.agent.workers:
             find_instrumentations(self._config.agent.instrument)
         self._check_sandbox()

@@ -20,7 +20,7 @@ from agentlightning.types import JSON, Mode, NewRollout, RetryPolicy, Run, Sampl
 
 CHECK = "check"
 """The name of a check's run, which lists leave out."""
-PURPOSES = (CHECK, "eval", "record")
+PURPOSES = (CHECK, "eval", "record", "verl")
 """First words of the names of runs that train nothing."""
 
 

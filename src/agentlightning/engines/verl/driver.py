@@ -31,7 +31,7 @@ from agentlightning.engines.verl.sampler_app import create_app
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError
 from agentlightning.log_lines import line_handler
 from agentlightning.rendering.model_folder import end_ids
-from agentlightning.watchdog import ChildHeartbeat, beat_to_parent
+from agentlightning.watchdog import BEATS, MAX_BEAT_S, ChildHeartbeat, RunningTime, beat_to_parent
 
 if TYPE_CHECKING:
     from agentlightning.engines.verl.workers import VerlWorkers
@@ -46,10 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="agentlightning.engines.verl.driver")
     parser.add_argument("--pipe", type=int, required=True, help="descriptor of the socket pair's end")
     parser.add_argument("--listen", type=int, required=True, help="descriptor of the sampler's listening socket")
+    parser.add_argument("--hang-timeout", type=float, required=True, help="seconds that a rollout server may be silent")
     parser.add_argument("--options", required=True, help="VerlOptions as JSON")
     given = parser.parse_args(arguments)
     end_with_parent()
     heartbeat = beat_to_parent()
+    heartbeat.working = False  # until there are operations: the engine itself bounds a start
     logging.basicConfig(level=logging.INFO, handlers=[line_handler("%(asctime)s verl %(message)s")], force=True)
     pipe: Connection = Connection(given.pipe)
     try:
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     pipe.send(("ok", {"device": workers.device, "pids": workers.pids()}))
     listener = socket.socket(fileno=given.listen)
-    asyncio.run(_serve(workers, pipe, listener, heartbeat))
+    asyncio.run(_serve(workers, pipe, listener, heartbeat, given.hang_timeout))
     return 0
 
 
@@ -80,8 +82,10 @@ def _start(options: VerlOptions) -> VerlWorkers:
         raise EngineError(f"verl did not start: {type(cause).__name__}: {first_line(cause)}") from cause
 
 
-async def _serve(workers: VerlWorkers, pipe: Connection, listener: socket.socket, heartbeat: ChildHeartbeat) -> None:
-    """Until the pipe closes, a part of verl's dies or the engine says so by SIGTERM."""
+async def _serve(
+    workers: VerlWorkers, pipe: Connection, listener: socket.socket, heartbeat: ChildHeartbeat, hang_timeout_s: float
+) -> None:
+    """Until the pipe closes, a part of verl's dies or hangs, or the engine says so by SIGTERM."""
     loop, ended, published = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, ended.set)
 
@@ -107,11 +111,12 @@ async def _serve(workers: VerlWorkers, pipe: Connection, listener: socket.socket
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S)
     await runner.setup()
     threading.Thread(target=operate, name="operations", daemon=True).start()
-    waits = [asyncio.create_task(event.wait()) for event in (published, ended)]
+    waits: list[asyncio.Task[Any]] = [asyncio.create_task(event.wait()) for event in (published, ended)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if not ended.is_set():  # calls wait in the socket until there is a version to stamp them with
         await web.SockSite(runner, listener).start()
-        await ended.wait()
+        waits.append(asyncio.create_task(watch_servers(workers.servers, hang_timeout_s)))
+        await asyncio.wait(waits[1:], return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
     pipe.close()
@@ -119,6 +124,26 @@ async def _serve(workers: VerlWorkers, pipe: Connection, listener: socket.socket
 
     ray.shutdown()
     await runner.cleanup()
+
+
+async def watch_servers(servers: Sequence[Any], hang_timeout_s: float) -> None:
+    """Returns once a rollout server is dead, or gave no sign of life for that time: calls would wait for it for ever."""
+    beat_s = min(MAX_BEAT_S, hang_timeout_s / BEATS)
+    silent = RunningTime(2 * beat_s)
+    answers: list[asyncio.Future[Any]] = []
+    while silent.tick() <= hang_timeout_s:
+        answers = answers or [asyncio.ensure_future(server.__ray_ready__.remote()) for server in servers]
+        await asyncio.wait(answers, timeout=beat_s)
+        if all(answer.done() for answer in answers):
+            dead = [place for place, answer in enumerate(answers) if answer.exception() is not None]
+            if dead:
+                log.error("rollout servers %s died: %s", dead, answers[dead[0]].exception())
+                return
+            answers = []
+            silent.reset()
+            await asyncio.sleep(beat_s)
+    hung = [place for place, answer in enumerate(answers) if not answer.done()]
+    log.error("rollout servers %s gave no sign of life for %g s", hung, hang_timeout_s)
 
 
 if __name__ == "__main__":

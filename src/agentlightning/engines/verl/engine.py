@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from agentlightning.children import listen, stop_child
+from agentlightning.children import end_session, listen, stop_child
 from agentlightning.disk import make_private_folder
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEngine
 from agentlightning.engines.models import find_model
@@ -189,6 +189,7 @@ class VerlEngine(ForwardingEngine):
         if self._pipe is not None:
             pipe, self._pipe = self._pipe, None
             await asyncio.to_thread(stop_child, pipe.child, GRACE_S)
+            end_session(pipe.child.pid)  # they may hold the GPUs that the next ones are to have
             pipe.close()
 
     async def _start(self) -> None:
@@ -203,10 +204,10 @@ class VerlEngine(ForwardingEngine):
                 [
                     "agentlightning.engines.verl.driver",
                     *(word for name, value in descriptors.items() for word in (name, str(value))),
+                    *("--hang-timeout", str(limits.hang_timeout_s)),
                     *("--options", json.dumps(asdict(options))),
                 ],
                 python=self._python,
-                stall_timeout_s=max(limits.stall_timeout_s, limits.start_timeout_s),  # a start makes no progress
                 withhold=self._setup.withhold,
                 pass_fds=list(descriptors.values()),
                 env={"RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false"},

@@ -79,7 +79,10 @@ class VerlWorkers:
             config=config, worker_group=self._group if colocated else None, rollout_resource_pool=pool
         )
         engine = omega_conf_to_dataclass(config.actor_rollout_ref.rollout.checkpoint_engine)
-        self._servers = CheckpointEngineManager(config=engine, actor_wg=self._group, replicas=manager.get_replicas())
+        replicas = manager.get_replicas()
+        self._servers = CheckpointEngineManager(config=engine, actor_wg=self._group, replicas=replicas)
+        self.servers = [server for replica in replicas for server in replica.servers]
+        """Ray actors of the rollout servers."""
         self.client = manager.get_client()
         """Samples on the rollout servers."""
 
