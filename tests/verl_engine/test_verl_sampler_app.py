@@ -41,6 +41,18 @@ async def post(client: ScriptedClient, errors: list[Exception], **request: Any) 
             return response.status, await response.json()
 
 
+async def test_with_a_key_for_sampling_nobody_else_samples() -> None:
+    client, answered = ScriptedClient(piece([7, END], 1)), []
+    app = create_app(client, context=16, end_ids=[END], on_error=lambda _: None, sampling_key="secret")
+    async with TestClient(TestServer(app)) as http:
+        body = {"request_id": "call", "token_ids": [4, 5], "sampling_params": {"max_tokens": 4}}
+        for headers in ({}, {"Authorization": "Bearer guess"}, {"Authorization": "Bearer secret"}):
+            async with http.post("/inference/v1/generate", json=body, headers=headers) as response:
+                answered.append(response.status)
+        assert (await http.get("/health")).status == 200
+    assert answered == [401, 401, 200]
+
+
 async def test_a_call_that_new_weights_stopped_goes_on_from_its_last_token_with_a_version_for_each_part() -> None:
     client = ScriptedClient(piece([7, 8], 1, "aborted"), piece([], 2, "aborted"), piece([9, END], 3))
     status, answer = await post(client, [])

@@ -17,9 +17,6 @@ from agentlightning.config_engine import EngineConfig
 from agentlightning.errors import ConfigError
 from agentlightning.store.server_keys import is_loopback
 
-SAMPLING_KEY = "sampling_key"
-"""Name of the secret that is handed down to samplers."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerAddress:

@@ -32,6 +32,7 @@ from agentlightning.adapters.sequences import merge
 from agentlightning.adapters.trajectories import trajectories
 from agentlightning.config import Config, parse_config
 from agentlightning.engines.models import find_model
+from agentlightning.engines.sampler_address import SamplerAddress
 from agentlightning.engines.verl.sampler_app import create_app
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.rendering.model_folder import end_ids
@@ -47,8 +48,10 @@ from agentlightning.types import JSON, Mode, NewRollout, RetryPolicy, Sampling
 
 TABLE = "agentlightning"
 """Table of verl's configuration that has our settings."""
-TABLES = ("agent", "store", "external", "limits", "sandbox", "tracing")
+TABLES = ("agent", "store", "engine", "external", "limits", "sandbox", "tracing")
 """Those of a run's tables that have an effect here."""
+ENGINE_SETTINGS = ("listen", "advertise", "key_env")
+"""Those of [engine] that do: gateways on other hosts sample verl's policy there."""
 END_S = 10.0
 """Seconds for the store to record that verl is done."""
 ENGINE = "agentlightning.engines.verl.served:ServedPolicy"
@@ -149,12 +152,15 @@ class AgentLoopManager:
         rollout = self._verl.actor_rollout_ref.rollout
         model = await asyncio.to_thread(find_model, self._verl.actor_rollout_ref.model.path)
         context = rollout.max_model_len or rollout.prompt_length + rollout.response_length
-        app = create_app(self._client, context=context, end_ids=end_ids(model), on_error=_log_error)
+        address = SamplerAddress.of(run_settings(self._verl, model, "").engine)
+        app = create_app(
+            self._client, context=context, end_ids=end_ids(model), on_error=_log_error, sampling_key=address.key
+        )
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self._settings = run_settings(self._verl, model, f"http://127.0.0.1:{runner.addresses[0][1]}")
+        listener = address.listen()
+        await web.SockSite(runner, listener).start()
+        self._settings = run_settings(self._verl, model, address.url(listener))
         folder = RunFolder(Path(self._verl.trainer.default_local_dir) / TABLE, new_run_id())
         name = f"verl {self._verl.trainer.experiment_name}"
         async with serve_model(self._settings, folder, _Logged(), name) as (self._collector, self._run):
@@ -239,10 +245,14 @@ def run_settings(verl: Any, model: Path, url: str) -> Config:
     for name in given:
         if name not in TABLES:
             raise ConfigError(f"{TABLE}.{name} has no effect here; expected one of {', '.join(TABLES)}")
+    own = given.get("engine", {})
+    for name in own:
+        if name not in ENGINE_SETTINGS:
+            raise ConfigError(f"{TABLE}.engine.{name} has no effect here; expected one of {', '.join(ENGINE_SETTINGS)}")
     table = {
         **given,
         "model": {"path": str(model)},
-        "engine": {"name": ENGINE, "options": {"url": url}},
+        "engine": {**own, "name": ENGINE, "options": {"url": url}},
         "data": {"train": str(verl.data.train_files)},
     }
     return parse_config(table, TABLE)

@@ -46,7 +46,7 @@ from agentlightning.engines.local.sampling_params import (
 )
 from agentlightning.engines.local.scheduler import SamplingRequest, Scheduler
 from agentlightning.engines.local.vision import place_images
-from agentlightning.engines.sampler_address import SAMPLING_KEY
+from agentlightning.engines.sampling_key import SAMPLING_KEY
 from agentlightning.errors import AgentLightningError, InputError, ModelError, printable
 from agentlightning.log_lines import line_handler
 from agentlightning.rendering.grammar import structured_outputs

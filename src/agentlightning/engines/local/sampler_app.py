@@ -7,10 +7,9 @@ written here. Refuses to know how tokens are drawn.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from aiohttp import web
 from agentlightning.engines.local.prompt_scores import Score
 from agentlightning.engines.local.sampling_params import CONSTRAINTS
 from agentlightning.engines.local.scheduler import SamplingRequest
+from agentlightning.engines.sampling_key import asks_for, holds
 from agentlightning.errors import AgentLightningError, EngineError, InputError, MissingExtraError, ModelError
 from agentlightning.watchdog import ChildHeartbeat
 
@@ -43,25 +43,15 @@ def create_app(
     """The HTTP routes. With a sampling key they are its holder's, but for /health; without one everybody's. Weights are
     taken from whoever has the key for them, and from folders in the weights' folder; from nobody where either is missing."""
     routes = _Routes(sampler, heartbeat, weights_key, weights_folder)
-    app = web.Application(client_max_size=MAX_BODY, middlewares=[asks_for(sampling_key)] if sampling_key else [])
+    app = web.Application(
+        client_max_size=MAX_BODY, middlewares=asks_for(sampling_key, but=("/health", "/collective_rpc"))
+    )
     app.router.add_post("/inference/v1/generate", routes.generate)
     app.router.add_post("/collective_rpc", routes.collective_rpc)
     app.router.add_get("/v1/models", routes.models)
     app.router.add_get("/health", routes.health)
     app.cleanup_ctx.append(routes.run)
     return app
-
-
-def asks_for(key: str) -> Any:
-    """A middleware that leaves sampling to the holder of the key; weights have one of their own."""
-
-    @web.middleware
-    async def checked(http: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-        if http.path not in ("/health", "/collective_rpc") and not _holds(http, key):
-            return _error(401, InputError("the key for sampling is missing or wrong; engine.key_env names it"))
-        return await handler(http)
-
-    return checked
 
 
 class _Routes:
@@ -96,7 +86,7 @@ class _Routes:
         return web.Response(body=_answer(request_id, request, 0, request.finish)[0], content_type="application/json")
 
     async def collective_rpc(self, http: web.Request) -> web.Response:
-        if not self._weights_key or not _holds(http, self._weights_key):
+        if not self._weights_key or not holds(http, self._weights_key):
             return _error(401, InputError("the key for weights is missing or wrong; only the engine has it"))
         try:
             given = orjson.loads(await http.read())
@@ -217,10 +207,6 @@ def _not_finite(request: SamplingRequest) -> EngineError:
     if request.error is not None:
         return EngineError(request.error)
     return EngineError(f"the model's logits are not finite (weights version {request.versions[-1][0]})")
-
-
-def _holds(http: web.Request, key: str) -> bool:
-    return hmac.compare_digest(http.headers.get("Authorization", "").encode(), f"Bearer {key}".encode())
 
 
 def _lies_in(folder: Path, above: Path | None) -> bool:

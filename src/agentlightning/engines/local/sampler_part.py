@@ -20,7 +20,7 @@ from agentlightning.children import stop_child
 from agentlightning.engines.base import Endpoints
 from agentlightning.engines.local.options import WEIGHTS_KEY, SamplerOptions, WeightsForm
 from agentlightning.engines.local.parts import MAX_KILLED_STARTS, WATCH_S, PublishedWeights, SamplerPart, Workplace
-from agentlightning.engines.sampler_address import SAMPLING_KEY
+from agentlightning.engines.sampling_key import SAMPLING_KEY
 from agentlightning.errors import EngineError
 
 MAX_QUICK_RESTARTS = 5

@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from aiohttp import web
 from agentlightning.children import end_with_parent
 from agentlightning.engines import pipe as child_pipe
 from agentlightning.engines.models import first_line
+from agentlightning.engines.sampling_key import SAMPLING_KEY
 from agentlightning.engines.verl.options import VerlOptions
 from agentlightning.engines.verl.sampler_app import create_app
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError
@@ -42,6 +44,15 @@ END_S = 5.0
 log = logging.getLogger("agentlightning.verl")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Settings of the endpoint beside the operations."""
+
+    hang_timeout_s: float
+    """Time that a rollout server may be silent."""
+    sampling_key: str = field(default="", repr=False)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="agentlightning.engines.verl.driver")
     parser.add_argument("--pipe", type=int, required=True, help="descriptor of the socket pair's end")
@@ -49,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hang-timeout", type=float, required=True, help="seconds that a rollout server may be silent")
     parser.add_argument("--options", required=True, help="VerlOptions as JSON")
     given = parser.parse_args(arguments)
-    end_with_parent()
+    secrets = end_with_parent()
     heartbeat = beat_to_parent()
     heartbeat.working = False  # until there are operations: the engine itself bounds a start
     logging.basicConfig(level=logging.INFO, handlers=[line_handler("%(asctime)s verl %(message)s")], force=True)
@@ -61,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     pipe.send(("ok", {"device": workers.device, "pids": workers.pids()}))
     listener = socket.socket(fileno=given.listen)
-    asyncio.run(_serve(workers, pipe, listener, heartbeat, given.hang_timeout))
+    settings = Serving(hang_timeout_s=given.hang_timeout, sampling_key=secrets.get(SAMPLING_KEY, ""))
+    asyncio.run(_serve(workers, pipe, listener, heartbeat, settings))
     return 0
 
 
@@ -83,7 +95,7 @@ def _start(options: VerlOptions) -> VerlWorkers:
 
 
 async def _serve(
-    workers: VerlWorkers, pipe: Connection, listener: socket.socket, heartbeat: ChildHeartbeat, hang_timeout_s: float
+    workers: VerlWorkers, pipe: Connection, listener: socket.socket, heartbeat: ChildHeartbeat, settings: Serving
 ) -> None:
     """Until the pipe closes, a part of verl's dies or hangs, or the engine says so by SIGTERM."""
     loop, ended, published = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
@@ -107,7 +119,13 @@ async def _serve(
             ended.set()
 
     folder = Path(workers.config.actor_rollout_ref.model.path)
-    app = create_app(workers.client, context=workers.context, end_ids=end_ids(folder), on_error=failed)
+    app = create_app(
+        workers.client,
+        context=workers.context,
+        end_ids=end_ids(folder),
+        on_error=failed,
+        sampling_key=settings.sampling_key,
+    )
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S)
     await runner.setup()
     threading.Thread(target=operate, name="operations", daemon=True).start()
@@ -115,7 +133,7 @@ async def _serve(
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     if not ended.is_set():  # calls wait in the socket until there is a version to stamp them with
         await web.SockSite(runner, listener).start()
-        waits.append(asyncio.create_task(watch_servers(workers.servers, hang_timeout_s)))
+        waits.append(asyncio.create_task(watch_servers(workers.servers, settings.hang_timeout_s)))
         await asyncio.wait(waits[1:], return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()

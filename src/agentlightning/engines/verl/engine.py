@@ -16,13 +16,15 @@ import time
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from agentlightning.children import end_session, listen, stop_child
+from agentlightning.children import end_session, stop_child
 from agentlightning.disk import make_private_folder
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, ForwardingEngine
 from agentlightning.engines.models import find_model
 from agentlightning.engines.pipe import ChildPipe, PipeEndedError
+from agentlightning.engines.sampler_address import SamplerAddress
+from agentlightning.engines.sampling_key import SAMPLING_KEY
 from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
 from agentlightning.engines.verl.options import SETTINGS, check_options, support, verl_options
@@ -43,6 +45,7 @@ class VerlEngine(ForwardingEngine):
 
     def __init__(self, setup: EngineSetup) -> None:
         setup.expect_only(*SETTINGS)
+        self._address = SamplerAddress.of(setup.config)
         check_options(setup.config.options)
         python = setup.config.options.get("python")
         self._python = None if python is None else str(Path(python).expanduser())
@@ -84,7 +87,7 @@ class VerlEngine(ForwardingEngine):
         self._folder = find_model(self._setup.model).resolve()
         make_private_folder(self._setup.work_dir)
         self._log_file.parent.mkdir(exist_ok=True)
-        self._listener = listen("127.0.0.1", 0)
+        self._listener = self._address.listen()
         try:
             await self._start()
             await self.publish(0)
@@ -92,10 +95,12 @@ class VerlEngine(ForwardingEngine):
             await self.close()
             raise
         self._keeper = asyncio.create_task(self._keep())
-        url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        urls = self._address.advertise or [self._address.url(self._listener)]
         rollout = self._setup.config.options.get("actor_rollout_ref", {}).get("rollout", {})
         raw = str(rollout.get("logprobs_mode", "")).startswith("raw")
-        return {DEFAULT_POLICY: Endpoints(urls=[url], logprobs="raw" if raw else "processed", seeded=False)}
+        logprobs: Literal["raw", "processed"] = "raw" if raw else "processed"
+        key_env = self._address.key_env
+        return {DEFAULT_POLICY: Endpoints(urls=urls, logprobs=logprobs, seeded=False, key_env=key_env)}
 
     async def watch(self) -> None:
         assert self._keeper is not None
@@ -208,6 +213,7 @@ class VerlEngine(ForwardingEngine):
                     *("--options", json.dumps(asdict(options))),
                 ],
                 python=self._python,
+                secrets={SAMPLING_KEY: self._address.key},
                 withhold=self._setup.withhold,
                 pass_fds=list(descriptors.values()),
                 env={"RAY_USAGE_STATS_ENABLED": "0", "TOKENIZERS_PARALLELISM": "false"},

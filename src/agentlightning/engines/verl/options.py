@@ -14,7 +14,10 @@ from agentlightning.engines.setup import EngineSetup
 from agentlightning.engines.support import Support
 from agentlightning.errors import ConfigError
 
-SETTINGS = ("options", "weight_decay", "dtype", "device", "max_tokens_per_microbatch", "gradient_checkpointing")
+SETTINGS = (
+    *("options", "weight_decay", "dtype", "device", "max_tokens_per_microbatch", "gradient_checkpointing"),
+    *("listen", "advertise", "key_env"),
+)
 """Settings of the table [engine] that the verl engine reads."""
 KEYS: dict[str, tuple[str, ...]] = {
     "": ("python", "model_engine", "actor_rollout_ref", "trainer", "ray_kwargs"),

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import orjson
 from aiohttp import web
 
+from agentlightning.engines.sampling_key import asks_for
 from agentlightning.errors import AgentLightningError, EngineError, InputError
 
 MAX_BODY = 64 << 20
@@ -31,11 +32,17 @@ class Client(Protocol):
 
 
 def create_app(
-    client: Client, *, context: int, end_ids: Collection[int], on_error: Callable[[Exception], None]
+    client: Client,
+    *,
+    context: int,
+    end_ids: Collection[int],
+    on_error: Callable[[Exception], None],
+    sampling_key: str = "",
 ) -> web.Application:
-    """The HTTP routes. on_error hears what a server raised: one that died is not started again by itself."""
+    """The HTTP routes, with a sampling key all but /health its holder's. on_error hears what a server raised: one that died
+    is not started again by itself."""
     routes = _Routes(client, context, frozenset(end_ids), on_error)
-    app = web.Application(client_max_size=MAX_BODY)
+    app = web.Application(client_max_size=MAX_BODY, middlewares=asks_for(sampling_key))
     app.router.add_post("/inference/v1/generate", routes.generate)
     app.router.add_get("/v1/models", routes.models)
     app.router.add_get("/health", routes.health)

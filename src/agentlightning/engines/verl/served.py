@@ -23,13 +23,15 @@ class ServedPolicy(ForwardingEngine):
     support: Support = support(reference=False)
 
     def __init__(self, setup: EngineSetup) -> None:
-        setup.expect_only("options")
+        setup.expect_only("options", "listen", "advertise", "key_env")
         if set(setup.config.options) != {"url"}:
             raise ConfigError(f"engine.options: expected the key url alone, got {sorted(setup.config.options)}")
         self._url = str(setup.config.options["url"])
+        self._config = setup.config
 
     async def start(self) -> Mapping[str, Endpoints]:
-        return {DEFAULT_POLICY: Endpoints(urls=[self._url], seeded=False)}
+        urls = self._config.advertise or [self._url]
+        return {DEFAULT_POLICY: Endpoints(urls=urls, seeded=False, key_env=self._config.key_env)}
 
     async def watch(self) -> None:
         await asyncio.Event().wait()

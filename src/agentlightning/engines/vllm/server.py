@@ -22,7 +22,7 @@ import aiohttp
 
 from agentlightning.children import start_child
 from agentlightning.engines.local.parts import Workplace
-from agentlightning.engines.sampler_address import SAMPLING_KEY
+from agentlightning.engines.sampling_key import SAMPLING_KEY
 from agentlightning.errors import EngineError
 
 VLLM_SIDE = Path(__file__).parent / "vllm_side"
