@@ -10,7 +10,7 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: coding-agents test-coding-agents demo test lint test-slow test-pythons test-clients docs test-vllm test-verl test-phoenix install node-packages servers frameworks clients clean
+.PHONY: coding-agents test-coding-agents demo test lint test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers frameworks clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
 demo: .venv/.demo
@@ -45,6 +45,11 @@ test-vllm: install .venv-vllm/.installed
 
 test-verl: install .venv-verl/.installed
 	$(BIN)/pytest tests/verl_engine $(ARGS)
+
+# Every engine: the contract suite over each, and what each does besides. About 12 minutes with the environments.
+test-engines: install .venv-vllm/.installed .venv-verl/.installed
+	$(BIN)/pytest -n 2 --dist loadfile tests/engines tests/vllm/test_vllm_engine.py tests/vllm/test_vllm_attached.py \
+		tests/verl_engine/test_verl_contract.py tests/verl_engine/test_verl_engine.py tests/end_to_end/test_open_engines.py $(ARGS)
 
 # All tests of one folder, those too that take more minutes than CI has: `make test-trainer`.
 test-%: install node-packages servers
