@@ -111,8 +111,10 @@ class Host:
         """Pull the cable: packets are lost, nobody is told."""
         _ip("link", "set", self._cable, "down")
 
-    def start(self, module: str, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Start ``python -m module arguments…`` on this host."""
+    def start(
+        self, module: str, *arguments: str, program: str = sys.executable, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start ``program -m module arguments…`` on this host."""
         python = ["-m", module] if not self.clock_s else ["-c", WRONG_CLOCK, str(self.clock_s), module]
         plain: dict[str, Any] = {name: value for name, value in os.environ.items() if not name.startswith("AGL_")}
         with self.log.open("ab") as log:
@@ -123,7 +125,7 @@ class Host:
                     *HIDE,
                     str(len(self._hidden)),
                     *self._hidden,
-                    sys.executable,
+                    program,
                     *python,
                     *arguments,
                 ],

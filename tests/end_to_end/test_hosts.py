@@ -8,6 +8,7 @@ minute each; the run goes on.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import subprocess
@@ -19,9 +20,12 @@ import httpx
 import pytest
 from command_line import Folder, until
 from network import Host, Network, missing
-from training import Training
+from training import Training, build_model
 
+from agentlightning.engines.vllm.server import VLLM_SIDE
+from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.types import ABANDONED, Rollout
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +34,22 @@ SAMPLER_KEY = {"SAMPLER_KEY": "key-of-the-sampler"}
 SERVE, SAMPLE, BEHIND = 8088, 9000, 1
 """Ports that others are told; what is behind the bad network has the next one."""
 LATENCY_S, LIFE_S = 0.02, 10.0
-START_S = 120.0
+START_S = 300.0
+VLLM = Path(os.environ.get("AGL_VLLM_PYTHON") or Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python")
+VLLM_SERVER = (
+    *("vllm.entrypoints.openai.api_server", "--model", "model", "--served-model-name", "policy", "--port", str(SAMPLE)),
+    *("--dtype", "float32", "--enforce-eager", "--enable-scale-out", "--logprobs-mode", "processed_logprobs"),
+    *("--kv-cache-memory-bytes", str(512 << 20), "--structured-outputs-config", '{"backend": "guidance"}'),
+    *("--worker-extension-cls", "agentlightning_vllm.worker.WeightsWorker"),
+    *("--weight-transfer-config", '{"backend": "agentlightning"}', "--api-key", SAMPLER_KEY["SAMPLER_KEY"]),
+)
+VLLM_ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "PYTHONPATH": str(VLLM_SIDE),
+}
 AGENT = """
 from openai import AsyncOpenAI
 
@@ -47,22 +66,25 @@ async def solve(task, llm):
 class Hosts(Training):
     """The run, as a test sees it that sees all hosts."""
 
-    def __init__(self, network: Network, folder: Folder, model: Path) -> None:
-        paths = {name: folder.path / name for name in ("server", "trainer", "one", "two")}
+    def __init__(self, network: Network, folder: Folder, model: Path, *more: str) -> None:
+        """more: names of hosts that the model is on, too."""
+        paths = {name: folder.path / name for name in ("server", "trainer", "one", "two", *more)}
         for path in paths.values():
             path.mkdir()
         self.hosts = {
             name: network.host(name, path, hidden=[other for other in paths.values() if other != path])
             for name, path in paths.items()
         }
-        shutil.copytree(model, paths["trainer"] / "model")
+        for name in ("trainer", *more):
+            shutil.copytree(model, paths[name] / "model")
         super().__init__(Folder(paths["trainer"]), paths["trainer"] / "model")
         for worker in ("one", "two"):
             (paths[worker] / "agent.py").write_text(AGENT)
         self.store = f"sqlite:///{paths['server']}/agl.db"
         server, trainer = (self.hosts[name].address for name in ("server", "trainer"))
         self._url, self._sampler = f"http://{server}:{SERVE}", f"http://{trainer}:{SAMPLE}"
-        (paths["server"] / "keys.toml").write_text(f'SAMPLER_KEY = ["{trainer}:{SAMPLE}"]')
+        samplers = [f"{trainer}:{SAMPLE}", *(f"{self.hosts[name].address}:{SAMPLE}" for name in more)]
+        (paths["server"] / "keys.toml").write_text(f"SAMPLER_KEY = {samplers}")
         self._links = []
         for name, port, seed in (("server", SERVE, 1), ("trainer", SAMPLE, 2)):
             behind = server if name == "server" else "127.0.0.1"
@@ -70,16 +92,16 @@ class Hosts(Training):
             link += ["--life-s", str(LIFE_S), "--seed", str(seed)]
             self._links.append(self.hosts[name].start("lossy_proxy", *link, PYTHONPATH=str(Path(__file__).parent)))
 
-    async def start_all(self) -> subprocess.Popen[bytes]:
-        """Start everything; returns the trainer's process."""
+    async def start_all(self, *engine: str) -> subprocess.Popen[bytes]:
+        """Start everything; returns the trainer's process. engine: settings, in place of a sampler of the trainer's."""
         server, trainer = self.hosts["server"], self.hosts["trainer"]
         arguments = ["serve", "--store", "sqlite:///agl.db", "--host", server.address, "--port", str(SERVE + BEHIND)]
         server.start("agentlightning", *arguments, "--external-keys", "keys.toml", **KEY, **SAMPLER_KEY)
         await self._until(self._serves, server)
         async with LightningStoreClient(self._url, KEY["AGL_SERVER_KEY"]) as store:
             token = (await store.create_token("trainer", "trainer", None)).secret
-            settings = ["agent.workers=0", f"engine.listen=127.0.0.1:{SAMPLE + BEHIND}", "engine.key_env=SAMPLER_KEY"]
-            settings.append(f'engine.advertise=["{self._sampler}"]')
+            own = f"engine.listen=127.0.0.1:{SAMPLE + BEHIND}", f'engine.advertise=["{self._sampler}"]'
+            settings = ["agent.workers=0", "engine.key_env=SAMPLER_KEY", *(engine or own)]
             arguments = ["train", "run.toml", "--server", self._url]
             arguments += [word for setting in settings for word in ("--set", setting)]
             training = trainer.start("agentlightning", *arguments, AGL_SERVER_KEY=token, **SAMPLER_KEY)
@@ -104,6 +126,14 @@ class Hosts(Training):
         self.hosts[name].down()
         await asyncio.sleep(seconds)
         self.hosts[name].up()
+
+    async def _check_calls(self, store: LightningStore, rollouts: list[Rollout]) -> None:
+        """Every rollout has calls that were answered, each continuing the one before. Beside them are those whose connection
+        was dropped for longer than the gateway waits for an agent's retry: nothing is learned from them."""
+        calls = await store.calls([rollout.id for rollout in rollouts])
+        answered = [call for call in calls if call.finish_reason != ABANDONED]
+        assert {call.rollout_id for call in answered} == {rollout.id for rollout in rollouts}
+        assert [call.fork_cause for call in answered if call.fork_cause is not None] == []
 
     async def check_machine(self) -> None:
         for link in self._links:
@@ -145,3 +175,26 @@ async def test_a_run_on_four_hosts_over_a_bad_network_loses_nothing_where_each_i
     assert set(attempts) <= {"lost", "succeeded"}, "the network is not the agent's failure"
     assert hosts.dropped()["server"] > 0
     assert hosts.dropped()["trainer"] > 0
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+@pytest.mark.skipif(not VLLM.exists(), reason=f"{VLLM} does not exist: `make test-vllm` installs vLLM there")
+async def test_vllm_samples_on_a_host_of_its_own_and_is_waited_for_where_that_is_cut_off(
+    folder: Folder, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    model = build_model(tmp_path_factory.mktemp("wide") / "model", "--head-dim", "32")
+    with Network() as network:
+        hosts = Hosts(network, folder, model, "sampler")
+        host, trainer = hosts.hosts["sampler"], hosts.hosts["trainer"]
+        url = f"http://{host.address}:{SAMPLE}"
+        host.start(*VLLM_SERVER, "--host", host.address, program=str(VLLM), **VLLM_ENVIRONMENT)
+        settings = {"urls": f'["{url}"]', "weights": "transfer", "weights_host": trainer.address}
+        given = [f"engine.vllm.{name}={value}" for name, value in settings.items()]
+        training = await hosts.start_all("engine.sampler=vllm", *given)
+        await hosts.after_step(training, 1)
+        await hosts.cut_off("sampler", 60.0)
+        assert await hosts.ended(training) == 0, hosts.output
+        await hosts.check()

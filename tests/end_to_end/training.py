@@ -278,8 +278,18 @@ class Training:
         return self._runs / self.run_id / "checkpoints" / f"step-{STEPS:06d}"
 
 
-def build_model(folder: Path) -> Path:
+def build_model(folder: Path, *options: str) -> Path:
     """The policy that the lookup demo begins with: it solves a quarter of the tasks."""
-    module = ["-m", "agentlightning.demo.warm_start", "--task", "lookup", "--threads", "1", "--to", str(folder)]
+    module = [
+        "-m",
+        "agentlightning.demo.warm_start",
+        "--task",
+        "lookup",
+        "--threads",
+        "1",
+        "--to",
+        str(folder),
+        *options,
+    ]
     subprocess.run([sys.executable, *module], check=True, capture_output=True, timeout=500)
     return folder
