@@ -263,6 +263,8 @@ async def test_with_a_key_for_sampling_its_holder_alone_samples_and_everybody_se
                 assert answer.status == status
             async with client.get("/v1/models", headers=headers) as answer:
                 assert answer.status == status
+        async with client.get("/v1/models", headers={"Authorization": "Bearer \udcff"}) as answer:  # a byte of no text
+            assert answer.status == 401
         assert (await client.get("/health")).status == 200
         given = {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere", "weight_version": "1"}}
         sampling = {"Authorization": "Bearer of-the-gateways"}
