@@ -11,12 +11,13 @@ from typing import Any
 
 import orjson
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from agentlightning.children import listen, start_child, stop_child
 from agentlightning.engines.local.options import SamplerOptions
 from agentlightning.engines.local.sampler import open_sampler
 from agentlightning.engines.local.sampler_app import create_app
+from agentlightning.engines.sampling_key import holds
 
 Client = TestClient[Any, Any]
 KEY = "of-the-engine"
@@ -263,9 +264,12 @@ async def test_with_a_key_for_sampling_its_holder_alone_samples_and_everybody_se
                 assert answer.status == status
             async with client.get("/v1/models", headers=headers) as answer:
                 assert answer.status == status
-        async with client.get("/v1/models", headers={"Authorization": "Bearer \udcff"}) as answer:  # a byte of no text
-            assert answer.status == 401
         assert (await client.get("/health")).status == 200
         given = {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere", "weight_version": "1"}}
         sampling = {"Authorization": "Bearer of-the-gateways"}
         assert (await client.post("/collective_rpc", json=given, headers=sampling)).status == 401
+
+
+def test_bytes_of_no_text_are_a_wrong_key() -> None:
+    for shown, right in (("Bearer \udcff", False), ("Bearer of-the-gateways", True)):
+        assert holds(make_mocked_request("GET", "/v1/models", {"Authorization": shown}), "of-the-gateways") is right
