@@ -72,7 +72,7 @@ async def save_checkpoint(
 
 async def _delete_old(recorded: Sequence[Checkpoint], step: int, folder: RunFolder, settings: TrainerConfig) -> None:
     """Delete what is not among the last ones up to this step, of this run: who may write to the store must not choose what
-    goes here. Later ones, damaged where the run went on from before them, are in the place of none that is whole."""
+    goes here. Later ones stay: where they are damaged, the run went on from before them and saves them again."""
     old = [one for one in recorded if one.step <= step][: -settings.keep_checkpoints]
     for one in old:
         path = local_folder(one, folder)

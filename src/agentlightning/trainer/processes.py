@@ -360,7 +360,7 @@ def key_arguments(config: Config) -> list[str]:
 
 
 def _sampler_hosts(engine: EngineConfig) -> list[str]:
-    """Where gateways reach the samplers of a policy, one that an engine starts at its own port each."""
+    """Returns where gateways reach the samplers of a policy; those that an engine starts have a port each."""
     vllm = engine.vllm
     if urls := engine.advertise or (vllm.urls if vllm is not None else ()):
         return [host_of(url) for url in urls]
