@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from types import UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
@@ -31,6 +32,22 @@ def checked_folder_url(url: str) -> str:
 
 FolderUrl = Annotated[str, AfterValidator(checked_folder_url)]
 """A setting that is the URL of a folder."""
+
+
+def checked_base_url(url: str) -> str:
+    """The URL; ValueError where it is none of a server, or would show a password to all who read where the server is."""
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        whole = False
+    if not whole or parts.query or parts.fragment or parts.username is not None or parts.password is not None:
+        raise ValueError("expected http(s)://HOST:PORT without user, query or fragment")
+    return url
+
+
+BaseUrl = Annotated[str, AfterValidator(checked_base_url)]
+"""A setting that is the URL of a server, before any route."""
 
 
 class Table(BaseModel):

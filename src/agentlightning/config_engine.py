@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentlightning.config_base import Table
+from agentlightning.config_base import BaseUrl, Table
 from agentlightning.config_vllm import VllmConfig
 
 
@@ -60,7 +60,7 @@ class EngineConfig(Table):
     listen: str | None = Field(None, pattern=r"^([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):[1-9]\d{0,4}$")
     """``HOST:PORT`` of this machine at which its sampler listens, for gateways on other hosts; of several samplers, the
     first. None: a free port that this machine alone reaches."""
-    advertise: tuple[str, ...] = ()
+    advertise: tuple[BaseUrl, ...] = ()
     """Base URLs at which gateways reach its samplers, one for each, where those are not the addresses at which they listen:
     of a container, of a proxy with TLS."""
     key_env: str | None = Field(None, pattern=r"^[A-Z_][A-Z0-9_]*$")
@@ -89,8 +89,8 @@ class EngineConfig(Table):
             raise ValueError("vllm.weights: lora needs the table engine.lora, without dora")
         if self.advertise and self.listen is None:
             raise ValueError("advertise has no effect without listen")
-        if wrong := [url for url in self.advertise if not url.startswith(("http://", "https://"))]:
-            raise ValueError(f"advertise: expected http://HOST:PORT, got {wrong[0]!r}")
+        if (self.key_env or "").startswith("AGL_"):
+            raise ValueError("key_env: a variable of Agent Lightning's own (AGL_…) is not sent anywhere")
         if self.lora is not None and self.optimizer == "muon":
             raise ValueError(
                 "optimizer: muon is for whole matrices, not for the two factors of engine.lora; take adamw"

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import combinations
 from typing import Any, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from agentlightning.config_base import Table
+from agentlightning.config_base import Table, checked_base_url
 
 TRACKER_KEYS: Mapping[str, tuple[str, ...]] = {
     "wandb": ("WANDB_API_KEY",),
@@ -57,12 +56,11 @@ class ExternalModelConfig(Table):
         if self.key_env is not None and self.key_env.startswith("AGL_"):
             raise ValueError("key_env: a variable of Agent Lightning's own (AGL_…) is not sent anywhere")
         try:
-            parts = urlsplit(self.url)
-            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            checked_base_url(self.url)
         except ValueError:
-            whole = False
-        if not whole or parts.query or parts.fragment or parts.username is not None or parts.password is not None:
-            raise ValueError("url: expected http(s)://HOST/PATH without user, query or fragment; a key goes by key_env")
+            raise ValueError(
+                "url: expected http(s)://HOST/PATH without user, query or fragment; a key goes by key_env"
+            ) from None
         if self.protocol == "anthropic" and not self.url.rstrip("/").endswith("/v1"):
             raise ValueError("url: expected the URL of an Anthropic endpoint with its /v1, as in …anthropic.com/v1")
         if self.protocol == "google" and not self.url.rstrip("/").endswith(("/v1beta", "/v1")):

@@ -6,13 +6,13 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentlightning.config_base import FolderUrl, Table
+from agentlightning.config_base import BaseUrl, FolderUrl, Table
 
 
 class VllmConfig(Table):
     """vLLM servers: running ones, by their URLs, or ones that are started here in vLLM's own Python environment."""
 
-    urls: tuple[str, ...] = ()
+    urls: tuple[BaseUrl, ...] = ()
     """Running servers, which sample as equals."""
     python: str | None = Field(None, min_length=1)
     """Interpreter of an environment in which vLLM is installed: servers are started with it on this machine."""
@@ -34,8 +34,6 @@ class VllmConfig(Table):
     def _nothing_ignored(self) -> Self:
         if bool(self.urls) == (self.python is not None):
             raise ValueError("expected either urls, of running servers, or python, to start some")
-        if wrong := [url for url in self.urls if not url.startswith(("http://", "https://"))]:
-            raise ValueError(f"urls: expected http://HOST:PORT, got {wrong[0]!r}")
         own = {"replicas": self.replicas != 1, "gpus": self.gpus, "arguments": self.arguments}
         if self.urls and (ignored := [name for name, given in own.items() if given]):
             raise ValueError(f"{ignored[0]} has no effect with urls: those servers run already")

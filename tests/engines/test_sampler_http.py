@@ -11,12 +11,14 @@ from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from agentlightning.children import listen, start_child, stop_child
 from agentlightning.engines.local.options import SamplerOptions
 from agentlightning.engines.local.sampler import open_sampler
 from agentlightning.engines.local.sampler_app import create_app
+from agentlightning.engines.sampling_key import asks_for
 
 Client = TestClient[Any, Any]
 KEY = "of-the-engine"
@@ -267,3 +269,12 @@ async def test_with_a_key_for_sampling_its_holder_alone_samples_and_everybody_se
         given = {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere", "weight_version": "1"}}
         sampling = {"Authorization": "Bearer of-the-gateways"}
         assert (await client.post("/collective_rpc", json=given, headers=sampling)).status == 401
+
+
+async def test_bytes_of_no_text_are_a_wrong_key() -> None:
+    app = web.Application(middlewares=asks_for("of-the-gateways"))
+    async with TestServer(app) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: sampler\r\nauthorization: Bearer \xff\r\nconnection: close\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
+        writer.close()

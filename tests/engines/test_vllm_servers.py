@@ -271,7 +271,7 @@ async def test_weights_at_a_url_are_not_loaded_where_they_are_not_what_was_annou
         ({"vllm": {"python": "python"}}, "vllm: expected this table"),
         ({"vllm": {}}, "either urls"),
         ({"vllm": {"urls": ["http://a:1"], "python": "python"}}, "either urls"),
-        ({"vllm": {"urls": ["a:1"]}}, "expected http://HOST:PORT, got 'a:1'"),
+        ({"vllm": {"urls": ["a:1"]}}, "without user, query or fragment, got 'a:1'"),
         ({"vllm": {"urls": ["http://a:1"], "replicas": 2}}, "replicas has no effect with urls"),
         ({"vllm": {"python": "python", "gpus": ["0", "1"]}}, "expected one entry for each of 1 replicas, got 2"),
         ({"vllm": {"python": "python", "weights_host": "10.0.0.1"}}, "weights_host has no effect"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +16,11 @@ from agentlightning.runner.agent import LLM
 from agentlightning.runner.attempt import AttemptContext
 from agentlightning.runner.execution import Execution
 from agentlightning.runner.function import FunctionRunner
+from agentlightning.runner.heartbeat import EXIT_REPLACE
 from agentlightning.runner.worker import Worker, WorkerOptions
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
-from agentlightning.types import JSON, Claim, Finish, Lease, NewRollout, WorkerStatus
+from agentlightning.types import JSON, Claim, Finish, Lease, NewRollout, RetryPolicy, WorkerStatus
 
 
 class Slow(InMemoryLightningStore):
@@ -119,9 +121,48 @@ async def test_leases_are_watched_again_after_the_watch_has_failed() -> None:
             assert await running == 0
 
 
-def an_execution(store: LightningStore, runner: FunctionRunner) -> Execution:
+class Away(InMemoryLightningStore):
+    """Takes no end before it is back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.back = asyncio.Event(), asyncio.Event()
+
+    async def finish(self, finishes: Sequence[Finish]) -> list[bool]:
+        self.asked.set()
+        await self.back.wait()
+        return await super().finish(finishes)
+
+
+async def test_an_agent_that_could_not_be_interrupted_counts_as_acting_until_the_store_knows() -> None:
+    let_go = threading.Event()
+
+    def solve(task: JSON, llm: LLM) -> float:
+        let_go.wait(DEADLINE_S)
+        return 1.0
+
+    async with Away() as store:
+        run_id = (await store.create_run("hung", {})).id
+        retry = RetryPolicy(timeout_s=0.05)
+        [queued] = await store.enqueue([NewRollout(run_id=run_id, task={}, group_id="g", retry=retry)])
+        with ThreadPoolExecutor(1) as threads:
+            worker = Worker(
+                an_execution(store, FunctionRunner(solve, threads), abandon_s=0.05),
+                WorkerOptions(run_id=run_id, worker_id="w", concurrency=1, drain_timeout_s=DEADLINE_S),
+                open_store=InMemoryLightningStore,
+            )
+            running = asyncio.create_task(worker.run())
+            await asyncio.wait_for(store.asked.wait(), DEADLINE_S)
+            assert [attempt.lease.rollout_id for attempt in worker.acting] == [queued.id]
+            store.back.set()
+            assert await running == EXIT_REPLACE
+            assert worker.acting == ()
+            let_go.set()
+
+
+def an_execution(store: LightningStore, runner: FunctionRunner, abandon_s: float = 30.0) -> Execution:
     return Execution(
-        store=store, server_url="http://127.0.0.1:9", model="policy", runner=runner, reward=None, abandon_s=30.0
+        store=store, server_url="http://127.0.0.1:9", model="policy", runner=runner, reward=None, abandon_s=abandon_s
     )
 
 

@@ -119,6 +119,21 @@ async def test_the_last_ones_are_kept_in_both_places_and_half_copies_are_not(hos
     assert others.is_dir()
 
 
+async def test_damaged_ones_of_later_steps_take_the_place_of_none_that_a_run_saves_after_it_went_on(
+    hosts: Hosts,
+) -> None:
+    hosts.settings = hosts.settings.model_copy(update={"keep_checkpoints": 1})
+    for step in (10, 20):
+        await hosts.save(step, ["a"])
+    for place in (hosts.remote(20), hosts.one.path / "checkpoints" / "step-000020"):
+        (place / "learner.pt").write_text("")
+    for step in (12, 14):  # it went on from an earlier one, and was stopped twice
+        await hosts.save(step, ["a", "b"])
+        for folder in (hosts.one, hosts.two):
+            assert (await hosts.last(folder)).step == step
+    assert sorted(os.listdir(hosts.shared / "run")) == ["step-000014", "step-000020"]
+
+
 async def test_a_checkpoint_that_cannot_be_copied_is_not_recorded(hosts: Hosts) -> None:
     await hosts.save(10, ["a"])
     hosts.remote(20).write_text("in the way")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentlightning.cli.runs import state_of
-from agentlightning.errors import ConflictError, StoreError
+from agentlightning.errors import ConflictError, NotFoundError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
@@ -91,6 +91,14 @@ async def test_who_was_away_and_was_succeeded_ends_and_the_run_goes_on(store: Li
         while (await store.runs())[0].state != "running":
             await store.runs()
     await two.aclose()
+
+
+async def test_the_training_of_a_run_that_was_deleted_ends(store: LightningStore, tmp_path: Path) -> None:
+    one = lease(tmp_path / "one")
+    await one.take(store)
+    await store.delete_runs(["run"])
+    with pytest.raises(NotFoundError, match="run: no such run"):
+        await asyncio.wait_for(one.during(for_ever()), DEADLINE_S)
 
 
 async def test_a_store_that_is_away_for_a_while_does_not_end_the_training(tmp_path: Path) -> None:

@@ -56,6 +56,10 @@ class SamplerAddress:
                 f"engine.key_env: the environment variable {config.key_env} is not set; it holds the key that samplers ask "
                 "gateways for"
             )
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError(
+                f"engine.key_env: the key in {config.key_env} has characters that no HTTP header carries; expected ASCII"
+            )
         return cls(host=host, port=int(port), advertise=config.advertise, key_env=config.key_env, key=key)
 
     def listen(self, number: int = 0) -> socket.socket:

@@ -29,4 +29,5 @@ def asks_for(key: str, but: Collection[str] = ("/health",)) -> list[Any]:
 
 def holds(http: web.Request, key: str) -> bool:
     """Returns whether the request shows this key."""
-    return hmac.compare_digest(http.headers.get("Authorization", "").encode(), f"Bearer {key}".encode())
+    shown = http.headers.get("Authorization", "").encode(errors="surrogateescape")  # the bytes, of whatever they are
+    return hmac.compare_digest(shown, f"Bearer {key}".encode())

@@ -104,8 +104,8 @@ class Worker:
     @property
     def acting(self) -> tuple[AttemptContext, ...]:
         """Attempts whose agents may still do something: not those that wait for a server that is away, to be told how they
-        ended."""
-        return tuple(each for each in self._running.values() if each.work is None or not each.work.done())
+        ended, but one that could not be interrupted, whose agent goes on. From any thread."""
+        return tuple(each for each in self.held if each.work is None or not each.work.done())
 
     def stop(self, now: bool = False) -> None:
         """Drain: claim nothing more; running attempts get the drain timeout, the rest end as lost. With `now`, all do."""

@@ -66,19 +66,21 @@ async def save_checkpoint(
         place = f"{copy.url}{HASH}{await copy.upload(path)}"
     checkpoint = Checkpoint(run_id=folder.run_id, step=step, path=place, version=version)
     await store.put_checkpoint(checkpoint)
-    await _delete_old(await store.checkpoints(folder.run_id), folder, settings)
+    await _delete_old(await store.checkpoints(folder.run_id), step, folder, settings)
     return checkpoint
 
 
-async def _delete_old(recorded: Sequence[Checkpoint], folder: RunFolder, settings: TrainerConfig) -> None:
-    """Delete what is not among the last ones, of this run: who may write to the store must not choose what goes here."""
-    for old in recorded[: -settings.keep_checkpoints]:
-        path = local_folder(old, folder)
+async def _delete_old(recorded: Sequence[Checkpoint], step: int, folder: RunFolder, settings: TrainerConfig) -> None:
+    """Delete what is not among the last ones up to this step, of this run: who may write to the store must not choose what
+    goes here. Later ones stay: where they are damaged, the run went on from before them and saves them again."""
+    old = [one for one in recorded if one.step <= step][: -settings.keep_checkpoints]
+    for one in old:
+        path = local_folder(one, folder)
         if path.resolve().parent == (folder.path / "checkpoints").resolve():
             shutil.rmtree(path, ignore_errors=True)
     if settings.checkpoint_url is None:
         return
-    kept = {_name(one.step) for one in recorded[-settings.keep_checkpoints :]}
+    kept = {_name(one.step) for one in recorded} - {_name(one.step) for one in old}
     copies = UrlFolder(f"{settings.checkpoint_url}/{folder.run_id}")
     try:
         for name in await copies.names():  # also half a copy, whose trainer was killed

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 from agentlightning.background import BackgroundTasks
 from agentlightning.config import Config, run_record
+from agentlightning.config_engine import EngineConfig
 from agentlightning.config_external import secret_variables
 from agentlightning.config_limits import LIMITS_RESOURCE, LimitsConfig
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine
@@ -354,10 +355,19 @@ def key_arguments(config: Config) -> list[str]:
     keyed = [(model.key_env, host_of(model.url)) for model in config.external.values() if model.key_env is not None]
     for own in policy_configs(config).values():
         if own.engine.key_env is not None:
-            urls = own.engine.advertise or (own.engine.vllm.urls if own.engine.vllm is not None else ())
-            hosts = [host_of(url) for url in urls] or [own.engine.listen or "127.0.0.1"]
-            keyed += [(own.engine.key_env, host) for host in hosts]
+            keyed += [(own.engine.key_env, host) for host in _sampler_hosts(own.engine)]
     return [word for variable, host in keyed for word in ("--external-key", f"{variable}={host}")]
+
+
+def _sampler_hosts(engine: EngineConfig) -> list[str]:
+    """Returns where gateways reach the samplers of a policy; those that an engine starts have a port each."""
+    vllm = engine.vllm
+    if urls := engine.advertise or (vllm.urls if vllm is not None else ()):
+        return [host_of(url) for url in urls]
+    if engine.listen is None:
+        return ["127.0.0.1"]
+    host, _, port = engine.listen.rpartition(":")
+    return [f"{host}:{int(port) + number}" for number in range(1 if vllm is None else vllm.replicas)]
 
 
 async def put_gateway_settings(config: Config, run_id: str, store: LightningStore) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from agentlightning.errors import ConflictError, RunTakenError, StoreError
+from agentlightning.errors import ConflictError, NotFoundError, RunTakenError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.scan import find_run
 from agentlightning.trainer.checkpoint import RunFolder
@@ -61,7 +61,8 @@ class RunLease:
         self._keeping = asyncio.create_task(self._keep(store), name="run lease")
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await the work; RunTakenError, and the work is cancelled, where another trainer took the run meanwhile."""
+        """Await the work. RunTakenError where another trainer took the run meanwhile, NotFoundError where it was deleted:
+        the work is cancelled then."""
         assert self._keeping is not None
         task = asyncio.ensure_future(work)
         try:
@@ -98,6 +99,8 @@ class RunLease:
                 if (lease := _lease(run)).get("id") == self._id:
                     await self._renew(store, run)
                     continue
+            except NotFoundError:
+                raise  # the run was deleted, and what it learns from here on could not be recorded
             except StoreError as away:  # whoever needs the store ends the run, if it stays away
                 log.warning("the lease of run %s was not renewed: %s", self._run_id, away)
                 continue

@@ -123,7 +123,13 @@ class AgentLoopManager:
         if self._failure is not None:
             raise EngineError(f"the run of agents ended: {self._failure}") from self._failure
         for prompt in _prompts(batch, self._verl.actor_rollout_ref.rollout):
-            asyncio.run_coroutine_threadsafe(self._group(prompt), self._loop)
+            asyncio.run_coroutine_threadsafe(self._group(prompt), self._loop).add_done_callback(self._look)
+
+    def _look(self, group: Future[None]) -> None:
+        """Keeps the error of a group whose marks verl does not have, and would wait for: its next step says so."""
+        if (error := group.exception()) is not None:
+            self._failure = self._failure or error
+            log.error("a group of rollouts was lost: verl could not be told of it", exc_info=error)
 
     def _end(self) -> None:
         """Records that the run is finished. Its processes end with this one: a thread could not be started any more."""
@@ -170,9 +176,9 @@ class AgentLoopManager:
 
     async def _group(self, prompt: Prompt) -> None:
         """One prompt's rollouts, and verl's marks of where they stand. It fails where one has nothing to learn from."""
-        await self._mark(prompt, "running")
         status = "failure"
         try:
+            await self._mark(prompt, "running")
             rows = await self._sampled(prompt)
             if rows:
                 await self._put(prompt, rows)

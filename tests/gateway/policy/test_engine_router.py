@@ -180,7 +180,7 @@ async def test_the_key_of_an_engine_comes_from_the_environment(house: House, mon
         assert refused.status_code == 502
         assert "TEST_ENGINE_KEY" in refused.json()["error"]["message"]
         assert f'agl_engine_calls_in_flight{{url="{engine.url}"}} 1.0' not in (await house.http().get("/metrics")).text
-        monkeypatch.setenv("TEST_ENGINE_KEY", "secret-key")
+        monkeypatch.setenv("TEST_ENGINE_KEY", "secret-key\n")  # as a file that it was read from ends
         assert (await house.http().post(f"{path(claim)}/v1/chat/completions", json=HI)).status_code == 200
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
@@ -51,6 +52,24 @@ async def test_a_tokenizer_is_loaded_once_and_its_files_go_with_the_gateway(hous
     assert not folder.exists()
 
 
+async def test_of_many_tokenizers_the_last_used_stay_and_the_files_of_others_go_with_their_policies(
+    house: House,
+) -> None:
+    hashes, loaded = await kept(house), list[Path]()
+
+    def load(folder: str) -> Renderer:
+        loaded.append(Path(folder))
+        return Renderer(folder)
+
+    with closing(Renderers(house.store, load, max_loaded=1)) as renderers:
+        in_use = await renderers.find(house.run_id, hashes)
+        await renderers.find(house.run_id, {**hashes, "again.json": hashes["tokenizer.json"]})
+        assert [folder.exists() for folder in loaded] == [True, True]
+        del in_use
+        gc.collect()
+        assert [folder.exists() for folder in loaded] == [False, True]
+
+
 @pytest.mark.parametrize("name", ["../tokenizer.json", "/etc/passwd", ".hidden", ".."])
 async def test_a_tokenizer_s_file_is_written_nowhere_else(house: House, name: str) -> None:
     hashes = await kept(house)
@@ -73,3 +92,20 @@ async def test_a_tokenizer_whose_file_the_store_lacks_or_has_with_other_bytes_is
         await house.store.put_files(house.run_id, None, {missing: b"{}"})
         found = await renderers.find(house.run_id, {**hashes, "extra.json": missing})
     assert found.end_ids == house.renderer.end_ids
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([f"{number}.json" for number in range(64)], "expected at most 64 files, 256 MiB in all"),
+        ([""], "cannot be written here"),
+        (["a" * 300], "cannot be written here"),
+        (["null\0"], "cannot be written here"),
+    ],
+)
+async def test_a_run_cannot_have_a_gateway_write_without_bounds_or_wait_for_what_it_can_never_write(
+    house: House, more: list[str], said: str
+) -> None:
+    hashes = await kept(house)
+    with closing(Renderers(house.store)) as renderers, pytest.raises(EngineError, match=said):
+        await renderers.find(house.run_id, {**hashes, **dict.fromkeys(more, hashes["tokenizer.json"])})

@@ -348,7 +348,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
 def _headers(policy: Policy) -> dict[str, str]:
     if policy.key_env is None:
         return _JSON_HEADERS
-    key = os.environ.get(policy.key_env)
+    key = os.environ.get(policy.key_env, "").strip()  # as samplers read theirs: a file's line end may come with it
     if not key:
         raise ApiError(
             f"the policy's endpoints need a key: expected it in the server's environment as {policy.key_env}",
