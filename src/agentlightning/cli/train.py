@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.training import TrainResult
 
+ADDRESSES = ("engine.listen", "engine.advertise", "engine.vllm.weights_host")
+"""Settings of one host: where it goes on another, a run keeps all but these."""
+
 
 def train(
     config: Annotated[Path | None, typer.Argument(help="TOML file with the configuration.")] = None,
@@ -62,7 +65,7 @@ def train(
         run_and_report(_fresh(config, given, settings or [], url), RunFolder(runs, new_run_id()))
     else:
         folder = RunFolder(runs, resume)
-        run_and_report(_unchanged(folder, config, [*given, *(settings or [])], url), folder, resume=True)
+        run_and_report(_resumed(folder, config, given, settings or [], url), folder, resume=True)
 
 
 def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -75,12 +78,20 @@ def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _unchanged(folder: RunFolder, file: Path | None, given: list[str], url: str | None) -> Config:
-    if file is not None or given:
-        raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
+def _resumed(
+    folder: RunFolder, file: Path | None, given: dict[str, Any], settings: list[str], url: str | None
+) -> Config:
+    """The run's own configuration, at the addresses of this host where `settings` has them."""
+    if file is not None or given or any(one.partition("=")[0].strip() not in ADDRESSES for one in settings):
+        raise ConfigError(
+            "--resume goes on with the run's own configuration; give no other settings with it than addresses of this host: "
+            f"--set {', '.join(ADDRESSES)}"
+        )
+    from agentlightning.config_file import with_overrides
     from agentlightning.trainer.run_config import run_config
 
-    return run_config(folder, url)
+    config = run_config(folder, url)
+    return with_overrides(config, settings) if settings else config
 
 
 def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: str | None) -> Config:
