@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentlightning.cli.options import Runs, Server, Settings, Store, one_store, store_setting, with_store
+from agentlightning.cli.options import Runs, Server, Settings, Store, one_store, own_config, store_setting, with_store
 from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.trainer.training import TrainResult
-
-ADDRESSES = ("engine.listen", "engine.advertise", "engine.vllm.weights_host")
-"""Settings of one host: where it goes on another, a run keeps all but these."""
 
 
 def train(
@@ -65,7 +62,9 @@ def train(
         run_and_report(_fresh(config, given, settings or [], url), RunFolder(runs, new_run_id()))
     else:
         folder = RunFolder(runs, resume)
-        run_and_report(_resumed(folder, config, given, settings or [], url), folder, resume=True)
+        if config is not None or given:
+            raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
+        run_and_report(own_config(folder, settings or [], url), folder, resume=True)
 
 
 def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -76,22 +75,6 @@ def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
     if agent is not None:  # instead of the one in the file, whichever kind that is
         given |= {"agent.run": None, "agent.command": None, agent_setting(agent): agent}
     return given
-
-
-def _resumed(
-    folder: RunFolder, file: Path | None, given: dict[str, Any], settings: list[str], url: str | None
-) -> Config:
-    """The run's own configuration, at the addresses of this host where `settings` has them."""
-    if file is not None or given or any(one.partition("=")[0].strip() not in ADDRESSES for one in settings):
-        raise ConfigError(
-            "--resume goes on with the run's own configuration; give no other settings with it than addresses of this host: "
-            f"--set {', '.join(ADDRESSES)}"
-        )
-    from agentlightning.config_file import with_overrides
-    from agentlightning.trainer.run_config import run_config
-
-    config = run_config(folder, url)
-    return with_overrides(config, settings) if settings else config
 
 
 def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: str | None) -> Config:
