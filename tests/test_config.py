@@ -15,7 +15,7 @@ from agentlightning.config import (
     parse_settings,
     run_record,
 )
-from agentlightning.config_file import load_config
+from agentlightning.config_file import load_config, with_overrides
 from agentlightning.errors import ConfigError
 
 LEAST = {"model": {"path": "m"}, "agent": {"run": "agent.py:solve"}, "data": {"train": "tasks.jsonl"}}
@@ -92,6 +92,13 @@ def test_overrides_reach_into_tables_and_read_toml_values(tmp_path: Path) -> Non
     file.write_text('[model]\npath="m"\n[agent]\nrun="a.py:f"\n[data]\ntrain="t.jsonl"\n')
     config = load_config(file, ["trainer.steps=7", "model.path=other/name", "eval.sampled=false", "data.val=v.jsonl"])
     assert (config.trainer.steps, config.model.path, config.eval.sampled) == (7, "other/name", False)
+
+
+def test_a_run_that_goes_on_elsewhere_has_other_addresses_and_else_its_own_settings() -> None:
+    started = parse_config(LEAST | {"engine": {"listen": "10.0.0.4:9000", "key_env": "KEY", "max_num_seqs": 8}})
+    moved = with_overrides(started, ["engine.listen=10.0.0.9:9000"])
+    assert moved.engine.listen == "10.0.0.9:9000"
+    assert moved.model_copy(update={"engine": started.engine}) == started
 
 
 def test_paths_beside_the_file_do_not_depend_on_the_working_directory(tmp_path: Path) -> None:
@@ -171,6 +178,8 @@ def test_the_record_of_a_run_says_where_its_file_is() -> None:
         ({"gradient_checkpointing": True, "dropout": 0.1}, "engine: dropout: goes neither with packing"),
         ({"optimizer": "adamw_8bit", "muon_learning_rate": 0.1}, "has no effect with optimizer = 'adamw_8bit'"),
         ({"lora": {"ranks": 8}}, r"engine\.lora\.ranks: no such setting; did you mean 'rank'"),
+        ({"listen": "9000"}, "engine.listen: expected HOST:PORT, got '9000'"),
+        ({"key_env": "k-secret"}, "engine: key_env: expected the name of an environment variable, .* not the key$"),
     ],
 )
 def test_settings_of_an_engine_that_do_not_go_together_are_refused(engine: dict[str, Any], message: str) -> None:

@@ -12,12 +12,12 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from agentlightning.config_air import AirConfig
-from agentlightning.config_base import FolderUrl, Table
+from agentlightning.config_base import FolderUrl, Table, matching
 from agentlightning.config_base import parse_settings as parse_settings
 from agentlightning.config_engine import EngineConfig
 from agentlightning.config_external import ExternalModelConfig, check_external_models
@@ -42,7 +42,7 @@ class ModelConfig(Table):
 class RewardConfig(Table):
     """A reward function: of Python, a program, or a model that judges. A text alone is `run`."""
 
-    name: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")
+    name: Annotated[str, matching(r"[A-Za-z_][A-Za-z0-9_.-]*", "letters, digits and _ . -")] | None = None
     """Name of the reward and its metric, beside others; None: that of the function, the program, or `judge`."""
     run: str | None = None
     """``file.py:name`` or ``package.module:name``, called with (task, result)."""
@@ -284,7 +284,7 @@ class PolicyConfig(Table):
 class TracingConfig(Table):
     """OpenTelemetry traces of what agents do."""
 
-    export: str | None = Field(None, pattern=r"^https?://")
+    export: Annotated[str, matching(r"https?://.+", "http://HOST:PORT/PATH")] | None = None
     """OTLP/HTTP endpoint, such as http://localhost:4318/v1/traces: every rollout is sent there when it finishes, as one
     trace. Headers come from OTEL_EXPORTER_OTLP_HEADERS."""
 

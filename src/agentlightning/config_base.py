@@ -50,6 +50,17 @@ BaseUrl = Annotated[str, AfterValidator(checked_base_url)]
 """A setting that is the URL of a server, before any route."""
 
 
+def matching(pattern: str, wanted: str) -> AfterValidator:
+    """Checks that a text matches the pattern as a whole; the error says what is wanted, in words."""
+
+    def checked(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"expected {wanted}")
+        return text
+
+    return AfterValidator(checked)
+
+
 class Table(BaseModel):
     """A table of settings: unknown names are errors."""
 

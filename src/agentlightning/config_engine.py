@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentlightning.config_base import BaseUrl, Table
+from agentlightning.config_base import BaseUrl, Table, matching
 from agentlightning.config_vllm import VllmConfig
 
 
@@ -57,13 +58,13 @@ class EngineConfig(Table):
     """Of a model with sight, train the vision tower too; the projector and the language model always are."""
     max_num_seqs: int = Field(64, ge=1)
     """Requests sampled at a time: on a CPU few enough for the cache."""
-    listen: str | None = Field(None, pattern=r"^([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):[1-9]\d{0,4}$")
+    listen: Annotated[str, matching(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):[1-9]\d{0,4}", "HOST:PORT")] | None = None
     """``HOST:PORT`` of this machine at which its sampler listens, for gateways on other hosts; of several samplers, the
     first. None: a free port that this machine alone reaches."""
     advertise: tuple[BaseUrl, ...] = ()
     """Base URLs at which gateways reach its samplers, one for each, where those are not the addresses at which they listen:
     of a container, of a proxy with TLS."""
-    key_env: str | None = Field(None, pattern=r"^[A-Z_][A-Z0-9_]*$")
+    key_env: str | None = None
     """Variable of the environment, here and at the server, with the key that samplers ask gateways for."""
     sampler_threads: int = Field(1, ge=1)
     learner_threads: int | None = Field(None, ge=1)
@@ -87,6 +88,9 @@ class EngineConfig(Table):
             raise ValueError("vllm: expected this table with sampler = 'vllm', and with no other sampler")
         if self.vllm is not None and self.vllm.weights == "lora" and (self.lora is None or self.lora.dora):
             raise ValueError("vllm.weights: lora needs the table engine.lora, without dora")
+        # What was given is not repeated: somebody may have pasted the key.
+        if self.key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
+            raise ValueError("key_env: expected the name of an environment variable, such as SAMPLER_KEY, not the key")
         if self.advertise and self.listen is None:
             raise ValueError("advertise has no effect without listen")
         if (self.key_env or "").startswith("AGL_"):

@@ -38,11 +38,16 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping
             del table["algorithm"]  # what the file says is of another algorithm
         _set(table, name, value)
     for override in overrides:
-        name, separator, text = override.partition("=")
-        if not separator:
-            raise ConfigError(f"--set {override}: expected table.setting=value")
-        _set(table, name.strip(), _value(text))
+        _set(table, *_override(override))
     return parse_config(_anchored(table, Path.cwd()), str(path) if path is not None else "settings")
+
+
+def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
+    """The configuration with ``a.b=value`` overrides. Raises ConfigError."""
+    table = config.model_dump(mode="json")
+    for override in overrides:
+        _set(table, *_override(override))
+    return parse_config(table, "settings")
 
 
 def load_air_table(path: Path) -> dict[str, Any]:
@@ -106,6 +111,13 @@ def _set(table: dict[str, Any], name: str, value: Any) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"{name}: {part} is a setting, not a table")
     table[parts[-1]] = value
+
+
+def _override(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise ConfigError(f"--set {text}: expected table.setting=value")
+    return name.strip(), _value(value)
 
 
 def _value(text: str) -> Any:

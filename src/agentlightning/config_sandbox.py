@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentlightning.config_base import Table
+from agentlightning.config_base import Table, matching
 
 SandboxKind = Literal["bubblewrap", "gvisor", "docker", "podman"]
 
@@ -16,7 +16,7 @@ class SandboxConfig(Table):
 
     kind: SandboxKind
     """bubblewrap: namespaces of Linux; gvisor: a kernel of its own (runsc); docker, podman: a container of `image`."""
-    image: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:/@-]*$")
+    image: Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*", "the name of a container image")] | None = None
     """Container image, of docker and podman, which holds the agent's program and python3."""
     readable: tuple[str, ...] = (".",)
     """Files and folders that the agent may read beside the system's, at the path that they have here. Relative ones begin

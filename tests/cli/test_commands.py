@@ -178,6 +178,13 @@ def test_a_run_is_shown_with_its_last_numbers_by_group_and_what_they_warn_of() -
 def test_a_run_is_resumed_with_its_own_settings_only() -> None:
     for extra in (["train.toml"], ["--set", "trainer.steps=3"], ["--agent", "a.py:f"], ["--model", "m"]):
         assert "give no other settings" in str(agl("train", "--resume", "run", *extra).exception)
+    assert "give no other settings" in str(agl("eval", "run", "--set", "trainer.steps=3").exception)
+
+
+@pytest.mark.parametrize("command", [["train", "--resume", "run"], ["eval", "run"]])
+def test_a_run_may_have_the_addresses_of_the_host_on_which_it_goes_on(command: list[str]) -> None:
+    refused = agl(*command, "--set", "engine.listen=10.0.0.9:9000").exception
+    assert isinstance(refused, NotFoundError)  # there is no such run; its settings are no matter
 
 
 @pytest.mark.parametrize("agent", ["other.py:solve", "node agent.js"])

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.options import Runs, Settings, Store, run_shown, store_setting, trained_checkpoint
-from agentlightning.errors import ConfigError
+from agentlightning.cli.options import Runs, Settings, Store, own_config, run_shown, store_setting, trained_checkpoint
 
 
 def evaluate(
@@ -24,15 +23,12 @@ def evaluate(
     from agentlightning.trainer.check import evaluate_model
     from agentlightning.trainer.checkpoint import RunFolder, policies_in
     from agentlightning.trainer.policies import with_models
-    from agentlightning.trainer.run_config import run_config
 
     if target.endswith(".toml"):
         config = load_config(Path(target), settings or [], store_setting(store))
     else:
-        if settings:
-            raise ConfigError("--set works on a TOML file; a run is evaluated with its own configuration")
         folder = RunFolder(runs, target)
-        config = run_config(folder, store)
+        config = own_config(folder, settings or [], store)
         config = with_models(config, policies_in(Path(trained_checkpoint(config.store.url, folder).path)))
     title = f"eval {target}"
     success = run_shown(title, runs, lambda own, display: evaluate_model(config, own, display, title))

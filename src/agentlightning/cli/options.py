@@ -16,12 +16,16 @@ from agentlightning.store.open import existing_store, store_url
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from agentlightning.config import Config
     from agentlightning.store.base import LightningStore
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.types import Checkpoint
 
 T = TypeVar("T")
+
+ADDRESSES = ("engine.listen", "engine.advertise", "engine.vllm.weights_host")
+"""Settings of one host: a run that goes on or is evaluated on another keeps all but these."""
 
 Runs = Annotated[Path, typer.Option("--runs", help="Folder that holds a folder for every run.")]
 Store = Annotated[
@@ -63,6 +67,20 @@ def trained_checkpoint(store: str, folder: RunFolder) -> Checkpoint:
     if found is None:
         raise NotFoundError(f"{folder.run_id}: has no checkpoint yet; see: agl runs list")
     return found
+
+
+def own_config(folder: RunFolder, settings: Sequence[str], store: str | None) -> Config:
+    """A run's own configuration, at the addresses of this host where `settings` has them. ConfigError for other settings."""
+    from agentlightning.config_file import with_overrides
+    from agentlightning.trainer.run_config import run_config
+
+    if any(one.partition("=")[0].strip() not in ADDRESSES for one in settings):
+        raise ConfigError(
+            "--set: a run keeps its own configuration; give no other settings than addresses of this host: "
+            f"{', '.join(ADDRESSES)}"
+        )
+    config = run_config(folder, store)
+    return with_overrides(config, settings) if settings else config
 
 
 def print_columns(console: Console, rows: Sequence[Sequence[str]]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentlightning.cli.options import Runs, Server, Settings, Store, one_store, store_setting, with_store
+from agentlightning.cli.options import Runs, Server, Settings, Store, one_store, own_config, store_setting, with_store
 from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def train(
         run_and_report(_fresh(config, given, settings or [], url), RunFolder(runs, new_run_id()))
     else:
         folder = RunFolder(runs, resume)
-        run_and_report(_unchanged(folder, config, [*given, *(settings or [])], url), folder, resume=True)
+        if config is not None or given:
+            raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
+        run_and_report(own_config(folder, settings or [], url), folder, resume=True)
 
 
 def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -73,14 +75,6 @@ def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
     if agent is not None:  # instead of the one in the file, whichever kind that is
         given |= {"agent.run": None, "agent.command": None, agent_setting(agent): agent}
     return given
-
-
-def _unchanged(folder: RunFolder, file: Path | None, given: list[str], url: str | None) -> Config:
-    if file is not None or given:
-        raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
-    from agentlightning.trainer.run_config import run_config
-
-    return run_config(folder, url)
 
 
 def _fresh(file: Path | None, given: dict[str, Any], settings: list[str], url: str | None) -> Config:
