@@ -10,10 +10,11 @@ import pytest
 from agentlightning.testing.engine_contract import *  # noqa: F403
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_engine" / "plain_torch.py"
+# A number of threads, since a repeated update must agree to the last bit whatever else this machine does.
 ENGINES: dict[str, dict[str, Any]] = {
-    "local": {},
-    "local-tree": {"packing": "prefix_tree"},
-    "fsdp": {"learner": "fsdp", "learner_processes": 2},
+    "local": {"learner_threads": 1},
+    "local-tree": {"learner_threads": 1, "packing": "prefix_tree"},
+    "fsdp": {"learner_threads": 1, "learner": "fsdp", "learner_processes": 2},
     "example": {"name": f"{EXAMPLE}:PlainTorch"},
 }
 SLOW = {"fsdp"}
