@@ -6,6 +6,8 @@ grows with the agents; the engine answers every call with the same 128 tokens, h
 this machine's cores. For each number of agents and gateways:
 
     added     milliseconds of a call through the gateway, beyond the median of calls straight to the engine meanwhile
+    direct    p99 of those calls straight to the engine, beyond their median: what the agents' own process adds to either, in
+              which a thousand of them wait for each other
     cpu       milliseconds of processor time per call through the gateway, of each kind of process
     memory    growth of gateways and workers while the agents run, over the number of agents; PostgreSQL's is not in it
     lost      rollouts that did not succeed, attempts that were lost, and answered calls that are not in the store
@@ -139,7 +141,8 @@ async def measure(fleet: Fleet) -> dict[str, Any]:
         peak = await watching
         spent = {kind: seconds - spent[kind] for kind, seconds in fleet.cpu_s(workers).items()}
     seen = [json.loads(line) for line in fleet.log.read_text().splitlines()]
-    engine_s = statistics.median(each["direct_s"] for each in seen)
+    direct_s = sorted(each["direct_s"] for each in seen)
+    engine_s = statistics.median(direct_s)
     calls_s = sorted(seconds for each in seen for seconds in each["through_s"])
     unfinished = sum(rollout.state != "succeeded" for rollout in done) + sum(rollout.lost for rollout in done)
     unrecorded = len(calls_s) - sum(rollout.calls for rollout in done if rollout.state == "succeeded")
@@ -149,12 +152,17 @@ async def measure(fleet: Fleet) -> dict[str, Any]:
         "think_s": load.think_s,
         "calls_per_s": round(len(calls_s) / took_s, 1),
         "added_p50_ms": round(1000 * (statistics.median(calls_s) - engine_s), 1),
-        "added_p99_ms": round(1000 * (calls_s[math.ceil(0.99 * len(calls_s)) - 1] - engine_s), 1),
+        "added_p99_ms": round(1000 * (p99(calls_s) - engine_s), 1),
+        "direct_p99_ms": round(1000 * (p99(direct_s) - engine_s), 1),
         "rss_mb_per_agent": round((peak - before) / load.agents, 3),
         "rollouts_per_s": round(len(done) / took_s, 2),
         "lost": unfinished + abs(unrecorded),
         "cpu_ms": {kind: round(1000 * seconds / len(calls_s), 2) for kind, seconds in spent.items()},
     }
+
+
+def p99(ordered: Sequence[float]) -> float:
+    return ordered[math.ceil(0.99 * len(ordered)) - 1]
 
 
 def memory_mb(processes: Sequence[psutil.Process]) -> float:

@@ -76,6 +76,12 @@ HELD = _RUNNING.where(attempts.c.worker_id == bindparam("worker"), rollouts.c.ru
 
 START_ATTEMPT = insert(attempts)
 
+# ids, expires. A rollout has one running attempt at most.
+EXTEND_LEASES = (
+    update(attempts)
+    .where(among(attempts.c.rollout_id), attempts.c.state == tables.RUNNING)
+    .values(lease_expires_ns=bindparam("expires"))
+)
 # The columns that these two set are those that their parameters name, beside rollout and number.
 UPDATE_ATTEMPT = update(attempts).where(
     attempts.c.rollout_id == bindparam("rollout"), attempts.c.attempt == bindparam("number")
