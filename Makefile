@@ -46,7 +46,7 @@ test-vllm: install .venv-vllm/.installed
 test-verl: install .venv-verl/.installed
 	$(BIN)/pytest tests/verl_engine $(ARGS)
 
-# Every engine: the contract suite over each, and what each does besides. About 12 minutes with the environments.
+# Every engine: the contract suite over each, and what each does besides. 14 minutes on two busy cores, once the environments are there.
 test-engines: install .venv-vllm/.installed .venv-verl/.installed
 	$(BIN)/pytest -n 2 --dist loadfile tests/engines tests/vllm/test_vllm_engine.py tests/vllm/test_vllm_attached.py \
 		tests/verl_engine/test_verl_contract.py tests/verl_engine/test_verl_engine.py tests/end_to_end/test_open_engines.py $(ARGS)

@@ -230,9 +230,7 @@ class Processes:
 
         files = await asyncio.to_thread(rendering_files, model)
         hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-        known = await self.store.files(self._folder.run_id, [*hashes.values()])
-        new = {hashes[name]: data for name, data in files.items() if hashes[name] not in known}
-        await self.store.put_files(self._folder.run_id, None, new)
+        await self.store.put_files(self._folder.run_id, None, {hashes[name]: data for name, data in files.items()})
         return hashes
 
     def _policy(self, alias: str, tokenizer: str | dict[str, str], served: Endpoints) -> JSON:

@@ -92,5 +92,5 @@ class Renderers:
             except (
                 OSError,
                 ValueError,
-            ) as cause:  # no error of the connection to an engine, which would be tried again
+            ) as cause:  # as itself it would be taken for the engine's connection, and tried again
                 raise EngineError(f"the policy's tokenizer: {name[:80]!r} cannot be written here: {cause}") from cause
