@@ -14,6 +14,7 @@ from loop_doubles import Countdown, Crash, Crashing, RememberingEngine, agents, 
 
 from agentlightning.algorithms import LightningRL
 from agentlightning.algorithms.lightning_rl import UpdatePlan
+from agentlightning.config import MonitorConfig
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.rl.credit_record import TrainedCall, call_credits, clip_share
@@ -166,19 +167,12 @@ async def test_a_run_that_is_killed_between_any_two_verbs_has_the_credit_of_ever
     assert len({one.step for one in found}) == len(steps)
 
 
-async def test_only_the_latest_steps_keep_their_credit_and_none_does_where_it_is_off(
-    store: LightningStore, tmp_path: Path
+@pytest.mark.parametrize(("keep", "steps"), [(2, {2, 3}), (0, set())])
+async def test_only_the_latest_steps_keep_their_credit(
+    store: LightningStore, tmp_path: Path, keep: int, steps: set[int]
 ) -> None:
+    run = loop(store, RememberingEngine(), tmp_path)
+    run.config = run.config.model_copy(update={"monitor": MonitorConfig(keep_credit=keep)})
     async with agents(store):
-        first = loop(store, RememberingEngine(), tmp_path)
-        first.config = first.config.model_copy(
-            update={"monitor": first.config.monitor.model_copy(update={"keep_credit": 2})}
-        )
-        last = await first.run(resume=False)
-        assert {one.step for one in await recorded(store)} == {last - 1, last}
-        await store.delete_runs(["run"])
-        await store.create_run("test", {}, "run")
-        off = loop(store, RememberingEngine(), tmp_path / "off")
-        off.config = off.config.model_copy(update={"monitor": off.config.monitor.model_copy(update={"keep_credit": 0})})
-        await off.run(resume=False)
-        assert await recorded(store) == []
+        await run.run(resume=False)
+    assert {one.step for one in await recorded(store)} == steps

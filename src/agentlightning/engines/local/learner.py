@@ -137,7 +137,7 @@ class Learner:
                 found, ratios_N = self._backward(batch, loss)
                 reports += found
                 count += len(ratios_N)
-                of_rows = ratios_N.split([sum(sequence.mask) for sequence in batch.sequences])
+                of_rows = torch.split(ratios_N, [sum(sequence.mask) for sequence in batch.sequences])
                 ratios |= zip(map(id, batch.sequences), of_rows, strict=True)
         finally:
             self._training = False
