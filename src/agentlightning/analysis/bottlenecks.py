@@ -22,7 +22,7 @@ MIN_GAIN = 0.1
 FULL = 0.75
 """Share of slots in use from which workers, or a sampler, count as full."""
 STRAGGLING = 3.0
-"""How many times the mean the longest rollout takes, from which the others wait for it."""
+"""Duration of the longest rollout, in means of all, from which the others wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,23 +35,23 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Bottleneck:
     """One thing that bounds a run."""
 
     name: str
     """A name of RULES."""
     text: str
-    """What is so, with its arithmetic."""
+    """The fact, with its arithmetic."""
     change: str
-    """What to do about it."""
+    """The remedy."""
     settings: tuple[str, ...]
     gain: float
     """Share of the time per rollout that it saves at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bottlenecks:
-    """Where the time goes, on average over the latest steps."""
+class BottleneckReport:
+    """The uses of time, on average over the latest steps, and what bounds them."""
 
     steps: int
     """Steps that were averaged; 0: nothing is known."""
@@ -62,7 +62,7 @@ class Bottlenecks:
     """Of a rollout, from its queueing to its end."""
     busy: list[Lane]
     """Share of the step in which each part of the run was busy; side by side."""
-    findings: list[Finding]
+    findings: list[Bottleneck]
     """The one that gains most first."""
 
 
@@ -87,7 +87,7 @@ class StepMeans:
 
     @property
     def waves(self) -> float:
-        """How many rollouts of a step each slot of the workers runs one after the other."""
+        """Rollouts of a step that each slot of the workers runs, one after the other."""
         return _ratio(self["rollout/count"], self["workers/slots"])
 
     @property
@@ -101,8 +101,8 @@ class StepMeans:
         return min(1.0, _ratio(self["sampler/calls_mean"], self["sampler/slots"]))
 
 
-def find_bottlenecks(rows: Sequence[Mapping[str, object]], latest: int = LATEST) -> Bottlenecks:
-    """What the metrics of these steps, oldest first, say about the latest of them."""
+def find_bottlenecks(rows: Sequence[Mapping[str, object]], latest: int = LATEST) -> BottleneckReport:
+    """Averages the latest of these rows, which are a step each, oldest first, and asks every rule."""
     timed = [row for row in rows if _number(row.get("time/step_s")) > 0]
     used = timed[-latest:]
     names = {name for row in used for name in row}
@@ -110,7 +110,7 @@ def find_bottlenecks(rows: Sequence[Mapping[str, object]], latest: int = LATEST)
     speeds = [_number(row.get("sampler/tokens_per_s")) for row in timed]
     means = StepMeans(numbers, max((speed for speed in speeds if not math.isnan(speed)), default=math.nan))
     found = [finding for rule in RULES.values() if (finding := rule(means)) is not None and finding.gain >= MIN_GAIN]
-    return Bottlenecks(
+    return BottleneckReport(
         steps=len(used),
         step_s=_or_zero(means["time/step_s"]),
         phases=_phases(means) if used else [],
@@ -120,11 +120,11 @@ def find_bottlenecks(rows: Sequence[Mapping[str, object]], latest: int = LATEST)
     )
 
 
-def slow_tools(means: StepMeans) -> Finding | None:
+def slow_tools(means: StepMeans) -> Bottleneck | None:
     part, collect = means.part("rollout/between_calls_s"), means.share("collect")
     if not (part >= MIN_PART and collect >= MIN_COLLECT_SHARE):
         return None
-    return Finding(
+    return Bottleneck(
         name="slow_tools",
         text=f"a rollout takes {means['rollout/duration_s']:.3g} s, of which {means['rollout/between_calls_s']:.3g} s "
         f"({part:.0%}) lie before and between its model calls: tools and the agent's own code; the step waits for rollouts "
@@ -136,11 +136,11 @@ def slow_tools(means: StepMeans) -> Finding | None:
     )
 
 
-def slow_rewards(means: StepMeans) -> Finding | None:
+def slow_rewards(means: StepMeans) -> Bottleneck | None:
     part, collect = means.part("rollout/after_calls_s"), means.share("collect")
     if not (part >= MIN_PART and collect >= MIN_COLLECT_SHARE):
         return None
-    return Finding(
+    return Bottleneck(
         name="slow_rewards",
         text=f"a rollout takes {means['rollout/duration_s']:.3g} s, of which {means['rollout/after_calls_s']:.3g} s "
         f"({part:.0%}) come after its last model call: the agent's end and its reward function; the step waits for rollouts "
@@ -153,7 +153,7 @@ def slow_rewards(means: StepMeans) -> Finding | None:
     )
 
 
-def few_workers(means: StepMeans) -> Finding | None:
+def few_workers(means: StepMeans) -> Bottleneck | None:
     """Workers are full and rollouts wait for them, while the sampler has room."""
     waves, full, collect = means.waves, means.workers_full, means.share("collect")
     if not (waves >= 2 and full >= FULL and collect >= MIN_COLLECT_SHARE) or means.sampler_fill >= FULL:
@@ -161,7 +161,7 @@ def few_workers(means: StepMeans) -> Finding | None:
     room = 1 / means.sampler_fill if means.sampler_fill > 0 else math.inf
     factor = min(waves, room)
     sampler = f"; the sampler has {means['sampler/calls_mean']:.3g} calls of {means['sampler/slots']:.0f}"
-    return Finding(
+    return Bottleneck(
         name="few_workers",
         text=f"workers run {means['workers/slots']:.0f} rollouts at a time, and a step has {means['rollout/count']:.0f}: "
         f"{waves:.1f} rounds, in which a rollout waits {_or_zero(means['rollout/queued_s']):.3g} s and runs "
@@ -174,7 +174,7 @@ def few_workers(means: StepMeans) -> Finding | None:
     )
 
 
-def small_batch(means: StepMeans) -> Finding | None:
+def small_batch(means: StepMeans) -> Bottleneck | None:
     """A step has so few rollouts that neither workers nor sampler are used."""
     rooms = [
         room for room in (1 / means.waves if means.waves > 0 else math.nan, _ratio(1, means.sampler_fill)) if room > 0
@@ -186,7 +186,7 @@ def small_batch(means: StepMeans) -> Finding | None:
     parts = [f"workers could run {means['workers/slots']:.0f} at a time"] if means.waves > 0 else []
     if means.sampler_fill > 0:
         parts.append(f"the sampler has {means['sampler/calls_mean']:.3g} calls of {means['sampler/slots']:.0f}")
-    return Finding(
+    return Bottleneck(
         name="small_batch",
         text=f"a step has {count:.0f} rollouts: {', and '.join(parts)}; {factor:.1f} times as many take about as long to "
         f"collect, and only learning ({learning:.0%} of the step) takes longer: per rollout "
@@ -197,13 +197,13 @@ def small_batch(means: StepMeans) -> Finding | None:
     )
 
 
-def sampler_full(means: StepMeans) -> Finding | None:
+def sampler_full(means: StepMeans) -> Bottleneck | None:
     """Rollouts wait for the sampler, all of whose slots are in use."""
     part, collect, fill = means.part("rollout/model_s"), means.share("collect"), means.sampler_fill
     if not (part >= MIN_PART and collect >= MIN_COLLECT_SHARE and fill >= FULL):
         return None
     idle = 1 - means.workers_full
-    return Finding(
+    return Bottleneck(
         name="sampler_full",
         text=("" if math.isnan(idle) else f"workers idle {idle:.0%}, ")
         + f"sampler full: {means['sampler/calls_mean']:.3g} calls of {means['sampler/slots']:.0f} at a time, and "
@@ -214,12 +214,12 @@ def sampler_full(means: StepMeans) -> Finding | None:
     )
 
 
-def slow_sampler(means: StepMeans) -> Finding | None:
+def slow_sampler(means: StepMeans) -> Bottleneck | None:
     """Rollouts consist of model calls, and neither workers nor slots are to blame."""
     part, collect = means.part("rollout/model_s"), means.share("collect")
     if not (part >= MIN_PART and collect >= MIN_COLLECT_SHARE) or means.sampler_fill >= FULL:
         return None
-    return Finding(
+    return Bottleneck(
         name="slow_sampler",
         text=f"{part:.0%} of a rollout's {means['rollout/duration_s']:.3g} s are model calls, and the step waits for "
         f"rollouts {collect:.0%} of its time; twice the speed saves half of {collect:.0%} × {part:.0%}" + _speed(means),
@@ -229,12 +229,12 @@ def slow_sampler(means: StepMeans) -> Finding | None:
     )
 
 
-def stragglers(means: StepMeans) -> Finding | None:
+def stragglers(means: StepMeans) -> Bottleneck | None:
     mean, longest, collect = means["rollout/duration_s"], means["rollout/duration_max_s"], means.share("collect")
     waited = means["time/collect_s"]
     if not (longest >= STRAGGLING * mean > 0 and longest >= 0.5 * waited and collect >= MIN_COLLECT_SHARE):
         return None
-    return Finding(
+    return Bottleneck(
         name="stragglers",
         text=f"the longest rollout takes {longest:.3g} s, the mean one {mean:.3g} s, and the step waits {waited:.3g} s for "
         f"all of them: without the longest ones up to 1 - {mean:.3g} / {longest:.3g} of the {collect:.0%} that it waits",
@@ -244,12 +244,12 @@ def stragglers(means: StepMeans) -> Finding | None:
     )
 
 
-def learning_alone(means: StepMeans) -> Finding | None:
+def learning_alone(means: StepMeans) -> Bottleneck | None:
     """Sampling and learning take turns, and each waits for the other."""
     collect, update = means.share("collect"), means.share("update")
     if not min(collect, update) >= MIN_GAIN or not math.isnan(means["rollout/staleness_mean"]):
         return None
-    return Finding(
+    return Bottleneck(
         name="learning_alone",
         text=f"the learner idles while the step collects ({collect:.0%}), and agents and sampler idle while it learns "
         f"({update:.0%}): side by side they take the longer of the two",
@@ -259,11 +259,11 @@ def learning_alone(means: StepMeans) -> Finding | None:
     )
 
 
-def slow_learner(means: StepMeans) -> Finding | None:
+def slow_learner(means: StepMeans) -> Bottleneck | None:
     update = means.share("update")
     if not update >= 0.5:
         return None
-    return Finding(
+    return Bottleneck(
         name="slow_learner",
         text=f"updates take {update:.0%} of the step, {_or_zero(means['time/update_s']):.3g} s; twice the speed saves half",
         change="learn on a faster device, share what rows begin with, or take fewer passes over them",
@@ -278,8 +278,8 @@ def slow_learner(means: StepMeans) -> Finding | None:
     )
 
 
-def fixed_costs(means: StepMeans) -> Finding | None:
-    """What every step costs beside collecting and learning."""
+def fixed_costs(means: StepMeans) -> Bottleneck | None:
+    """Each step costs much beside collecting and learning."""
     shares = {phase: means.share(phase) for phase in ("prepare", "publish", "record")}
     total = min(1.0, sum(shares.values()))
     if not total >= 0.3:
@@ -295,7 +295,7 @@ def fixed_costs(means: StepMeans) -> Finding | None:
         "record": ("keep less for screens", ("monitor.token_credit", "monitor.keep_credit")),
     }
     change, settings = changes[longest]
-    return Finding(
+    return Bottleneck(
         name="fixed_costs",
         text=f"{total:.0%} of the step are neither collecting nor learning: {of_each}; twice the rollouts in a step halve "
         "what of it does not grow with them",
@@ -305,7 +305,7 @@ def fixed_costs(means: StepMeans) -> Finding | None:
     )
 
 
-RULES: dict[str, Callable[[StepMeans], Finding | None]] = {
+RULES: dict[str, Callable[[StepMeans], Bottleneck | None]] = {
     rule.__name__: rule
     for rule in (
         slow_tools,

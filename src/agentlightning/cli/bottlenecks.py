@@ -11,7 +11,7 @@ from agentlightning.cli.options import RunId, Store, print_columns, with_store
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agentlightning.analysis.bottlenecks import Bottlenecks, Lane
+    from agentlightning.analysis.bottlenecks import BottleneckReport, Lane
     from agentlightning.store.base import LightningStore
 
 BAR = 40
@@ -32,7 +32,7 @@ def show_bottlenecks(
     from agentlightning.store.scan import find_run
     from agentlightning.trainer.display import screen
 
-    async def work(opened: LightningStore) -> Bottlenecks:
+    async def work(opened: LightningStore) -> BottleneckReport:
         await find_run(opened, run)
         return find_bottlenecks(await read_step_rows(opened, run), latest)
 
@@ -43,7 +43,7 @@ def show_bottlenecks(
         print_bottlenecks(screen(), found)
 
 
-def print_bottlenecks(console: Console, found: Bottlenecks) -> None:
+def print_bottlenecks(console: Console, found: BottleneckReport) -> None:
     """Print the lanes, then the findings, the one that gains most first."""
     if not found.steps:
         console.print("no training step has ended yet")

@@ -20,7 +20,7 @@ S = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """How much can go on at a time; None where it is not known here."""
+    """Bounds of what goes on at a time; None where they are not known here."""
 
     workers: int | None
     """Rollouts."""
