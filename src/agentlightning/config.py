@@ -289,6 +289,21 @@ class TracingConfig(Table):
     trace. Headers come from OTEL_EXPORTER_OTLP_HEADERS."""
 
 
+class MonitorConfig(Table):
+    """Data that a run keeps for screens, and that training never reads."""
+
+    keep_credit: int = Field(50, ge=0)
+    """Latest steps of which the store keeps each call's credit, advantage, return, loss weight and clip share; 0: none."""
+    token_credit: bool = True
+    """Keep advantages, and ratios where the engine reports them, per token, too: 8 bytes each."""
+
+    @model_validator(mode="after")
+    def _nothing_ignored(self) -> Self:
+        if not self.keep_credit and not self.token_credit:
+            raise ValueError("token_credit: has no effect with keep_credit = 0")
+        return self
+
+
 class StoreConfig(Table):
     """The store of rollouts, calls and rewards."""
 
@@ -313,6 +328,7 @@ class Config(Table):
     sandbox: SandboxConfig | None = None
     """None: agents run as the worker's user, with all that it may do."""
     tracing: TracingConfig = TracingConfig()
+    monitor: MonitorConfig = MonitorConfig()
     store: StoreConfig = StoreConfig()
     external: dict[str, ExternalModelConfig] = Field({})
     """Models that are not trained, by a name of your choice: a judge, a user simulator, an embedding."""

@@ -143,6 +143,8 @@ class TrainingSequence:
     """On masked tokens, what the value head said before the step's first update, for `value_clip`."""
     images: list[ImageInput] = field(default_factory=list)
     """Images among `tokens`, in their order; none of their placeholders is sampled."""
+    calls: list[str] = field(default_factory=list, compare=False, repr=False)
+    """Ids of the calls of the segments, in their order, for the record of credit: no engine reads them."""
 
 
 LOSSES = ("ppo_clip", "gspo", "cispo", "reinforce", "sft")

@@ -417,6 +417,35 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallCredit:
+    """Numbers with which one training step learned from one call: for screens, never read by training."""
+
+    run_id: str
+    step: int
+    rollout_id: str
+    call_id: str
+    policy: str
+    """Alias of the policy that learned from it."""
+    credit: float
+    """By the credit rule; with the advantage gae the reward that the call itself earned."""
+    advantage: float
+    """Mean over its trained tokens."""
+    return_: float | None
+    """The critic's target, mean over its trained tokens; None where there is no critic."""
+    weight: float
+    """Sum of the loss weights of its trained tokens in one epoch; 0 where no update had it."""
+    trained_tokens: int
+    """Of its sampled tokens those that an update trained."""
+    token_advantages: list[float] = field(default_factory=list)
+    """One per sampled token; empty where they are not kept."""
+    token_ratios: list[float] = field(default_factory=list)
+    """The loss's ratio of each sampled token (policy / the old policy, else policy / sampler) in the first update that
+    trained it, 1 where none did; empty where they are not kept, or where the engine does not report them."""
+    clip_share: float | None = None
+    """Share of its trained tokens whose ratio the loss cut in that update; None where the ratios are not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """Weights, optimizer and random state after a training step, in a folder."""
 

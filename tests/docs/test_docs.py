@@ -21,6 +21,7 @@ from agentlightning import errors, training_types, types
 from agentlightning.algorithms.critic import Critic
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.offline import OfflineAlgorithm
+from agentlightning.analysis.bottlenecks import RULES
 from agentlightning.cli.app import app
 from agentlightning.config import AgentConfig, Config, PolicyConfig, RewardConfig
 from agentlightning.config_engine import EngineConfig, LoraConfig
@@ -143,10 +144,12 @@ def test_the_metrics_page_has_every_number_by_group_and_every_warning() -> None:
 
     numbers = {cells[0].strip("`"): cells[1] for cells in rows(text.split("\n## Metrics\n")[1])}
     warnings = [cells[0].strip("`") for cells in rows(text.split("\n## Health checks\n")[1].split("\n## ")[0])]
+    findings = [cells[0].strip("`") for cells in rows(text.split("\n## What bounds a run?\n")[1].split("\n## ")[0])]
     trackers = [cells[0].strip("`") for cells in rows(text.split("\n## Trackers\n")[1].split("\n## ")[0])]
 
     assert numbers == METRICS
     assert sorted(warnings) == sorted(HEALTH_CHECKS)
+    assert sorted(findings) == sorted(RULES)
     assert sorted(trackers) == sorted(TRACKERS)
 
 

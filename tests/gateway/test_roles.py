@@ -24,6 +24,7 @@ from agentlightning.store.tokens import TokenRole, new_secret
 from agentlightning.store.wire import METHODS
 from agentlightning.types import (
     Call,
+    CallCredit,
     Checkpoint,
     Claim,
     Finish,
@@ -106,6 +107,21 @@ def a_call(run_id: str, rollout_id: str) -> Call:
     )
 
 
+def a_credit(run_id: str, rollout_id: str) -> CallCredit:
+    return CallCredit(
+        run_id=run_id,
+        step=1,
+        rollout_id=rollout_id,
+        call_id="call",
+        policy="default",
+        credit=1.0,
+        advantage=0.5,
+        return_=None,
+        weight=0.1,
+        trained_tokens=1,
+    )
+
+
 def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str, Any]]:
     """A request to each method that names this run, this rollout and this token."""
     lease = Lease(rollout_id=rollout_id, attempt=1, token="t")
@@ -149,6 +165,9 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "reopen_steps": {"run_id": run_id, "after": 0},
         "put_checkpoint": {"checkpoint": Checkpoint(run_id=run_id, step=1, path="p", version=1)},
         "checkpoints": {"run_id": run_id},
+        "record_credit": {"credits": [a_credit(run_id, rollout_id)]},
+        "credit": {"rollout_ids": [rollout_id]},
+        "drop_credit": {"run_id": run_id, "before": 1},
         "put_files": {"run_id": run_id, "rollout_id": rollout_id, "files": {}},
         "files": {"run_id": run_id, "hashes": []},
         "create_token": {"name": "n", "role": "worker", "run_id": run_id},

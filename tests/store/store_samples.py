@@ -19,6 +19,7 @@ from agentlightning.store.sql.store import SqlLightningStore
 from agentlightning.types import (
     AttemptEnd,
     Call,
+    CallCredit,
     Claim,
     Finish,
     NewRollout,
@@ -137,6 +138,24 @@ def a_reward(claim: Claim, value: Any, source: RewardSource = "return", **fields
     given: dict[str, Any] = {"id": new_id(), "value": value, "source": source}
     place = {"run_id": claim.rollout.run_id, "rollout_id": claim.rollout.id, "attempt": claim.lease.attempt}
     return Reward(**{**given, **place, **fields})
+
+
+def a_credit(claim: Claim, call_id: str, **fields: Any) -> CallCredit:
+    """By step 1, unless fields say otherwise; its numbers are float32."""
+    given: dict[str, Any] = {
+        "step": 1,
+        "policy": "default",
+        "credit": 1.0,
+        "advantage": 0.5,
+        "return_": None,
+        "weight": 0.25,
+        "trained_tokens": 2,
+        "token_advantages": [0.5, 0.5],
+        "token_ratios": [1.0, 1.25],
+        "clip_share": 0.0,
+    }
+    place = {"run_id": claim.rollout.run_id, "rollout_id": claim.rollout.id, "call_id": call_id}
+    return CallCredit(**{**given, **place, **fields})
 
 
 def ending(claim: Claim, state: AttemptEnd = "succeeded", **fields: Any) -> Finish:

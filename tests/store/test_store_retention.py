@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from store_samples import a_call, a_reward, a_run, a_span, a_worker, claimed, ending, finished, new_id, some
+from store_samples import a_call, a_credit, a_reward, a_run, a_span, a_worker, claimed, ending, finished, new_id, some
 
 from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
@@ -24,6 +24,7 @@ async def full_run(store: LightningStore, count: int = 3) -> list[Claim]:
         await store.record_rewards([a_reward(claim, 0.25, "emitted", call_id=child.id)])
     await store.finish([ending(claim, rewards=(a_reward(claim, 1.0),)) for claim in claims])
     await store.open_step(run_id, 1, [Consumed(rollout_id=claims[0].rollout.id, outcome="trained")])
+    await store.record_credit([a_credit(claim, new_id()) for claim in claims])
     await store.close_step(run_id, 1, 1)
     await store.put_resources([Resource(run_id=run_id, name="default", kind="policy", value={})] * 2)
     await store.log_metrics([Metric(run_id=run_id, step=1, name="reward", value=1.0)])
@@ -42,6 +43,7 @@ async def everything(store: LightningStore, claims: list[Claim]) -> dict[str, ob
         "calls": await store.calls(ids),
         "spans": await store.spans(ids),
         "rewards": await store.rewards(ids),
+        "credit": await store.credit(ids),
         "resources": await store.resources(run_id, latest=False),
         "metrics": await store.metrics(run_id),
         "steps": await store.steps(run_id),
@@ -61,6 +63,7 @@ async def test_dropped_records_leave_state_rewards_and_outcome(store: LightningS
         assert after[name] == before[name]
     assert {call.rollout_id for call in await store.calls(ids)} == {ids[2]}
     assert {span.rollout_id for span in await store.spans(ids)} == {ids[2]}
+    assert {credit.rollout_id for credit in await store.credit(ids)} == {ids[2]}
     rewards = await store.rewards(ids)
     assert [reward.value for reward in rewards] == [0.25, 1.0] * 3
     assert [reward.call_id is not None for reward in rewards] == [False, False, False, False, True, False]

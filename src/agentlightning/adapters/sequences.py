@@ -170,3 +170,4 @@ def _append(
         row.decodings.extend({} for _ in range(len(row.segments) - len(row.decodings)))
         row.decodings.append(transition.decoding)
     row.segments.append((start, start + len(sampled)))
+    row.calls.append(transition.call_id)

@@ -58,6 +58,8 @@ class Estimate:
     values: list[list[float]]
     masks: list[list[bool]]
     """True for the sampled tokens that are trained."""
+    rewards: list[float]
+    """Rewards that the calls earned, the last one with the rollout's own."""
 
     def by_token(self, numbers: Sequence[Sequence[float]]) -> list[list[float]]:
         """These numbers with 0 for forced tokens: one per transition and sampled token."""
@@ -83,7 +85,7 @@ def estimates(
         advantages, returns = bilevel_gae(
             earned, estimated, gamma=critic.gamma, call_gamma=critic.call_gamma, lam=critic.lam
         )
-        found.append(Estimate(advantages=advantages, returns=returns, values=estimated, masks=masks))
+        found.append(Estimate(advantages=advantages, returns=returns, values=estimated, masks=masks, rewards=earned))
     return _normalized(found) if normalize else found
 
 

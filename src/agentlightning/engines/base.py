@@ -127,6 +127,11 @@ class Engine(Protocol):
         """Values of the state before every token, by the value head where there is one; 0 for the first token."""
         ...
 
+    async def token_ratios(self, policy: str = DEFAULT_POLICY) -> list[list[float]]:
+        """Ratios of the loss in the last forward_backward of this policy, policy / old_logprobs where sequences had them,
+        else policy / sampler, for every token of its sequences; 1 where their mask is False."""
+        ...
+
     async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:
         """Clip the accumulated gradient to the norm, update, zero it. Metrics: grad_norm (before clipping)."""
         ...
@@ -177,6 +182,7 @@ class ForwardingEngine(Engine):
     logprobs = _operation(Engine.logprobs)
     reference_logprobs = _operation(Engine.reference_logprobs)
     values = _operation(Engine.values)
+    token_ratios = _operation(Engine.token_ratios)
     optim_step = _operation(Engine.optim_step)
     publish = _operation(Engine.publish)
     save = _operation(Engine.save)

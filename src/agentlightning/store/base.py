@@ -29,6 +29,7 @@ from agentlightning.types import (
     JSON,
     Attempt,
     Call,
+    CallCredit,
     Checkpoint,
     Claim,
     Consumed,
@@ -394,6 +395,21 @@ class LightningStore(abc.ABC):
     @abc.abstractmethod
     async def checkpoints(self, run_id: str) -> list[Checkpoint]:
         """Checkpoints of a run by step."""
+
+    # --- credit ---------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def record_credit(self, credits: Sequence[CallCredit]) -> None:
+        """Record what steps learned from calls. A call's earlier one is replaced: a call is learned from in one step, which
+        may be executed again. NotFoundError where a rollout is none of its run, InputError where a number is not finite."""
+
+    @abc.abstractmethod
+    async def credit(self, rollout_ids: Sequence[str]) -> list[CallCredit]:
+        """Recorded credit of the calls of these rollouts, by rollout and call. It goes with the rollouts' records."""
+
+    @abc.abstractmethod
+    async def drop_credit(self, run_id: str, before: int) -> None:
+        """Delete the credit of the run's steps before this one."""
 
 
 def final_reward(rewards: Sequence[Reward], source: str | None = None) -> float | None:

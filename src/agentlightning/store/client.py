@@ -211,6 +211,9 @@ class LightningStoreClient(LightningStore):
     reopen_steps = _request(LightningStore.reopen_steps)
     put_checkpoint = _request(LightningStore.put_checkpoint)
     checkpoints = _request(LightningStore.checkpoints)
+    record_credit = _request(LightningStore.record_credit)
+    credit = _request(LightningStore.credit)
+    drop_credit = _request(LightningStore.drop_credit)
 
     # --- how ------------------------------------------------------------------------------------------------------
 

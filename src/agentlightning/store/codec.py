@@ -19,7 +19,19 @@ import msgspec
 import orjson
 
 from agentlightning.errors import InputError
-from agentlightning.types import Call, Consumed, Metric, NewRollout, Resource, RetryPolicy, Reward, Rollout, Run, Span
+from agentlightning.types import (
+    Call,
+    CallCredit,
+    Consumed,
+    Metric,
+    NewRollout,
+    Resource,
+    RetryPolicy,
+    Reward,
+    Rollout,
+    Run,
+    Span,
+)
 
 T = TypeVar("T")
 
@@ -32,6 +44,8 @@ ARRAYS: Mapping[tuple[type, str], str] = {
     (Call, "suffix_ids"): "i",
     (Call, "sampled_ids"): "i",
     (Call, "logprobs"): "f",
+    (CallCredit, "token_advantages"): "f",
+    (CallCredit, "token_ratios"): "f",
 }
 """Fields that are arrays of 32-bit numbers, with their code in `array`."""
 PRINTED: Mapping[type, frozenset[str]] = {
@@ -188,7 +202,7 @@ class RecordCodec(Generic[T]):
 
 CALLS, SPANS, REWARDS, METRICS = RecordCodec(Call), RecordCodec(Span), RecordCodec(Reward), RecordCodec(Metric)
 RUNS, ROLLOUTS, RESOURCES = RecordCodec(Run), RecordCodec(Rollout), RecordCodec(Resource)
-CONSUMED = RecordCodec(Consumed)
+CONSUMED, CREDIT = RecordCodec(Consumed), RecordCodec(CallCredit)
 read_retry = msgspec.json.Decoder(RetryPolicy).decode
 
 
@@ -201,6 +215,13 @@ def call_row(call: Call) -> Row:
     if not math.isfinite(sum(call.logprobs)):
         raise InputError(f"logprobs: expected finite numbers, call {call.id} has others")
     return CALLS.row(call)
+
+
+def credit_row(credit: CallCredit) -> Row:
+    numbers = credit.credit, credit.advantage, credit.return_ or 0.0, credit.weight, credit.clip_share or 0.0
+    if not all(map(math.isfinite, numbers)):
+        raise InputError(f"credit: expected finite numbers, that of call {credit.call_id} has others")
+    return CREDIT.row(credit)
 
 
 def encode_calls(calls: Iterable[Call]) -> bytes:

@@ -35,6 +35,7 @@ _REFUSALS: dict[str, tuple[type[StoreError], str]] = {
     ),
     "not_finished": (ConflictError, f"{_STEP}: rollout {{2}} is {{3}}, not finished"),
     "consumed": (ConflictError, f"{_STEP}: rollout {{2}} was consumed by step {{3}} already"),
+    "no_credited_rollout": (NotFoundError, "credit: there is no rollout {0} in run {1}"),
     "has_records_to_come": (ConflictError, "rollout {0} is {1}: only records of finished rollouts can be dropped"),
 }
 

@@ -17,6 +17,7 @@ makes failures speak. The suite computes in float32 on a CPU.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -161,6 +162,24 @@ async def test_three_updates_are_those_of_plain_torch(engine: Engine, contract_m
         assert norm == pytest.approx(float(expected), rel=1e-5)
         assert [metrics["loss"], more["loss"]] == pytest.approx([float(one.detach()) for one in losses], rel=1e-5)
         assert [metrics["tokens"], more["tokens"]] == [sum(merged.mask), sum(other.mask)]
+
+
+async def test_the_ratios_of_an_update_are_those_of_its_tokens_to_who_sampled_them(engine: Engine) -> None:
+    if not engine.support.token_ratios:
+        pytest.skip("not declared")
+    merged, rows = conversation()
+    (logprobs,) = await engine.logprobs([merged])
+    await engine.forward_backward([sequence([3, 4, 5], []), merged], Loss())
+    nothing, to_sampler = await engine.token_ratios()
+    assert nothing == [1.0] * 3
+    expected = [math.exp(now + 1.0) if trained else 1.0 for now, trained in zip(logprobs, merged.mask, strict=True)]
+    assert to_sampler == pytest.approx(expected, rel=1e-3)
+    await engine.forward_backward([replace(merged, old_logprobs=logprobs)], Loss())
+    assert (await engine.token_ratios())[0] == pytest.approx([1.0] * len(merged.tokens), rel=1e-3)
+    await engine.forward_backward(rows, Loss())
+    for row, ratios, (start, end) in zip(rows, await engine.token_ratios(), merged.segments, strict=True):
+        assert len(ratios) == len(row.tokens)
+        assert ratios[start:end] == pytest.approx(to_sampler[start:end], rel=1e-3)
 
 
 async def test_merged_rows_give_the_gradient_of_a_row_per_call(engine: Engine) -> None:

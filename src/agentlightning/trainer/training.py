@@ -160,7 +160,12 @@ class Training:
                 for alias, schedule in schedules.items()
                 if (sampling := online_algorithms(schedule))
             }
-            loop = RLLoop(policies=policies, train=train, **self._shared(processes, val))
+            loop = RLLoop(
+                policies=policies,
+                train=train,
+                reports_ratios=processes.engine.support.token_ratios,
+                **self._shared(processes, val),
+            )
             loop.offline = {
                 number: self._offline_loop(processes, part.algorithm, part.config, loop.metric_logger, number)
                 for schedule in schedules.values()

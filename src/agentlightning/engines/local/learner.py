@@ -85,6 +85,8 @@ class Learner:
         self._cuts = [0, 0]
         """Tokens of this forward_backward whose own cut took out what was sampled, and tokens with a cut."""
         self._piece = max(1, logits_at_once // self.model.config.get_text_config().vocab_size)
+        self._ratios: list[tuple[list[bool], Tensor | None]] = []
+        """Each sequence of the last forward_backward: its mask, and ratios of its masked tokens (None: another rank's)."""
         self._noise = torch.Generator(device=self._device).manual_seed(options.seed + self.ranks.rank)
         self._training = False
         self._pending = False
@@ -128,14 +130,18 @@ class Learner:
         reports: list[Tensor] = []
         count = 0
         self._cuts = [0, 0]
+        ratios: dict[int, Tensor] = {}
         self._training = True
         try:
             for batch in self._batches([s for s in sequences if any(s.mask)]):
-                found, tokens = self._backward(batch, loss)
+                found, ratios_N = self._backward(batch, loss)
                 reports += found
-                count += tokens
+                count += len(ratios_N)
+                of_rows = torch.split(ratios_N, [sum(sequence.mask) for sequence in batch.sequences])
+                ratios |= zip(map(id, batch.sequences), of_rows, strict=True)
         finally:
             self._training = False
+        self._ratios = [(sequence.mask, ratios.get(id(sequence))) for sequence in sequences]
         value_loss = 0.0 if self._critic is None or loss.value is None else self._critic.report()
         of_ranks = self.ranks.gather(([report.cpu() for report in reports], count, value_loss, self._cuts))
         found_reports, counts, value_losses, cuts = zip(*of_ranks, strict=True)
@@ -145,6 +151,14 @@ class Learner:
             metrics["value_loss"] = sum(value_losses)
         cut, with_cuts = (sum(column) for column in zip(*cuts, strict=True))
         return metrics | ({"cut_mismatch": cut / with_cuts} if with_cuts else {})
+
+    def token_ratios(self) -> list[list[float]]:
+        """Ratios of the loss in the last forward_backward, for every token of its sequences; 1 where the mask is False."""
+        own = {place: ratios.tolist() for place, (_, ratios) in enumerate(self._ratios) if ratios is not None}
+        known = {place: iter(row) for of_rank in self.ranks.gather(own) for place, row in of_rank.items()}
+        return [
+            [next(known[place]) if trained else 1.0 for trained in mask] for place, (mask, _) in enumerate(self._ratios)
+        ]
 
     def forward_backward_preferences(
         self, examples: Sequence[Preference], loss: PreferenceLoss, mismatched: Sequence[TrainingSequence] = ()
@@ -380,23 +394,25 @@ class Learner:
                     raise EngineError(f"{problem}: {first_line(cause)}") from cause
         self.ranks.gather(None)
 
-    def _backward(self, batch: Batch, loss: Loss) -> tuple[list[Tensor], int]:
+    def _backward(self, batch: Batch, loss: Loss) -> tuple[list[Tensor], Tensor]:
+        """Reports of its pieces, and the ratios of its masked tokens."""
         where = [(row, at - 1) for row, s in enumerate(batch.sequences) for at, sampled in enumerate(s.mask) if sampled]
         states_NX = self._states(self.model, batch).flatten(0, 1)[batch.pick(where)]
         # The graph is cut at the states, so that the logits of one piece at a time exist.
         cut_NX = states_NX.detach().requires_grad_()
         reports: list[Tensor] = []
+        ratios_N = torch.ones(len(where))
         with self.ranks.keep_errors():
             if where:  # a rank without sequences of its own goes along with the others
-                reports = self._backward_of_pieces(batch, loss, where, cut_NX)
+                reports, ratios_N = self._backward_of_pieces(batch, loss, where, cut_NX)
         gradient_NX = torch.zeros_like(cut_NX) if cut_NX.grad is None else cut_NX.grad
         states_NX.backward(gradient_NX)  # type: ignore[no-untyped-call]
-        return reports, len(where)
+        return reports, ratios_N
 
     def _backward_of_pieces(
         self, batch: Batch, loss: Loss, where: Sequence[tuple[int, int]], cut_NX: Tensor
-    ) -> list[Tensor]:
-        """Add the gradient of head and critic, and that of the states to cut_NX; what there is to report of each piece."""
+    ) -> tuple[list[Tensor], Tensor]:
+        """Add the gradient of head and critic, and that of the states to cut_NX; reports of the pieces, and ratios."""
         known = known_tokens(batch.sequences, self._device, calls=needs_calls(loss))
         if loss.kl and known.ref_logprobs is None:
             raise EngineError("the loss has a KL term, and its sequences have no ref_logprobs; see reference_logprobs")
@@ -405,7 +421,7 @@ class Learner:
         if needs_calls(loss) and len(where) > self._piece:
             known = replace(known, ratios=self._call_ratios(rules, known, cut_NX, temperatures_N, targets_N, places_N))
         names, columns = known.columns()
-        reports = []
+        reports, ratios = [], []
         first = (cut_NX, temperatures_N, targets_N, places_N)
         for states, temperatures, targets, places, *parts in self._pieces(*first, *columns):
             distributions = self._distributions(self.model, states, temperatures, rules, places)
@@ -413,11 +429,12 @@ class Learner:
             total, report = token_loss(loss, distributions, targets, tokens)
             total.backward()  # type: ignore[no-untyped-call]
             reports.append(report)
+            ratios.append((distributions.detach().gather(1, targets[:, None])[:, 0] - tokens.base_logprobs).exp())
         if rules is not None:
             self._cuts = [total + more for total, more in zip(self._cuts, rules.cuts(), strict=True)]
         if loss.value is not None:
             self._kept_critic().backward(cut_NX, known, loss)
-        return reports
+        return reports, torch.cat(ratios)
 
     def _call_ratios(self, rules: BatchRules | None, known: Tokens, *columns: Tensor) -> Tensor:
         """Pieces may cut a call in two: then its ratios come from a pass of their own through the head."""

@@ -33,6 +33,7 @@ METHODS = (
     "logprobs",
     "reference_logprobs",
     "values",
+    "token_ratios",
     "optim_step",
     "save",
     "load",

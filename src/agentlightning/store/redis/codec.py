@@ -33,6 +33,7 @@ from agentlightning.types import (
     JSON,
     Attempt,
     Call,
+    CallCredit,
     Checkpoint,
     Consumed,
     ConsumedInputs,
@@ -237,6 +238,15 @@ def read_reward(rollout_id: str, attempt: int, reward_id: bytes, row: bytes) -> 
     known = dict(zip(("created_ns", "value", "name", "call_id", "source", "run_id"), values, strict=True))
     whose = {"id": reward_id.decode(), "rollout_id": rollout_id, "attempt": attempt}
     return place, codec.REWARDS.of_texts(known, call_id=known["call_id"] or None, **whose)
+
+
+def credit_row(credit: CallCredit) -> tuple[list[str], bytes]:
+    place = [credit.run_id, credit.rollout_id, whole(credit.step), credit.call_id]
+    return place, _packed(codec.credit_row(credit))
+
+
+def read_credit(packed: bytes) -> CallCredit:
+    return codec.CREDIT.of_row(msgspec.msgpack.decode(packed))
 
 
 # --- what belongs to a run --------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from agentlightning.store.tokens import Token
 from agentlightning.types import (
     Attempt,
     Call,
+    CallCredit,
     Checkpoint,
     Metric,
     Mode,
@@ -212,6 +213,16 @@ async def rewards(connection: RedisConnection, rollout_ids: Sequence[str]) -> li
     found = [codec.read_reward(*record) async for record in _records(connection, "rw", rollout_ids, "all")]
     found.sort(key=lambda each: (each[1].rollout_id, each[1].created_ns, each[1].attempt, each[0]))
     return [reward for _, reward in found]
+
+
+async def credit(connection: RedisConnection, rollout_ids: Sequence[str]) -> list[CallCredit]:
+    found = [
+        codec.read_credit(packed)
+        for part in chunks(rollout_ids, MAX_RECORD_ROLLOUTS_PER_READ)
+        for kept in await connection.query([("HVALS", f"cr:{rollout_id}") for rollout_id in part])
+        for packed in kept
+    ]
+    return sorted(found, key=lambda each: (each.rollout_id, each.call_id))
 
 
 async def _records(

@@ -39,6 +39,8 @@ _WRITING = {
     "close_step": _STEPS,
     "reopen_steps": _STEPS,
     "put_checkpoint": ("prelude",),
+    "record_credit": ("prelude",),
+    "drop_credit": ("prelude",),
     "drop_records": ("prelude", "files"),
     "delete_run": ("prelude", "files"),
     "add_token": ("prelude",),

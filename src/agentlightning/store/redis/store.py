@@ -32,6 +32,7 @@ from agentlightning.store.waiting import WaitingStore
 from agentlightning.types import (
     JSON,
     Call,
+    CallCredit,
     Checkpoint,
     Consumed,
     Finish,
@@ -299,6 +300,16 @@ class RedisLightningStore(WaitingStore):
         await self._write("put_checkpoint", codec.checkpoint_row(checkpoint))
 
     checkpoints = _reads(reads.checkpoints)
+
+    # --- credit ---------------------------------------------------------------------------------------------------
+
+    async def record_credit(self, credits: Sequence[CallCredit]) -> None:
+        await self._append("record_credit", [codec.credit_row(credit) for credit in credits])
+
+    credit = _reads(reads.credit)
+
+    async def drop_credit(self, run_id: str, before: int) -> None:
+        await self._write("drop_credit", {"run_id": run_id, "before": whole(before)})
 
     # --- how ------------------------------------------------------------------------------------------------------
 

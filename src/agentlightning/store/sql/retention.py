@@ -21,6 +21,7 @@ from agentlightning.store.sql.tables import (
     calls,
     checkpoints,
     consumption,
+    credit,
     files,
     metrics,
     resource_versions,
@@ -65,7 +66,8 @@ def _drop(connection: Connection, rollout_ids: Sequence[str]) -> int:
     connection.execute(select(attempts.c.attempt).where(attempts.c.rollout_id.in_(rollout_ids)).with_for_update()).all()
     named = rewards.c.rollout_id.in_(rollout_ids), rewards.c.call_id.is_not(None)
     connection.execute(update(rewards).where(*named).values(call_id=None))
-    connection.execute(delete(spans).where(spans.c.rollout_id.in_(rollout_ids)))
+    for table in (spans, credit):
+        connection.execute(delete(table).where(table.c.rollout_id.in_(rollout_ids)))
     drop_files(connection, rollout_ids)
     return connection.execute(delete(calls).where(calls.c.rollout_id.in_(rollout_ids))).rowcount
 

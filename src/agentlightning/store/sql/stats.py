@@ -9,7 +9,7 @@ from sqlalchemy import Column, ColumnElement, Connection, LargeBinary, Table, Te
 
 from agentlightning.store.base import EXPIRING_S, SEEN_S
 from agentlightning.store.sql import tables
-from agentlightning.store.sql.tables import attempts, calls, files, rollouts, runs, spans, workers
+from agentlightning.store.sql.tables import attempts, calls, credit, files, rollouts, runs, spans, workers
 from agentlightning.types import RunSize, RunStatistics
 
 
@@ -28,8 +28,8 @@ def read_statistics(connection: Connection, now_ns: int) -> list[RunStatistics]:
 
 
 def read_size(connection: Connection, run_id: str) -> RunSize:
-    """One run; reads its rollouts, calls, spans and files. A run that is gone has nothing."""
-    counted = {table: _count_and_bytes(connection, table, run_id) for table in (rollouts, calls, spans)}
+    """One run; reads its rollouts, calls, spans, credit and files. A run that is gone has nothing."""
+    counted = {table: _count_and_bytes(connection, table, run_id) for table in (rollouts, calls, spans, credit)}
     kept = select(func.coalesce(func.sum(func.length(files.c.data)), 0)).where(files.c.run_id == run_id)
     return RunSize(
         run_id=run_id,

@@ -30,6 +30,7 @@ from agentlightning.store import codec
 from agentlightning.store.audit import Actor, current_actor
 from agentlightning.store.base import LEASE_S, reward_number
 from agentlightning.store.sql import access, history, lifecycle, record, retention, stats, tables
+from agentlightning.store.sql.credit import drop_credit, read_credit, record_credit
 from agentlightning.store.sql.database import Database, database_at
 from agentlightning.store.sql.files import put_files, read_files
 from agentlightning.store.sql.schema import prepare_schema
@@ -303,6 +304,12 @@ class SqlLightningStore(WaitingStore):
         await asyncio.to_thread(self._database.sync)
 
     checkpoints = _reads(history.read_checkpoints)
+
+    # --- credit ---------------------------------------------------------------------------------------------------
+
+    record_credit = _writes(record_credit)
+    credit = _reads(read_credit)
+    drop_credit = _writes(drop_credit)
 
     # --- how ------------------------------------------------------------------------------------------------------
 

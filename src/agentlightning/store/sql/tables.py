@@ -50,6 +50,7 @@ from agentlightning.types import (
     Attempt,
     AttemptState,
     Call,
+    CallCredit,
     Checkpoint,
     Metric,
     Mode,
@@ -66,7 +67,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -317,6 +318,14 @@ consumption = Table(
 checkpoints = Table(
     "checkpoints", metadata, *_columns(Checkpoint, keys=["run_id"]), PrimaryKeyConstraint("run_id", "step")
 )
+
+credit = Table(
+    "credit",
+    metadata,
+    *_columns(CallCredit, keys=["rollout_id"]),
+    PrimaryKeyConstraint("rollout_id", "call_id"),
+)
+Index("credit_by_step", credit.c.run_id, credit.c.step)  # to delete what is old
 
 tokens = Table(
     "tokens",

@@ -156,6 +156,8 @@ def _check_ignored(config: Config) -> None:
             raise ConfigError(f"{table}.{name}: has no effect with data.from_run: nothing is sampled to learn from")
     if config.air.rules:
         raise ConfigError("air: has no effect with data.from_run: offline algorithms compare whole rollouts")
+    if config.monitor != plain.monitor:
+        raise ConfigError("monitor: has no effect with data.from_run: offline algorithms give no call a credit")
     if config.agent.on_failure != "drop":
         raise ConfigError("agent.on_failure: has no effect with data.from_run: only what succeeded is learned from")
     if config.agent.given != (config.data.val is not None):

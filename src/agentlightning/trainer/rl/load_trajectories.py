@@ -21,6 +21,7 @@ from agentlightning.trainer.collect import check_calls_recorded
 from agentlightning.trainer.data.air_report import AirTally
 from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.rl.step_inputs import read_inputs, with_failures
+from agentlightning.trainer.rl.utilisation import TimeTally
 from agentlightning.training_types import Trajectory
 from agentlightning.types import Call, ConsumedInputs, Rollout
 
@@ -46,6 +47,7 @@ class LoadedTrajectories:
     """By rollout: the records that it is learned from."""
     names: set[str] = field(default_factory=set)
     """Agents' names and the models that were asked for: by them calls can be selected."""
+    times: TimeTally = field(default_factory=TimeTally)
     _rollouts: list[Rollout] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
     _broken: Counter[str] = field(default_factory=Counter)
@@ -88,6 +90,7 @@ class LoadedTrajectories:
         self.inputs |= inputs.consumed
         calls = inputs.delivered
         self._air.add(rollouts, calls, inputs.rewards)
+        self.times.add(rollouts, inputs.calls)
         images = await read_images(self.store, inputs.calls)
         kept, left_out = trajectories(rollouts, inputs.calls, inputs.rewards, keep_unrewarded=True, images=images)
         for trajectory in kept:

@@ -22,11 +22,13 @@ from agentlightning.engines.base import Metrics
 from agentlightning.store.base import RolloutQuery
 from agentlightning.trainer.monitor.metrics import path_of
 from agentlightning.trainer.policies import TrainedPolicy
+from agentlightning.trainer.rl.credit_record import CreditRecorder
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories
 from agentlightning.trainer.rl.scheduler import GroupScheduler, StepBatch
 from agentlightning.trainer.rl.staleness import PublishedVersions, Staleness
 from agentlightning.trainer.rl.step_inputs import DISCARDED, fixed_inputs
 from agentlightning.trainer.rl.step_planner import StepPlan, StepPlanner
+from agentlightning.trainer.rl.utilisation import TimeTally, slots_of
 from agentlightning.trainer.training_loop import TrainingLoop
 from agentlightning.types import JSON, Consumed, Outcome, Resource, Rollout, Sampling, Step
 
@@ -55,7 +57,11 @@ class RLLoop(TrainingLoop):
     train: Sequence[JSON]
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Time of the current step, by phase."""
+    times: TimeTally = field(default_factory=TimeTally)
+    """Of the rollouts that the current step waited for."""
     versions: PublishedVersions = field(default_factory=PublishedVersions)
+    reports_ratios: bool = False
+    """True where the engine reports the ratios of the tokens that it trains."""
     scheduler: GroupScheduler = field(init=False)
     planner: StepPlanner = field(init=False)
     offline: Mapping[int, OfflineSteps] = field(default_factory=dict)
@@ -74,6 +80,7 @@ class RLLoop(TrainingLoop):
             engine=self.engine,
             progress=self.progress,
             learning_rate=self.config.trainer.learning_rate,
+            asks_ratios=self.reports_ratios and bool(self.config.monitor.keep_credit),
         )
         self.scheduler = GroupScheduler(
             store=self.store,
@@ -116,7 +123,9 @@ class RLLoop(TrainingLoop):
         return resources
 
     async def train_step(self, step: int) -> Metrics:
+        started = time.perf_counter()
         self.seconds.clear()
+        self.times = TimeTally()
         stored = self._stored.pop(step, None)
         for alias, policy in self.policies.items():
             if (entry := policy.entry(step)) != policy.entry(step - 1):
@@ -130,7 +139,8 @@ class RLLoop(TrainingLoop):
             if policy.schedule[1:]:
                 name = path_of("schedule_entry", alias if len(self.policies) > 1 else "")
                 metrics[name] = float(policy.entry(step))
-        return metrics | {f"time/{phase}_s": value for phase, value in self.seconds.items()}
+        metrics |= {f"time/{phase}_s": value for phase, value in self.seconds.items()}
+        return metrics | self.times.metrics(time.perf_counter() - started, slots_of(self.config, len(self.policies)))
 
     async def evaluate(self, step: int) -> None:
         if steps := self._offline_at(max(1, step)):
@@ -159,7 +169,11 @@ class RLLoop(TrainingLoop):
             updates = await self.planner.update(plan, self.learning_rate(step))
         with self._timed("publish"):
             await self.publish(step, self.version)
-            await self.store.close_step(self.run_id, step, self.version)
+        with self._timed("record"):
+            recorder = CreditRecorder(store=self.store, run_id=self.run_id, settings=self.config.monitor)
+            await recorder.record(step, plan.plans, plan.ratios)
+        # Closed last: a step that is found open is executed again, with what it had not written yet.
+        await self.store.close_step(self.run_id, step, self.version)
         return plan.metrics | updates
 
     async def _collect(self, step: int) -> StepPlan:
@@ -168,6 +182,7 @@ class RLLoop(TrainingLoop):
         on_progress = partial(self.progress.phase, "collect")
         groups = self.config.trainer.tasks_per_step
         loaded = self.planner.load()
+        self.times = loaded.times
         with self._timed("collect"):
             batch = await self.scheduler.take(step, staleness, on_progress)
         plan, wanted = await self._add(step, loaded, batch, groups, staleness)

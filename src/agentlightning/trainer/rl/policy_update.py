@@ -23,16 +23,28 @@ from agentlightning.trainer.processes import engine_support
 from agentlightning.trainer.progress import Progress
 from agentlightning.training_types import TrainingSequence, Trajectory
 
+Ratios = dict[tuple[str, int], list[float]]
+"""Of every token of a row, by `named_rows`: the loss's ratio in the first update that trained the row."""
+
 
 async def update_policy(
-    engine: Engine, policy: str, trained: TrainedPolicy, plan: UpdatePlan, learning_rate: float, progress: Progress
+    engine: Engine,
+    policy: str,
+    trained: TrainedPolicy,
+    plan: UpdatePlan,
+    learning_rate: float,
+    progress: Progress,
+    ratios: Ratios | None = None,
 ) -> Metrics:
-    """Executes the plan; returns means over its updates."""
+    """Executes the plan; returns means over its updates. `ratios`, where given, gets those that the engine reports."""
     updates: list[Metrics] = []
     minibatches = await _with_logprobs(engine, policy, trained.algorithm, plan.minibatches)
     for number, minibatch in enumerate(minibatches):
         progress.phase("learn", number, len(minibatches))
         update = await engine.forward_backward(minibatch, plan.loss, policy)
+        rows = named_rows(minibatch)
+        if ratios is not None and not rows.keys() <= ratios.keys():  # later epochs train the same rows again
+            ratios |= zip(rows, await engine.token_ratios(policy), strict=True)
         updates.append(update | await engine.optim_step(learning_rate, trained.config.trainer.grad_clip, policy))
     return _over_updates(updates)
 
@@ -83,7 +95,7 @@ async def _with_logprobs(
     if not passes:
         return minibatches
     known: dict[tuple[str, int], dict[str, Any]] = {}
-    named = [_named(minibatch) for minibatch in minibatches]
+    named = [named_rows(minibatch) for minibatch in minibatches]
     for minibatch in named:  # of one epoch alone: the next ones hold the same rows
         rows = {name: row for name, row in minibatch.items() if name not in known}
         for field, forward in passes.items():
@@ -110,7 +122,7 @@ def check_fit(algorithm: LightningRL, config: Config) -> None:
         )
 
 
-def _named(rows: Sequence[TrainingSequence]) -> dict[tuple[str, int], TrainingSequence]:
+def named_rows(rows: Sequence[TrainingSequence]) -> dict[tuple[str, int], TrainingSequence]:
     """Rows by rollout and place among its rows: the same in every epoch, since a rollout is never split."""
     counts: defaultdict[str, int] = defaultdict(int)
     named = {}

@@ -18,7 +18,7 @@ local function delete_rollout(id, index)
   call('ZREM', store .. 'queue:' .. found[1], id)
   call('ZREM', store .. 'finished:' .. found[1], id)
   call('ZREM', index, id)
-  call('UNLINK', key, store .. 't:' .. id)
+  call('UNLINK', key, store .. 't:' .. id, store .. 'cr:' .. id)
 end
 
 local function delete_portion(run, portion)
@@ -49,7 +49,7 @@ local function delete_rest(run)
   call('ZREM', store .. 'runs', string.rep('0', 20 - #created_ns) .. created_ns .. ':' .. run)
   for _, what in ipairs({
     'workers', 'queue', 'finished', 'versions', 'resources', 'metrics', 'undone', 'steps', 'consumed',
-    'checkpoints', 'summary', 'run_tokens', 'files', 'run',
+    'checkpoints', 'credit', 'summary', 'run_tokens', 'files', 'run',
   }) do
     call('UNLINK', store .. what .. ':' .. run)
   end

@@ -34,7 +34,11 @@ return answer_each(function(request)
       count = count + drop(id, attempt)
     end
     local run = call('HGET', store .. 'r:' .. id, 'run')
-    if run then drop_files(id, run) end
+    if run then
+      drop_files(id, run)
+      call('UNLINK', store .. 'cr:' .. id)
+      call('ZREM', store .. 'credit:' .. run, id)
+    end
   end
   note_rollouts(request.actor, 'drop_records', by_run)
   return count

@@ -16,6 +16,7 @@ if asked.from == '' then size_of(store .. 'files:' .. asked.run) end
 local calls, spans = 0, 0
 for _, id in ipairs(ids) do
   size_of(store .. 'r:' .. id)
+  size_of(store .. 'cr:' .. id)
   bytes = bytes + call('STRLEN', store .. 't:' .. id)
   for attempt = 1, tonumber(call('HGET', store .. 'r:' .. id, 'attempt') or 0) do
     calls = calls + size_of(store .. 'c:' .. id .. ':' .. attempt)

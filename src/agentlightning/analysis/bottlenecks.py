@@ -1,0 +1,384 @@
+"""Bottlenecks: where the time of a run's steps goes, what bounds it, what to change and what that is worth at most.
+
+Pure: rows of metrics in (docs/metrics.md has the names), findings out. ``agl runs bottlenecks`` prints them, screens show
+them. It knows no settings but by name; a rule whose metrics are absent says nothing. Every gain is the share of the time per
+rollout that the change saves at most, if nothing else bounds the run before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+LATEST = 10
+"""Steps that are averaged."""
+PHASES = ("collect", "prepare", "update", "publish", "record")
+MIN_COLLECT_SHARE = 0.3
+"""Below it rollouts bound nothing, whatever takes their time."""
+MIN_PART = 0.4
+"""Share of a rollout's time from which a part of it is told."""
+MIN_GAIN = 0.1
+FULL = 0.75
+"""Share of slots in use from which workers, or a sampler, count as full."""
+STRAGGLING = 3.0
+"""Duration of the longest rollout, in means of all, from which the others wait for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A part of a whole: a phase of the step, a part of a rollout, or the share of the step in which something was busy."""
+
+    name: str
+    share: float
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """One thing that bounds a run."""
+
+    name: str
+    """A name of RULES."""
+    text: str
+    """The fact, with its arithmetic."""
+    change: str
+    """The remedy."""
+    settings: tuple[str, ...]
+    gain: float
+    """Share of the time per rollout that it saves at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BottleneckReport:
+    """The uses of time, on average over the latest steps, and what bounds them."""
+
+    steps: int
+    """Steps that were averaged; 0: nothing is known."""
+    step_s: float
+    phases: list[Lane]
+    """Of the step, one after the other: their shares are 1 together."""
+    rollout: list[Lane]
+    """Of a rollout, from its queueing to its end."""
+    busy: list[Lane]
+    """Share of the step in which each part of the run was busy; side by side."""
+    findings: list[Bottleneck]
+    """The one that gains most first."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMeans:
+    """Means over the latest steps. A number that is not known is NaN, with which every comparison is false."""
+
+    numbers: Mapping[str, float]
+    best_tokens_per_s: float
+    """The most that the sampler has shown in any step."""
+
+    def __getitem__(self, name: str) -> float:
+        return self.numbers.get(name, math.nan)
+
+    def share(self, phase: str) -> float:
+        """Of the step; 0 where the phase is not known."""
+        return min(1.0, _or_zero(_ratio(self[f"time/{phase}_s"], self["time/step_s"])))
+
+    def part(self, name: str) -> float:
+        """Of a rollout's time under a worker."""
+        return min(1.0, _ratio(self[name], self["rollout/duration_s"]))
+
+    @property
+    def waves(self) -> float:
+        """Rollouts of a step that each slot of the workers runs, one after the other."""
+        return _ratio(self["rollout/count"], self["workers/slots"])
+
+    @property
+    def workers_full(self) -> float:
+        """Share of the workers' slots in use while the step collects."""
+        return min(1.0, _ratio(self["workers/busy_share"], self.share("collect")))
+
+    @property
+    def sampler_fill(self) -> float:
+        """Share of the sampler's slots in use while it has calls."""
+        return min(1.0, _ratio(self["sampler/calls_mean"], self["sampler/slots"]))
+
+
+def find_bottlenecks(rows: Sequence[Mapping[str, object]], latest: int = LATEST) -> BottleneckReport:
+    """Averages the latest of these rows, which are a step each, oldest first, and asks every rule."""
+    timed = [row for row in rows if _number(row.get("time/step_s")) > 0]
+    used = timed[-latest:]
+    names = {name for row in used for name in row}
+    numbers = {name: _mean([_number(row[name]) for row in used if name in row]) for name in names}
+    speeds = [_number(row.get("sampler/tokens_per_s")) for row in timed]
+    means = StepMeans(numbers, max((speed for speed in speeds if not math.isnan(speed)), default=math.nan))
+    found = [finding for rule in RULES.values() if (finding := rule(means)) is not None and finding.gain >= MIN_GAIN]
+    return BottleneckReport(
+        steps=len(used),
+        step_s=_or_zero(means["time/step_s"]),
+        phases=_phases(means) if used else [],
+        rollout=_of_rollout(means),
+        busy=_busy(means),
+        findings=sorted(found, key=lambda finding: -finding.gain),
+    )
+
+
+def slow_tools(means: StepMeans) -> Bottleneck | None:
+    part, collect = means.part("rollout/between_calls_s"), means.share("collect")
+    if not (part >= MIN_PART and collect >= MIN_COLLECT_SHARE):
+        return None
+    return Bottleneck(
+        name="slow_tools",
+        text=f"a rollout takes {means['rollout/duration_s']:.3g} s, of which {means['rollout/between_calls_s']:.3g} s "
+        f"({part:.0%}) lie before and between its model calls: tools and the agent's own code; the step waits for rollouts "
+        f"{collect:.0%} of its time, {collect:.0%} × {part:.0%} = {collect * part:.0%} of it for these"
+        + _sampler_idles(means),
+        change="make the agent's tools faster, call independent ones together, or let agents run while the policy learns",
+        settings=("trainer.max_staleness", "agent.concurrency"),
+        gain=collect * part,
+    )
+
+
+def slow_rewards(means: StepMeans) -> Bottleneck | None:
+    part, collect = means.part("rollout/after_calls_s"), means.share("collect")
+    if not (part >= MIN_PART and collect >= MIN_COLLECT_SHARE):
+        return None
+    return Bottleneck(
+        name="slow_rewards",
+        text=f"a rollout takes {means['rollout/duration_s']:.3g} s, of which {means['rollout/after_calls_s']:.3g} s "
+        f"({part:.0%}) come after its last model call: the agent's end and its reward function; the step waits for rollouts "
+        f"{collect:.0%} of its time, {collect:.0%} × {part:.0%} = {collect * part:.0%} of it for these"
+        + _sampler_idles(means),
+        change="make the reward function faster (a program that is started each time, a judge), or let agents run while the "
+        "policy learns",
+        settings=("agent.reward", "trainer.max_staleness"),
+        gain=collect * part,
+    )
+
+
+def few_workers(means: StepMeans) -> Bottleneck | None:
+    """Workers are full and rollouts wait for them, while the sampler has room."""
+    waves, full, collect = means.waves, means.workers_full, means.share("collect")
+    if not (waves >= 2 and full >= FULL and collect >= MIN_COLLECT_SHARE) or means.sampler_fill >= FULL:
+        return None
+    room = 1 / means.sampler_fill if means.sampler_fill > 0 else math.inf
+    factor = min(waves, room)
+    sampler = f"; the sampler has {means['sampler/calls_mean']:.3g} calls of {means['sampler/slots']:.0f}"
+    return Bottleneck(
+        name="few_workers",
+        text=f"workers run {means['workers/slots']:.0f} rollouts at a time, and a step has {means['rollout/count']:.0f}: "
+        f"{waves:.1f} rounds, in which a rollout waits {_or_zero(means['rollout/queued_s']):.3g} s and runs "
+        f"{_or_zero(means['rollout/duration_s']):.3g} s; workers are {full:.0%} busy while the step collects"
+        + (sampler if means.sampler_fill > 0 else "")
+        + f"; {factor:.1f} times the slots leave 1/{factor:.1f} of the {collect:.0%} that it waits",
+        change="run more agents at a time: more workers, or more rollouts in each",
+        settings=("agent.workers", "agent.concurrency"),
+        gain=collect * (1 - 1 / factor),
+    )
+
+
+def small_batch(means: StepMeans) -> Bottleneck | None:
+    """A step has so few rollouts that neither workers nor sampler are used."""
+    rooms = [
+        room for room in (1 / means.waves if means.waves > 0 else math.nan, _ratio(1, means.sampler_fill)) if room > 0
+    ]
+    factor, count = min(rooms, default=math.nan), means["rollout/count"]
+    if not (factor >= 2 and count > 0):
+        return None
+    learning = means.share("update")
+    parts = [f"workers could run {means['workers/slots']:.0f} at a time"] if means.waves > 0 else []
+    if means.sampler_fill > 0:
+        parts.append(f"the sampler has {means['sampler/calls_mean']:.3g} calls of {means['sampler/slots']:.0f}")
+    return Bottleneck(
+        name="small_batch",
+        text=f"a step has {count:.0f} rollouts: {', and '.join(parts)}; {factor:.1f} times as many take about as long to "
+        f"collect, and only learning ({learning:.0%} of the step) takes longer: per rollout "
+        f"{1 - learning:.0%} / {factor:.1f} + {learning:.0%} = {(1 - learning) / factor + learning:.0%} of the time",
+        change="take more tasks, or more rollouts of a task, in each step",
+        settings=("trainer.tasks_per_step", "algorithm.group_size"),
+        gain=(1 - learning) * (1 - 1 / factor),
+    )
+
+
+def sampler_full(means: StepMeans) -> Bottleneck | None:
+    """Rollouts wait for the sampler, all of whose slots are in use."""
+    part, collect, fill = means.part("rollout/model_s"), means.share("collect"), means.sampler_fill
+    if not (part >= MIN_PART and collect >= MIN_COLLECT_SHARE and fill >= FULL):
+        return None
+    idle = 1 - means.workers_full
+    return Bottleneck(
+        name="sampler_full",
+        text=("" if math.isnan(idle) else f"workers idle {idle:.0%}, ")
+        + f"sampler full: {means['sampler/calls_mean']:.3g} calls of {means['sampler/slots']:.0f} at a time, and "
+        f"{part:.0%} of a rollout's {means['rollout/duration_s']:.3g} s in model calls" + _speed(means),
+        change="sample more calls at a time where memory allows it, on a faster device or engine, or shorten completions",
+        settings=("engine.max_num_seqs", "engine.sampler", "engine.device", "model.max_tokens"),
+        gain=collect * part * 0.5,  # twice the speed
+    )
+
+
+def slow_sampler(means: StepMeans) -> Bottleneck | None:
+    """Rollouts consist of model calls, and neither workers nor slots are to blame."""
+    part, collect = means.part("rollout/model_s"), means.share("collect")
+    if not (part >= MIN_PART and collect >= MIN_COLLECT_SHARE) or means.sampler_fill >= FULL:
+        return None
+    return Bottleneck(
+        name="slow_sampler",
+        text=f"{part:.0%} of a rollout's {means['rollout/duration_s']:.3g} s are model calls, and the step waits for "
+        f"rollouts {collect:.0%} of its time; twice the speed saves half of {collect:.0%} × {part:.0%}" + _speed(means),
+        change="sample on a faster device or engine, or shorten completions",
+        settings=("engine.sampler", "engine.device", "engine.sampler_threads", "model.max_tokens"),
+        gain=collect * part * 0.5,
+    )
+
+
+def stragglers(means: StepMeans) -> Bottleneck | None:
+    mean, longest, collect = means["rollout/duration_s"], means["rollout/duration_max_s"], means.share("collect")
+    waited = means["time/collect_s"]
+    if not (longest >= STRAGGLING * mean > 0 and longest >= 0.5 * waited and collect >= MIN_COLLECT_SHARE):
+        return None
+    return Bottleneck(
+        name="stragglers",
+        text=f"the longest rollout takes {longest:.3g} s, the mean one {mean:.3g} s, and the step waits {waited:.3g} s for "
+        f"all of them: without the longest ones up to 1 - {mean:.3g} / {longest:.3g} of the {collect:.0%} that it waits",
+        change="cancel or put off the slowest rollouts",
+        settings=("trainer.overprovision", "trainer.group_deadline_s", "trainer.max_staleness", "trainer.batch_order"),
+        gain=collect * (1 - mean / longest),
+    )
+
+
+def learning_alone(means: StepMeans) -> Bottleneck | None:
+    """Sampling and learning take turns, and each waits for the other."""
+    collect, update = means.share("collect"), means.share("update")
+    if not min(collect, update) >= MIN_GAIN or not math.isnan(means["rollout/staleness_mean"]):
+        return None
+    return Bottleneck(
+        name="learning_alone",
+        text=f"the learner idles while the step collects ({collect:.0%}), and agents and sampler idle while it learns "
+        f"({update:.0%}): side by side they take the longer of the two",
+        change="let agents run while the policy learns",
+        settings=("trainer.max_staleness",),
+        gain=min(collect, update),
+    )
+
+
+def slow_learner(means: StepMeans) -> Bottleneck | None:
+    update = means.share("update")
+    if not update >= 0.5:
+        return None
+    return Bottleneck(
+        name="slow_learner",
+        text=f"updates take {update:.0%} of the step, {_or_zero(means['time/update_s']):.3g} s; twice the speed saves half",
+        change="learn on a faster device, share what rows begin with, or take fewer passes over them",
+        settings=(
+            "engine.device",
+            "engine.packing",
+            "engine.learner_threads",
+            "engine.max_tokens_per_microbatch",
+            "algorithm.epochs",
+        ),
+        gain=0.5 * update,
+    )
+
+
+def fixed_costs(means: StepMeans) -> Bottleneck | None:
+    """Each step costs much beside collecting and learning."""
+    shares = {phase: means.share(phase) for phase in ("prepare", "publish", "record")}
+    total = min(1.0, sum(shares.values()))
+    if not total >= 0.3:
+        return None
+    longest = max(shares, key=lambda phase: shares[phase])
+    of_each = ", ".join(f"{phase} {share:.0%}" for phase, share in shares.items())
+    changes = {
+        "prepare": ("make credit and advantages cheaper, or take fewer tokens in a step", ("algorithm.credit",)),
+        "publish": (
+            "publish less often, by larger steps, or only an adapter",
+            ("trainer.tasks_per_step", "engine.lora"),
+        ),
+        "record": ("keep less for screens", ("monitor.token_credit", "monitor.keep_credit")),
+    }
+    change, settings = changes[longest]
+    return Bottleneck(
+        name="fixed_costs",
+        text=f"{total:.0%} of the step are neither collecting nor learning: {of_each}; twice the rollouts in a step halve "
+        "what of it does not grow with them",
+        change=change,
+        settings=settings,
+        gain=0.5 * total,
+    )
+
+
+RULES: dict[str, Callable[[StepMeans], Bottleneck | None]] = {
+    rule.__name__: rule
+    for rule in (
+        slow_tools,
+        slow_rewards,
+        few_workers,
+        small_batch,
+        sampler_full,
+        slow_sampler,
+        stragglers,
+        learning_alone,
+        slow_learner,
+        fixed_costs,
+    )
+}
+
+
+def _sampler_idles(means: StepMeans) -> str:
+    busy = _ratio(means["sampler/busy_share"], means.share("collect"))
+    return "" if not busy < 1 else f"; the sampler has no call {1 - busy:.0%} of that time"
+
+
+def _speed(means: StepMeans) -> str:
+    now, best = means["sampler/tokens_per_s"], means.best_tokens_per_s
+    return "" if math.isnan(now) else f"; it samples {now:.4g} tokens/s, {best:.4g} at its best"
+
+
+def _phases(means: StepMeans) -> list[Lane]:
+    lanes = [
+        Lane(name=phase, share=means.share(phase), seconds=_or_zero(means[f"time/{phase}_s"]))
+        for phase in PHASES
+        if not math.isnan(means[f"time/{phase}_s"])
+    ]
+    rest = max(0.0, 1.0 - sum(lane.share for lane in lanes))
+    return [*lanes, Lane(name="other", share=rest, seconds=rest * means["time/step_s"])]
+
+
+def _of_rollout(means: StepMeans) -> list[Lane]:
+    names = {
+        "queued": "queued_s",
+        "model": "model_s",
+        "between calls": "between_calls_s",
+        "after calls": "after_calls_s",
+    }
+    seconds = {name: means[f"rollout/{path}"] for name, path in names.items()}
+    known = {name: value for name, value in seconds.items() if not math.isnan(value)}
+    total = sum(known.values())
+    return [Lane(name=name, share=value / total if total else 0.0, seconds=value) for name, value in known.items()]
+
+
+def _busy(means: StepMeans) -> list[Lane]:
+    shares = {
+        "workers": means["workers/busy_share"],
+        "sampler": means["sampler/busy_share"],
+        "learner": _ratio(means["time/update_s"], means["time/step_s"]),
+    }
+    return [Lane(name=name, share=min(1.0, share)) for name, share in shares.items() if not math.isnan(share)]
+
+
+def _number(value: object) -> float:
+    """A metric that can be reckoned with: finite, not negative, and not beyond what is measured; else NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
+        return math.nan
+    return float(value)
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other > 0 else math.nan
+
+
+def _or_zero(value: float) -> float:
+    return 0.0 if math.isnan(value) else value

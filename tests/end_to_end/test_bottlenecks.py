@@ -1,0 +1,72 @@
+"""Planted bottlenecks in real runs: the rules name them from what the run measured, and the command line prints them.
+
+Real processes and a real model; each run makes two steps. A finding must be the first, the one that gains most.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from command_line import Folder
+from training import Training
+
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.open import open_store
+
+pytestmark = pytest.mark.slow
+
+SLOW_TOOL = """
+import asyncio
+from agentlightning.demo import lookup
+
+
+async def solve(task, llm):
+    await asyncio.sleep(4.0)  # a tool that takes its time
+    return await lookup.solve(task, llm)
+"""
+
+
+async def first_finding(training: Training, *settings: str) -> str:
+    shared = ("trainer.steps=2", "eval.every=0", "trainer.learning_rate=1e-6", *settings)
+    process = training.start(*(word for one in shared for word in ("--set", one)))
+    assert await training.ended(process) == 0, training.output
+    told = training.folder.run("runs", "bottlenecks", training.run_id, "--store", training.store, "--json")
+    found = orjson.loads(told.stdout)
+    assert found["steps"] == 2
+    first = found["findings"][0]
+    words = training.folder.run("runs", "bottlenecks", training.run_id, "--store", training.store).stdout
+    assert first["text"] in words
+    assert "phases of a step:" in words
+    return str(first["name"])
+
+
+async def test_a_slow_tool_is_named_and_the_credit_of_every_call_is_kept(folder: Folder, model: Path) -> None:
+    training = Training(folder, model)
+    folder.write("agent.py", SLOW_TOOL)
+    assert await first_finding(training, "agent.workers=1", "agent.concurrency=24") == "slow_tools"
+    async with open_store(training.store) as store:
+        rollouts = await store.rollouts(RolloutQuery(run_id=training.run_id, mode="train"))
+        ids = [rollout.id for rollout in rollouts if rollout.outcome in ("trained", "zero_variance")]
+        calls = {call.id: call for call in await store.calls(ids)}
+        credits = await store.credit(ids)
+    assert {credit.call_id for credit in credits} == set(calls)
+    trained = [credit for credit in credits if credit.trained_tokens]
+    assert trained
+    for credit in trained:
+        assert len(credit.token_ratios) == len(credit.token_advantages) == len(calls[credit.call_id].sampled_ids)
+        assert credit.token_ratios == pytest.approx([1.0] * len(credit.token_ratios), abs=0.02)  # hardly any learning
+        assert credit.clip_share == 0.0
+        assert credit.weight > 0
+
+
+async def test_too_few_workers_are_named(folder: Folder, model: Path) -> None:
+    training = Training(folder, model)
+    assert await first_finding(training, "agent.workers=1", "agent.concurrency=1") == "few_workers"
+
+
+async def test_a_small_batch_is_named(folder: Folder, model: Path) -> None:
+    training = Training(folder, model)
+    small = ("trainer.tasks_per_step=1", "algorithm.group_size=2", "algorithm.minibatches=1")
+    assert await first_finding(training, *small) == "small_batch"

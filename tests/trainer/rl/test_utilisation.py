@@ -1,0 +1,109 @@
+"""How busy workers and sampler were, reckoned from the records of a step's rollouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentlightning.config import parse_config
+from agentlightning.trainer.rl.utilisation import S, Slots, TimeTally, covered, slots_of
+from agentlightning.types import Call, RetryPolicy, Rollout, Sampling
+
+ALL_KNOWN = Slots(workers=4, sampler=8)
+
+
+def rollout(name: str, queued: float, started: float | None, finished: float | None) -> Rollout:
+    return Rollout(
+        id=name,
+        run_id="run",
+        task={},
+        group_id="g",
+        replica=0,
+        mode="train",
+        step=1,
+        sampling=Sampling(),
+        retry=RetryPolicy(),
+        priority=0,
+        state="succeeded",
+        attempt=1,
+        lost=0,
+        created_ns=int(queued * S),
+        started_ns=None if started is None else int(started * S),
+        finished_ns=None if finished is None else int(finished * S),
+    )
+
+
+def call(of: str, started: float, finished: float, tokens: int = 10, policy: str = "default") -> Call:
+    fields: dict[str, Any] = {name: [] for name in ("suffix_ids", "versions", "messages")}
+    return Call(
+        id=f"{of}-{started}",
+        run_id="run",
+        rollout_id=of,
+        attempt=1,
+        parent_id=None,
+        sampled_ids=[1] * tokens,
+        logprobs=[0.0] * tokens,
+        prompt_tokens=0,
+        policy=policy,
+        model="m",
+        protocol="chat",
+        sampling=Sampling(),
+        history_hash="",
+        request_hash="",
+        completion={},
+        started_ns=int(started * S),
+        finished_ns=int(finished * S),
+        **fields,
+    )
+
+
+def test_a_rollouts_time_is_waiting_model_calls_what_lies_between_them_and_what_comes_after() -> None:
+    tally = TimeTally()
+    tally.add(
+        [rollout("a", 0, 1, 9), rollout("b", 0, 3, 5)],
+        [call("a", 2, 4), call("a", 3, 5), call("a", 6, 7), call("b", 3, 4), call("b", 4, 5, policy="")],
+    )
+    found = tally.metrics(10.0, ALL_KNOWN)
+    assert found["rollout/queued_s"] == 2.0
+    assert (found["rollout/duration_s"], found["rollout/duration_max_s"]) == (5.0, 8.0)
+    assert found["rollout/model_s"] == (4 + 1) / 2  # 2 to 5 and 6 to 7; an external model is none of the policy's
+    assert found["rollout/after_calls_s"] == (2 + 1) / 2
+    assert found["rollout/between_calls_s"] == (8 + 2 - 5 - 3) / 2
+    assert (found["workers/running_mean"], found["workers/busy_share"]) == (1.0, 0.25)
+    assert found["workers/queued_mean"] == 0.4
+    assert found["sampler/busy_share"] == 0.4  # 2 to 5, 6 to 7
+    assert found["sampler/calls_mean"] == (2 + 2 + 1 + 1) / 4
+    assert found["sampler/tokens_per_s"] == 10.0
+    assert (found["workers/slots"], found["sampler/slots"]) == (4.0, 8.0)
+
+
+def test_what_is_not_known_is_left_out_and_nothing_ended_says_nothing() -> None:
+    tally = TimeTally()
+    assert tally.metrics(1.0, ALL_KNOWN) == {}
+    tally.add([rollout("a", 0, None, None)], [])
+    assert tally.metrics(1.0, ALL_KNOWN) == {}
+    tally.add([rollout("a", 0, 1, 2)], [])
+    found = tally.metrics(4.0, Slots(workers=None, sampler=None))
+    assert not {"workers/slots", "workers/busy_share", "sampler/slots", "sampler/calls_mean"} & set(found)
+    assert (found["sampler/busy_share"], found["rollout/after_calls_s"]) == (0.0, 1.0)
+
+
+def test_shares_stay_within_one_where_rollouts_ran_before_their_step() -> None:
+    tally = TimeTally()
+    tally.add([rollout(str(number), 0, 0, 100) for number in range(9)], [call("0", 0, 100)])
+    found = tally.metrics(1.0, ALL_KNOWN)
+    assert (found["workers/busy_share"], found["sampler/busy_share"]) == (1.0, 1.0)
+
+
+def test_slots_are_those_of_the_settings_where_workers_and_sampler_are_the_runs_own() -> None:
+    least: dict[str, Any] = {"model": {"path": "m"}, "data": {"train": "t"}}
+    config = parse_config({**least, "agent": {"run": "a.py:f", "workers": 3, "concurrency": 5}})
+    assert slots_of(config, policies=2) == Slots(workers=15, sampler=128)
+    elsewhere = {**least, "agent": {"run": "a.py:f", "workers": 0}, "engine": {"name": "verl"}}
+    assert slots_of(parse_config(elsewhere)) == Slots(workers=None, sampler=None)
+
+
+@pytest.mark.parametrize(("intervals", "length"), [([], 0), ([(5, 5)], 0), ([(0, 2), (2, 3)], 3), ([(4, 1)], 0)])
+def test_the_length_of_a_union(intervals: list[tuple[int, int]], length: int) -> None:
+    assert covered(intervals) == length
