@@ -43,8 +43,9 @@ def test_two_rollouts_by_hand() -> None:
         returns=[[0.5, 0.5], [1.0]],
         values=[[0.25, 0.5], [0.5]],
         masks=[[True] * 2, [True]],
+        rewards=[0.0, 1.0],
     )
-    assert second == Estimate(advantages=[[-0.5]], returns=[[0.0]], values=[[0.5]], masks=[[True]])
+    assert second == Estimate(advantages=[[-0.5]], returns=[[0.0]], values=[[0.5]], masks=[[True]], rewards=[0.0])
 
 
 def test_tokens_that_a_grammar_forced_are_no_actions_of_the_critic() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 
 from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat
@@ -58,6 +58,8 @@ class Estimate:
     values: list[list[float]]
     masks: list[list[bool]]
     """True for the sampled tokens that are trained."""
+    rewards: list[float] = field(default_factory=list)
+    """Rewards that the calls earned, the last one with the rollout's own."""
 
     def by_token(self, numbers: Sequence[Sequence[float]]) -> list[list[float]]:
         """These numbers with 0 for forced tokens: one per transition and sampled token."""
@@ -83,7 +85,7 @@ def estimates(
         advantages, returns = bilevel_gae(
             earned, estimated, gamma=critic.gamma, call_gamma=critic.call_gamma, lam=critic.lam
         )
-        found.append(Estimate(advantages=advantages, returns=returns, values=estimated, masks=masks))
+        found.append(Estimate(advantages=advantages, returns=returns, values=estimated, masks=masks, rewards=earned))
     return _normalized(found) if normalize else found
 
 

@@ -28,7 +28,7 @@ from agentlightning.algorithms.rewards import MissingReward, RewardPolicy
 from agentlightning.algorithms.selection import own_credits, own_groups
 from agentlightning.algorithms.settings import CodeName, Names, UnitInterval, check_settings, code_name
 from agentlightning.algorithms.step_stats import any_signal, step_stats, without_signal
-from agentlightning.algorithms.updates import Signal, minibatches
+from agentlightning.algorithms.updates import CallSignal, Signal, call_signals, minibatches
 from agentlightning.code_loader import plugin_hash
 from agentlightning.errors import RewardError
 from agentlightning.training_types import Loss, TrainingSequence, Trajectory
@@ -54,6 +54,8 @@ class UpdatePlan:
     outcomes: dict[str, Outcome]
     """Outcome of each rollout: trained, zero_variance where nothing could be learned from it, or invalid by a policy of the
     settings."""
+    calls: list[CallSignal] = field(default_factory=list)
+    """Signals of the usable rollouts' own calls, for the record of credit."""
     resample: list[str] = field(default_factory=list)
     """With dynamic sampling: the groups from which nothing is learned, to be replaced by new ones."""
     stats: dict[str, float] = field(default_factory=dict)
@@ -243,6 +245,7 @@ class LightningRL:
             minibatches=updates,
             loss=self.loss_terms,
             outcomes=outcomes,
+            calls=call_signals(trajectories, signals),
             resample=without_signal(groups, outcomes) if self.dynamic_sampling else [],
             stats=step_stats(usable, trajectories, trained) | counts | critic_stats | {"sequences": rows},
         )
@@ -250,7 +253,12 @@ class LightningRL:
     def advantages(self, group: Sequence[Trajectory]) -> list[list[float]]:
         """One number per trajectory of a group on its own and transition; for every advantage but gae."""
         found = self._advantages([group], Evidence())
-        return [[one for one in found.get(each.rollout_id, []) if isinstance(one, float)] for each in group]
+        return [
+            [one for one in found[each.rollout_id].advantages if isinstance(one, float)]
+            if each.rollout_id in found
+            else []
+            for each in group
+        ]
 
     def call_advantages(self, groups: Sequence[Sequence[Trajectory]]) -> dict[str, list[float]] | None:
         """Advantages of usable rollouts, one per own call; None where that takes a critic or other evidence, or where calls
@@ -259,8 +267,8 @@ class LightningRL:
             return None
         usable, _, _ = self._usable(groups, Evidence())
         found = self._advantages(usable, Evidence())
-        numbers = {key: [one for one in row if isinstance(one, float)] for key, row in found.items()}
-        return numbers if all(len(numbers[key]) == len(row) for key, row in found.items()) else None
+        numbers = {key: [one for one in row.advantages if isinstance(one, float)] for key, row in found.items()}
+        return numbers if all(len(numbers[key]) == len(row.advantages) for key, row in found.items()) else None
 
     def _usable(
         self, groups: Sequence[Sequence[Trajectory]], evidence: Evidence
@@ -316,7 +324,7 @@ class LightningRL:
                 for number in compress(numbers, call.mask)
             ]
             stats = {"ref_kl": statistics.fmean(flat) / self.kl} if flat else {}
-            return {rollout_id: Signal(advantages=row) for rollout_id, row in found.items()}, stats
+            return found, stats
         if values is None:
             raise ValueError("values: gae needs the critic's value of every sampled token")
         groups = own_groups(groups)
@@ -329,7 +337,7 @@ class LightningRL:
             others = {"returns": one.by_token(one.returns)}
             if self.critic.clip is not None:
                 others["values"] = one.by_token(one.values)
-            signals[trajectory.rollout_id] = Signal(advantages=advantages, others=others)
+            signals[trajectory.rollout_id] = Signal(advantages=advantages, others=others, credits=one.rewards)
         return signals, explained(estimated)
 
     def _penalties(
@@ -355,8 +363,8 @@ class LightningRL:
         groups: Sequence[Sequence[Trajectory]],
         evidence: Evidence,
         penalties: Mapping[str, Sequence[Sequence[float]]] = MappingProxyType({}),
-    ) -> dict[str, list[PerToken]]:
-        """Returns for each rollout one number per transition, or with penalties one per sampled token."""
+    ) -> dict[str, Signal]:
+        """Returns for each rollout one advantage per transition, or with penalties one per sampled token."""
         rule = find_rule(str(self.credit))
         credits = rule.credits(groups, evidence, rule.settings(self.credit_settings or {}))
         groups, credits = own_groups(groups), own_credits(groups, credits)
@@ -373,7 +381,7 @@ class LightningRL:
         if self.advantage in WHITENED:
             values = _whitened(trajectories, values, [credit.left_out for credit in flat])
         return {
-            trajectory.rollout_id: self._with_bonus(trajectory, credit, row)
+            trajectory.rollout_id: Signal(advantages=self._with_bonus(trajectory, credit, row), credits=credit.values)
             for trajectory, credit, row in zip(trajectories, flat, values, strict=True)
         }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from agentlightning.adapters.sequences import Aggregation, PerToken, merge, token_weights
 from agentlightning.algorithms.plugins import plugin_weights
-from agentlightning.training_types import TrainingSequence, Trajectory
+from agentlightning.training_types import TrainingSequence, Trajectory, Transition
 
 if TYPE_CHECKING:
     from agentlightning.algorithms.lightning_rl import LightningRL
@@ -26,6 +26,36 @@ class Signal:
     advantages: Sequence[PerToken]
     others: Mapping[str, Sequence[PerToken]] = field(default_factory=dict)
     """Further columns of `training_types.TrainingSequence`, such as a critic's returns."""
+    credits: Sequence[float] = ()
+    """The credit that the advantages were made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSignal:
+    """The training signal of one call of a usable rollout."""
+
+    rollout_id: str
+    call: Transition
+    credit: float
+    advantages: PerToken
+    returns: PerToken | None = None
+    """The critic's targets."""
+
+
+def call_signals(trajectories: Sequence[Trajectory], signals: Mapping[str, Signal]) -> list[CallSignal]:
+    """The signals of all calls of these rollouts."""
+    return [
+        CallSignal(rollout_id=one.rollout_id, call=call, credit=credit, advantages=advantages, returns=returns)
+        for one in trajectories
+        if (signal := signals[one.rollout_id])
+        for call, credit, advantages, returns in zip(
+            one.transitions,
+            signal.credits,
+            signal.advantages,
+            signal.others.get("returns", [None] * len(one.transitions)),
+            strict=True,
+        )
+    ]
 
 
 def minibatches(
