@@ -84,15 +84,23 @@ def test_normalised_advantages_have_mean_0_and_deviation_1_over_tokens() -> None
 def test_a_critic_that_knows_everything_explains_all_and_a_constant_nothing() -> None:
     def of(values: list[float]) -> dict[str, float]:
         return explained(
-            [Estimate(advantages=[[0.0] * 4], returns=[[0.0, 0.0, 1.0, 1.0]], values=[values], masks=[[True] * 4])]
+            [
+                Estimate(
+                    advantages=[[0.0] * 4],
+                    returns=[[0.0, 0.0, 1.0, 1.0]],
+                    values=[values],
+                    masks=[[True] * 4],
+                    rewards=[1.0],
+                )
+            ]
         )
 
     assert of([0.0, 0.0, 1.0, 1.0]) == {"value_mean": 0.5, "explained_variance": 1.0}
     assert of([0.3] * 4)["explained_variance"] == pytest.approx(0.0)
     assert of([1.0, 1.0, 0.0, 0.0])["explained_variance"] == pytest.approx(-3.0)
-    assert explained([Estimate(advantages=[[0.0]], returns=[[1.0]], values=[[0.5]], masks=[[True]])]) == {
-        "value_mean": 0.5
-    }
+    assert explained(
+        [Estimate(advantages=[[0.0]], returns=[[1.0]], values=[[0.5]], masks=[[True]], rewards=[1.0])]
+    ) == {"value_mean": 0.5}
     assert explained([]) == {}
 
 

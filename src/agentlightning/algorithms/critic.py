@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import compress
 
 from pydantic import ConfigDict, NonNegativeFloat, PositiveFloat
@@ -58,7 +58,7 @@ class Estimate:
     values: list[list[float]]
     masks: list[list[bool]]
     """True for the sampled tokens that are trained."""
-    rewards: list[float] = field(default_factory=list)
+    rewards: list[float]
     """Rewards that the calls earned, the last one with the rollout's own."""
 
     def by_token(self, numbers: Sequence[Sequence[float]]) -> list[list[float]]:
