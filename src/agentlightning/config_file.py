@@ -38,7 +38,7 @@ def load_config(path: Path | None, overrides: Sequence[str] = (), given: Mapping
             del table["algorithm"]  # what the file says is of another algorithm
         _set(table, name, value)
     for override in overrides:
-        _set(table, *_override(override))
+        _set(table, *setting_of(override))
     return parse_config(_anchored(table, Path.cwd()), str(path) if path is not None else "settings")
 
 
@@ -46,7 +46,7 @@ def with_overrides(config: Config, overrides: Sequence[str]) -> Config:
     """The configuration with ``a.b=value`` overrides. Raises ConfigError."""
     table = config.model_dump(mode="json")
     for override in overrides:
-        _set(table, *_override(override))
+        _set(table, *setting_of(override))
     return parse_config(table, "settings")
 
 
@@ -113,10 +113,11 @@ def _set(table: dict[str, Any], name: str, value: Any) -> None:
     table[parts[-1]] = value
 
 
-def _override(text: str) -> tuple[str, Any]:
+def setting_of(text: str, option: str = "--set") -> tuple[str, Any]:
+    """Name and value of ``name=value``, the value as TOML, else as text. ConfigError that names the option otherwise."""
     name, separator, value = text.partition("=")
     if not separator:
-        raise ConfigError(f"--set {text}: expected table.setting=value")
+        raise ConfigError(f"{option} {text}: expected table.setting=value")
     return name.strip(), _value(value)
 
 

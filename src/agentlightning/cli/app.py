@@ -17,12 +17,14 @@ from agentlightning.cli import (
     demo,
     evaluate,
     export,
+    mcp,
     record,
     rewards,
     rollouts,
     runs,
     serve,
     store,
+    suggest,
     tiny,
     tokens,
     train,
@@ -48,6 +50,8 @@ app.command("algorithms")(algorithms.algorithms)
 app.command("check")(check.check)
 app.command("record")(record.record)
 app.command("eval")(evaluate.evaluate)
+app.command("suggest")(suggest.suggest)
+app.command("mcp")(mcp.mcp)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)
 app.command("worker")(worker.worker)

@@ -14,15 +14,20 @@ from agentlightning.errors import ConfigError, NotFoundError, one_line
 from agentlightning.store.open import existing_store, store_url
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from rich.console import Console
 
     from agentlightning.config import Config
+    from agentlightning.runner.scoring import Scorer
     from agentlightning.store.base import LightningStore
     from agentlightning.trainer.checkpoint import RunFolder
     from agentlightning.trainer.display import Display
     from agentlightning.types import Checkpoint
 
 T = TypeVar("T")
+
+REWARD_FUNCTION = "Reward function file.py:name, or a TOML file whose [agent] has a reward: a program or a judge, too."
 
 ADDRESSES = ("engine.listen", "engine.advertise", "engine.vllm.weights_host")
 """Settings of one host: a run that goes on or is evaluated on another keeps all but these."""
@@ -82,6 +87,18 @@ def own_config(folder: RunFolder, settings: Sequence[str], store: str | None) ->
         )
     config = run_config(folder, store)
     return with_overrides(config, settings) if settings else config
+
+
+def reward_scorer(function: str, threads: Executor) -> Scorer:
+    """The scorer that --with names. ConfigError where it cannot be loaded."""
+    from agentlightning.config_file import load_config
+    from agentlightning.runner.llm_judge import endpoint_judge
+    from agentlightning.runner.scoring import load_scorers
+
+    specs = load_config(Path(function)).agent.reward_specs if function.endswith(".toml") else [function]
+    if not specs:
+        raise ConfigError(f"{function}: its [agent] has no reward function")
+    return load_scorers(specs, threads, endpoint_judge)
 
 
 def print_columns(console: Console, rows: Sequence[Sequence[str]]) -> None:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli import air
-from agentlightning.cli.options import Mode, RunId, Step, Store, print_columns, with_store
+from agentlightning.cli import air, reward_debugging
+from agentlightning.cli.options import (
+    REWARD_FUNCTION,
+    Mode,
+    RunId,
+    Step,
+    Store,
+    print_columns,
+    reward_scorer,
+    with_store,
+)
 from agentlightning.errors import ConfigError, RewardError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Executor
 
     from rich.console import Console
 
-    from agentlightning.runner.scoring import Scorer
     from agentlightning.store.base import LightningStore
     from agentlightning.trainer.data.rescore import RescoredRollout, RewardComparison
 
@@ -29,23 +35,22 @@ EVERY_S = 5.0
 """Seconds between lines that say how far the scoring is."""
 
 app = typer.Typer(
-    help="Score stored rollouts again, or say what AIR's rules give their calls.",
+    help="Debug the rewards of stored rollouts: their calculation, distribution and hacks, and what other rules would give.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 app.command("air")(air.show_air)
+app.command("explain")(reward_debugging.explain)
+app.command("what-if")(reward_debugging.what_if)
+app.command("distribution")(reward_debugging.distribution)
+app.command("disagree")(reward_debugging.disagree)
+app.command("hacks")(reward_debugging.hacks)
 
 
 @app.command("rescore")
 def rescore(
     run: RunId,
-    function: Annotated[
-        str,
-        typer.Option(
-            "--with",
-            help="Reward function file.py:name, or a TOML file whose [agent] has a reward: a program or a judge, too.",
-        ),
-    ],
+    function: Annotated[str, typer.Option("--with", help=REWARD_FUNCTION)],
     write: Annotated[bool, typer.Option("--write", help="Keep the new rewards, under --name.")] = False,
     name: Annotated[str, typer.Option("--name", help="Name of the rewards that are kept.")] = "rescored",
     mode: Mode = None,
@@ -80,7 +85,7 @@ def rescore(
         return rescoring.found
 
     with ThreadPoolExecutor(THREADS) as threads:
-        scorer = _scorer(function, threads)
+        scorer = reward_scorer(function, threads)
         found = with_store(store, work)
     written = sum(one.score is not None and not one.stood for one in found) if write else None
     comparison = compare(found)
@@ -102,17 +107,6 @@ def _progress() -> Callable[[int], None]:
             typer.echo(f"note: {done} rollouts scored", err=True)
 
     return progress
-
-
-def _scorer(function: str, threads: Executor) -> Scorer:
-    from agentlightning.config_file import load_config
-    from agentlightning.runner.llm_judge import endpoint_judge
-    from agentlightning.runner.scoring import load_scorers
-
-    specs = load_config(Path(function)).agent.reward_specs if function.endswith(".toml") else [function]
-    if not specs:
-        raise ConfigError(f"{function}: its [agent] has no reward function")
-    return load_scorers(specs, threads, endpoint_judge)
 
 
 def _print(

@@ -62,9 +62,8 @@ def by_attempt(records: Iterable[R]) -> defaultdict[tuple[str, int], list[R]]:
     return found
 
 
-async def read_steps(store: LightningStore, run_id: str) -> AsyncIterator[list[Step]]:
-    """All steps of the run, in order."""
-    after: int | None = None
+async def read_steps(store: LightningStore, run_id: str, after: int | None = None) -> AsyncIterator[list[Step]]:
+    """All steps of the run, or those later than `after`, in order."""
     while page := await store.steps(run_id, after, MAX_STEPS):
         yield page
         after = page[-1].step

@@ -11,6 +11,7 @@ from agentlightning.store.open import existing_store
 from agentlightning.store.scan import find_run
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.interrupts import run_interruptible
+from agentlightning.types import Run
 
 
 def run_config(folder: RunFolder, store: str | None = None) -> Config:
@@ -24,10 +25,14 @@ def run_config(folder: RunFolder, store: str | None = None) -> Config:
 
 async def _recorded(run_id: str, store: str) -> Config:
     async with existing_store(store) as opened:
-        run = await find_run(opened, run_id)
-    table = {**upgraded_config(run.config), "store": {"url": store}}
+        return recorded_config(await find_run(opened, run_id), store)
+
+
+def recorded_config(run: Run, store: str | None = None) -> Config:
+    """The configuration that a store keeps with the run; `store`: the URL in its place, since the record has no password."""
+    table = {**upgraded_config(run.config), "store": {} if store is None else {"url": store}}
     agent = table.get("agent", {})
-    config = parse_config({**table, "agent": {**agent, "allow_posted_rewards": None}}, f"run {run_id}")
+    config = parse_config({**table, "agent": {**agent, "allow_posted_rewards": None}}, f"run {run.id}")
     if run_record(config)["agent"] == agent:  # what a record has decided was not given by anybody
         return config
-    return parse_config(table, f"run {run_id}")
+    return parse_config(table, f"run {run.id}")

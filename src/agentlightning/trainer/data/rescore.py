@@ -102,12 +102,13 @@ class Rescoring:
         await find_run(self.store, self.run_id)
         query = RolloutQuery(run_id=self.run_id, mode=self.mode, step=self.step, states=["succeeded"], limit=self.limit)
         async for part in read_rollouts(self.store, query):
-            self.found += await self._scored(part)
+            self.found += await self.scored(part)
             self.progress(len(self.found))
         if not self.found:
             raise NotFoundError(f"{self.run_id}: no rollout that succeeded matches")
 
-    async def _scored(self, rollouts: Sequence[Rollout]) -> list[RescoredRollout]:
+    async def scored(self, rollouts: Sequence[Rollout]) -> list[RescoredRollout]:
+        """Scores these rollouts, which succeeded, in their order."""
         ids = [rollout.id for rollout in rollouts]
         calls, spans, rewards, attempts = await asyncio.gather(
             self.store.calls(ids), self.store.spans(ids), self.store.rewards(ids), self.store.attempts(ids)

@@ -1,0 +1,411 @@
+"""Reward debugger: how one rollout's reward became advantages, and what other rules would have made of a stored step.
+
+``agl rewards explain``, ``agl rewards what-if`` and the console's page drive it. Credit and advantages are those of the
+algorithm's own plan (`LightningRL.plan`), over the rollouts as training read them. It writes nothing: what another reward
+function says of a stored rollout is told and forgotten.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentlightning.algorithms.advantage import ADVANTAGES
+from agentlightning.algorithms.combinations import GAE
+from agentlightning.algorithms.credit import find_rule
+from agentlightning.algorithms.lightning_rl import LightningRL
+from agentlightning.algorithms.plugins import own_code
+from agentlightning.algorithms.rewards import RewardPolicy
+from agentlightning.analysis.step_record import StepRecord, read_step
+from agentlightning.errors import ConfigError, NotFoundError
+from agentlightning.runner.scoring import Score, Scorer
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.scan import read_steps
+from agentlightning.trainer.data.rescore import RescoredRollout, Rescoring
+from agentlightning.trainer.policies import DEFAULTS, PART_SETTINGS
+from agentlightning.training_types import Trajectory
+from agentlightning.types import Outcome, Reward, RewardSource, Rollout
+
+REPLACED_SOURCES: frozenset[RewardSource] = frozenset({"return", "function", "output"})
+"""Sources of rewards that another reward function takes the place of."""
+MAX_STEPS_AHEAD = 100
+"""Steps after the one that a rollout was enqueued for, within which the one that consumed it is looked for."""
+MAX_SCORED = 64
+"""Rollouts whose whole records are held while a reward function scores them."""
+SMALL = 1e-9
+"""An advantage below it has no sign."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallAdvantage:
+    """Credit and advantage of one call."""
+
+    call_id: str
+    place: int
+    """Among the rollout's own calls, from 1."""
+    agent: str | None
+    tokens: int
+    """Trained tokens; each has the call's advantage."""
+    step_reward: float
+    credit: float
+    advantage: float
+    """The mean over its tokens, where they have one each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutAdvantage:
+    """One rollout of a step as an algorithm sees it."""
+
+    rollout_id: str
+    group_id: str
+    reward: float | None
+    """As the algorithm weighs it; None where it is not known."""
+    outcome: Outcome
+    calls: list[CallAdvantage]
+    """None where the outcome is invalid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardExplanation:
+    """The way from the recorded rewards of a rollout to the advantages of its calls."""
+
+    run_id: str
+    step: int
+    consumed: bool
+    policy: str
+    rollout: RolloutAdvantage
+    group: dict[str, float | None]
+    """Reward of each rollout of its group."""
+    lines: list[str]
+    """The same in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardChange:
+    """Another way to reward the rollouts of a step. None leaves a part as the run has it."""
+
+    credit: str | None = None
+    credit_settings: Mapping[str, Any] | None = None
+    advantage: str | None = None
+    weights: Mapping[str, float] | None = None
+    scorer: Scorer | None = None
+    """A reward function in place of the run's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallChange:
+    """One call under both. None where it has no advantage (its rollout is invalid, or the run's came from a critic)."""
+
+    rollout_id: str
+    group_id: str
+    call_id: str
+    place: int
+    agent: str | None
+    tokens: int
+    credit_before: float | None
+    credit_after: float | None
+    advantage_before: float | None
+    advantage_after: float | None
+
+    @property
+    def change(self) -> float:
+        return (self.advantage_after or 0.0) - (self.advantage_before or 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfReport:
+    """A step as it was learned from, and as it would be."""
+
+    run_id: str
+    step: int
+    policy: str
+    before: dict[str, Any]
+    after: dict[str, Any]
+    """Settings that differ."""
+    rewards: dict[str, tuple[float | None, float | None]]
+    """Of each rollout, before and after."""
+    outcomes: dict[str, tuple[Outcome | None, Outcome]]
+    calls: list[CallChange]
+    """In the order of the rollouts."""
+    turned: float | None
+    """Share of calls whose advantage would get another sign, get one or lose it."""
+    moved: float | None
+    """The mean change of an advantage over their mean size."""
+    tokens_turned: int = 0
+    """Trained tokens of the calls that turn."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """Rollouts on which the other reward function failed, and how."""
+
+
+async def explain_rollout(store: LightningStore, rollout_id: str, policy: str | None = None) -> RewardExplanation:
+    """The calculation of one rollout's credit and advantages. NotFoundError where there is no such rollout; ConfigError
+    where its advantages are in no store (a critic's, a judge's)."""
+    found = await store.rollouts(RolloutQuery(ids=[rollout_id]))
+    if not found:
+        raise NotFoundError(f"{rollout_id}: no such rollout; see: agl rollouts list RUN")
+    rollout = found[0]
+    if rollout.mode != "train":
+        raise ConfigError(f"{rollout_id}: is an evaluation, which nothing is learned from; expected a training rollout")
+    step = await _consuming_step(store, rollout)
+    record = await read_step(store, rollout.run_id, rollout.step if step is None else step, policy, step is not None)
+    advantages = await _advantages(store, record, record.algorithm, record.groups)
+    own = advantages.get(rollout_id)
+    if own is None:
+        raise NotFoundError(
+            f"{rollout_id}: step {record.step} learned nothing from it: it failed, or has no call of {record.policy!r}"
+        )
+    group = {one.rollout_id: one.reward for one in advantages.values() if one.group_id == own.group_id}
+    trajectory = next(one for members in record.groups for one in members if one.rollout_id == rollout_id)
+    return RewardExplanation(
+        run_id=rollout.run_id,
+        step=record.step,
+        consumed=record.consumed,
+        policy=record.policy,
+        rollout=own,
+        group=group,
+        lines=_in_words(record, trajectory, own, group),
+    )
+
+
+async def what_if(
+    store: LightningStore, run_id: str, step: int, change: RewardChange, policy: str | None = None
+) -> WhatIfReport:
+    """The step's rollouts under the change: reward, credit and advantage of each call, before anything is trained.
+
+    ConfigError where a part of the change is wrong, or where it needs a critic or a judge.
+    """
+    record = await read_step(store, run_id, step, policy)
+    changed = changed_algorithm(record.algorithm, change)
+    groups, problems = record.groups, dict[str, str]()
+    if change.scorer is not None:
+        groups, problems = await _rescored(store, record, change.scorer)
+    after = await _advantages(store, record, changed, groups)
+    needs_engine = _engine_part(record.algorithm) is not None
+    before = {} if needs_engine else await _advantages(store, record, record.algorithm, record.groups)
+    calls = [call for key, one in after.items() for call in _call_changes(before.get(key), one)]
+    compared = [one for one in calls if None not in (one.advantage_before, one.advantage_after)]
+    size = math.fsum(max(abs(one.advantage_before or 0.0), abs(one.advantage_after or 0.0)) for one in compared)
+    turned = [one for one in compared if _sign(one.advantage_before) != _sign(one.advantage_after)]
+    differ = [name for name in DEFAULTS if getattr(record.algorithm, name) != getattr(changed, name)]
+    return WhatIfReport(
+        run_id=run_id,
+        step=step,
+        policy=record.policy,
+        before={name: getattr(record.algorithm, name) for name in differ},
+        after={name: getattr(changed, name) for name in differ},
+        rewards={key: (before[key].reward if key in before else None, one.reward) for key, one in after.items()},
+        outcomes={key: (before[key].outcome if key in before else None, one.outcome) for key, one in after.items()},
+        calls=calls,
+        turned=len(turned) / len(compared) if compared else None,
+        moved=math.fsum(abs(one.change) for one in compared) / size if size else None,
+        tokens_turned=sum(one.tokens for one in turned),
+        problems=problems,
+    )
+
+
+def changed_algorithm(algorithm: LightningRL, change: RewardChange) -> LightningRL:
+    """The algorithm with the change; a part that is named anew has its own defaults. ConfigError where it is wrong."""
+    changes: dict[str, Any] = {}
+    for part, name in (("credit", change.credit), ("advantage", change.advantage)):
+        if name is not None and name != getattr(algorithm, part):
+            changes |= {setting: DEFAULTS[setting] for setting in PART_SETTINGS[part]} | {part: name}
+    if change.advantage is not None:
+        changes["aggregation"] = algorithm.loss_aggregation  # another advantage is no other aggregation of the loss
+    if change.credit_settings is not None:
+        changes["credit_settings"] = dict(change.credit_settings)
+    if change.weights is not None:
+        changes["reward_weights"] = dict(change.weights)
+    if not changes and change.scorer is None:
+        raise ConfigError("what-if: expected a credit rule, an advantage, weights or a reward function, got none")
+    return replace(algorithm, **changes)
+
+
+async def _advantages(
+    store: LightningStore, record: StepRecord, algorithm: LightningRL, groups: Sequence[Sequence[Trajectory]]
+) -> dict[str, RolloutAdvantage]:
+    """By rollout, in the order of the groups, what the algorithm's plan makes of them."""
+    if (part := _engine_part(algorithm)) is not None:
+        raise ConfigError(
+            f"{part}, which is in no store; expected an advantage of rewards alone: {', '.join(ADVANTAGES)}"
+        )
+    evidence = await record.evidence(store, algorithm)
+    with own_code(algorithm):
+        plan = algorithm.plan(groups, seed=0, evidence=evidence)
+    policy = RewardPolicy(
+        weights=algorithm.reward_weights or {}, missing=algorithm.missing_reward, fill=algorithm.fill_reward
+    )
+    rewards = {one.rollout_id: one.reward for group in policy.settle(groups).groups for one in group}
+    calls: dict[str, list[CallAdvantage]] = {}
+    for one in plan.calls:
+        of_rollout = calls.setdefault(one.rollout_id, [])
+        advantage = one.advantages if isinstance(one.advantages, float | int) else statistics.fmean(one.advantages)
+        of_rollout.append(
+            CallAdvantage(
+                call_id=one.call.call_id,
+                place=len(of_rollout) + 1,
+                agent=one.call.agent,
+                tokens=one.call.trained_tokens,
+                step_reward=one.call.reward,
+                credit=one.credit,
+                advantage=advantage,
+            )
+        )
+    return {
+        one.rollout_id: RolloutAdvantage(
+            rollout_id=one.rollout_id,
+            group_id=one.group_id,
+            reward=rewards.get(one.rollout_id),
+            outcome=plan.outcomes[one.rollout_id],
+            calls=calls.get(one.rollout_id, []),
+        )
+        for group in groups
+        for one in group
+    }
+
+
+def _engine_part(algorithm: LightningRL) -> str | None:
+    if algorithm.advantage == GAE:
+        return "advantage: 'gae' takes a critic's values"
+    return (
+        "kl: with reinforce_pp every token is rewarded by the reference's log-probability"
+        if algorithm.kl_in_reward
+        else None
+    )
+
+
+async def _rescored(
+    store: LightningStore, record: StepRecord, scorer: Scorer
+) -> tuple[list[list[Trajectory]], dict[str, str]]:
+    """The groups with another function's rewards in place of the run's own; a rollout on which it fails has none."""
+    succeeded = [one for one in record.rollouts.values() if one.state == "succeeded"]
+    rescoring, told = Rescoring(store=store, run_id=record.run_id, scorer=scorer), list[RescoredRollout]()
+    for start in range(0, len(succeeded), MAX_SCORED):
+        told += await rescoring.scored(succeeded[start : start + MAX_SCORED])
+    scores = {one.rollout.id: one.score for one in told}
+    replaced: dict[str, list[Reward]] = {}
+    for reward in await store.rewards(list(scores)):
+        if reward.source in REPLACED_SOURCES:
+            replaced.setdefault(reward.rollout_id, []).append(reward)
+    groups = [
+        [
+            _with_score(one, scores[one.rollout_id], replaced.get(one.rollout_id, []))
+            if one.rollout_id in scores
+            else one
+            for one in group
+        ]
+        for group in record.groups
+    ]
+    return groups, {one.rollout.id: one.problem for one in told if one.problem}
+
+
+def _with_score(trajectory: Trajectory, score: Score | None, replaced: Sequence[Reward]) -> Trajectory:
+    gone = {(reward.call_id, reward.name) for reward in replaced}
+    finals = {name: value for name, value in trajectory.rewards.items() if (None, name) not in gone}
+    transitions = []
+    for call in trajectory.transitions:
+        kept = {name: value for name, value in call.rewards.items() if (call.call_id, name) not in gone}
+        named = kept | (score.steps.get(call.call_id, {}) if score is not None else {})
+        transitions.append(replace(call, rewards=named, reward=sum(named.values())))
+    final = math.nan if score is None else score.finals["reward"]
+    return replace(
+        trajectory,
+        reward=final,
+        rewards=finals | (dict(score.finals) if score is not None else {}),
+        transitions=transitions,
+    )
+
+
+def _call_changes(before: RolloutAdvantage | None, after: RolloutAdvantage) -> list[CallChange]:
+    """The calls that have an advantage before or after."""
+    old = {call.call_id: call for call in before.calls} if before is not None else {}
+    new = {call.call_id: call for call in after.calls}
+    found = []
+    for call_id, one in (old | new).items():
+        was, now = old.get(call_id), new.get(call_id)
+        found.append(
+            CallChange(
+                rollout_id=after.rollout_id,
+                group_id=after.group_id,
+                call_id=call_id,
+                place=one.place,
+                agent=one.agent,
+                tokens=one.tokens,
+                credit_before=None if was is None else was.credit,
+                credit_after=None if now is None else now.credit,
+                advantage_before=None if was is None else was.advantage,
+                advantage_after=None if now is None else now.advantage,
+            )
+        )
+    return found
+
+
+async def _consuming_step(store: LightningStore, rollout: Rollout) -> int | None:
+    """The step whose list has the rollout, at the earliest the one that it was enqueued for; None where none has."""
+    if rollout.outcome is None:
+        return None
+    async for page in read_steps(store, rollout.run_id, rollout.step - 1):
+        for step in page:
+            if any(one.rollout_id == rollout.id for one in step.consumed):
+                return step.step
+        if page[-1].step > rollout.step + MAX_STEPS_AHEAD:
+            break
+    return None
+
+
+def _in_words(
+    record: StepRecord, trajectory: Trajectory, own: RolloutAdvantage, group: Mapping[str, float | None]
+) -> list[str]:
+    algorithm, rule = record.algorithm, find_rule(str(record.algorithm.credit))
+    known = [value for value in group.values() if value is not None]
+    spread = statistics.stdev(known) if len(known) > 1 else 0.0
+    lines = [_reward_line(algorithm, trajectory, own.reward)]
+    if known:
+        lines.append(
+            f"group {own.group_id}: {len(known)} rollouts with rewards "
+            f"{', '.join(f'{value:g}' for value in sorted(known, reverse=True))}; mean {statistics.fmean(known):.4g}, "
+            f"standard deviation {spread:.4g}"
+        )
+    settings = rule.settings(algorithm.credit_settings or {})
+    given = f" ({', '.join(f'{name} = {value!r}' for name, value in settings.items())})" if settings else ""
+    lines.append(f"credit {rule.name}{given}: {_first_line(rule.function)}")
+    lines += [
+        f"  call {call.place}{f' by {call.agent}' if call.agent else ''}: "
+        + (f"step reward {call.step_reward:g}, " if call.step_reward else "")
+        + f"credit {call.credit:.4g}"
+        for call in own.calls
+    ]
+    formula = _first_line(ADVANTAGES[algorithm.advantage]) if algorithm.advantage in ADVANTAGES else "a plug-in"
+    lines.append(f"advantage {algorithm.advantage}: {formula}")
+    if algorithm.solved_bonus:
+        lines.append(f"  and solved_bonus × reward: {algorithm.solved_bonus:g} × {own.reward or 0.0:g}")
+    lines += [
+        f"  call {call.place}: {call.advantage:+.4g} on each of {call.tokens} trained tokens" for call in own.calls
+    ]
+    lines.append(
+        f"outcome: {own.outcome}" + ("" if record.consumed else ", if the step were learned from as it is now")
+    )
+    return lines
+
+
+def _reward_line(algorithm: LightningRL, trajectory: Trajectory, reward: float | None) -> str:
+    total = "not known" if reward is None or not math.isfinite(reward) else f"{reward:.4g}"
+    if not algorithm.reward_weights or trajectory.failed:
+        named = ", ".join(f"{name} {value:g}" for name, value in trajectory.rewards.items() if name != "reward")
+        return f"reward: {total}" + (f" (also recorded: {named})" if named else "")
+    terms = " + ".join(
+        f"{weight:g} × {name} {trajectory.rewards.get(name, math.nan):g}"
+        for name, weight in algorithm.reward_weights.items()
+    )
+    return f"reward: {terms} = {total}"
+
+
+def _first_line(function: object) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def _sign(number: float | None) -> int:
+    return 0 if number is None or abs(number) < SMALL else 1 if number > 0 else -1

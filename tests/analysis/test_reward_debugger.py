@@ -1,0 +1,207 @@
+"""The calculation of a reward in words and numbers, and a stored step under other rules."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from stored_runs import Earned, add_rollouts, record
+from typer.testing import CliRunner
+
+from agentlightning.analysis.reward_debugger import RewardChange, WhatIfReport, explain_rollout, what_if
+from agentlightning.cli.app import app
+from agentlightning.errors import ConfigError, NotFoundError
+from agentlightning.runner.scoring import FunctionScorer
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
+from agentlightning.types import Consumed, ConsumedInputs
+
+GROUP = [Earned(group="a", replica=place, reward=float(place == 0), calls=(2, 3)) for place in range(4)]
+"""Rewards 1, 0, 0, 0: mean 0.25, deviation 0.5, advantages 1.5 and -0.5 by GRPO (less by its epsilon)."""
+GRPO = (0.75 / 0.5001, -0.25 / 0.5001)
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[LightningStore]:
+    async with InMemoryLightningStore() as opened:
+        yield opened
+
+
+async def made(store: LightningStore, earned: list[Earned] = GROUP, **tables: Any) -> list[str]:
+    tables = {"algorithm": {"group_size": 4}, **tables}
+    await store.create_run("run", record(**tables), "run")
+    return await add_rollouts(store, "run", 1, earned)
+
+
+async def changed(store: LightningStore, **change: Any) -> WhatIfReport:
+    return await what_if(store, "run", 1, RewardChange(**change))
+
+
+async def test_a_reward_is_explained_from_record_to_advantage(store: LightningStore) -> None:
+    first, *_ = await made(store)
+    found = await explain_rollout(store, first)
+    assert [(one.credit, one.tokens) for one in found.rollout.calls] == [(1.0, 2), (1.0, 3)]
+    assert [one.advantage for one in found.rollout.calls] == pytest.approx([GRPO[0]] * 2)
+    assert sorted(found.group.values(), key=str) == [0.0, 0.0, 0.0, 1.0]
+    told = "\n".join(found.lines)
+    assert "reward: 1\n" in told
+    assert "rewards 1, 0, 0, 0; mean 0.25, standard deviation 0.5" in told
+    assert "credit uniform: R for each transition" in told
+    assert "advantage grpo: (credit - mean of the rewards) / (standard deviation of the rewards + 1e-4)" in told
+    assert "call 2: +1.5 on each of 3 trained tokens" in told
+    assert told.endswith("outcome: trained, if the step were learned from as it is now")
+
+
+async def test_a_consumed_rollout_is_explained_from_its_steps_list(store: LightningStore) -> None:
+    ids = await made(store)
+    inputs = [ConsumedInputs(attempt=1, calls=[f"{key}-0"], rewards=[f"{key}-reward-None"]) for key in ids]
+    listed = [Consumed(rollout_id=key, outcome="trained", inputs=one) for key, one in zip(ids, inputs, strict=True)]
+    await store.open_step("run", 3, listed)
+    found = await explain_rollout(store, ids[1])
+    assert (found.step, found.consumed) == (3, True)
+    assert [one.call_id for one in found.rollout.calls] == [f"{ids[1]}-0"]  # the step had not read the second one
+
+
+async def test_named_rewards_are_weighed_in_the_explanation(store: LightningStore) -> None:
+    earned = [
+        Earned(group="a", replica=place, reward=0.0, named={"answer": float(place == 0), "format": 0.5})
+        for place in range(4)
+    ]
+    first, *_ = await made(store, earned, algorithm={"group_size": 4, "reward_weights": {"answer": 1.0, "format": 0.2}})
+    found = await explain_rollout(store, first)
+    assert found.rollout.reward == pytest.approx(1.1)
+    assert found.lines[0] == "reward: 1 × answer 1 + 0.2 × format 0.5 = 1.1"
+
+
+async def test_another_credit_rule_changes_the_calls_that_it_credits_otherwise(store: LightningStore) -> None:
+    ids = await made(store)
+    found = await changed(store, credit="last")
+    assert (found.before["credit"], found.after["credit"]) == ("uniform", "last")
+    of_first = [one for one in found.calls if one.rollout_id == ids[0]]
+    assert [(one.credit_before, one.credit_after) for one in of_first] == [(1.0, 0.0), (1.0, 1.0)]
+    assert [one.advantage_before for one in of_first] == pytest.approx([GRPO[0]] * 2)
+    assert [one.advantage_after for one in of_first] == pytest.approx([0.0, GRPO[0]])
+    assert found.turned == 0.5  # every first call loses its sign
+    assert found.tokens_turned == 4 * 2
+
+
+async def test_another_advantage_is_that_of_the_algorithm_itself(store: LightningStore) -> None:
+    await made(store)
+    found = await changed(store, advantage="rloo")
+    assert [one.advantage_after for one in found.calls[:4]] == pytest.approx([1.0, 1.0, -1 / 3, -1 / 3])
+    assert found.turned == 0.0
+
+
+async def test_settings_of_a_rule_are_given_and_checked(store: LightningStore) -> None:
+    await made(store)
+    found = await changed(store, credit="discounted", credit_settings={"gamma": 0.5})
+    assert [one.credit_after for one in found.calls[:2]] == [0.5, 1.0]
+    with pytest.raises(ConfigError, match="gamma"):
+        await changed(store, credit="discounted", credit_settings={"gamma": 2.0})
+
+
+async def test_other_weights_make_other_rewards(store: LightningStore) -> None:
+    earned = [Earned(group="a", replica=n, reward=float(n), named={"style": float(3 - n)}) for n in range(4)]
+    await made(store, earned)
+    found = await changed(store, weights={"style": 1.0})
+    assert list(found.rewards.values()) == [(0.0, 3.0), (1.0, 2.0), (2.0, 1.0), (3.0, 0.0)]
+    assert found.turned == 1.0
+
+
+def scored(function: Callable[..., Any], threads: ThreadPoolExecutor) -> FunctionScorer:
+    return FunctionScorer(function, threads)
+
+
+async def test_an_edited_reward_function_is_tried_and_nothing_is_written(store: LightningStore) -> None:
+    ids = await made(store)
+    before = await store.rewards(ids)
+    with ThreadPoolExecutor(1) as threads:
+        found = await changed(
+            store, scorer=scored(lambda task, result: 0.0 if "answer 1" in result.answer else 1.0, threads)
+        )
+    assert list(found.rewards.values()) == [(1.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
+    assert set(found.outcomes.values()) == {("trained", "zero_variance")}
+    assert await store.rewards(ids) == before
+    assert [(one.reward, one.outcome) for one in await store.rollouts(RolloutQuery(ids=ids))] == [(1.0, None)] + [
+        (0.0, None)
+    ] * 3
+
+
+async def test_a_function_that_fails_leaves_its_rollout_without_a_reward(store: LightningStore) -> None:
+    ids = await made(store)
+    calls = iter(range(9))
+
+    def score(task: Any, result: Any) -> float:
+        return 1 / next(calls)
+
+    with ThreadPoolExecutor(1) as threads:
+        found = await changed(store, scorer=scored(score, threads))
+    (failed,) = found.problems
+    assert "division by zero" in found.problems[failed]
+    assert found.outcomes[failed] == ("trained", "invalid")
+    assert failed in ids
+    assert all(one.advantage_after is None for one in found.calls if one.rollout_id == failed)
+
+
+async def test_step_rewards_of_the_function_take_the_place_of_recorded_ones(store: LightningStore) -> None:
+    earned = [Earned(group="a", replica=n, reward=0.0, calls=(2, 2), step_rewards={0: float(n == 0)}) for n in range(4)]
+    await made(store, earned, algorithm={"group_size": 4, "credit": "step_rewards"})
+    with ThreadPoolExecutor(1) as threads:
+        scorer = scored(lambda task, result: {"reward": 0.0, "steps": [0.0, 1.0]}, threads)
+        found = await changed(store, scorer=scorer)
+    assert [one.credit_before for one in found.calls[:2]] == [0.75, 0.0]
+    assert {one.credit_after for one in found.calls} == {0.0}  # all calls of a place earn the same
+
+
+async def test_what_takes_a_model_is_refused_by_name(store: LightningStore) -> None:
+    ids = await made(store)
+    with pytest.raises(ConfigError, match="advantage: 'gae' takes a critic's values, which is in no store"):
+        await changed(store, advantage="gae")
+    with pytest.raises(ConfigError, match="credit: 'judge' asks a model"):
+        await changed(store, credit="judge", credit_settings={"model": "m", "url": "http://h/v1"})
+    with pytest.raises(ConfigError, match="what-if: expected a credit rule"):
+        await changed(store)
+    with pytest.raises(NotFoundError, match="no rollout of step 7 has finished"):
+        await what_if(store, "run", 7, RewardChange(credit="last"))
+    with pytest.raises(ConfigError, match="policy: expected one of default, got 'writer'"):
+        await explain_rollout(store, ids[0], "writer")
+
+
+async def test_a_rule_that_reads_earlier_steps_gets_them(store: LightningStore) -> None:
+    await made(store)
+    found = await changed(store, credit="learned", credit_settings={"history": 2})
+    assert {one.advantage_after is not None for one in found.calls} == {True}
+
+
+REWARD = "def score(task, result):\n    return float(len(result.answer))\n"
+
+
+async def test_the_commands_explain_and_try(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/agl.db"
+    (tmp_path / "reward.py").write_text(REWARD)
+    async with SqlLightningStore(url) as opened:
+        first, *_ = await made(opened)
+
+    async def agl(*words: str) -> str:
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["rewards", *words, "--store", url])
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.output
+
+    assert "call 1: +1.5 on each of 2 trained tokens" in await agl("explain", first)
+    assert orjson.loads(await agl("explain", first, "--json"))["rollout"]["outcome"] == "trained"
+    told = await agl("what-if", "run", "--step", "1", "--credit", "last")
+    assert "credit: uniform -> last" in told
+    assert "4 of 8 calls change; 50.0% turn" in told
+    function = f"{tmp_path}/reward.py:score"
+    found = orjson.loads(await agl("what-if", "run", "--step", "1", "--with", function, "--json"))
+    assert found["rewards"][first] == [1.0, 24.0]
+    told = await agl("what-if", "run", "--step", "1", "--credit", "discounted", "--credit-set", "gamma=0.5")
+    assert "1.000 -> 0.500" in told
+    assert "reward_weights: None -> {'reward': 2.0}" in await agl(
+        "what-if", "run", "--step", "1", "--weights", "reward=2"
+    )

@@ -1,0 +1,174 @@
+"""Suggestions from runs that were planted with good and bad settings."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from stored_runs import record
+from typer.testing import CliRunner
+
+from agentlightning.analysis.suggestions import Suggestions, suggest
+from agentlightning.cli.app import app
+from agentlightning.store.base import LightningStore
+from agentlightning.store.sql.store import InMemoryLightningStore, SqlLightningStore
+from agentlightning.types import RunState
+
+HELD_OUT = "eval/greedy/reward_mean"
+FALLING = "the reward was 0.5 up to step 9 and is 0.1: lower trainer.learning_rate, keep the policy near its reference"
+GOOD, BAD = 2e-5, 1e-3
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[LightningStore]:
+    async with InMemoryLightningStore() as opened:
+        yield opened
+
+
+async def ran(
+    store: LightningStore,
+    run: str,
+    rate: float,
+    held_out: float | None,
+    *,
+    alarms: Mapping[str, str] | None = None,
+    state: RunState = "finished",
+    **tables: Any,
+) -> None:
+    tables["trainer"] = {"learning_rate": rate, **tables.get("trainer", {})}
+    await store.create_run(run, record(**tables), run)
+    summary = {"step": 9, "alarms": dict(alarms or {})} | ({} if held_out is None else {HELD_OUT: held_out})
+    await store.update_run(run, state, summary)
+
+
+async def planted(store: LightningStore, count: int) -> None:
+    """Runs of alternately a good and a bad learning rate; clipping has nothing to do with the outcome."""
+    dice = random.Random(0)
+    for number in range(count):
+        good = number % 2 == 0
+        reward = (0.8 if good else 0.2) + dice.gauss(0, 0.02)
+        clip = {"grad_clip": dice.choice((0.5, 1.0)), "seed": number}
+        alarms = {} if good else {"reward_falling": FALLING}
+        await ran(
+            store,
+            f"r{number:02}",
+            (GOOD if good else BAD) * dice.uniform(0.8, 1.2),
+            reward,
+            alarms=alarms,
+            trainer=clip,
+        )
+
+
+async def suggested(store: LightningStore, rate: float, **tables: Any) -> Suggestions:
+    return await suggest(store, record(trainer={"learning_rate": rate}, **tables))
+
+
+async def test_three_runs_are_not_enough(store: LightningStore) -> None:
+    await planted(store, 3)
+    found = await suggested(store, BAD)
+    assert found.tuning is None
+    assert found.no_tuning == ("not enough runs: 3 comparable ones have finished with a held-out reward, 10 are needed")
+    assert found.nearest[0].run_id == "r01"  # the bad rate is nearest
+
+
+async def test_a_planted_good_learning_rate_is_ranked_above_a_bad_one(store: LightningStore) -> None:
+    pytest.importorskip("optuna")
+    await planted(store, 14)
+    found = await suggested(store, BAD)
+    tuning = found.tuning
+    assert tuning is not None
+    assert tuning.why_not is None
+    assert tuning.runs == 14
+    assert next(iter(tuning.importances)) == "trainer.learning_rate"
+    assert tuning.backtest_error < 0.1 < tuning.mean_error
+    assert all(one.settings["trainer.learning_rate"] < 1e-4 for one in tuning.proposals)
+    assert tuning.proposals[0].predicted.value > 0.7
+    assert tuning.own.predicted.value < 0.3
+    assert tuning.own.predicted.low < 0.2 < tuning.own.predicted.high
+    again = await suggested(store, BAD)
+    assert again.tuning == tuning
+
+
+async def test_where_settings_explain_nothing_nothing_is_proposed(store: LightningStore) -> None:
+    pytest.importorskip("optuna")
+    dice = random.Random(1)
+    for number in range(12):
+        await ran(store, f"r{number:02}", 10 ** dice.uniform(-6, -3), dice.random())
+    tuning = (await suggested(store, GOOD)).tuning
+    assert tuning is not None
+    assert tuning.proposals == []
+    assert (tuning.why_not or "").startswith("earlier runs do not tell: predicted from the others, each is off by ")
+
+
+async def test_without_a_varied_setting_there_is_nothing_to_learn(store: LightningStore) -> None:
+    for number in range(10):
+        await ran(store, f"r{number:02}", GOOD, 0.5, trainer={"seed": number})
+    found = await suggested(store, GOOD)
+    assert found.no_tuning == "no setting was varied in the comparable runs"
+
+
+async def test_an_alarm_that_a_setting_explains_is_a_rule_with_its_evidence(store: LightningStore) -> None:
+    await planted(store, 4)
+    (rule,) = (await suggested(store, 2 * BAD)).rules
+    assert (rule.alarm, rule.setting) == ("reward_falling", "trainer.learning_rate")
+    assert (sorted(rule.alarmed), sorted(rule.quiet)) == (["r01", "r03"], ["r00", "r02"])
+    assert rule.text.startswith("trainer.learning_rate = 0.002: all 2 runs with ")
+    assert rule.text.endswith(f"had the alarm, none of 2 others: {FALLING}")
+    assert [one.setting for one in (await suggested(store, GOOD)).rules] == [
+        None
+    ]  # half of the runs had it all the same
+
+
+async def test_while_an_alarm_is_active_nothing_else_is_suggested(store: LightningStore) -> None:
+    await planted(store, 14)
+    await ran(store, "now", 3e-4, 0.4, alarms={"reward_falling": FALLING}, state="running", trainer={"seed": 7})
+    found = await suggested(store, 3e-4)
+    assert [(one.run_id, one.name) for one in found.active] == [("now", "reward_falling")]
+    assert (found.rules, found.nearest, found.tuning) == ([], [], None)
+    assert found.no_tuning == "an alarm is active: first comes what it says"
+    assert (await suggested(store, GOOD)).active == []  # of other settings
+
+
+async def test_only_runs_of_the_same_model_tasks_and_reward_are_compared(store: LightningStore) -> None:
+    await ran(store, "same", GOOD, 0.5)
+    await ran(store, "other-model", GOOD, 0.5, model={"path": "other"})
+    await ran(store, "other-tasks", GOOD, 0.5, data={"train": "others.jsonl"})
+    await store.create_run("imported", {}, "imported")
+    found = await suggested(store, GOOD)
+    assert (found.comparable, [one.run_id for one in found.nearest]) == (1, ["same"])
+    assert found.best is not None
+    assert (found.best.run_id, found.best.distance, found.best.differs) == ("same", 0.0, [])
+
+
+TOML = """
+[model]
+path = "m"
+[agent]
+run = "agent.py:solve"
+[data]
+train = "tasks.jsonl"
+val = "held-out.jsonl"
+[trainer]
+learning_rate = 1e-3
+"""
+
+
+async def test_the_command_says_the_same(tmp_path: Path) -> None:
+    url, config = f"sqlite:///{tmp_path}/agl.db", tmp_path / "train.toml"
+    config.write_text(TOML)
+    async with SqlLightningStore(url) as opened:
+        await planted(opened, 3)
+
+    async def agl(*words: str) -> str:
+        done = await asyncio.to_thread(CliRunner().invoke, app, ["suggest", str(config), *words, "--store", url])
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.output
+
+    assert "no settings are suggested: not enough runs: 3 comparable ones" in await agl()
+    assert orjson.loads(await agl("--json"))["comparable"] == 3
+    assert "trainer.learning_rate = 0.9: all 1 runs with" in await agl("--set", "trainer.learning_rate=0.9")
