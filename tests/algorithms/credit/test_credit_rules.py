@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from credit_trajectories import trajectory
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agentlightning.algorithms import LightningRL
@@ -182,6 +182,7 @@ def test_the_order_of_rollouts_does_not_matter(name: str, rows: list[tuple[float
 @pytest.mark.parametrize("name", SHIFTED)
 @settings(deadline=None, max_examples=30)
 @given(groups, st.floats(-5, 5))
+@example([(0.0, "x", False), (0.25, "xx", False), (0.25, "xx", False), (0.25, "xy", False)], 3.4049767349229)
 def test_a_constant_added_to_all_rewards_changes_no_advantage(
     name: str, rows: list[tuple[float, str, bool]], constant: float
 ) -> None:

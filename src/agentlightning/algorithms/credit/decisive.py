@@ -67,10 +67,15 @@ def decisiveness(groups: Sequence[Sequence[Trajectory]], key: Key) -> dict[Hasha
             freedom[place][0] += len(rewards) - len(by_action)
             freedom[place][1] += len(rewards) - 1
     return {
-        place: max(0.0, 1.0 - (within[place] / inside) / (total[place] / over))
+        place: _share(1.0 - (within[place] / inside) / (total[place] / over))
         for place, (inside, over) in freedom.items()
         if inside and total[place]
     }
+
+
+def _share(found: float) -> float:
+    """0 for what rounding leaves of a zero: divided by its own mean it would weigh as much as a place that decides all."""
+    return found if found > 1e-9 else 0.0
 
 
 def _credit(trajectory: Trajectory, known: Mapping[Hashable, float], floor: float) -> Credit:
