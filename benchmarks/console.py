@@ -3,8 +3,8 @@
 A store of 1,000,000 rollouts and 5,000,000 calls is made in minutes, in SQLite and in a PostgreSQL of this machine where its
 programs are installed (console_store.py). Then, in the process of the store:
 
-    filter_p95_ms    a page of 50 summaries: many filters (selective, unselective, matching nothing), sorted by each column in
-                     both directions, within the large run, a small one, and over all; the first page and the next
+    filter_p95_ms    a page of 50 summaries: many filters (selective, unselective, matching nothing), sorted by each column
+                     in both directions, within the large run, a small one, and over all; the first page and the next
     rollout_p95_ms   one rollout of 64 calls with its attempts, calls, rewards and spans
 
 Figures are of the slower database; those of each are printed before.

@@ -12,6 +12,7 @@ values, in which a comparison with a field that has none is unknown, and so is i
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 import typing
@@ -238,7 +239,7 @@ class _Parser:
         if self.kind != "number":
             raise self.wrong("a number", name)
         number = float(self.token)
-        if not abs(number) < 2**63:
+        if not abs(number) < (math.inf if kind is float else 2**63):
             raise self.wrong("a number of at most 64 bits", name)
         # Of the field's own type wherever that is exact: so databases and Python compare alike, however large it is.
         exact = int(self.token) if self.token.lstrip("-").isdigit() else int(number) if number.is_integer() else None

@@ -23,6 +23,8 @@ from sqlalchemy import (
     Select,
     Text,
     and_,
+    asc,
+    desc,
     func,
     literal,
     literal_column,
@@ -172,7 +174,7 @@ class _Page:
     def _parts_of_order(self) -> Iterator[Select[Any]]:
         """The rows after the place, as queries that indexes answer in order: those with a value, then those without."""
         column, row_id, place = _table.c[self._name], _table.c.id, self._place
-        turn = (lambda each: each.desc()) if self._descending else (lambda each: each)
+        turn: Callable[..., Any] = desc if self._descending else asc
         later = operator.lt if self._descending else operator.gt
         mine = select(_table).where(_table.c.run_id == self._run_id)
         if place is None or place.value is not None:
@@ -237,7 +239,8 @@ def _comparison(comparison: Comparison, columns: Columns, sqlite: bool) -> Colum
         return column.in_(values)
     if sign == "~":
         return find(column, values[0]) > 0
-    compared: ColumnElement[bool] = COMPARISONS[sign](column, values[0])
+    compare: Callable[..., Any] = COMPARISONS[sign]
+    compared: ColumnElement[bool] = compare(column, values[0])
     return compared
 
 
