@@ -1,4 +1,4 @@
-"""What the console stands on: how long a large store takes to answer it.
+"""The speed of what the console stands on: how long a large store takes to answer it.
 
 A store of 1,000,000 rollouts and 5,000,000 calls is made in minutes, in SQLite and in a PostgreSQL of this machine where its
 programs are installed (console_store.py). Then, in the process of the store:

@@ -74,7 +74,7 @@ Rows = dict[Table, list[tuple[Any, ...]]]
 
 @dataclass(frozen=True)
 class Filled:
-    """What a store was filled with."""
+    """Ids of what is in a filled store."""
 
     runs: list[str]
     long: list[str]

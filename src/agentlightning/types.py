@@ -163,7 +163,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
-    """What lists, plots and filters show of one finished rollout: made in the transaction that finishes it."""
+    """One finished rollout as lists, plots and filters show it: made in the transaction that finishes it."""
 
     id: str
     run_id: str

@@ -66,7 +66,7 @@ async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 async def take(stream: AsyncIterator[dict[str, Any]], wanted: int) -> list[tuple[str, Any]]:
-    """What the next events bring, until there are so many records: (event, record)."""
+    """The records of the next events, until there are so many: (event, record)."""
     found: list[tuple[str, Any]] = []
     while len(found) < wanted:
         event = await anext(stream)

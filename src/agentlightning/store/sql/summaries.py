@@ -45,9 +45,11 @@ from agentlightning.store.summaries import COLUMNS, Place, failure_of, first_row
 from agentlightning.store.where import AGENT, COMPARISONS, AllOf, Comparison, Filter, Not, Value
 from agentlightning.types import RolloutSummary
 
+FIRST_ROWS = 300
 MAX_WALKED = 5000
-"""First rows of an order that are looked through: some milliseconds. Most filters find a page among them."""
-MAX_FEW = 5000
+"""First rows of an order that are looked through: a millisecond, in which filters that leave much find a page, and some
+tens, which are still less than all rows of a large run take."""
+MAX_FEW = 2000
 """Rows that a comparison may leave, to be read by its index one by one."""
 INDEXED = frozenset({*SUMMARY_ORDERS, *SUMMARY_KEYS, "id", "finished_ns"})
 
@@ -59,7 +61,7 @@ Columns = Callable[[str], ColumnElement[Any]]
 
 @dataclass(slots=True)
 class CallTotals:
-    """What the calls of one attempt come to."""
+    """Sums over the calls of one attempt."""
 
     turns: int = 0
     prompt_tokens: int = 0
@@ -146,14 +148,14 @@ class _Page:
                 if len(found) == self._wanted:
                     break
             return found
-        for look in (self._walk, self._among_few):
+        for look in (lambda: self._walk(FIRST_ROWS), self._among_few, lambda: self._walk(MAX_WALKED)):
             if (rows := look()) is not None:
                 return rows
         return self._fetch(self._filtered(_table, self._unindexed).where(_table.c.run_id == self._run_id))
 
-    def _walk(self) -> list[RolloutSummary] | None:
+    def _walk(self, count: int) -> list[RolloutSummary] | None:
         """Looks through the first rows of the order; None where they do not fill the page."""
-        first = next(self._parts_of_order()).limit(MAX_WALKED).subquery()
+        first = next(self._parts_of_order()).limit(count).subquery()
         found = self._fetch(self._filtered(first, first.c.__getitem__))
         return found if len(found) == self._wanted else None
 
