@@ -1,4 +1,4 @@
-"""The rules that name what bounds a run, on rows of metrics; real runs are in tests/end_to_end/test_planted_bottlenecks.py."""
+"""The rules that name what bounds a run, on rows of metrics; tests/end_to_end/test_planted_bottlenecks.py has real runs."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from agentlightning.store.audit import Actor
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.store.summary_types import SummaryQuery
 from agentlightning.store.tokens import TokenRole, new_secret
 from agentlightning.store.wire import METHODS
 from agentlightning.types import (
@@ -138,6 +139,7 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "cancel": {"rollout_ids": [rollout_id]},
         "expire_leases": {},
         "rollouts": {"query": RolloutQuery(run_id=run_id)},
+        "summaries": {"query": SummaryQuery(run_id=run_id)},
         "count": {"run_id": run_id},
         "attempts": {"rollout_ids": [rollout_id]},
         "wait": {"run_id": run_id, "timeout_s": 0.0},
@@ -153,6 +155,7 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "resources": {"run_id": run_id},
         "log_metrics": {"metrics": [Metric(run_id=run_id, step=1, name="m", value=1.0)]},
         "metrics": {"run_id": run_id},
+        "series": {"run_id": run_id},
         "wait_resources": {"run_id": run_id, "after": {}, "timeout_s": 0.0},
         "follow_metrics": {"run_id": run_id, "timeout_s": 0.0},
         "statistics": {},

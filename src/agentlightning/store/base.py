@@ -24,6 +24,7 @@ from agentlightning.background import BackgroundTasks
 from agentlightning.errors import RewardError
 from agentlightning.store.audit import AuditEntry
 from agentlightning.store.sentences import reason
+from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.tokens import NewToken, Token, TokenRole
 from agentlightning.types import (
     JSON,
@@ -195,6 +196,13 @@ class LightningStore(abc.ABC):
         """Rollouts that match."""
 
     @abc.abstractmethod
+    async def summaries(self, query: SummaryQuery) -> SummaryPage:
+        """Summaries of finished rollouts that match, in order: at most `limit`, which is at most 1000.
+
+        InputError names what is wrong with the filter, and where. They stay when records of their rollouts are dropped.
+        """
+
+    @abc.abstractmethod
     async def count(self, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
         """Returns the number of the run's rollouts in each state, by mode."""
 
@@ -283,6 +291,15 @@ class LightningStore(abc.ABC):
     @abc.abstractmethod
     async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
         """Metrics of a run by step, name and time, abandoned ones included and marked."""
+
+    @abc.abstractmethod
+    async def series(
+        self, run_id: str, names: Sequence[str] | None = None, max_points: int = 500, after_step: int | None = None
+    ) -> dict[str, list[SeriesPoint]]:
+        """Metrics of a run by name (all, if None), each of at most `max_points` buckets of steps, in order.
+
+        Abandoned values are left out, and those that are no finite numbers. `after_step`: only later steps.
+        """
 
     # --- waiting and statistics --------------------------------------------------------------------------------------
 

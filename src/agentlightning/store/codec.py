@@ -19,6 +19,7 @@ import msgspec
 import orjson
 
 from agentlightning.errors import InputError
+from agentlightning.store.summary_types import RolloutSummary
 from agentlightning.types import (
     Call,
     CallCredit,
@@ -203,6 +204,7 @@ class RecordCodec(Generic[T]):
 CALLS, SPANS, REWARDS, METRICS = RecordCodec(Call), RecordCodec(Span), RecordCodec(Reward), RecordCodec(Metric)
 RUNS, ROLLOUTS, RESOURCES = RecordCodec(Run), RecordCodec(Rollout), RecordCodec(Resource)
 CONSUMED, CREDIT = RecordCodec(Consumed), RecordCodec(CallCredit)
+SUMMARIES = RecordCodec(RolloutSummary)
 read_retry = msgspec.json.Decoder(RetryPolicy).decode
 
 

@@ -89,5 +89,7 @@ def _credit(trajectory: Trajectory, known: Mapping[Hashable, float], floor: floa
 
 
 def _squares(numbers: Sequence[float]) -> float:
+    """Squares around the mean, without deviations that are its rounding: equal rewards have none."""
     mean = statistics.fmean(numbers)
-    return math.fsum((one - mean) ** 2 for one in numbers)
+    rounding = 1e-12 * max(map(abs, numbers))
+    return math.fsum((one - mean) ** 2 for one in numbers if abs(one - mean) > rounding)
