@@ -15,7 +15,8 @@ this machine's cores. For each number of agents and gateways:
 The last line has the figures of the most agents with the fewest gateways, the loss of all, and in `measured` everything;
 `added_p99_growth` is the p99 of the most agents over that of the fewest. Needs PostgreSQL (`make servers`).
 
-    python benchmarks/scale.py [--agents 100 1000] [--gateways 1 2 4] [--think-s 10] [--quick]
+    python benchmarks/scale.py [--agents 100 1000] [--gateways 1 2 4] [--think-s 10] [--rollouts-per-agent 2]
+        [--quick]
 """
 
 from __future__ import annotations
@@ -56,7 +57,6 @@ KEY = "sk-agl-server-of-the-benchmark"
 TURNS = 4
 ENGINE_S = 0.5
 AGENTS_PER_WORKER = 250
-ROLLOUTS_PER_AGENT = 2
 START_S = 90.0
 LATE = 5.0
 """Multiple of the time that a measurement should take after which it is given up."""
@@ -70,11 +70,12 @@ class Load:
     agents: int
     gateways: int
     think_s: float
+    rollouts_per_agent: int = 2
 
     @property
     def expected_s(self) -> float:
         """About how long it takes where nothing but agents and engine take time."""
-        return ROLLOUTS_PER_AGENT * ((TURNS + 1) * (self.think_s + ENGINE_S))
+        return self.rollouts_per_agent * ((TURNS + 1) * (self.think_s + ENGINE_S))
 
 
 def main() -> None:
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--agents", type=int, nargs="+", default=[100, 1000], help="agents at a time")
     parser.add_argument("--gateways", type=int, nargs="+", default=[1, 2, 4], help="gateway processes")
     parser.add_argument("--think-s", type=float, default=10.0, help="seconds between two calls of an agent, on average")
+    parser.add_argument("--rollouts-per-agent", type=int, default=2, help="one after the other")
     parser.add_argument("--quick", action="store_true", help="a look at whether it runs: 4 and 16 agents, 2 gateways")
     given = parser.parse_args()
     sys.path.insert(0, str(SERVERS))
@@ -90,7 +92,11 @@ def main() -> None:
     if reason := missing():
         sys.exit(reason)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
-    loads = [Load(agents, gateways, given.think_s) for gateways in given.gateways for agents in given.agents]
+    loads = [
+        Load(agents, gateways, given.think_s, given.rollouts_per_agent)
+        for gateways in given.gateways
+        for agents in given.agents
+    ]
     if given.quick:
         loads = [Load(4, 2, 0.2), Load(16, 2, 0.2)]
     measured = []
@@ -125,10 +131,11 @@ async def measure(fleet: Fleet) -> dict[str, Any]:
         # Renderer, connections and pools are made once: they are no agent's.
         await fleet.finished(store, await store.enqueue(fleet.rollouts(run_id, "warm", min(load.agents, 64), 0.0)))
         fleet.log.unlink()
-        processes = [psutil.Process(process.pid) for process in (fleet.server, *workers)]
+        # Looked for once: it reads the whole list of the machine's processes for each.
+        processes = [each for process in (fleet.server, *workers) for each in family(psutil.Process(process.pid))]
         before, spent = memory_mb(processes), fleet.cpu_s(workers)
         began = time.monotonic()
-        made = fleet.rollouts(run_id, "measured", load.agents * ROLLOUTS_PER_AGENT, load.think_s)
+        made = fleet.rollouts(run_id, "measured", load.agents * load.rollouts_per_agent, load.think_s)
         queued = [
             rollout
             for start in range(0, len(made), 1000)
@@ -166,8 +173,8 @@ def p99(ordered: Sequence[float]) -> float:
 
 
 def memory_mb(processes: Sequence[psutil.Process]) -> float:
-    """Resident memory of the processes and of their children."""
-    return sum(each.memory_info().rss for process in processes for each in family(process)) / 2**20
+    """Resident memory of the processes."""
+    return sum(each.memory_info().rss for each in processes) / 2**20
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:

@@ -27,24 +27,7 @@ def print_rollout(
     )
     console.print(f"task {orjson.dumps(rollout.task).decode()}", soft_wrap=True)
     for number, call in enumerate(calls, 1):
-        version = ", ".join(f"v{span.version}" for span in call.versions)
-        cause = f"  fork: {call.fork_cause}" if call.fork_cause else ""
-        if call.untrained_tokens:
-            cause += f" ({call.untrained_tokens} sampled tokens are context only)"
-        by = f" by {call.agent}" if call.agent else ""
-        console.print(
-            f"── call {number}{by}  {call.policy or call.model}  "
-            + (_external(call) if not call.policy else f"{version}  {_sampled(call)}{cause}"),
-            soft_wrap=True,
-            style="dim",
-        )
-        if call.decoding:
-            console.print(f"  decoding: {decoding_line(call.decoding)}", soft_wrap=True, style="dim")
-        for message in (*call.messages, call.completion):
-            console.print(_message(message), soft_wrap=True)
-        if tokens:
-            for token, logprob in zip(call.sampled_ids, call.logprobs, strict=True):
-                console.print(f"    {token:>8}  {logprob:9.4f}")
+        print_call(console, number, call, tokens)
     console.print("──", style="dim")
     for reward in rewards:
         where = f" on call {reward.call_id}" if reward.call_id else ""
@@ -58,6 +41,28 @@ def print_rollout(
         for title, text in (("error", attempt.error), ("output", attempt.output)):
             if text and not (title == "output" and attempt.error and text.strip() in attempt.error):
                 console.print(f"  {title}: {text.strip()}", soft_wrap=True, style="yellow")
+
+
+def print_call(console: Console, number: int, call: Call, tokens: bool = False) -> None:
+    """Print one call: by whom, with which weights, what it added to the conversation and what was said."""
+    version = ", ".join(f"v{span.version}" for span in call.versions)
+    cause = f"  fork: {call.fork_cause}" if call.fork_cause else ""
+    if call.untrained_tokens:
+        cause += f" ({call.untrained_tokens} sampled tokens are context only)"
+    by = f" by {call.agent}" if call.agent else ""
+    console.print(
+        f"── call {number}{by}  {call.policy or call.model}  "
+        + (_external(call) if not call.policy else f"{version}  {_sampled(call)}{cause}"),
+        soft_wrap=True,
+        style="dim",
+    )
+    if call.decoding:
+        console.print(f"  decoding: {decoding_line(call.decoding)}", soft_wrap=True, style="dim")
+    for message in (*call.messages, call.completion):
+        console.print(_message(message), soft_wrap=True)
+    if tokens:
+        for token, logprob in zip(call.sampled_ids, call.logprobs, strict=True):
+            console.print(f"    {token:>8}  {logprob:9.4f}")
 
 
 def decoding_line(decoding: JSON) -> str:

@@ -44,6 +44,7 @@ WithConsole = Annotated[bool, typer.Option("--console", help="Also start the web
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.")]
 Mode = Annotated[Literal["train", "eval"] | None, typer.Option("--mode", help="Only these rollouts; both by default.")]
 Step = Annotated[int | None, typer.Option("--step", help="Only rollouts enqueued for this training step.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object in place of tables.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Override a setting: --set trainer.steps=20. May be repeated."),
@@ -91,6 +92,13 @@ def print_columns(console: Console, rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         line = "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True))
         console.print(line.rstrip(), soft_wrap=True)
+
+
+def print_json(record: Any) -> None:
+    """Print a record, or a list of them, as one line of JSON; a number that is not finite is null."""
+    import orjson
+
+    typer.echo(orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS, default=str).decode())
 
 
 def run_shown(title: str, runs: Path, work: Callable[[RunFolder, Display], Coroutine[Any, Any, T]]) -> T:

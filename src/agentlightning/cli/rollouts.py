@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from agentlightning.cli import drift, export_rows, traces
+from agentlightning.cli import drift, export_rows, replay, traces
 from agentlightning.cli.options import Mode, RunId, Step, Store, with_store
 from agentlightning.types import RolloutState
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 MAX_REASON_CHARS = 240
 """Characters of what went wrong that a list shows."""
 
-app = typer.Typer(help="List and show rollouts.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="List, show and replay rollouts.", no_args_is_help=True, rich_markup_mode=None)
+app.command("replay")(replay.replay)
 app.command("drift")(drift.show_drift)
 app.command("export-rows")(export_rows.export_rows)
 app.command("export-traces")(traces.export_traces)

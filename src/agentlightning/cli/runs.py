@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli import retention
+from agentlightning.cli import compare, retention
 from agentlightning.cli.options import RunId, Runs, Store, with_store
 from agentlightning.cli.quantities import shown_bytes
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
     from agentlightning.types import Run, RunSize
 
-app = typer.Typer(help="List, show, export and delete runs.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="List, show, compare, export and delete runs.", no_args_is_help=True, rich_markup_mode=None)
+app.command("compare")(compare.compare)
 app.command("export")(retention.export)
 app.command("archive")(retention.archive)
 app.command("delete")(retention.delete)

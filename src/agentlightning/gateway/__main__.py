@@ -148,11 +148,12 @@ def made_key(store_url: str, tls: bool, address: str, port: int) -> Iterator[str
 def _spare_collections() -> None:
     """Look for cycles of garbage less often, and never in what was there at the start: a tenth of the time of a call.
 
-    Calls leave few cycles and thousands of objects each, which reference counts free.
+    Calls leave hardly any cycles and thousands of objects each, which reference counts free. A look at 5,000 objects stops
+    all calls for about 5 ms.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    gc.set_threshold(5_000, 20, 100)
 
 
 async def _check(store: LightningStore) -> None:

@@ -207,7 +207,9 @@ class DisconnectWatch:
         """Wait no longer."""
         self._timer.cancel()
         if self._task is not None:
+            # Forgotten, too: through its cancellation's traceback it would hold this watch, and the call, in a cycle.
             self._task.cancel()
+            self._task = None
 
     def _start(self) -> None:
         self._task = asyncio.ensure_future(self._wait())

@@ -100,6 +100,8 @@ class AttemptCache:
         self._secret: bytes | None = None
         self._keys: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._attempts: OrderedDict[tuple[str, int], TrackedAttempt] = OrderedDict()
+        self._numbers: dict[str, set[int]] = {}
+        """Of `_attempts`, by rollout: those of one are found without a look at ten thousand others."""
         self._rewarding: OrderedDict[str, bool] = OrderedDict()
         self._states: Coalescer[str, Rollout | None] = Coalescer(
             self._read_states, max_items=MAX_READ_STATES, late_s=LATE_S
@@ -175,7 +177,7 @@ class AttemptCache:
                 status=410,
                 code="attempt_over",
             )
-        known = self._attempts.setdefault(identity, TrackedAttempt(rollout, number, float("-inf")))
+        known = self._attempts.get(identity) or self._add(TrackedAttempt(rollout, number, float("-inf")))
         self._attempts.move_to_end(identity)
         known.rollout = rollout
         if current:  # else it may have ended after the store was read: this call is in time, the next one reads again
@@ -189,9 +191,7 @@ class AttemptCache:
         for claim in claims:
             identity = (claim.rollout.id, claim.lease.attempt)
             self._drop((claim.rollout.id, claim.lease.attempt - 1))  # lost with a worker that starts again, say
-            self._attempts[identity] = TrackedAttempt(
-                claim.rollout, claim.lease.attempt, now, complete=not self._shared
-            )
+            self._add(TrackedAttempt(claim.rollout, claim.lease.attempt, now, complete=not self._shared))
             self._keys[claim.key] = identity
         self._bound_attempts()
         _bound(self._keys, self._limit)
@@ -251,8 +251,8 @@ class AttemptCache:
         """These rollouts' attempts have ended, as far as can be told; one that has not is rebuilt from the store."""
         for rollout_id in rollout_ids:
             self._reads.pop(rollout_id, None)
-        for identity in [one for one in self._attempts if one[0] in rollout_ids]:
-            self._drop(identity)
+            for number in list(self._numbers.get(rollout_id, ())):
+                self._drop((rollout_id, number))
 
     def forget_all(self) -> None:
         """Any attempt may have ended: their states are read again before their next calls."""
@@ -316,10 +316,22 @@ class AttemptCache:
         while len(self._attempts) > self._limit:
             self._drop(next(iter(self._attempts)))
 
+    def _add(self, attempt: TrackedAttempt) -> TrackedAttempt:
+        rollout_id, number = attempt.rollout.id, attempt.number
+        self._drop((rollout_id, number))
+        self._attempts[rollout_id, number] = attempt
+        self._numbers.setdefault(rollout_id, set()).add(number)
+        return attempt
+
     def _drop(self, identity: tuple[str, int]) -> None:
         attempt = self._attempts.pop(identity, None)
-        if attempt is not None:
-            self._bytes -= attempt.size
+        if attempt is None:
+            return
+        self._bytes -= attempt.size
+        numbers = self._numbers[identity[0]]
+        numbers.discard(identity[1])
+        if not numbers:
+            del self._numbers[identity[0]]
 
 
 def _known(attempt: TrackedAttempt, renderer: Renderer | None, policy: str) -> Conversation | None:

@@ -1,0 +1,212 @@
+"""Compare runs: settings that differ, final figures, intervals of paired differences, and bands over seeds.
+
+``agl runs compare`` and the console's page drive it. Reads through the store's methods: two metrics of each run, and the
+rollouts of its last evaluation.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentlightning.analysis.intervals import Interval, paired_bootstrap, slope
+from agentlightning.analysis.run_settings import SettingDifference, differing, flat_settings, without_seed
+from agentlightning.errors import InputError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.scan import find_run, read_rollouts
+from agentlightning.trainer.data.tasks import content_key
+from agentlightning.types import Run, RunState
+
+MAX_RUNS = 20
+"""Runs of one comparison."""
+HELD_OUT = "eval/greedy/reward_mean"
+TRAIN = "train/reward_mean"
+SLOPE_STEPS = 20
+"""Last steps whose training rewards the slope is fitted to."""
+NEAR_BEST = 0.9
+
+Curve = Mapping[int, float]
+"""A metric by step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """Figures of one run. None where the run has no such number (yet)."""
+
+    run_id: str
+    name: str
+    state: RunState
+    step: int | None
+    """The last training step."""
+    held_out: float | None
+    """Mean reward of the last greedy evaluation."""
+    held_out_step: int | None
+    best: float | None
+    best_step: int | None
+    near_best_step: int | None
+    """The first evaluated step with 90 % of the rise from the first evaluation to the best one; None where nothing rose."""
+    slope: Interval | None
+    """Change of the training reward a step, over the last SLOPE_STEPS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedDifference:
+    """The difference of two runs over the held-out tasks that both evaluated."""
+
+    run_id: str
+    baseline: str
+    tasks: int
+    """Tasks that both evaluated last."""
+    difference: Interval | None
+    """Mean reward of the run less the baseline's; of chance over tasks, not over seeds. None for fewer than two tasks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandPoint:
+    """A metric of several runs at one step."""
+
+    step: int
+    mean: float
+    low: float
+    high: float
+    runs: int
+    """Runs that have the metric at this step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedBand:
+    """Runs that differ by their seed alone, and the range of their held-out rewards."""
+
+    run_ids: list[str]
+    held_out: list[BandPoint]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunComparison:
+    """Several runs side by side; the first one is the baseline."""
+
+    figures: list[RunFigures]
+    settings: list[SettingDifference]
+    differences: list[PairedDifference]
+    bands: list[SeedBand]
+
+
+async def compare_runs(store: LightningStore, run_ids: Sequence[str]) -> RunComparison:
+    """Compares these runs. InputError where they are not between 2 and MAX_RUNS, NotFoundError where one does not exist."""
+    ids = list(dict.fromkeys(run_ids))
+    if not 2 <= len(ids) <= MAX_RUNS:
+        raise InputError(f"runs: expected 2 to {MAX_RUNS} different runs, got {len(ids)}")
+    runs = [await find_run(store, run_id) for run_id in ids]
+    settings = [flat_settings(run.config) for run in runs]
+    curves = [await read_curve(store, run_id, HELD_OUT) for run_id in ids]
+    figures = [
+        run_figures(run, curve, await read_curve(store, run.id, TRAIN)) for run, curve in zip(runs, curves, strict=True)
+    ]
+    rewards = [
+        await _last_evaluation(store, run_id, max(curve, default=None))
+        for run_id, curve in zip(ids, curves, strict=True)
+    ]
+    return RunComparison(
+        figures=figures,
+        settings=differing(settings),
+        differences=[
+            paired_difference(run_id, ids[0], of_run, rewards[0])
+            for run_id, of_run in zip(ids[1:], rewards[1:], strict=True)
+        ],
+        bands=seed_bands(ids, [without_seed(one) for one in settings], curves),
+    )
+
+
+async def read_curve(store: LightningStore, run_id: str, name: str) -> dict[int, float]:
+    """A metric by step; what a crash undid is left out, and of several numbers of a step the last one counts."""
+    return {metric.step: metric.value for metric in await store.metrics(run_id, name) if not metric.abandoned}
+
+
+def run_figures(run: Run, held_out: Curve, train: Curve) -> RunFigures:
+    """The figures of a run, from its held-out and its training rewards."""
+    last, best = max(held_out, default=None), best_step(held_out)
+    return RunFigures(
+        run_id=run.id,
+        name=run.name,
+        state=run.state,
+        step=max(train, default=run.summary.get("step")),
+        held_out=None if last is None else held_out[last],
+        held_out_step=last,
+        best=None if best is None else held_out[best],
+        best_step=best,
+        near_best_step=near_best_step(held_out),
+        slope=slope(sorted(train.items())[-SLOPE_STEPS:]),
+    )
+
+
+def best_step(curve: Curve) -> int | None:
+    """The step of the highest value, the first of several."""
+    return min(curve, key=lambda step: (-curve[step], step), default=None)
+
+
+def near_best_step(curve: Curve) -> int | None:
+    """The first step with 90 % of the rise from the first value to the best one; None where nothing rose.
+
+    >>> near_best_step({0: 0.2, 10: 0.6, 20: 0.98, 30: 1.0, 40: 0.9})
+    20
+    """
+    best = best_step(curve)
+    if best is None or curve[best] <= curve[min(curve)]:
+        return None
+    base = curve[min(curve)]
+    return min(step for step, value in curve.items() if value >= base + NEAR_BEST * (curve[best] - base))
+
+
+def paired_difference(
+    run_id: str, baseline: str, rewards: Mapping[str, float], of_baseline: Mapping[str, float]
+) -> PairedDifference:
+    """The difference over the tasks of both. Rewards {a: 1, b: 0.5, c: 1} against {a: 0, b: 0.5}: 0.5 over two tasks."""
+    tasks = sorted(rewards.keys() & of_baseline.keys())  # the order decides what a seed draws
+    return PairedDifference(
+        run_id=run_id,
+        baseline=baseline,
+        tasks=len(tasks),
+        difference=paired_bootstrap([rewards[task] - of_baseline[task] for task in tasks]),
+    )
+
+
+def seed_bands(run_ids: Sequence[str], keys: Sequence[str], curves: Sequence[Curve]) -> list[SeedBand]:
+    """Runs of one key as a band: the mean, the lowest and the highest of their values at each step."""
+    members: defaultdict[str, list[int]] = defaultdict(list)
+    for place, key in enumerate(keys):
+        members[key].append(place)
+    return [
+        SeedBand(run_ids=[run_ids[place] for place in places], held_out=_band([curves[place] for place in places]))
+        for places in members.values()
+    ]
+
+
+def _band(curves: Sequence[Curve]) -> list[BandPoint]:
+    points = []
+    for step in sorted({step for curve in curves for step in curve}):
+        values = [curve[step] for curve in curves if step in curve]
+        mean = statistics.fmean(values)
+        points.append(BandPoint(step=step, mean=mean, low=min(values), high=max(values), runs=len(values)))
+    return points
+
+
+async def _last_evaluation(store: LightningStore, run_id: str, step: int | None) -> dict[str, float]:
+    """Greedy rewards of the evaluation at `step` by task, as the run's own metric counts them: a failure as 0.
+
+    An evaluation that was repeated counts with its last replica; a task that stands in the data more than once, with its
+    mean.
+    """
+    if step is None:
+        return {}
+    last: dict[str, tuple[int, str, float]] = {}
+    async for page in read_rollouts(store, RolloutQuery(run_id=run_id, mode="eval", step=step)):
+        for rollout in page:
+            known = last.get(rollout.group_id)
+            if rollout.sampling.temperature == 0 and (known is None or rollout.replica >= known[0]):
+                last[rollout.group_id] = rollout.replica, content_key(rollout.task), rollout.reward or 0.0
+    by_task: defaultdict[str, list[float]] = defaultdict(list)
+    for _, task, reward in last.values():
+        by_task[task].append(reward)
+    return {task: statistics.fmean(rewards) for task, rewards in by_task.items()}

@@ -1,0 +1,104 @@
+"""Run settings: configurations of stored runs as flat tables: their differences, seeds of one experiment, distances.
+
+Comparisons of runs and suggestions draw on it. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import orjson
+
+from agentlightning.trainer.policies import DEFAULTS
+from agentlightning.types import JSON
+
+SEED = "trainer.seed"
+ADDRESSES = frozenset({"store.url", "engine.listen", "engine.advertise", "engine.vllm.weights_host"})
+"""Settings of a host, which say nothing about what is learned."""
+LOG_RANGE = 10.0
+"""Positive numbers that span this factor, such as learning rates, are compared by their logarithms."""
+
+FlatSettings = dict[str, Any]
+"""Values by dotted name. Lists are values."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingDifference:
+    """A setting that is not the same in all runs."""
+
+    name: str
+    values: list[Any]
+    """By run, in their order; None where a run does not have it."""
+
+
+def flat_settings(config: JSON) -> FlatSettings:
+    """The settings of a run by dotted name, the defaults of LightningRL included: a record has only what was given.
+
+    >>> flat_settings({"trainer": {"steps": 5}, "algorithm": {"name": "sft"}})
+    {'trainer.steps': 5, 'algorithm.name': 'sft'}
+    """
+    algorithm = config.get("algorithm")
+    if isinstance(algorithm, Mapping) and algorithm.get("name", "lightning_rl") == "lightning_rl":
+        config = {**config, "algorithm": {"name": "lightning_rl", **DEFAULTS, **algorithm}}
+    return {name: value for name, value in _flat(config, "").items() if name not in ADDRESSES}
+
+
+def _flat(value: Any, name: str) -> FlatSettings:
+    if not isinstance(value, Mapping) or (not value and name):
+        return {name: value}
+    found: FlatSettings = {}
+    for key, one in value.items():
+        found |= _flat(one, f"{name}.{key}" if name else key)
+    return found
+
+
+def differing(settings: Sequence[FlatSettings]) -> list[SettingDifference]:
+    """The settings that are not the same in all of them, by name."""
+    names = sorted({name for one in settings for name in one})
+    rows = [SettingDifference(name, [one.get(name) for one in settings]) for name in names]
+    return [row for row in rows if len({setting_key(value) for value in row.values}) > 1]
+
+
+def without_seed(settings: FlatSettings) -> str:
+    """A key that runs of one experiment share, which differ by their seed alone."""
+    return setting_key({name: value for name, value in settings.items() if name != SEED})
+
+
+def setting_key(value: Any) -> str:
+    """A key of a value; 1 and 1.0 are one value, as they are in a configuration."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=str).decode()
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """True for a number that can be more or less; booleans are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def distances(one: FlatSettings, others: Sequence[FlatSettings]) -> list[float]:
+    """The distance of `one` from each of the others: the mean over all settings that differ anywhere, from 0 to 1.
+
+    Gower 1971, "A general coefficient of similarity": of numbers |difference| / range, of other values 0 or 1. Learning
+    rates 1e-5, 1e-4 and 1e-3 are half a range apart.
+    """
+    rows = [row for row in differing([one, *others]) if row.name != SEED]
+    if not rows:
+        return [0.0] * len(others)
+    parts = [_parts(row.values) for row in rows]
+    return [sum(part[place] for part in parts) / len(parts) for place in range(len(others))]
+
+
+def _parts(values: Sequence[Any]) -> list[float]:
+    """Distances of the first value from the others."""
+    first, *rest = values
+    numbers = [float(value) for value in values if is_number(value)]
+    if len(numbers) < len(values):
+        return [float(setting_key(value) != setting_key(first)) for value in rest]
+    if min(numbers) > 0 and max(numbers) / min(numbers) >= LOG_RANGE:
+        numbers = [math.log(number) for number in numbers]
+    width = max(numbers) - min(numbers)
+    return [abs(number - numbers[0]) / width if width else 0.0 for number in numbers[1:]]
