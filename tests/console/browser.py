@@ -60,7 +60,9 @@ class Visitor:
     def elsewhere(self) -> list[str]:
         """Requests that left this machine."""
         places = [urlsplit(url) for url in self.requests]
-        return [place.geturl() for place in places if place.scheme in ("http", "https") and place.hostname != "127.0.0.1"]
+        return [
+            place.geturl() for place in places if place.scheme in ("http", "https") and place.hostname != "127.0.0.1"
+        ]
 
     def violations(self) -> list[str]:
         """What axe-core finds serious or critical."""

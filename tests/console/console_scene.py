@@ -57,14 +57,14 @@ class Parsed(HTMLParser):
         return [value for _, key, value in self.attributes if key == name]
 
 
-def settings(seed: int, rate: float) -> dict[str, Any]:
-    return {"trainer": {"seed": seed, "steps": STEPS, "learning_rate": rate}, "agent": {"run": "agent.py:solve"}}
+def settings(seed: int, rate: float, agent: str) -> dict[str, Any]:
+    return {"trainer": {"seed": seed, "steps": STEPS, "learning_rate": rate}, "agent": {"run": agent}}
 
 
 async def fill(store: LightningStore) -> None:
     """Run "alpha" learns; "beta" differs by its seed, "gamma" by its rate, and is named by an attacker."""
     for run_id, name, seed, rate in (("alpha", "demo", 0, 1e-3), ("beta", "demo", 1, 1e-3), ("gamma", ATTACK, 0, 1e-2)):
-        await store.create_run(name, settings(seed, rate), run_id)
+        await store.create_run(name, settings(seed, rate, name), run_id)
         for step in range(1, STEPS + 1):
             await _step(store, run_id, step)
             reward = 0.2 * step + 0.01 * seed
@@ -134,7 +134,11 @@ def a_call(claim: Claim, number: int, text: str, started: int) -> Call:
     if number == 0:
         asked.insert(0, {"role": "system", "content": f"Be brief. {text}"})
         function = {"name": f"calculate {text}", "arguments": '{"sum": "2 + 3"}'}
-        answer = {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+        answer = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+        }
     else:
         asked = [{"role": "tool", "tool_call_id": "c1", "content": f"5 {text}"}]
     return Call(
@@ -156,7 +160,9 @@ def a_call(claim: Claim, number: int, text: str, started: int) -> Call:
         request_hash="",
         messages=asked,
         completion=answer,
-        tools=[{"type": "function", "function": {"name": f"calculate {text}", "description": text}}] if number == 0 else None,
+        tools=[{"type": "function", "function": {"name": f"calculate {text}", "description": text}}]
+        if number == 0
+        else None,
         agent=AGENTS[number] if rollout.run_id == "gamma" else AGENTS[0],
         decoding={"grammar": {"kind": "choice", "lark": "start: A"}, "forced": [[1, 2]]},
         started_ns=started + 2 * number * SECOND,

@@ -23,7 +23,9 @@ async def pages(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def browser(key: str | None, host: str = "127.0.0.1:7860", sessions: Sessions | None = None) -> AsyncIterator[httpx.AsyncClient]:
+async def browser(
+    key: str | None, host: str = "127.0.0.1:7860", sessions: Sessions | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
     async with SqlLightningStore("memory://") as store:
         await store.create_run("r", {}, "r")
         tokens = {

@@ -1,4 +1,4 @@
-"""Every page in a real browser: what it shows, in both schemes, that anybody can use it, and that nothing leaves this machine."""
+"""Every page in a real browser, in both schemes: anybody can use it, and nothing leaves this machine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from browser import AXE, CHROMIUM, console, visitor
@@ -20,12 +22,21 @@ from agentlightning.store.base import RolloutQuery
 from agentlightning.store.sql.store import SqlLightningStore
 from agentlightning.types import Metric, Rollout
 
+T = TypeVar("T")
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        CHROMIUM is None or not AXE.is_file(), reason="needs Chromium and axe-core: `make browser` installs both where it can"
+        CHROMIUM is None or not AXE.is_file(),
+        reason="needs Chromium and axe-core: `make browser` installs both where it can",
     ),
 ]
+
+
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Does work on an event loop of its own: the browser's keeps this thread's."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(work())).result()
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +47,7 @@ def store_url(tmp_path_factory: pytest.TempPathFactory) -> str:
         async with SqlLightningStore(url) as store:
             await fill(store)
 
-    asyncio.run(filled())
+    run(filled)
     return url
 
 
@@ -52,7 +63,7 @@ def rollout_of(store_url: str, run_id: str, replica: int) -> Rollout:
             found = await store.rollouts(RolloutQuery(run_id=run_id, step=STEPS))
             return next(one for one in found if one.replica == replica)
 
-    return asyncio.run(read())
+    return run(read)
 
 
 def log_reward(store_url: str, run_id: str, step: int, value: float) -> None:
@@ -60,7 +71,7 @@ def log_reward(store_url: str, run_id: str, step: int, value: float) -> None:
         async with SqlLightningStore(store_url) as store:
             await store.log_metrics([Metric(run_id=run_id, step=step, name="train/reward_mean", value=value)])
 
-    asyncio.run(log())
+    run(log)
 
 
 def pages(store_url: str) -> dict[str, str]:
@@ -121,9 +132,13 @@ def test_calls_are_scrubbed_with_the_keyboard(address: str, store_url: str) -> N
         visit.open(f"{address}/replay?rollout={rollout.id}")
         visit.page.get_by_role("slider", name="call").press("ArrowRight")
         visit.page.wait_for_selector("text=Call 2 of 2")
+        visit.page.keyboard.press("ArrowLeft")
+        visit.page.wait_for_selector("text=Call 1 of 2")
 
 
-def test_a_rollout_is_exported_as_a_file_that_opens_alone_and_as_json(address: str, store_url: str, tmp_path: Path) -> None:
+def test_a_rollout_is_exported_as_a_file_that_opens_alone_and_as_json(
+    address: str, store_url: str, tmp_path: Path
+) -> None:
     rollout = rollout_of(store_url, "gamma", 1)
     saved = {}
     with visitor() as visit:
@@ -167,7 +182,8 @@ def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path
         with visitor() as visit:
             visit.open(address)
             visit.page.locator(".agl tbody a").first.click()
-            visit.page.wait_for_selector("svg[aria-label*='at 3, highest']", timeout=120_000)
+            learned = "() => Number(document.querySelector('.agl .figures dd')?.textContent) >= 2"
+            visit.page.wait_for_function(learned, timeout=120_000)
             visit.picture("console-demo")
             assert visit.elsewhere() == []
         process.send_signal(signal.SIGINT)

@@ -29,7 +29,9 @@ def test_an_address_made_of_any_text_leads_to_a_page_of_the_console(text: str) -
     assert parsed.values("href")[0].startswith("/run")
 
 
-@pytest.mark.parametrize("href", ["javascript:alert(1)", "https://evil.invalid", "//evil.invalid", " /x", "data:text/html,x"])
+@pytest.mark.parametrize(
+    "href", ["javascript:alert(1)", "https://evil.invalid", "//evil.invalid", " /x", "data:text/html,x"]
+)
 def test_a_link_leads_nowhere_else(href: str) -> None:
     with pytest.raises(ValueError, match="href: expected a page of the console"):
         element("a", "x", href=href)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable
 
 import orjson
@@ -82,14 +83,14 @@ async def test_a_run_shows_its_figures_its_alarms_and_what_differs_from_another(
     differing = Parsed(await run_page(reader, {"run": ["alpha"], "with": ["gamma"]})).text
 
     assert "0.700 at step 3" in text
-    assert "+0.2000 per step" in text
+    assert "+0.2000 [+0.2000, +0.2000]" in text
     assert "entropy_gone" in text
     assert "trainer.learning_rate" in differing
     assert "trainer.seed" not in differing
 
 
 async def test_what_moves_has_another_mark_only_when_something_is_new(reader: Reader) -> None:
-    later = Reader(reader.store, clock=iter((0.0, 10.0, 20.0)).__next__)
+    later = Reader(reader.store, clock=itertools.count(0.0, 10.0).__next__)
     before, _ = await live_part(later, {"run": ["beta"]})
     unchanged, _ = await live_part(later, {"run": ["beta"]})
     await reader.store.log_metrics([Metric(run_id="beta", step=STEPS + 1, name="train/reward_mean", value=0.9)])
@@ -171,5 +172,5 @@ async def test_runs_are_compared_over_rollouts_and_with_their_seeds_together(rea
 
 
 async def test_more_runs_than_a_comparison_takes_are_refused(reader: Reader) -> None:
-    with pytest.raises(InputError, match="at most 20 runs, got 21"):
+    with pytest.raises(InputError, match="expected 2 to 20 different runs, got 21"):
         await compare_page(reader, {"run": [",".join(str(one) for one in range(21))]})

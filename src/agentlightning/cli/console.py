@@ -8,6 +8,7 @@ import typer
 
 from agentlightning.cli.options import Server, Store, one_store
 
+
 def console(
     store: Store = None,
     server: Server = None,
@@ -31,7 +32,9 @@ def console(
     try:
         listener = listen(host, port)
     except OSError as cause:
-        raise GatewayError(f"port {port} of {host} cannot be used: {cause.strerror}; choose another with --port") from cause
+        raise GatewayError(
+            f"port {port} of {host} cannot be used: {cause.strerror}; choose another with --port"
+        ) from cause
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listener.getsockname()[1]}"
     run(url, listener, lambda: typer.echo(f"console {address}"))

@@ -37,7 +37,7 @@ PROTECTION = {
     # Gradio's pages carry inline scripts and compile templates; nothing else may be loaded from anywhere.
     "content-security-policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; "
-    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; object-src 'none'",
+    "connect-src 'self'; form-action 'self'; base-uri 'self'; frame-ancestors 'none'; object-src 'none'",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
@@ -133,7 +133,9 @@ class Access:
                 return _login_page("expected a key, got too much", 413)
         key = parse_qs(body.decode("utf-8", "replace")).get("key", [""])[0].strip().encode()
         if not await self._may_read(key):
-            return _login_page("this key opens nothing here: give the server's key, or a token of a reader of all runs", 401)
+            return _login_page(
+                "this key opens nothing here: give the server's key, or a token of a reader of all runs", 401
+            )
         response = RedirectResponse("/", 303)
         secure = request.url.scheme == "https"
         session = self.sessions.begin(key)
@@ -178,7 +180,9 @@ def _login_page(wrong: str, status: int) -> HTMLResponse:
         method="post",
     )  # fmt: skip
     main = element("main", form, class_="agl login")
-    opening = '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+    opening = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+    )
     page = f"{opening}<title>Agent Lightning</title><style>{style_sheet()}</style></head><body>{main}</body></html>"
     return HTMLResponse(page, status)
 
@@ -189,7 +193,9 @@ def _protected(send: Send) -> Send:
 
     async def protected(message: Message) -> None:
         if message["type"] == "http.response.start":
-            kept = [(name, value) for name, value in message.get("headers", []) if name.decode().lower() not in PROTECTION]
+            kept = [
+                (name, value) for name, value in message.get("headers", []) if name.decode().lower() not in PROTECTION
+            ]
             message = {**message, "headers": [*kept, *added]}
         await send(message)
 

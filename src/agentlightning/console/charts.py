@@ -73,7 +73,11 @@ class Axis:
 def line_chart(title: str, curves: Sequence[Curve], x_label: str = "step") -> Html:
     """Returns the curves as a figure with a caption; what is not finite is left out."""
     shown = [
-        Curve(one.label, [point for point in one.points if abs(point.x) < MAX_VALUE and abs(point.y) < MAX_VALUE], one.color)
+        Curve(
+            one.label,
+            [point for point in one.points if abs(point.x) < MAX_VALUE and abs(point.y) < MAX_VALUE],
+            one.color,
+        )
         for one in curves
     ]
     shown = [one for one in shown if one.points]
@@ -111,7 +115,7 @@ def scatter(title: str, dots: Sequence[Dot], x_label: str, y_label: str) -> Html
         for dot in dots
     )
     said = f"{title}: {len(dots)} rollouts, {y_label} against {x_label}"
-    return _figure(title, join([_grid(x_axis, y_axis, x_label), drawn]), said, None)
+    return _figure(title, join([_grid(x_axis, y_axis, x_label), drawn]), said, "group")
 
 
 def ticks(low: float, high: float, count: int = TICKS) -> list[float]:
@@ -126,7 +130,7 @@ def ticks(low: float, high: float, count: int = TICKS) -> list[float]:
     scale = 10.0 ** math.floor(math.log10(raw))
     step = next(scale * factor for factor in (1, 2, 2.5, 5, 10) if scale * factor >= raw * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
-    return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
+    return [float(f"{number * step:.12g}") for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def short(value: float) -> str:
@@ -143,7 +147,7 @@ def short(value: float) -> str:
 
 def _axes(xs: Sequence[float], ys: Sequence[float]) -> tuple[Axis, Axis]:
     low, high = min(ys), max(ys)
-    if 0 <= low and high <= 1:  # rewards and shares mostly: the same scale from run to run
+    if low >= 0 and high <= 1:  # rewards and shares mostly: the same scale from run to run
         low, high = 0.0, max(high, 1.0 if high > 0.3 else high)
     margin = (high - low) * 0.04 or abs(high) * 0.1 or 1.0
     return (
@@ -158,10 +162,11 @@ def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> Html:
         y = y_axis.place(value)
         lines.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="grid"))
         lines.append(element("text", short(value), x=LEFT - 6, y=y + 4, text_anchor="end"))
+    whole = x_axis.high - x_axis.low >= 1 and float(x_axis.low).is_integer() and float(x_axis.high).is_integer()
     for value in ticks(x_axis.low, x_axis.high):
-        lines.append(
-            element("text", short(value), x=x_axis.place(value), y=HEIGHT - BOTTOM + 14, text_anchor="middle")
-        )
+        if whole and not float(value).is_integer():
+            continue  # steps, turns and tokens have no halves
+        lines.append(element("text", short(value), x=x_axis.place(value), y=HEIGHT - BOTTOM + 14, text_anchor="middle"))
     lines.append(element("text", x_label, x=WIDTH - RIGHT, y=HEIGHT - 1, text_anchor="end", class_="axis"))
     return join(lines)
 
@@ -186,7 +191,7 @@ def _curve(curve: Curve, x_axis: Axis, y_axis: Axis) -> Html:
 def _band(point: Point) -> tuple[float, float] | tuple[()]:
     """Both edges, where they are finite and differ."""
     low, high = point.low, point.high
-    if low is None or high is None or low == high or not max(abs(low), abs(high)) < MAX_VALUE:
+    if low is None or high is None or low == high or not (abs(low) < MAX_VALUE and abs(high) < MAX_VALUE):
         return ()
     return low, high
 

@@ -93,12 +93,18 @@ def _row(one: Rollout) -> RolloutSummary:
 
 
 async def series(
-    store: LightningStore, run_id: str, names: Sequence[str] | None = None, max_points: int = 500, after_step: int | None = None
+    store: LightningStore,
+    run_id: str,
+    names: Sequence[str] | None = None,
+    max_points: int = 500,
+    after_step: int | None = None,
 ) -> dict[str, list[SeriesPoint]]:
     found: dict[str, dict[int, SeriesPoint]] = {}
     async for page in read_metrics(store, run_id):
         for one in page:
             if not one.abandoned and (after_step is None or one.step > after_step):
-                point = SeriesPoint(step=one.step, value=one.value, low=one.value, high=one.value, created_ns=one.created_ns)
+                point = SeriesPoint(
+                    step=one.step, value=one.value, low=one.value, high=one.value, created_ns=one.created_ns
+                )
                 found.setdefault(one.name, {})[one.step] = point
     return {name: [points[step] for step in sorted(points)] for name, points in found.items()}

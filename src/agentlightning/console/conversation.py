@@ -94,7 +94,11 @@ def tools_view(tools: Sequence[JSON] | None) -> Html | None:
 
 
 def token_strip(
-    ids: Sequence[int], measure: Measure, text_of: TextOf, forced: Sequence[Sequence[int]] = (), chosen: range = range(0)
+    ids: Sequence[int],
+    measure: Measure,
+    text_of: TextOf,
+    forced: Sequence[Sequence[int]] = (),
+    chosen: range = range(0),
 ) -> Html:
     """Sampled tokens in their order, shaded by a measure; those in `chosen` are marked, the first of them as `#token`."""
     free = {place for start, end in forced for place in range(start, end)}
@@ -102,7 +106,9 @@ def token_strip(
     for place, (token, value) in enumerate(zip(ids, measure.values, strict=True)):
         classes = f"token s{measure.shade(value)}" + (" forced" if place in free else "")
         classes += " chosen" if place in chosen else ""
-        told = f"token {place}, id {token}, {measure.name} {value:.4g}" + (", forced by the grammar" if place in free else "")
+        told = f"token {place}, id {token}, {measure.name} {value:.4g}" + (
+            ", forced by the grammar" if place in free else ""
+        )
         anchor = "token" if len(chosen) and place == chosen[0] else None
         shown.append(element("span", visible(text_of(token)), class_=classes, title=told, id=anchor))
     return element("div", *shown, class_="strip")
@@ -171,7 +177,12 @@ def _tool_call(call: JSON) -> Html:
     arguments = function.get("arguments", "")
     return element(
         "div",
-        element("div", str(function.get("name", "tool")), element("span", str(call.get("id", "")), class_="of"), class_="tool"),
+        element(
+            "div",
+            str(function.get("name", "tool")),
+            element("span", str(call.get("id", "")), class_="of"),
+            class_="tool",
+        ),
         _text(arguments if isinstance(arguments, str) else _json(arguments)),
         class_="call",
     )

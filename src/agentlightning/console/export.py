@@ -24,7 +24,9 @@ async def as_html(reader: Reader, one: Recorded) -> bytes:
     calls = [element("div", call_view(one, place, text), id=f"call-{place + 1}") for place, text in enumerate(texts)]
     body = element("div", join([head(one), element("h2", "What happened when"), lanes, *calls]), class_="agl")
     title = element("title", f"Rollout {one.rollout.id}")
-    opening = '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+    opening = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">'
+    )
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     guard = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     return f"{opening}{guard}{title}<style>{style_sheet()}</style></head><body>{body}</body></html>".encode()

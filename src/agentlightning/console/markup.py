@@ -33,7 +33,7 @@ Attribute = str | int | float | bool | None
 
 
 def element(tag: str, /, *children: Child, **attributes: Attribute) -> Html:
-    """Returns an element. Attributes: `class_` is class, `_` in names is `-`; None and False are left out, True has no value.
+    """Returns an element. Attributes: `class_` is class, `_` in names is `-`; None and False are left out.
 
     >>> element("p", "a < b", element("b", "<i>"), class_="x")
     '<p class="x">a &lt; b<b>&lt;i&gt;</b></p>'
@@ -72,7 +72,9 @@ def url(path: str, query: Mapping[str, Child] | None = None, fragment: str = "")
     '/replay?rollout=a+b#tokens'
     """
     given = [(name, str(value)) for name, value in (query or {}).items() if value not in (None, "")]
-    return path + ("?" + urlencode(given, errors="replace") if given else "") + ("#" + quote(fragment) if fragment else "")
+    return (
+        path + ("?" + urlencode(given, errors="replace") if given else "") + ("#" + quote(fragment) if fragment else "")
+    )
 
 
 def _attribute(name: str, value: Attribute) -> str:

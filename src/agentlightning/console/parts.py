@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
+import orjson
+
+from agentlightning.analysis.intervals import Interval
 from agentlightning.console.markup import Child, Html, element, url
 from agentlightning.errors import InputError
 
@@ -76,6 +79,16 @@ def shown(value: float | None, digits: int = 3) -> str:
     ('0.123', '')
     """
     return "" if value is None else f"{value:.{digits}f}"
+
+
+def interval(one: Interval, form: str) -> str:
+    """An estimate with its 95 % interval."""
+    return f"{one.value:{form}} [{one.low:{form}}, {one.high:{form}}]"
+
+
+def setting(value: object) -> str:
+    """The value of a setting; a dash where a run does not have it."""
+    return "-" if value is None else value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
 
 
 def when(nanoseconds: int) -> str:

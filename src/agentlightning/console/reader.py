@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentlightning.console.texts import Texts, Tokenizers
-from agentlightning.errors import NotFoundError
 from agentlightning.console import contract
 from agentlightning.console.contract import SeriesPoint, SummaryPage, SummaryQuery
+from agentlightning.console.texts import Texts, Tokenizers
+from agentlightning.errors import NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run
 from agentlightning.types import Attempt, Call, Reward, Rollout, Run, Span

@@ -22,20 +22,25 @@ OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", "TOKENIZE
 
 
 def run(url: str, listener: socket.socket, started: Callable[[], None] = lambda: None) -> None:
-    """Serve the store at `url` on a bound socket until SIGTERM or SIGINT. MissingExtraError without Gradio, ConfigError where
-    other hosts could connect and no key to ask them for can be kept, NotFoundError or StoreError where the store cannot be read."""
+    """Serve the store at `url` on a bound socket until SIGTERM or SIGINT; `started` is called when browsers are answered.
+
+    MissingExtraError without Gradio, ConfigError where other hosts could connect and there is no key to ask them for, else
+    whatever keeps the store from being read.
+    """
     os.environ.update(OFFLINE)
     with suppress(KeyboardInterrupt):
         asyncio.run(_serve(url, listener, started))
 
 
 def asked_key(url: str) -> str:
-    """The key that browsers of other hosts are asked for: AGL_SERVER_KEY, else that of the server or store at `url`, which is
-    made where it has none. ConfigError where it cannot be had."""
+    """The key that browsers of other hosts are asked for: AGL_SERVER_KEY, else that of the server or store at `url`, made
+    where it has none. ConfigError where it cannot be had."""
     remote = url.startswith(("http://", "https://"))
     key = client_key(url) if remote else os.environ.get(KEY_VARIABLE) or load_or_create_key(key_path(url))
     if not key:
-        raise ConfigError(f"--host: expected an address of this machine, or {KEY_VARIABLE} with a key to ask others for")
+        raise ConfigError(
+            f"--host: expected an address of this machine, or {KEY_VARIABLE} with a key to ask others for"
+        )
     return key
 
 

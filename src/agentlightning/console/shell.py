@@ -7,6 +7,7 @@ it, and gets nothing where nothing is new.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -33,6 +34,18 @@ TICK_MS = 2000
 TICKING = f"setInterval(() => {{ if (!document.hidden) trigger('input'); }}, {TICK_MS});"
 """Run by the live part once: a hidden page asks for nothing."""
 
+SCRUBBING = """<script>
+document.addEventListener("change", (event) => {
+  if (event.target.matches(".agl .scrub")) event.target.form.requestSubmit();
+});
+document.addEventListener("keydown", (event) => {
+  const way = {ArrowLeft: "prev", ArrowRight: "next"}[event.key];
+  const taken = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || event.target.matches("input, select");
+  if (way && !taken) document.querySelector(`.agl a[rel=${way}]`)?.click();
+});
+</script>"""
+"""Moves through the calls of a replay: its slider, and the arrow keys wherever nothing else takes them."""
+
 
 def create_app(reader: Reader) -> FastAPI:
     """The pages and exports over a reader, without access control."""
@@ -42,22 +55,25 @@ def create_app(reader: Reader) -> FastAPI:
     async def export(request: Request) -> Response:
         return await _export(reader, _query(request))
 
-    return gr.mount_gradio_app(
-        app,
-        _blocks(reader),
-        path="",
-        css=style_sheet(),
-        theme=gr.themes.Base(font="system-ui", font_mono="ui-monospace"),
-        ssr_mode=False,
-        footer_links=[],
-        show_error=False,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "SSR mode", UserWarning)  # told of the mode that is off, too
+        gr.mount_gradio_app(
+            app,
+            _blocks(reader),
+            path="",
+            css=style_sheet(),
+            head=SCRUBBING,
+            theme=gr.themes.Base(font="system-ui", font_mono="ui-monospace"),
+            ssr_mode=False,
+            footer_links=[],
+            show_error=False,
+        )
+    return app
 
 
 def _blocks(reader: Reader) -> gr.Blocks:
     with gr.Blocks(title="Agent Lightning", analytics_enabled=False) as blocks:
-        gr.Navbar(visible=False)
-        _page(blocks, reader, "/", runs_page)
+        _view(blocks, reader, "/", runs_page)
     for path, name, page in (
         ("/rollouts", "Rollouts", rollouts_page),
         ("/side", "Side by side", side_page),
@@ -65,17 +81,17 @@ def _blocks(reader: Reader) -> gr.Blocks:
         ("/compare", "Compare", compare_page),
     ):
         with blocks.route(name, path):
-            _page(blocks, reader, path, page)
+            _view(blocks, reader, path, page)
     with blocks.route("Run", "/run"):
         _live(blocks, reader)
-        _page(blocks, reader, None, run_page)
+        _view(blocks, reader, None, run_page)
     blocks.queue(default_concurrency_limit=None)
     return blocks
 
 
-def _page(blocks: gr.Blocks, reader: Reader, path: str | None, page: Page) -> None:
-    """A view of the page, rendered when a browser opens its address."""
-    view = gr.HTML(padding=False)
+def _view(blocks: gr.Blocks, reader: Reader, path: str | None, page: Page) -> None:
+    """A view, rendered when a browser opens its address."""
+    view = gr.HTML(apply_default_css=False)
 
     async def show(request: gr.Request) -> str:
         return _framed(path, await _rendered(page, reader, _query(request)))
@@ -85,7 +101,7 @@ def _page(blocks: gr.Blocks, reader: Reader, path: str | None, page: Page) -> No
 
 def _live(blocks: gr.Blocks, reader: Reader) -> None:
     """The view of what moves; `seen` is the mark of what the browser has."""
-    view = gr.HTML(padding=False, js_on_load=TICKING)
+    view = gr.HTML(apply_default_css=False, js_on_load=TICKING)
     seen = gr.State("")
 
     async def show(mark: str, request: gr.Request) -> Any:
@@ -109,7 +125,8 @@ async def _rendered(page: Page, reader: Reader, query: Query) -> Html:
 def _framed(path: str | None, content: Html) -> str:
     """The content with the navigation above it, where the view is the first of its page."""
     links = [
-        element("a", name, href=url(place), aria_current="page" if place == path else None) for place, name in PLACES.items()
+        element("a", name, href=url(place), aria_current="page" if place == path else None)
+        for place, name in PLACES.items()
     ]
     pages = element("nav", *links, class_="pages", aria_label="pages") if path is not None else None
     return element("div", pages, content, class_="agl")

@@ -25,7 +25,7 @@ class Texts:
     def __init__(self, renderer: Renderer | None, note: str) -> None:
         self._renderer = renderer
         self.note = note
-        """Where the texts come from, or why there are none."""
+        """The source of the texts, or the reason why there are none."""
 
     def token(self, index: int) -> str:
         """The text of one token."""

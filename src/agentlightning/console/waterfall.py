@@ -21,7 +21,9 @@ MIN_SHARE = 0.3
 Entry = Span | Call
 
 
-def waterfall(spans: Sequence[Span], calls: Sequence[Call], href: Callable[[int], str | None], current: int = -1) -> Html:
+def waterfall(
+    spans: Sequence[Span], calls: Sequence[Call], href: Callable[[int], str | None], current: int = -1
+) -> Html:
     """A row per span and call, by tree and start. `href` leads to a call by its number; `current` is the one shown."""
     rows = _in_order(spans, calls)
     if not rows:
@@ -34,7 +36,9 @@ def waterfall(spans: Sequence[Span], calls: Sequence[Call], href: Callable[[int]
         _row(depth, entry, (entry.started_ns - first, length), numbers.get(entry.id), href, current)
         for depth, entry in shown
     ]
-    left = element("p", f"{len(rows) - MAX_ROWS} more rows are left out", class_="none") if len(rows) > MAX_ROWS else None
+    left = (
+        element("p", f"{len(rows) - MAX_ROWS} more rows are left out", class_="none") if len(rows) > MAX_ROWS else None
+    )
     return element("div", element("ol", *items, class_="waterfall"), left)
 
 
@@ -58,7 +62,11 @@ def _row(
         class_="bar",
         aria_hidden="true",
     )
-    name = entry.name if isinstance(entry, Span) else f"call {(number or 0) + 1}{f' by {entry.agent}' if entry.agent else ''}"
+    name = (
+        entry.name
+        if isinstance(entry, Span)
+        else f"call {(number or 0) + 1}{f' by {entry.agent}' if entry.agent else ''}"
+    )
     target = href(number) if number is not None else None
     label = element("a", name, href=target, aria_current="step" if number == current else None) if target else name
     indent = "· " * min(depth, MAX_DEPTH)

@@ -6,23 +6,19 @@ import asyncio
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import orjson
-
+from agentlightning.analysis.compare import HELD_OUT, TRAIN, PairedDifference, RunComparison, compare_runs
 from agentlightning.console.charts import Curve, Point, line_chart
-from agentlightning.console.markup import Html, element, join
-from agentlightning.console.pages.run import HELD_OUT, REWARD, near_best_step
-from agentlightning.console.parts import Query, choice, first, run_link, select, shown, table
-from agentlightning.console.reader import Reader
-from agentlightning.console.settings import SEED, differing, flat_settings, without_seed
-from agentlightning.errors import InputError
 from agentlightning.console.contract import SeriesPoint
+from agentlightning.console.markup import Html, element, join
+from agentlightning.console.parts import Query, choice, clipped, first, interval, run_link, select, setting, table
+from agentlightning.console.reader import Reader
 from agentlightning.types import Run
 
-MAX_RUNS = 20
+MAX_NAME_CHARS = 60
+"""Of a run's name beside each chart."""
 METRICS = {
-    REWARD: "Training reward",
+    TRAIN: "Training reward",
     HELD_OUT: "Held-out reward, greedy",
     "policy/entropy": "Entropy (nats per token)",
     "policy/kl": "KL (nats per token)",
@@ -37,20 +33,23 @@ Series = Mapping[str, Sequence[SeriesPoint]]
 
 
 async def compare_page(reader: Reader, query: Query) -> Html:
-    """The runs of the address against each other; the first is the baseline of nothing but the order."""
+    """The runs of the address against each other; the first is the baseline."""
     ids = list(dict.fromkeys(one for value in query.get("run", ()) for one in value.split(",") if one))
-    if not ids:
-        none = "Choose runs in the list of runs, or name them in the address: /compare?run=A&run=B"
+    if len(ids) < 2:
+        none = "Choose two runs or more in the list of runs, or name them in the address: /compare?run=A&run=B"
         return join([element("h1", "Compare"), element("p", none, class_="none")])
-    if len(ids) > MAX_RUNS:
-        raise InputError(f"run: expected at most {MAX_RUNS} runs, got {len(ids)}")
     axis = choice(query, "x", X_AXES)
     together = first(query, "seeds") == "together"
+    compared = await compare_runs(reader.store, ids)
     runs = await asyncio.gather(*(reader.run(one) for one in ids))
     series = [(await reader.curves(one)).series for one in ids]
     xs = [_x_axis(run, one, axis) for run, one in zip(runs, series, strict=True)]
-    settings = [flat_settings(run.config) for run in runs]
-    members = _members([without_seed(one) for one in settings]) if together else [[place] for place in range(len(runs))]
+    places = {run.id: place for place, run in enumerate(runs)}
+    members = (
+        [[places[one] for one in band.run_ids] for band in compared.bands]
+        if together
+        else [[place] for place in range(len(runs))]
+    )
     charts = []
     for name, title in METRICS.items():
         points = [_points(one.get(name, ()), x) for one, x in zip(series, xs, strict=True)]
@@ -62,14 +61,15 @@ async def compare_page(reader: Reader, query: Query) -> Html:
         [
             element("h1", "Compare"),
             _form(ids, axis, together),
-            element("div", *charts, class_="charts") if charts else element("p", "no step is complete yet", class_="none"),
+            element("div", *charts, class_="charts")
+            if charts
+            else element("p", "no step is complete yet", class_="none"),
             element("h2", "Results"),
-            table(["run", "name", "state", "seed", "steps", "reward", "held-out", "best held-out", "steps to 90% of the best"],
-                  (_row(*one) for one in zip(runs, series, settings, strict=True)), "Results of the runs"),
+            _results(compared),
             element("h2", "Settings that differ"),
-            _settings(runs, settings),
+            _settings(compared),
         ]
-    )  # fmt: skip
+    )
 
 
 def _form(ids: Sequence[str], axis: str, together: bool) -> Html:
@@ -77,7 +77,12 @@ def _form(ids: Sequence[str], axis: str, together: bool) -> Html:
         "form",
         *(element("input", type="hidden", name="run", value=one) for one in ids),
         select("x", "Over", {name: name for name in X_AXES}, axis),
-        select("seeds", "Seeds", {"": "each its own curve", "together": "together, as a band"}, "together" if together else ""),
+        select(
+            "seeds",
+            "Seeds",
+            {"": "each its own curve", "together": "together, as a band"},
+            "together" if together else "",
+        ),
         element("button", "Show"),
         action="/compare",
         method="get",
@@ -110,18 +115,11 @@ def _points(series: Sequence[SeriesPoint], x: Mapping[int, float] | None) -> dic
     }
 
 
-def _members(keys: Sequence[str]) -> list[list[int]]:
-    """Places of runs of one key."""
-    found: defaultdict[str, list[int]] = defaultdict(list)
-    for place, key in enumerate(keys):
-        found[key].append(place)
-    return list(found.values())
-
-
 def _curve(curves: Sequence[Mapping[int, Point]], runs: Sequence[Run], color: int) -> Curve:
     """One run's curve, or the mean of several at each step with their lowest and highest as the band."""
+    name = clipped(runs[0].name or runs[0].id, MAX_NAME_CHARS)
     if len(runs) == 1:
-        return Curve(f"{runs[0].name or runs[0].id} ({runs[0].id})", list(curves[0].values()), color)
+        return Curve(f"{name} ({runs[0].id})", list(curves[0].values()), color)
     by_step: defaultdict[int, list[Point]] = defaultdict(list)
     for curve in curves:
         for step, point in curve.items():
@@ -135,32 +133,54 @@ def _curve(curves: Sequence[Mapping[int, Point]], runs: Sequence[Run], color: in
         )
         for _, points in sorted(by_step.items())
     ]
-    return Curve(f"{runs[0].name or runs[0].id} ({len(runs)} seeds)", band, color)
+    return Curve(f"{name} ({len(runs)} seeds)", band, color)
 
 
-def _row(run: Run, series: Series, settings: Mapping[str, Any]) -> list[Html | str]:
-    reward, held_out = series.get(REWARD, ()), series.get(HELD_OUT, ())
-    near = near_best_step(held_out)
-    return [
-        run_link(run.id),
-        run.name,
-        run.state,
-        _value(settings.get(SEED)),
-        _value(run.summary.get("step")),
-        shown(reward[-1].value) if reward else "",
-        shown(held_out[-1].value) if held_out else "",
-        shown(max(point.value for point in held_out)) if held_out else "",
-        "" if near is None else str(near),
+def _results(compared: RunComparison) -> Html:
+    against = {one.run_id: one for one in compared.differences}
+    head = [
+        "run",
+        "state",
+        "step",
+        "held-out",
+        "best",
+        "90% of it at step",
+        "reward per step at the end",
+        "against the first",
     ]
+    rows = [
+        [
+            run_link(one.run_id),
+            one.state,
+            setting(one.step),
+            _at(one.held_out, one.held_out_step),
+            _at(one.best, one.best_step),
+            setting(one.near_best_step),
+            "-" if one.slope is None else interval(one.slope, "+.4f"),
+            _difference(against.get(one.run_id)),
+        ]
+        for one in compared.figures
+    ]
+    return table(head, rows, "Results of the runs, with 95% intervals")
 
 
-def _settings(runs: Sequence[Run], settings: Sequence[Mapping[str, Any]]) -> Html:
-    rows = differing(settings)
-    if not rows:
+def _difference(one: PairedDifference | None) -> str:
+    """The held-out reward against the first run's, over the tasks of both."""
+    if one is None:
+        return ""
+    if one.difference is None:
+        return f"{one.tasks} held-out tasks in common: too few to compare"
+    sure = "" if one.difference.excludes_zero else "; chance alone may do that"
+    return f"{interval(one.difference, '+.3f')} over {one.tasks} held-out tasks{sure}"
+
+
+def _at(value: float | None, step: int | None) -> str:
+    return "-" if value is None else f"{value:.3f} at {step}"
+
+
+def _settings(compared: RunComparison) -> Html:
+    if not compared.settings:
         return element("p", "all have the same settings", class_="none")
-    head = ["setting", *(run.id for run in runs)]
-    return table(head, ([name, *map(_value, values)] for name, values in rows), "Settings that differ")
-
-
-def _value(value: Any) -> str:
-    return "-" if value is None else value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    head = ["setting", *(one.run_id for one in compared.figures)]
+    rows = ([one.name, *map(setting, one.values)] for one in compared.settings)
+    return table(head, rows, "Settings that differ")

@@ -1,4 +1,4 @@
-"""One rollout call by call: what the agent asked, what the model read and wrote, token by token, and what happened between."""
+"""One rollout call by call: what the agent asked, what the model read and wrote, and what happened between."""
 
 from __future__ import annotations
 
@@ -37,11 +37,22 @@ async def replay_page(reader: Reader, query: Query) -> Html:
         raise InputError(f"call: expected a number below {len(one.calls)}, got {current}")
     place = {"rollout": rollout_id, "attempt": first(query, "attempt")}
     lanes = waterfall(one.spans, one.calls, lambda call: url("/replay", {**place, "call": str(call)}), current)
-    parts = [head(one), _links(one, place), _attempts(one), element("h2", "What happened when"), lanes, _agents(one.calls)]
+    parts = [
+        head(one),
+        _links(one, place),
+        _attempts(one),
+        element("h2", "What happened when"),
+        lanes,
+        _agents(one.calls),
+    ]
     if one.calls:
         texts = await reader.texts(one.calls[current])
         chosen = range(number(query, "from", 0) or 0, number(query, "to", 0) or 0)
-        parts += [_steps(place, current, len(one.calls)), call_view(one, current, texts, chosen), _range(place, current, chosen)]
+        parts += [
+            _steps(place, current, len(one.calls)),
+            call_view(one, current, texts, chosen),
+            _range(place, current, chosen),
+        ]
     return join(parts)
 
 
@@ -75,7 +86,9 @@ def call_view(one: Recorded, current: int, texts: Texts, chosen: range = range(0
     call = one.calls[current]
     chain = call_chain(call, {each.id: each for each in one.calls})
     earlier = [message for each in chain[:-1] for message in (*each.messages, each.completion)]
-    before = element("details", element("summary", f"{len(earlier)} earlier messages of its prompt"), messages_view(earlier))
+    before = element(
+        "details", element("summary", f"{len(earlier)} earlier messages of its prompt"), messages_view(earlier)
+    )
     by = f" by {call.agent}" if call.agent else ""
     return element(
         "section",
@@ -99,7 +112,9 @@ def _tokens(call: Call, chain: Sequence[Call], texts: Texts, chosen: range) -> H
         return None
     measure = by_logprob(call)
     strip = token_strip(call.sampled_ids, measure, texts.token, call.decoding.get("forced", ()), chosen)
-    prompt = prompt_view(chain, texts.decode) if is_whole(chain) else element("p", "a call that it continues is not stored")
+    prompt = (
+        prompt_view(chain, texts.decode) if is_whole(chain) else element("p", "a call that it continues is not stored")
+    )
     return join(
         [
             element("h3", f"Sampled tokens by {measure.name}"),
@@ -132,7 +147,9 @@ def _facts(call: Call) -> dict[str, str | None]:
 def _fork(call: Call) -> Html | None:
     if call.fork_cause is None:
         return None
-    cost = f"; {call.untrained_tokens} sampled tokens of earlier calls are context only" if call.untrained_tokens else ""
+    cost = (
+        f"; {call.untrained_tokens} sampled tokens of earlier calls are context only" if call.untrained_tokens else ""
+    )
     return element("p", f"fork: {call.fork_cause}{cost}", class_="note wrong")
 
 
@@ -144,7 +161,9 @@ def _rewards(one: Recorded) -> Html | None:
     def cells(reward: Reward) -> list[str]:
         return [reward.name, f"{reward.value:g}", reward.source, numbers.get(reward.call_id or "", "")]
 
-    return table(["reward", "value", "source", "call"], (cells(reward) for reward in one.rewards), "Rewards of this attempt")
+    return table(
+        ["reward", "value", "source", "call"], (cells(reward) for reward in one.rewards), "Rewards of this attempt"
+    )
 
 
 def _attempts(one: Recorded) -> Html | None:
@@ -153,11 +172,18 @@ def _attempts(one: Recorded) -> Html | None:
     rows = []
     for attempt in one.attempts:
         href = url("/replay", {"rollout": attempt.rollout_id, "attempt": attempt.attempt})
-        link = element("a", f"attempt {attempt.attempt}", href=href, aria_current="page" if attempt.attempt == one.attempt else None)
+        link = element(
+            "a",
+            f"attempt {attempt.attempt}",
+            href=href,
+            aria_current="page" if attempt.attempt == one.attempt else None,
+        )
         said = attempt.error or attempt.output
         told = element("details", element("summary", "what it said"), element("pre", said)) if said else None
         rows.append([link, attempt.state, attempt.worker_id, when(attempt.started_ns), told])
-    return join([element("h2", "Attempts"), table(["attempt", "state", "worker", "started (UTC)", ""], rows, "Attempts")])
+    return join(
+        [element("h2", "Attempts"), table(["attempt", "state", "worker", "started (UTC)", ""], rows, "Attempts")]
+    )
 
 
 def _agents(calls: Sequence[Call]) -> Html | None:
@@ -174,7 +200,9 @@ def _agents(calls: Sequence[Call]) -> Html | None:
         ]
         for name, count in names.items()
     ]
-    return join([element("h2", "Sub-agents"), table(["agent", "calls", "sampled tokens", "said last"], rows, "Sub-agents")])
+    return join(
+        [element("h2", "Sub-agents"), table(["agent", "calls", "sampled tokens", "said last"], rows, "Sub-agents")]
+    )
 
 
 def _steps(place: dict[str, str], current: int, count: int) -> Html:
@@ -182,9 +210,15 @@ def _steps(place: dict[str, str], current: int, count: int) -> Html:
 
     def to(call: int, text: str, relation: str) -> Html | None:
         inside = 0 <= call < count
-        return element("a", text, href=url("/replay", {**place, "call": str(call)}, "call"), rel=relation) if inside else None
+        return (
+            element("a", text, href=url("/replay", {**place, "call": str(call)}, "call"), rel=relation)
+            if inside
+            else None
+        )
 
-    slider = element("input", type="range", name="call", min=0, max=count - 1, value=current, aria_label="call", class_="scrub")
+    slider = element(
+        "input", type="range", name="call", min=0, max=count - 1, value=current, aria_label="call", class_="scrub"
+    )
     hidden = [element("input", type="hidden", name=name, value=value) for name, value in place.items() if value]
     form = element("form", *hidden, slider, element("button", "Go"), action="/replay", method="get")
     return element("nav", to(current - 1, "← previous", "prev"), form, to(current + 1, "next →", "next"), class_="steps",

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentlightning.console.charts import Dot, scatter
+from agentlightning.console.contract import RolloutSummary, SummaryPage, SummaryQuery
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, choice, first, replay_link, run_link, select, shown, table
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError
-from agentlightning.console.contract import SummaryPage, SummaryQuery
-from agentlightning.console.contract import RolloutSummary
 
 ORDERS = ("finished", "reward", "step", "turns", "sampled_tokens", "duration")
 AXES = ("step", "turns", "sampled_tokens", "prompt_tokens", "duration_s")
@@ -28,7 +27,7 @@ async def rollouts_page(reader: Reader, query: Query) -> Html:
     asked = SummaryQuery(
         run_id=first(query, "run") or None,
         where=first(query, "where"),
-        order_by=order,  # type: ignore[arg-type]
+        order_by=order,
         descending=not ascending,
         after=first(query, "after") or None,
         limit=ROWS,
@@ -36,11 +35,21 @@ async def rollouts_page(reader: Reader, query: Query) -> Html:
     try:
         page = await reader.summaries(asked)
         plotted = await reader.summaries(
-            SummaryQuery(run_id=asked.run_id, where=asked.where, order_by=asked.order_by, descending=not ascending, limit=DOTS)
+            SummaryQuery(
+                run_id=asked.run_id, where=asked.where, order_by=asked.order_by, descending=not ascending, limit=DOTS
+            )
         )
     except InputError as wrong:
-        return join([element("h1", "Rollouts"), _form(query, order, axis), element("p", str(wrong), class_="wrong", role="alert")])
-    return join([element("h1", "Rollouts"), _form(query, order, axis), _plot(plotted, axis), _rows(page), _next(query, page)])
+        return join(
+            [
+                element("h1", "Rollouts"),
+                _form(query, order, axis),
+                element("p", str(wrong), class_="wrong", role="alert"),
+            ]
+        )
+    return join(
+        [element("h1", "Rollouts"), _form(query, order, axis), _plot(plotted, axis), _rows(page), _next(query, page)]
+    )
 
 
 def _form(query: Query, order: str, axis: str) -> Html:
@@ -78,7 +87,20 @@ def _plot(page: SummaryPage, axis: str) -> Html:
 def _rows(page: SummaryPage) -> Html:
     if not page.rows:
         return element("p", "no finished rollout matches", class_="none")
-    head = ["task", "run", "step", "mode", "state", "reward", "turns", "tokens", "seconds", "outcome", "group", "agents"]
+    head = [
+        "task",
+        "run",
+        "step",
+        "mode",
+        "state",
+        "reward",
+        "turns",
+        "tokens",
+        "seconds",
+        "outcome",
+        "group",
+        "agents",
+    ]
     return table(head, (row_cells(row) for row in page.rows), "Rollouts")
 
 
@@ -98,7 +120,9 @@ def row_cells(row: RolloutSummary) -> Sequence[Html | str]:
         row.outcome or "",
         join(
             [
-                element("a", f"{row.group_id}/{row.replica}", href=url("/side", {"run": row.run_id, "group": row.group_id})),
+                element(
+                    "a", f"{row.group_id}/{row.replica}", href=url("/side", {"run": row.run_id, "group": row.group_id})
+                ),
                 " ",
                 element("a", "same task", href=url("/side", {"run": row.run_id, "task": row.task_key})),
             ]

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import orjson
 
+from agentlightning.analysis.compare import HELD_OUT, SLOPE_STEPS, TRAIN, run_figures
+from agentlightning.analysis.run_settings import differing, flat_settings
 from agentlightning.console.charts import Curve, Point, line_chart
-from agentlightning.console.markup import Html, element, join, url
-from agentlightning.console.parts import Query, figures, first, run_link, select, shown, table, when
-from agentlightning.console.reader import Reader
-from agentlightning.console.settings import differing, flat_settings
-from agentlightning.errors import InputError
 from agentlightning.console.contract import SeriesPoint
+from agentlightning.console.markup import Html, element, join, url
+from agentlightning.console.parts import Query, figures, first, interval, run_link, select, setting, shown, table, when
+from agentlightning.console.reader import Reader
+from agentlightning.errors import InputError
 from agentlightning.types import Run
 
-REWARD = "train/reward_mean"
-HELD_OUT = "eval/greedy/reward_mean"
 CHARTS: Sequence[tuple[str, Mapping[str, str]]] = (
-    ("Reward", {REWARD: "training", HELD_OUT: "held-out, greedy", "eval/sampled/reward_mean": "held-out, T = 1"}),
+    ("Reward", {TRAIN: "training", HELD_OUT: "held-out, greedy", "eval/sampled/reward_mean": "held-out, T = 1"}),
     ("Entropy (nats per token)", {"policy/entropy": "entropy"}),
     ("KL (nats per token)", {"policy/kl": "sampler and policy", "policy/ref_kl": "reference"}),
     ("Loss", {"train/loss": "training", "eval/loss": "held-out"}),
@@ -30,9 +28,6 @@ CHARTS: Sequence[tuple[str, Mapping[str, str]]] = (
                            "time/publish_s": "publish"}),
 )  # fmt: skip
 """Charts of a run: title, and curves by metric."""
-WINDOW = 20
-"""Last points to which the slope is fitted."""
-NEAR_BEST = 0.9
 
 
 async def run_page(reader: Reader, query: Query) -> Html:
@@ -94,40 +89,17 @@ def _chart(title: str, names: Mapping[str, str], series: Mapping[str, Sequence[S
 
 
 def _figures(run: Run, series: Mapping[str, Sequence[SeriesPoint]]) -> dict[str, str | None]:
-    held_out, reward = series.get(HELD_OUT, ()), series.get(REWARD, ())
-    best = max(held_out, key=lambda point: point.value, default=None)
-    change = slope([(point.step, point.value) for point in reward[-WINDOW:]])
-    near = near_best_step(held_out)
+    held_out, train = ({point.step: point.value for point in series.get(name, ())} for name in (HELD_OUT, TRAIN))
+    known = run_figures(run, held_out, train)
+    rise = known.slope
     return {
-        "step": str(run.summary.get("step", "-")),
-        "reward": shown(reward[-1].value) if reward else None,
-        "held-out": shown(held_out[-1].value) if held_out else None,
-        "best held-out": f"{best.value:.3f} at step {best.step}" if best else None,
-        "steps to 90% of the best": None if near is None else str(near),
-        f"slope of the last {WINDOW} points": None if change is None else f"{change:+.4f} per step",
+        "step": "-" if known.step is None else str(known.step),
+        "reward": shown(train[max(train)]) if train else None,
+        "held-out": None if known.held_out is None else f"{known.held_out:.3f} at step {known.held_out_step}",
+        "best held-out": None if known.best is None else f"{known.best:.3f} at step {known.best_step}",
+        "steps to 90% of the best": None if known.near_best_step is None else str(known.near_best_step),
+        f"reward per step, last {SLOPE_STEPS}": None if rise is None else interval(rise, "+.4f"),
     }
-
-
-def slope(points: Sequence[tuple[float, float]]) -> float | None:
-    """The least-squares slope through the points; None for fewer than three.
-
-    >>> slope([(0, 1.0), (1, 3.0), (2, 5.0)]), slope([(0, 1.0)])
-    (2.0, None)
-    """
-    if len(points) < 3:
-        return None
-    x0, y0 = (sum(numbers) / len(points) for numbers in zip(*points, strict=True))
-    spread = sum((x - x0) ** 2 for x, _ in points)
-    return sum((x - x0) * (y - y0) for x, y in points) / spread if spread else None
-
-
-def near_best_step(points: Sequence[SeriesPoint]) -> int | None:
-    """The first step with 90 % of the rise from the first value to the best; None where nothing rose."""
-    best = max((point.value for point in points), default=0.0)
-    if not points or best <= points[0].value:
-        return None
-    bound = points[0].value + NEAR_BEST * (best - points[0].value)
-    return next(point.step for point in points if point.value >= bound)
 
 
 def _difference_form(run: Run, others: Sequence[Run], given: str) -> Html | None:
@@ -149,12 +121,8 @@ def _difference(run: Run, other: Run) -> Html:
     rows = differing([flat_settings(run.config), flat_settings(other.config)])
     if not rows:
         return element("p", "both have the same settings")
-    cells = ([name, *(_value(value) for value in values)] for name, values in rows)
+    cells = ([one.name, *map(setting, one.values)] for one in rows)
     return table(["setting", run.id, run_link(other.id)], cells, f"Settings that differ from {other.id}")
-
-
-def _value(value: Any) -> str:
-    return "-" if value is None else value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
 
 
 def _json(value: object) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from agentlightning.console.contract import RolloutSummary, SummaryQuery
 from agentlightning.console.conversation import messages_view
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, figures, first, replay_link, shown
 from agentlightning.console.reader import Reader, Recorded
 from agentlightning.errors import InputError
-from agentlightning.console.contract import SummaryQuery
-from agentlightning.console.contract import RolloutSummary
 
 MAX_COLUMNS = 16
 """Rollouts beside each other; a group may have more."""
@@ -43,7 +42,14 @@ async def side_page(reader: Reader, query: Query) -> Html:
             element("h1", title),
             element("p", _task(recorded[0])),
             _choice(run, task, listed, shown_ids) if task else None,
-            element("div", *(_column(one) for one in recorded), class_="columns", tabindex=0, role="region", aria_label=title),
+            element(
+                "div",
+                *(_column(one) for one in recorded),
+                class_="columns",
+                tabindex=0,
+                role="region",
+                aria_label=title,
+            ),
             element("p", more, class_="none") if more else None,
         ]
     )
