@@ -162,6 +162,43 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSummary:
+    """What lists, plots and filters show of one finished rollout: made in the transaction that finishes it."""
+
+    id: str
+    run_id: str
+    mode: Mode
+    step: int
+    state: RolloutState
+    group_id: str
+    replica: int
+    task_key: str
+    """Hash of the task: rollouts of one task have it in common, whatever their step."""
+    title: str
+    """The beginning of the task's text."""
+    reward: float | None
+    turns: int
+    """Model calls of its last attempt, as are the next four."""
+    prompt_tokens: int
+    sampled_tokens: int
+    """Those of external models as they reported them."""
+    forks: int
+    agents: list[str]
+    """Names of its sub-agents that its calls were recorded with, sorted."""
+    attempts: int
+    lost: int
+    refused: bool
+    failure: str | None
+    """The line of the error that names it; of a refused rollout, of its warning."""
+    outcome: Outcome | None
+    created_ns: int
+    finished_ns: int
+    finished_seq: int
+    duration_s: float
+    """From its first claim to its end; 0 where it was never claimed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One try at a rollout, held by one worker under a lease."""
 

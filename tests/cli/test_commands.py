@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -16,7 +17,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.gateway_events import REFUSED_CALLS
 from agentlightning.store.open import open_store
 from agentlightning.trainer.training import resume_line
-from agentlightning.types import Checkpoint, Finish, Metric, NewRollout, Span, WorkerStatus
+from agentlightning.types import Checkpoint, Finish, Metric, NewRollout, Reward, Span, WorkerStatus
 
 CONFIG = """
 [model]
@@ -98,6 +99,31 @@ def test_refused_rollouts_are_listed_alone() -> None:
     assert listed.exit_code == 0
     assert ("refused/0" in listed.stdout, "failed/0" in listed.stdout) == (True, False)
     assert "1 call refused: top_a 1" in listed.stdout
+
+
+async def five_rollouts(store: LightningStore) -> None:
+    await store.enqueue([NewRollout(run_id="run", task={}, group_id="g", replica=n, step=n) for n in range(5)])
+    worker = WorkerStatus(id="w", run_id="run", host="h", pid=1, running=0, seen_ns=0)
+    for claim in await store.claim(worker, limit=5):
+        place = {"run_id": "run", "rollout_id": claim.rollout.id, "attempt": 1}
+        reward = Reward(id=claim.rollout.id, value=claim.rollout.replica / 10, source="return", **place)
+        await store.finish([Finish(lease=claim.lease, state="succeeded", rewards=(reward,))])
+
+
+def test_finished_rollouts_are_filtered_sorted_and_paged() -> None:
+    store = filled(five_rollouts)
+    where = ("rollouts", "list", "run", "--where", "reward < 0.4 or step = 4", "--sort", "reward", "--store", store)
+    pages = [agl(*where, "--json", "--limit", "3")]
+    pages.append(agl(*where, "--json", "--after", orjson.loads(pages[0].stdout)["next"]))
+    found = [[row["replica"] for row in orjson.loads(page.stdout)["rollouts"]] for page in pages]
+    assert found == [[4, 3, 2], [1, 0]]
+    assert orjson.loads(pages[1].stdout)["next"] is None
+    listed = agl(
+        "rollouts", "list", "run", "--where", "reward < 0.4", "--step", "2", "--mode", "train", "--store", store
+    )
+    assert [line.split()[3] for line in listed.stdout.splitlines()[1:]] == ["g/2"]
+    assert "more of them: --after " in agl(*where, "--limit", "1").stdout
+    assert "where: expected a field" in str(agl(*where[:4], "rewrad < 1", "--store", store).exception)
 
 
 async def a_program_with_spans(store: LightningStore) -> None:

@@ -113,7 +113,7 @@ async def test_rollouts_are_filtered_sorted_and_paged(reader: Reader) -> None:
 
 
 async def test_a_filter_that_says_nothing_is_told_what_is_wrong(reader: Reader) -> None:
-    assert "where: expected" in Parsed(await rollouts_page(reader, {"where": ["reward <"]})).text
+    assert "where: reward: expected a number" in Parsed(await rollouts_page(reader, {"where": ["reward <"]})).text
 
 
 async def test_a_group_stands_side_by_side_and_so_does_a_task_at_its_first_and_its_last_step(reader: Reader) -> None:

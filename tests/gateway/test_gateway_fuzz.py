@@ -57,10 +57,15 @@ OPERATIONS = {
     found.ok().label: found.ok()
     for found in schemathesis.openapi.from_dict(
         create_routes(
-            STORE, None, ALLOWED, [StoreMethod(STORE, name, ALLOWED, lambda *_: None) for name in METHODS]
+            STORE,
+            None,
+            ALLOWED,
+            [StoreMethod(STORE, name, ALLOWED, lambda *_: None) for name in METHODS],
+            asyncio.Event(),
         ).openapi()
     ).get_all_operations()
 }
+del OPERATIONS["GET /events"]  # whose answer has no end
 
 
 def leaks(reply: httpx.Response) -> list[str]:

@@ -17,7 +17,7 @@ from agentlightning.gateway.rest import create_api
 from agentlightning.gateway.roles import RULES, Caller, Permissions
 from agentlightning.gateway.server import AgentLightningServer
 from agentlightning.store.audit import Actor
-from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.base import LightningStore, RolloutQuery, SummaryQuery
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.store.tokens import TokenRole, new_secret
@@ -122,6 +122,7 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "cancel": {"rollout_ids": [rollout_id]},
         "expire_leases": {},
         "rollouts": {"query": RolloutQuery(run_id=run_id)},
+        "summaries": {"query": SummaryQuery(run_id=run_id)},
         "count": {"run_id": run_id},
         "attempts": {"rollout_ids": [rollout_id]},
         "wait": {"run_id": run_id, "timeout_s": 0.0},
@@ -137,6 +138,7 @@ def requests(run_id: str, rollout_id: str, token_id: str) -> dict[str, dict[str,
         "resources": {"run_id": run_id},
         "log_metrics": {"metrics": [Metric(run_id=run_id, step=1, name="m", value=1.0)]},
         "metrics": {"run_id": run_id},
+        "series": {"run_id": run_id},
         "wait_resources": {"run_id": run_id, "after": {}, "timeout_s": 0.0},
         "follow_metrics": {"run_id": run_id, "timeout_s": 0.0},
         "statistics": {},

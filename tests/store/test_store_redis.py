@@ -15,7 +15,7 @@ from reserved_place import reserved_place
 from store_samples import a_call, a_run, a_worker, claimed, ending, faults, finished, new_id, some
 
 from agentlightning.errors import ConfigError, NotFoundError, StoreError
-from agentlightning.store.base import RolloutQuery
+from agentlightning.store.base import RolloutQuery, SummaryQuery
 from agentlightning.store.notifier import Notifier
 from agentlightning.store.open import open_store
 from agentlightning.store.redis.address import Address
@@ -134,6 +134,37 @@ async def test_an_upgrade_keeps_images_as_files_until_nobody_uses_them(redis: Re
         assert await store.files(run_id, ["hash"]) == {"hash": b"picture"}
         await store.drop_records([rollout_id])
         assert await store.files(run_id, ["hash"]) == {}
+
+
+async def test_an_upgrade_knows_what_summaries_say_of_rollouts_before_it(redis: RedisServer) -> None:
+    url = redis.url()
+    async with RedisLightningStore(url) as store:
+        claims = await claimed(store, 2)
+        forked = a_call(claims[0], fork_cause="edited", usage={"sampled_tokens": 5})
+        await store.append_calls([a_call(claims[0], agent="writer"), forked, a_call(claims[1], agent="reader")])
+        await store.finish([ending(claims[0])])
+    connection = RedisConnection(Address.at(url), load(), Notifier())
+    await connection.open()
+    for claim in claims:
+        counts = ("turns", "prompt_tokens", "sampled_tokens", "forks", "agents")
+        await connection.query([("HDEL", f"a:{claim.rollout.id}:1", *counts)])
+        await connection.query([("HDEL", f"r:{claim.rollout.id}", "title", "task_key")])
+    await connection.query([("HSET", "meta", "schema_version", 8)])
+    await connection.close()
+    await upgrade(url)
+    async with RedisLightningStore(url) as store:
+        await store.append_calls([a_call(claims[1], agent="writer")])
+        await store.finish([ending(claims[1])])
+        first, second = (await store.summaries(SummaryQuery(descending=False))).rows
+        assert (first.turns, first.prompt_tokens, first.sampled_tokens, first.forks, first.agents) == (
+            2,
+            6,
+            9,
+            1,
+            ["writer"],
+        )
+        assert (first.title, len(first.task_key)) == ('{"number":0}', 16)
+        assert (second.turns, second.agents) == (2, ["reader", "writer"])
 
 
 async def test_an_upgrade_brings_nothing_back_of_a_run_that_is_being_deleted(redis: RedisServer) -> None:

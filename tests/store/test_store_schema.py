@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from agentlightning.cli.app import app
 from agentlightning.errors import NotFoundError, StoreError
-from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.base import LightningStore, RolloutQuery, SummaryQuery
 from agentlightning.store.sql import tables
 from agentlightning.store.sql.database import database_at
 from agentlightning.store.sql.schema import upgrade
@@ -159,6 +159,24 @@ async def test_an_older_store_is_refused_until_it_is_upgraded_and_keeps_its_data
         assert await store.expire_leases() == 1
         [claim] = await store.claim(a_worker("r"))
         await store.append_calls([a_call(claim)])
+
+
+async def test_rollouts_that_finished_before_the_upgrade_have_summaries(url: str) -> None:
+    old_store(url)
+    engine = database_at(url).writer("old")
+    with engine.connect() as connection, connection.begin():
+        connection.exec_driver_sql(
+            "UPDATE rollouts SET state = 'succeeded', finished_seq = 1, finished_ns = 2000000001, started_ns = 1,"
+            ' reward = 0.5, task = \'{"question": "how many?"}\''
+        )
+        connection.exec_driver_sql("UPDATE attempts SET state = 'succeeded', finished_ns = 2000000001")
+        connection.exec_driver_sql("UPDATE runs SET finished = 1")
+    engine.dispose()
+    upgrade(database_at(url))
+    async with sql_store(url, Clock()) as store:
+        [row] = (await store.summaries(SummaryQuery())).rows
+    assert (row.id, row.reward, row.turns, row.prompt_tokens, row.sampled_tokens) == (ROLLOUT, 0.5, 2, 2, 0)
+    assert (row.title, row.outcome, row.agents, row.duration_s) == ("how many?", "overprovisioned", [], 2.0)
 
 
 async def _has_the_words_of_today(store: LightningStore) -> None:

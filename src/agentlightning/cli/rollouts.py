@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import orjson
 import typer
 
 from agentlightning.cli import drift, export_rows, replay, traces
 from agentlightning.cli.options import Mode, RunId, Step, Store, with_store
-from agentlightning.types import RolloutState
+from agentlightning.types import RolloutState, RolloutSummary
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from agentlightning.store.base import LightningStore, RolloutQuery
+    from agentlightning.store.base import LightningStore, SummaryQuery
     from agentlightning.types import Rollout
 
 MAX_REASON_CHARS = 240
@@ -37,34 +38,83 @@ def list_rollouts(
         typer.Option("--state", help="Only rollouts in this state; refused ones are among those that failed."),
     ] = None,
     step: Step = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="List at most this many rollouts, newest first.")] = 20,
+    where: Annotated[
+        str,
+        typer.Option(
+            "--where", help="Only finished rollouts that match: \"reward < 0.2 and step > 50 and agent = 'writer'\"."
+        ),
+    ] = "",
+    sort: Annotated[
+        Literal["finished", "reward", "step", "turns", "sampled_tokens", "duration"] | None,
+        typer.Option("--sort", help="List finished rollouts by this, largest first; newest first by default."),
+    ] = None,
+    ascending: Annotated[
+        bool, typer.Option("--ascending", help="Smallest, or oldest, first (--where, --sort).")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="List at most this many rollouts.")] = 20,
+    after: Annotated[
+        str | None, typer.Option("--after", help="Go on where a list of --where or --sort ended: what it printed last.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all that is known of each.")] = False,
     store: Store = None,
 ) -> None:
-    """List the rollouts of a run, newest first."""
-    from agentlightning.store.base import RolloutQuery
+    """List the rollouts of a run, newest first. With a filter or an order: of finished ones, from their summaries."""
+    from agentlightning.store.base import RolloutQuery, SummaryQuery
     from agentlightning.store.scan import find_run
     from agentlightning.trainer.display import screen
 
-    query = RolloutQuery(run_id=run, mode=mode, step=step)
+    by_summary = bool(where or sort or after or ascending) or state == "refused"
+    listed = SummaryQuery(
+        run_id=run,
+        where=_where(where, mode, state, step),
+        order_by=sort or "finished",
+        descending=not ascending,
+        after=after,
+    )
 
-    async def work(opened: LightningStore) -> list[Rollout]:
+    async def work(opened: LightningStore) -> tuple[Sequence[Rollout | RolloutSummary], str | None]:
         await find_run(opened, run)
-        if state == "refused":
-            return await _refused(opened, query, limit)
-        states = None if state is None else [state]
-        return await opened.rollouts(replace(query, states=states, limit=limit, newest_first=True))
+        if by_summary:
+            return await _summaries(opened, listed, limit)
+        states = None if state is None or state == "refused" else [state]
+        query = RolloutQuery(run_id=run, mode=mode, step=step, states=states, limit=limit, newest_first=True)
+        return await opened.rollouts(query), None
 
-    print_rollouts(screen(), with_store(store, work))
+    found, further = with_store(store, work)
+    if as_json:
+        print(orjson.dumps({"rollouts": found, "next": further}).decode())
+        return
+    print_rollouts(screen(), found)
+    if further is not None:
+        screen().print(f"more of them: --after {further}", soft_wrap=True)
 
 
-async def _refused(store: LightningStore, query: RolloutQuery, limit: int) -> list[Rollout]:
-    """The newest rollouts that are refused, newest first."""
-    from agentlightning.store.scan import read_rollouts
+def _where(where: str, mode: str | None, state: str | None, step: int | None) -> str:
+    """The filter, with what other options ask for; what the user wrote comes first, so that positions in it are right."""
+    from agentlightning.store.where import parse
 
-    newest: deque[Rollout] = deque(maxlen=limit)
-    async for failed in read_rollouts(store, replace(query, states=["failed"])):
-        newest.extend(rollout for rollout in failed if rollout.refused)
-    return list(reversed(newest))
+    parse(where)
+    parts = [f"({where})"] if where.strip() else []
+    parts += [
+        f"{name} = '{value}'" for name, value in (("mode", mode), ("state", state)) if value and value != "refused"
+    ]
+    parts += ["refused = true"] if state == "refused" else []
+    parts += [f"step = {step}"] if step is not None else []
+    return " and ".join(parts)
+
+
+async def _summaries(store: LightningStore, query: SummaryQuery, limit: int) -> tuple[list[RolloutSummary], str | None]:
+    """At most `limit` rows in pages, and the cursor behind the last."""
+    from agentlightning.store.summaries import MAX_LIMIT
+
+    found: list[RolloutSummary] = []
+    further = query.after
+    while len(found) < limit:
+        page = await store.summaries(replace(query, after=further, limit=min(limit - len(found), MAX_LIMIT)))
+        found, further = found + page.rows, page.next
+        if further is None:
+            break
+    return found, further
 
 
 @app.command("show")
@@ -97,7 +147,7 @@ def show_rollout(
     with_store(store, work)
 
 
-def print_rollouts(console: Console, rollouts: list[Rollout]) -> None:
+def print_rollouts(console: Console, rollouts: Sequence[Rollout | RolloutSummary]) -> None:
     """A line for each rollout, and below it what went wrong: no terminal is wide enough for both."""
     if not rollouts:
         console.print("no rollout matches")
@@ -110,8 +160,8 @@ def print_rollouts(console: Console, rollouts: list[Rollout]) -> None:
             str(rollout.step),
             f"{rollout.group_id}/{rollout.replica}",
             "refused" if rollout.refused else rollout.state,
-            str(rollout.attempt),
-            str(rollout.calls),
+            str(rollout.attempts if isinstance(rollout, RolloutSummary) else rollout.attempt),
+            str(rollout.turns if isinstance(rollout, RolloutSummary) else rollout.calls),
             "-" if rollout.reward is None else f"{rollout.reward:.3f}",
             rollout.outcome or "",
         )
@@ -127,6 +177,8 @@ def print_rollouts(console: Console, rollouts: list[Rollout]) -> None:
             console.print(f"    {last}", soft_wrap=True, style="yellow")
 
 
-def _why(rollout: Rollout) -> str | None:
+def _why(rollout: Rollout | RolloutSummary) -> str | None:
     """The reason why a rollout failed, or looks suspicious: a refusal says more than the error that it became."""
+    if isinstance(rollout, RolloutSummary):
+        return rollout.failure
     return rollout.warning if rollout.refused else rollout.error or rollout.warning

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import orjson
 
@@ -13,6 +14,8 @@ from agentlightning.errors import InputError
 
 Query = Mapping[str, Sequence[str]]
 """The query of an address: values by name."""
+
+S = TypeVar("S", bound=str)
 
 MAX_CELL_CHARS = 400
 
@@ -33,12 +36,13 @@ def number(query: Query, name: str, default: int | None = None) -> int | None:
     return int(text)
 
 
-def choice(query: Query, name: str, allowed: Sequence[str]) -> str:
+def choice(query: Query, name: str, allowed: Sequence[S]) -> S:
     """One of several values, the first by default. InputError for any other."""
     value = first(query, name, allowed[0])
-    if value not in allowed:
-        raise InputError(f"{name}: expected one of {', '.join(allowed)}, got {value[:80]!r}")
-    return value
+    for one in allowed:
+        if one == value:
+            return one
+    raise InputError(f"{name}: expected one of {', '.join(allowed)}, got {value[:80]!r}")
 
 
 def table(head: Sequence[Child], rows: Iterable[Sequence[Child]], caption: str) -> Html:

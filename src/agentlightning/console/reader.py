@@ -12,11 +12,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentlightning.console import contract
-from agentlightning.console.contract import SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.console.texts import Texts, Tokenizers
 from agentlightning.errors import NotFoundError
-from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.base import LightningStore, RolloutQuery, SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.scan import find_run
 from agentlightning.types import Attempt, Call, Reward, Rollout, Run, Span
 
@@ -105,7 +103,7 @@ class Reader:
 
     async def summaries(self, query: SummaryQuery) -> SummaryPage:
         """A page of rollouts. InputError where the filter does not say what it means."""
-        return await contract.summaries(self.store, query)
+        return await self.store.summaries(query)
 
     async def curves(self, run_id: str) -> Curves:
         """The run's curves: what is new since they were read last is added first, at most once in `REFRESH_S`."""
@@ -123,10 +121,10 @@ class Reader:
         last = curves.last_step
         if last is None or any(len(points) > MAX_KEPT_POINTS for points in curves.series.values()):
             curves.series.clear()
-            curves.merge(await contract.series(self.store, run_id, max_points=MAX_POINTS))
+            curves.merge(await self.store.series(run_id, max_points=MAX_POINTS))
         else:
             after = last - REREAD_STEPS - 1
-            curves.merge(await contract.series(self.store, run_id, max_points=MAX_POINTS, after_step=after))
+            curves.merge(await self.store.series(run_id, max_points=MAX_POINTS, after_step=after))
 
     async def rollout(self, rollout_id: str, attempt: int | None = None) -> Recorded:
         """One rollout with the records of an attempt, by default its latest. NotFoundError."""

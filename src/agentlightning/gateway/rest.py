@@ -5,7 +5,8 @@ LightningStore, so that a method which is added there is served here, described 
 a store works.
 
     POST /claim {"worker": {...}, "limit": 4, "wait_s": 20}     every method: its arguments by name, its result as JSON
-    GET  /runs   /rollouts?run_id=…   /rollouts/{id}   /rollouts/{id}/calls
+    GET  /runs   /rollouts?run_id=…   /rollouts/{id}   /rollouts/{id}/calls   /summaries?where=…   /runs/{id}/series
+    GET  /events?run_id=…   server-sent events (event_stream.py)
 
 Errors are {"error": {"type": "NotFoundError", "message": "…"}} with the status of their class, never a traceback.
 """
@@ -30,6 +31,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.errors import AgentLightningError, InputError, NotFoundError
 from agentlightning.gateway.authentication import Authentication, ServerKeyError
+from agentlightning.gateway.event_stream import RunEvents, parse_cursor
 from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.gateway.idempotency import IdempotencyCache
 from agentlightning.gateway.middleware import CALLER, ApiMiddleware, error_body
@@ -37,8 +39,9 @@ from agentlightning.gateway.roles import Permissions
 from agentlightning.gateway.statistics_cache import StatisticsCache
 from agentlightning.gateway.store_rpc import MAX_KEY_CHARS, StoreMethod, StoreRpc, error_sentence
 from agentlightning.store import wire
-from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.base import LightningStore, Order, RolloutQuery, SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.store.server_keys import is_loopback
+from agentlightning.store.summaries import MAX_LIMIT, MAX_POINTS
 from agentlightning.types import Call, Claim, Mode, Rollout, RolloutState, Run
 
 _KEY = "Names this request: one that is sent again with the same name is answered as the first was, not executed again."
@@ -88,12 +91,13 @@ def create_api(
             for run_id in {resource.run_id for resource in result}:
                 on_resources(run_id)
 
+    stopping = stopping or asyncio.Event()
     readers = dict.fromkeys(("statistics", "sizes"), numbers) if numbers is not None else {}
     callers = authentication or Authentication(store, server_key)
     permissions = Permissions(store, external_keys)
     methods = [StoreMethod(readers.get(name, store), name, permissions, after) for name in wire.METHODS]
-    routes = RoutesOnDemand(lambda: create_routes(store, server_key, permissions, methods))
-    rpc = StoreRpc(routes, methods, IdempotencyCache(), stopping or asyncio.Event())
+    routes = RoutesOnDemand(lambda: create_routes(store, server_key, permissions, methods, stopping))
+    rpc = StoreRpc(routes, methods, IdempotencyCache(), stopping)
     return ApiMiddleware(rpc, boot or uuid.uuid4().hex, callers)
 
 
@@ -140,9 +144,13 @@ class RoutesOnDemand:
 
 
 def create_routes(
-    store: LightningStore, server_key: str | None, permissions: Permissions, methods: Sequence[StoreMethod]
+    store: LightningStore,
+    server_key: str | None,
+    permissions: Permissions,
+    methods: Sequence[StoreMethod],
+    stopping: asyncio.Event,
 ) -> FastAPI:
-    """The description of the whole API, and the routes that are no methods."""
+    """The description of the whole API, and the routes that are no methods. Event streams end when `stopping` is set."""
     api = FastAPI(
         title="Agent Lightning",
         dependencies=[Depends(HTTPBearer(auto_error=False, description="The server key or a token (AGL_SERVER_KEY)."))],
@@ -157,6 +165,7 @@ def create_routes(
     for method in methods:
         _describe(api, method)
     _add_views(api, store, permissions)
+    _add_series(api, store, permissions, stopping)
     _add_secret(api, store, server_key, permissions)
     return api
 
@@ -230,6 +239,52 @@ def _add_views(api: FastAPI, store: LightningStore, permissions: Permissions) ->
         await one(request, rollout_id)
         given = await allowed(request, "calls", rollout_ids=[rollout_id], attempt=attempt)
         return _json(await store.calls(**given))
+
+
+def _add_series(api: FastAPI, store: LightningStore, permissions: Permissions, stopping: asyncio.Event) -> None:
+    @api.get("/summaries", response_model=SummaryPage, tags=["views"])
+    async def list_summaries(
+        request: HttpRequest,
+        run_id: str | None = None,
+        where: str = "",
+        order_by: Order = "finished",
+        descending: bool = True,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 50,
+    ) -> Response:
+        """Summaries of finished rollouts that match a filter; the `next` of one page is the `after` of the next."""
+        query = SummaryQuery(
+            run_id=run_id, where=where, order_by=order_by, descending=descending, after=after, limit=limit
+        )
+        return _json(
+            await store.summaries(**await permissions.check(request.scope[CALLER], "summaries", {"query": query}))
+        )
+
+    @api.get("/runs/{run_id}/series", response_model=dict[str, list[SeriesPoint]], tags=["views"])
+    async def show_series(
+        request: HttpRequest,
+        run_id: str,
+        name: Annotated[list[str] | None, Query()] = None,
+        max_points: Annotated[int, Query(ge=1, le=MAX_POINTS)] = 500,
+        after_step: int | None = None,
+    ) -> Response:
+        """Metrics of a run over its steps, all or those named, each as a bounded number of points."""
+        given = {"run_id": run_id, "names": name, "max_points": max_points, "after_step": after_step}
+        return _json(await store.series(**await permissions.check(request.scope[CALLER], "series", given)))
+
+    @api.get("/events", tags=["views"])
+    async def stream_events(
+        request: HttpRequest,
+        run_id: str,
+        after: str = "0.0",
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> Response:
+        """Server-sent events: new metrics of a run and its finished rollouts after a cursor, which is an event's id. A
+        browser that reconnects sends the last as Last-Event-ID, which takes precedence."""
+        metric, rollout = parse_cursor(last_event_id or after)
+        await permissions.check(request.scope[CALLER], "wait", {"run_id": run_id})
+        await store.wait(run_id, rollout, 1, 0.0)  # NotFoundError while there is a status to say it
+        return RunEvents(store, run_id, (metric, rollout), stopping)
 
 
 def _add_secret(api: FastAPI, store: LightningStore, server_key: str | None, permissions: Permissions) -> None:

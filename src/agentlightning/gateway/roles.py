@@ -15,7 +15,7 @@ from typing import Any
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.external_keys import ExternalKeys
 from agentlightning.store.audit import Actor
-from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.base import LightningStore, RolloutQuery, SummaryQuery
 from agentlightning.store.tokens import TokenRole
 
 MAX_CACHED_ROLLOUTS = 65_536
@@ -117,6 +117,7 @@ RULES: Mapping[str, MethodRule] = {
     "finish": _rule("trainer worker", _finished),
     "cancel": _rule("trainer", _rollouts),
     "rollouts": _rule(_ALL_READ, lambda given: Touched(runs=[given["query"].run_id]), "query"),
+    "summaries": _rule(_ALL_READ, lambda given: Touched(runs=[given["query"].run_id]), "query"),
     "count": _rule(_READ, _run),
     "attempts": _rule(_ALL_READ, _rollouts),
     "wait": _rule(_READ, _run),
@@ -140,6 +141,7 @@ RULES: Mapping[str, MethodRule] = {
     "resources": _rule(_ALL_READ, _run),
     "log_metrics": _rule("trainer", _each("metrics")),
     "metrics": _rule(_READ, _run),
+    "series": _rule(_READ, _run),
     "wait_resources": _rule(_READ, _run),
     "follow_metrics": _rule(_READ, _run),
     "statistics": _rule("reader", lambda _: Touched(runs=[None])),
@@ -225,7 +227,7 @@ def _narrowed(given: Arguments, default: str, run_id: str) -> Arguments:
     if not default:
         return given
     value = given[default]
-    if isinstance(value, RolloutQuery):
+    if isinstance(value, RolloutQuery | SummaryQuery):
         return {**given, default: replace(value, run_id=run_id)} if value.run_id is None else given
     if value is not None:
         return given

@@ -18,7 +18,7 @@ import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from agentlightning.background import BackgroundTasks
 from agentlightning.errors import RewardError
@@ -41,6 +41,7 @@ from agentlightning.types import (
     Reward,
     Rollout,
     RolloutState,
+    RolloutSummary,
     Run,
     RunSize,
     RunState,
@@ -80,6 +81,45 @@ class RolloutQuery:
     """Cursor: only ids greater than this one."""
     limit: int | None = None
     newest_first: bool = False
+
+
+Order = Literal["finished", "reward", "step", "turns", "sampled_tokens", "duration"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryQuery:
+    """A page of summaries of finished rollouts. Those without a reward come last, in either direction."""
+
+    run_id: str | None = None
+    """None: all runs."""
+    where: str = ""
+    """A filter: ``reward < 0.2 and step > 50 and agent = 'writer'`` (where.py)."""
+    order_by: Order = "finished"
+    descending: bool = True
+    after: str | None = None
+    """The `next` of the page before, of the same order."""
+    limit: int = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryPage:
+    """Some summaries in order."""
+
+    rows: list[RolloutSummary]
+    next: str | None
+    """Cursor of the next page; None where there is no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeriesPoint:
+    """A metric over a bucket of steps."""
+
+    step: int
+    value: float
+    """The last value of the bucket, its step and its time."""
+    low: float
+    high: float
+    created_ns: int
 
 
 class LightningStore(abc.ABC):
@@ -194,6 +234,13 @@ class LightningStore(abc.ABC):
         """Rollouts that match."""
 
     @abc.abstractmethod
+    async def summaries(self, query: SummaryQuery) -> SummaryPage:
+        """Summaries of finished rollouts that match, in order: at most `limit`, which is at most 1000.
+
+        InputError names what is wrong with the filter, and where. They stay when records of their rollouts are dropped.
+        """
+
+    @abc.abstractmethod
     async def count(self, run_id: str) -> dict[tuple[Mode, RolloutState], int]:
         """Returns the number of the run's rollouts in each state, by mode."""
 
@@ -282,6 +329,15 @@ class LightningStore(abc.ABC):
     @abc.abstractmethod
     async def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
         """Metrics of a run by step, name and time, abandoned ones included and marked."""
+
+    @abc.abstractmethod
+    async def series(
+        self, run_id: str, names: Sequence[str] | None = None, max_points: int = 500, after_step: int | None = None
+    ) -> dict[str, list[SeriesPoint]]:
+        """Metrics of a run by name (all, if None), each of at most `max_points` buckets of steps, in order.
+
+        Abandoned values are left out, and those that are no finite numbers. `after_step`: only later steps.
+        """
 
     # --- waiting and statistics --------------------------------------------------------------------------------------
 

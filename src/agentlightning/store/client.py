@@ -51,8 +51,8 @@ READING = frozenset(
         "metrics",
         "resources",
     }
-    | {"rewards", "rollouts", "runs", "signing_secret", "sizes", "spans", "statistics", "steps", "tokens", "wait"}
-    | {"wait_resources", "workers"}
+    | {"rewards", "rollouts", "runs", "series", "signing_secret", "sizes", "spans", "statistics", "steps"}
+    | {"summaries", "tokens", "wait", "wait_resources", "workers"}
 )
 """Methods that change nothing: sent again without further ado."""
 LONG_WORK_S = 3600.0
@@ -150,6 +150,7 @@ class LightningStoreClient(LightningStore):
     cancel = _request(LightningStore.cancel)
     expire_leases = _request(LightningStore.expire_leases)
     rollouts = _request(LightningStore.rollouts)
+    summaries = _request(LightningStore.summaries)
     count = _request(LightningStore.count)
     attempts = _request(LightningStore.attempts)
     wait = _request(LightningStore.wait, wait="timeout_s")
@@ -182,6 +183,7 @@ class LightningStoreClient(LightningStore):
         await self._append("log_metrics", "metrics", metrics)
 
     metrics = _request(LightningStore.metrics)
+    series = _request(LightningStore.series)
 
     # --- waiting and statistics --------------------------------------------------------------------------------------
 

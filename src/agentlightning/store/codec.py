@@ -19,7 +19,19 @@ import msgspec
 import orjson
 
 from agentlightning.errors import InputError
-from agentlightning.types import Call, Consumed, Metric, NewRollout, Resource, RetryPolicy, Reward, Rollout, Run, Span
+from agentlightning.types import (
+    Call,
+    Consumed,
+    Metric,
+    NewRollout,
+    Resource,
+    RetryPolicy,
+    Reward,
+    Rollout,
+    RolloutSummary,
+    Run,
+    Span,
+)
 
 T = TypeVar("T")
 
@@ -188,7 +200,7 @@ class RecordCodec(Generic[T]):
 
 CALLS, SPANS, REWARDS, METRICS = RecordCodec(Call), RecordCodec(Span), RecordCodec(Reward), RecordCodec(Metric)
 RUNS, ROLLOUTS, RESOURCES = RecordCodec(Run), RecordCodec(Rollout), RecordCodec(Resource)
-CONSUMED = RecordCodec(Consumed)
+CONSUMED, SUMMARIES = RecordCodec(Consumed), RecordCodec(RolloutSummary)
 read_retry = msgspec.json.Decoder(RetryPolicy).decode
 
 

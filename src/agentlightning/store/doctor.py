@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agentlightning.errors import NotFoundError
-from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.base import LightningStore, RolloutQuery, SummaryQuery
 from agentlightning.store.invariants import (
     RolloutRecord,
     check_record,
     check_step_list,
     check_step_order,
+    check_summary,
     check_versions,
     has_overdue_lease,
 )
@@ -141,6 +142,8 @@ class _Examination:
                     yield self._wrong(sentence)
                 alone += has_overdue_lease(record, self._now_ns())
                 self._checked.calls += len(record.calls)
+            async for finding in self._summaries(portion):
+                yield finding
             seen.update((rollout.mode, rollout.state) for rollout in portion)
             outcomes += sum(rollout.outcome is not None for rollout in portion)
             self._checked.rollouts += len(portion)
@@ -154,6 +157,22 @@ class _Examination:
         if alone:
             sentence = f"{alone} leases ran out a while ago; the next claim, or a server, gives them up"
             yield Finding(self._run_id, sentence, "note")
+
+    async def _summaries(self, portion: Sequence[Rollout]) -> AsyncIterator[Finding]:
+        """Looks whether finished rollouts have summaries, and whether these say the same."""
+        finished = [rollout for rollout in portion if rollout.state in FINAL_STATES]
+        if not finished:
+            return
+        ids = ", ".join(f"'{rollout.id}'" for rollout in finished)
+        query = SummaryQuery(run_id=self._run_id, where=f"id in ({ids})", limit=len(finished))
+        found = {summary.id: summary for summary in (await self._store.summaries(query)).rows}
+        missing = [rollout.id for rollout in finished if rollout.id not in found]
+        there = {rollout.id for rollout in await self._store.rollouts(RolloutQuery(ids=missing))} if missing else set()
+        for rollout in finished:
+            if rollout.id not in found and rollout.id not in there:  # deleted meanwhile, with its run
+                continue
+            for sentence in check_summary(rollout, found.get(rollout.id)):
+                yield self._wrong(sentence)
 
     async def _consumed(self) -> int:
         """Counts the rollouts that the steps list."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentlightning.types import FINAL_STATES, Attempt, Call, Resource, Reward, Rollout, Span, Step
+from agentlightning.types import FINAL_STATES, Attempt, Call, Resource, Reward, Rollout, RolloutSummary, Span, Step
 
 LEASE_GRACE_NS = 60 * 10**9
 """Time after its end in which a lease may be left alone: clocks disagree, and servers look for them once a second."""
@@ -30,6 +30,19 @@ def check_record(record: RolloutRecord, newest: Mapping[str, int]) -> Iterator[s
     """`newest`: the last version of each policy, read after the calls."""
     for sentence in (*_of_attempts(record), *_of_end(record), *_of_belongings(record), *_of_calls(record, newest)):
         yield f"rollout {record.rollout.id}: {sentence}"
+
+
+def check_summary(rollout: Rollout, summary: RolloutSummary | None) -> Iterator[str]:
+    """A finished rollout against its summary, which was read after it."""
+    if summary is None:
+        yield f"rollout {rollout.id}: it has finished, and has no summary"
+        return
+    for name in ("run_id", "mode", "step", "state", "reward", "lost", "refused", "finished_ns", "finished_seq"):
+        mine, its = getattr(rollout, name), getattr(summary, name)
+        if mine != its:
+            yield f"rollout {rollout.id}: its {name} is {mine!r}, and {its!r} in its summary"
+    if rollout.outcome is not None and summary.outcome != rollout.outcome:
+        yield f"rollout {rollout.id}: its outcome is {rollout.outcome!r}, and {summary.outcome!r} in its summary"
 
 
 def has_overdue_lease(record: RolloutRecord, now_ns: int) -> bool:

@@ -15,10 +15,29 @@ from agentlightning.background import BackgroundTasks
 from agentlightning.errors import InputError
 from agentlightning.store import keys
 from agentlightning.store.audit import AuditEntry
-from agentlightning.store.base import LEASE_S, MAX_FINISHED, LightningStore
+from agentlightning.store.base import (
+    LEASE_S,
+    MAX_FINISHED,
+    LightningStore,
+    SeriesPoint,
+    SummaryPage,
+    SummaryQuery,
+)
 from agentlightning.store.notifier import FINISHED, METRICS, QUEUED, RESOURCES, Notifier
+from agentlightning.store.summaries import Place, check_points, check_query, page_of
 from agentlightning.store.tokens import NewToken, Token, TokenRole, check_token, hash_of, new_secret, new_token_id
-from agentlightning.types import JSON, Claim, Lease, Metric, Resource, Rollout, RunSize, WorkerStatus
+from agentlightning.store.where import Filter, parse
+from agentlightning.types import (
+    JSON,
+    Claim,
+    Lease,
+    Metric,
+    Resource,
+    Rollout,
+    RolloutSummary,
+    RunSize,
+    WorkerStatus,
+)
 
 R = TypeVar("R")
 
@@ -65,6 +84,16 @@ class WaitingStore(LightningStore):
     async def wait_resources(self, run_id: str, after: Mapping[str, int], timeout_s: float = 30.0) -> list[Resource]:
         return await self._until(RESOURCES, run_id, lambda: self._later_resources(run_id, after), timeout_s)
 
+    async def summaries(self, query: SummaryQuery) -> SummaryPage:
+        place, tree = check_query(query), parse(query.where)
+        return page_of(await self._summaries(query, tree, place), query)
+
+    async def series(
+        self, run_id: str, names: Sequence[str] | None = None, max_points: int = 500, after_step: int | None = None
+    ) -> dict[str, list[SeriesPoint]]:
+        check_points(max_points)
+        return await self._series(run_id, names, max_points, after_step)
+
     async def follow_metrics(
         self, run_id: str, after: int = 0, timeout_s: float = 30.0, limit: int = 10_000
     ) -> list[Metric]:
@@ -105,6 +134,16 @@ class WaitingStore(LightningStore):
 
     @abstractmethod
     async def _finished(self, run_id: str, after: int, limit: int) -> list[Rollout]: ...
+
+    @abstractmethod
+    async def _summaries(self, query: SummaryQuery, tree: Filter, place: Place | None) -> list[RolloutSummary]:
+        """Returns the rows of the page, and one more where there is a next."""
+
+    @abstractmethod
+    async def _series(
+        self, run_id: str, names: Sequence[str] | None, max_points: int, after_step: int | None
+    ) -> dict[str, list[SeriesPoint]]:
+        """Returns the points of metrics. NotFoundError if there is no such run."""
 
     @abstractmethod
     async def _later_resources(self, run_id: str, after: Mapping[str, int]) -> list[Resource]: ...

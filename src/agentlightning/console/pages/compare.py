@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 from agentlightning.analysis.compare import HELD_OUT, TRAIN, PairedDifference, RunComparison, compare_runs
 from agentlightning.console.charts import Curve, Point, line_chart
-from agentlightning.console.contract import SeriesPoint
 from agentlightning.console.markup import Html, element, join
 from agentlightning.console.parts import Query, choice, clipped, first, interval, run_link, select, setting, table
 from agentlightning.console.reader import Reader
+from agentlightning.store.base import SeriesPoint
 from agentlightning.types import Run
 
 MAX_NAME_CHARS = 60

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 from agentlightning.console.charts import Dot, scatter
-from agentlightning.console.contract import RolloutSummary, SummaryPage, SummaryQuery
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, choice, first, replay_link, run_link, select, shown, table
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError
+from agentlightning.store.base import Order, SummaryPage, SummaryQuery
+from agentlightning.types import RolloutSummary
 
-ORDERS = ("finished", "reward", "step", "turns", "sampled_tokens", "duration")
+ORDERS: tuple[Order, ...] = get_args(Order)
 AXES = ("step", "turns", "sampled_tokens", "prompt_tokens", "duration_s")
 ROWS = 50
 DOTS = 500

@@ -9,11 +9,11 @@ import orjson
 from agentlightning.analysis.compare import HELD_OUT, SLOPE_STEPS, TRAIN, run_figures
 from agentlightning.analysis.run_settings import differing, flat_settings
 from agentlightning.console.charts import Curve, Point, line_chart
-from agentlightning.console.contract import SeriesPoint
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, figures, first, interval, run_link, select, setting, shown, table, when
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError
+from agentlightning.store.base import SeriesPoint
 from agentlightning.types import Run
 
 CHARTS: Sequence[tuple[str, Mapping[str, str]]] = (

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from agentlightning.console.contract import RolloutSummary, SummaryQuery
 from agentlightning.console.conversation import messages_view
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, figures, first, replay_link, shown
 from agentlightning.console.reader import Reader, Recorded
 from agentlightning.errors import InputError
+from agentlightning.store.base import SummaryQuery
+from agentlightning.types import RolloutSummary
 
 MAX_COLUMNS = 16
 """Rollouts beside each other; a group may have more."""

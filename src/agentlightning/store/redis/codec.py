@@ -28,6 +28,7 @@ from agentlightning.store.gateway_events import (
     refused_counts,
 )
 from agentlightning.store.sentences import reason
+from agentlightning.store.summaries import failure_of, task_key, title_of
 from agentlightning.store.tokens import Token
 from agentlightning.types import (
     JSON,
@@ -43,6 +44,7 @@ from agentlightning.types import (
     RetryPolicy,
     Reward,
     Rollout,
+    RolloutSummary,
     Run,
     Sampling,
     Span,
@@ -143,8 +145,11 @@ def read_entry(seq: int, row: bytes) -> AuditEntry:
 
 def new_rollout(new: NewRollout, rollout_id: str) -> tuple[dict[str, str], bytes]:
     """The part that scripts look at, and the part that they do not."""
+    task = orjson.loads(codec.dump(new.task, "task"))
     row = {
         "id": rollout_id,
+        "title": title_of(task),
+        "task_key": task_key(task),
         **_texts(new, "run_id", "group_id", "replica", "mode", "step", "priority"),
         **_texts(new.retry, "max_attempts", "max_lost"),
         "retry_on": f" {' '.join(new.retry.retry_on)} ",
@@ -167,6 +172,30 @@ def read_rollout(row: Sequence[Any]) -> Rollout:
         sampling=fixed.sampling,
         retry=fixed.retry,
         refused=known.get("refused") == "1",
+    )
+
+
+def read_summary(rollout_id: bytes, flat: Sequence[Any], totals: Sequence[bytes | None]) -> RolloutSummary:
+    """`totals`: of its last attempt: turns, prompt tokens, sampled tokens, forks, agents."""
+    known = pairs(flat)
+    refused = known.get("refused") == "1"
+    turns, prompt_tokens, sampled_tokens, forks = (int(each or 0) for each in totals[:4])
+    started_ns = known.get("started_ns")
+    return codec.SUMMARIES.of_texts(
+        known,
+        id=rollout_id.decode(),
+        run_id=known["run"],
+        reward=float(known["reward"]) if "reward" in known else None,
+        turns=turns,
+        prompt_tokens=prompt_tokens,
+        sampled_tokens=sampled_tokens,
+        forks=forks,
+        agents=sorted(orjson.loads(totals[4] or b"[]")),
+        attempts=int(known["attempt"]),
+        refused=refused,
+        failure=failure_of(known["state"], known.get("error"), known.get("warning"), refused),
+        outcome=known.get("outcome"),
+        duration_s=(int(known["finished_ns"]) - int(started_ns)) / 1e9 if started_ns else 0.0,
     )
 
 
@@ -201,7 +230,15 @@ def finish_row(finish: Finish) -> dict[str, Any]:
 
 def call_row(call: Call) -> tuple[list[Any], bytes]:
     row = codec.call_row(call)
-    return [call.run_id, call.rollout_id, call.attempt, call.id, call.parent_id or ""], _packed((row[1], *row[4:]))
+    place = [call.run_id, call.rollout_id, call.attempt, call.id, call.parent_id or ""]
+    return [*place, *call_totals(call)], _packed((row[1], *row[4:]))
+
+
+def call_totals(call: Call) -> tuple[int, int, int, str]:
+    """What a call adds to the summary of its rollout: prompt tokens, sampled tokens, forks, and its agent."""
+    prompt_tokens = call.prompt_tokens + int(call.usage.get("prompt_tokens") or 0)
+    sampled_tokens = len(call.sampled_ids) + int(call.usage.get("sampled_tokens") or 0)
+    return prompt_tokens, sampled_tokens, int(call.fork_cause is not None), call.agent or ""
 
 
 def read_call(rollout_id: str, attempt: int, call_id: bytes, packed: bytes) -> Call:

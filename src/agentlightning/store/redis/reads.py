@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from agentlightning.store.audit import AUDITED_KINDS, AuditEntry, current_actor
-from agentlightning.store.base import EXPIRING_S, SEEN_S, RolloutQuery
+from agentlightning.store.base import EXPIRING_S, SEEN_S, RolloutQuery, SeriesPoint, SummaryQuery
 from agentlightning.store.codec import chunks, text
 from agentlightning.store.redis import codec
 from agentlightning.store.redis.connection import RedisConnection
+from agentlightning.store.summaries import Place, downsampled, first_rows, is_after
 from agentlightning.store.tokens import Token
+from agentlightning.store.where import Comparison, Filter, matches
 from agentlightning.types import (
     Attempt,
     Call,
@@ -25,6 +27,7 @@ from agentlightning.types import (
     Reward,
     Rollout,
     RolloutState,
+    RolloutSummary,
     Run,
     RunSize,
     RunStatistics,
@@ -40,6 +43,8 @@ MAX_RECORD_ROLLOUTS_PER_READ = 50
 MAX_METRICS_PER_READ = 5000
 MAX_ENTRIES_PER_READ = 1000
 MAX_FILES_PER_READ = 50
+MAX_CLOCK_STEP_NS = 60 * 10**9
+"""By how much a server's clock may be set back, or that of its replica be behind."""
 
 _MODES: tuple[Mode, ...] = get_args(Mode)
 _STATES: tuple[RolloutState, ...] = get_args(RolloutState)
@@ -134,6 +139,42 @@ async def finished(connection: RedisConnection, run_id: str, after: int, limit: 
             break
         after = found[-1].finished_seq or 0
     return found
+
+
+async def summaries(
+    connection: RedisConnection, query: SummaryQuery, tree: Filter, place: Place | None
+) -> list[RolloutSummary]:
+    """The rows of the page, and one more where there is a next. Filters are evaluated here, on all of a run's summaries."""
+    best: list[RolloutSummary] = []
+    for run_id in [query.run_id] if query.run_id is not None else await _run_ids(connection):
+        async for portion in _portions_of_summaries(connection, run_id, query, tree):
+            found = [row for row in portion if is_after(row, place, query) and matches(tree, row)]
+            best = first_rows([*best, *found], query, query.limit + 1)
+            if query.order_by == "finished" and len(best) > query.limit and portion:
+                # Places are nearly in the order of times: only a clock that was set back makes a difference.
+                times = [row.finished_ns for row in portion]
+                if query.descending and max(times) < best[-1].finished_ns - MAX_CLOCK_STEP_NS:
+                    break
+                if not query.descending and min(times) > best[-1].finished_ns + MAX_CLOCK_STEP_NS:
+                    break
+    return best
+
+
+async def _portions_of_summaries(
+    connection: RedisConnection, run_id: str, query: SummaryQuery, tree: Filter
+) -> AsyncIterator[list[RolloutSummary]]:
+    if isinstance(tree, Comparison) and tree.field == "id" and tree.sign in ("=", "in"):
+        for part in chunks(map(str, tree.values), MAX_ROLLOUTS_PER_READ):
+            _, *rows = await connection.read("read_summaries", {"run": run_id, "ids": part})
+            yield [codec.read_summary(*row) for row in rows]
+        return
+    newest_first = query.order_by == "finished" and query.descending
+    after = "+inf" if newest_first else "-inf"
+    while after:
+        question = {"run": run_id, "after": after, "limit": MAX_ROLLOUTS_PER_READ, "newest_first": newest_first}
+        cursor, *rows = await connection.read("read_summaries", question)
+        yield [codec.read_summary(*row) for row in rows]
+        after = cursor.decode()
 
 
 async def _portions_of_rollouts(connection: RedisConnection, query: RolloutQuery) -> AsyncIterator[list[Rollout]]:
@@ -284,6 +325,19 @@ async def metrics(connection: RedisConnection, run_id: str, name: str | None = N
             break
         after = portion[-1].seq
     return sorted(found, key=lambda metric: (metric.step, metric.name, metric.created_ns, metric.seq))
+
+
+async def series(
+    connection: RedisConnection, run_id: str, names: Sequence[str] | None, max_points: int, after_step: int | None
+) -> dict[str, list[SeriesPoint]]:
+    """Metrics are a stream by time: all of a run's are read. NotFoundError if there is no such run."""
+    found: list[Metric] = []
+    after = 0
+    while portion := await later_metrics(connection, run_id, after, MAX_METRICS_PER_READ):
+        chosen = [each for each in portion if names is None or each.name in names]
+        found += [each for each in chosen if after_step is None or each.step > after_step]
+        after = portion[-1].seq
+    return downsampled(found, max_points)
 
 
 async def later_metrics(connection: RedisConnection, run_id: str, after: int, limit: int) -> list[Metric]:

@@ -49,6 +49,7 @@ _READING = (
     "read_counts",
     "read_rollouts",
     "read_finished",
+    "read_summaries",
     "read_attempts",
     "read_records",
     "read_resources",

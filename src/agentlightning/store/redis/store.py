@@ -185,6 +185,7 @@ class RedisLightningStore(WaitingStore):
 
     rollouts = _reads(reads.rollouts)
     count = _reads(reads.count)
+    _summaries = _reads(reads.summaries)
     attempts = _reads(reads.attempts)
 
     _last_finished = _reads(reads.last_finished)
@@ -230,6 +231,7 @@ class RedisLightningStore(WaitingStore):
         await self._append("log_metrics", [(codec.metric_row(metric),) for metric in metrics])
 
     metrics = _reads(reads.metrics)
+    _series = _reads(reads.series)
 
     # --- waiting and statistics -----------------------------------------------------------------------------------
 

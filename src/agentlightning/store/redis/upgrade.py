@@ -6,7 +6,7 @@ written last: an upgrade that was killed is completed by the next.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 
@@ -18,6 +18,8 @@ from agentlightning.store.redis import codec
 from agentlightning.store.redis.address import Address
 from agentlightning.store.redis.checks import SCHEMA_VERSION, newer_schema
 from agentlightning.store.redis.connection import RedisConnection
+from agentlightning.store.summaries import task_key, title_of
+from agentlightning.types import Mode, RolloutState
 
 MAX_METRICS_PER_READ = 5000
 MAX_COMMANDS = 1000
@@ -41,6 +43,8 @@ async def upgrade(url: str) -> Upgraded:
                 await _Run(connection, run_id).upgrade()
             if before < 8:  # those between have fields that may be absent, and rewrite nothing
                 await _rename_images(connection, run_id)
+            if before < 9:
+                await _summarize(connection, run_id)
         if before < SCHEMA_VERSION:
             await connection.query([("HSET", "meta", "schema_version", SCHEMA_VERSION)])
         return Upgraded(name, before, SCHEMA_VERSION)
@@ -57,6 +61,32 @@ async def _rename_images(connection: RedisConnection, run_id: str) -> None:
             await _rename(connection, f"image_uses:{user.decode()}", f"file_uses:{user.decode()}")
         await _rename(connection, f"image_users:{run_id}:{name}", f"file_users:{run_id}:{name}")
     await _rename(connection, f"images:{run_id}", f"files:{run_id}")
+
+
+async def _summarize(connection: RedisConnection, run_id: str) -> None:
+    """Rollouts know what their summaries say of their tasks, and attempts that of their calls."""
+    states = [f"s:{run_id}:{mode}:{state}" for mode in get_args(Mode) for state in get_args(RolloutState)]
+    for state in states:
+        [ids] = await connection.query([("ZRANGE", state, 0, -1)])
+        for rollout_id in [each.decode() for each in ids]:
+            fixed, attempt = await connection.query(
+                [("GET", f"t:{rollout_id}"), ("HGET", f"r:{rollout_id}", "attempt")]
+            )
+            if attempt is None:  # its run was being deleted: what is gone must not come back in part
+                continue
+            task = orjson.loads(fixed)["task"]
+            changes: list[tuple[Any, ...]] = [
+                ("HSET", f"r:{rollout_id}", "title", title_of(task), "task_key", task_key(task))
+            ]
+            number = int(attempt)
+            [flat] = await connection.query([("HGETALL", f"c:{rollout_id}:{number}")])
+            calls = [codec.read_call(rollout_id, number, *each) for each in zip(flat[::2], flat[1::2], strict=True)]
+            if calls:
+                prompts, sampled, forks, agents = zip(*map(codec.call_totals, calls), strict=True)
+                names = orjson.dumps(sorted({each for each in agents if each})).decode()
+                totals = ("turns", len(calls), "prompt_tokens", sum(prompts), "sampled_tokens", sum(sampled))
+                changes.append(("HSET", f"a:{rollout_id}:{number}", *totals, "forks", sum(forks), "agents", names))
+            await connection.query(changes)
 
 
 async def _rename(connection: RedisConnection, key: str, new: str) -> None:

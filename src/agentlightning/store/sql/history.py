@@ -15,8 +15,10 @@ from agentlightning.store import codec
 from agentlightning.store.audit import Actor
 from agentlightning.store.run_ids import check_run_id, run_ids
 from agentlightning.store.sentences import refusal
+from agentlightning.store.sql import statements
 from agentlightning.store.sql.access import bind_token, note
 from agentlightning.store.sql.lifecycle import require_runs
+from agentlightning.store.sql.prepared import execute_many
 from agentlightning.store.sql.tables import checkpoints, consumption, metrics, rollouts, runs, steps
 from agentlightning.store.sql.upsert import upsert
 from agentlightning.store.sql.writer import Transaction
@@ -75,6 +77,8 @@ def open_step(transaction: Transaction, run_id: str, step: int, consumed: Sequen
     ]
     if listed:
         connection.execute(insert(consumption), listed)
+        outcomes = [{"rollout": one.rollout_id, "outcome": one.outcome} for one in consumed]
+        execute_many(connection, statements.SET_OUTCOME, outcomes)
     return opened
 
 

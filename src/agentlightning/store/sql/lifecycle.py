@@ -32,6 +32,7 @@ from agentlightning.store.notifier import FINISHED, QUEUED
 from agentlightning.store.sentences import reason, refusal
 from agentlightning.store.sql import statements
 from agentlightning.store.sql.prepared import execute, execute_many
+from agentlightning.store.sql.summaries import add_summaries
 from agentlightning.store.sql.tables import (
     attempts,
     consumption,
@@ -461,6 +462,7 @@ def _end(transaction: Transaction, ended: Sequence[_End], *, cancelled: bool = F
     if end_attempts:
         execute_many(transaction.connection, statements.UPDATE_ATTEMPT, end_attempts)
     execute_many(transaction.connection, statements.UPDATE_ROLLOUT, end_rollouts)
+    add_summaries(transaction.connection, list(places))
 
 
 def _places(transaction: Transaction, ended: Sequence[_End], states: Sequence[RolloutState]) -> dict[str, int]:

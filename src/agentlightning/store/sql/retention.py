@@ -26,6 +26,7 @@ from agentlightning.store.sql.tables import (
     resource_versions,
     resources,
     rewards,
+    rollout_summaries,
     rollouts,
     runs,
     spans,
@@ -81,6 +82,7 @@ def delete_portion(transaction: Transaction, actor: Actor, run_id: str, first: b
         _drop(connection, some)
         for table in (rewards, consumption, attempts):
             connection.execute(delete(table).where(table.c.rollout_id.in_(some)))
+        connection.execute(delete(rollout_summaries).where(rollout_summaries.c.id.in_(some)))
         connection.execute(delete(rollouts).where(rollouts.c.id.in_(some)))
         return True
     old = select(metrics.c.seq).where(metrics.c.run_id == run_id).limit(METRICS_A_PORTION)

@@ -12,7 +12,17 @@ from sqlalchemy import Column, ColumnElement, bindparam, func, insert, or_, sele
 
 from agentlightning.store.gateway_events import UNKNOWN_ROUTE
 from agentlightning.store.sql import tables
-from agentlightning.store.sql.tables import attempts, calls, consumption, rewards, rollouts, runs, spans, workers
+from agentlightning.store.sql.tables import (
+    attempts,
+    calls,
+    consumption,
+    rewards,
+    rollout_summaries,
+    rollouts,
+    runs,
+    spans,
+    workers,
+)
 from agentlightning.store.sql.upsert import Upsert, upsert_into
 
 
@@ -101,6 +111,27 @@ COUNT_CALLS = (
     .where(among(calls.c.rollout_id))
     .group_by(calls.c.rollout_id, calls.c.attempt)
 )
+# Of external models counts what they reported. Few calls have that, so a rollout is a row for each of its agents.
+CALL_TOTALS = (
+    select(
+        calls.c.rollout_id,
+        calls.c.attempt,
+        calls.c.agent,
+        calls.c.usage,
+        func.count().label("turns"),
+        func.sum(calls.c.prompt_tokens).label("prompt_tokens"),
+        func.sum(func.length(calls.c.sampled_ids)).label("sampled_bytes"),
+        func.count(calls.c.fork_cause).label("forks"),
+    )
+    .where(among(calls.c.rollout_id))
+    .group_by(calls.c.rollout_id, calls.c.attempt, calls.c.agent, calls.c.usage)
+)
+TO_SUMMARIZE = select(
+    *(column for column in rollouts.c if column.name not in ("sampling", "retry", "priority", "calls"))
+).where(among(rollouts.c.id))
+ADD_SUMMARY = insert(rollout_summaries)
+# rollout, outcome
+SET_OUTCOME = update(rollout_summaries).where(rollout_summaries.c.id == bindparam("rollout"))
 UNKNOWN_ROUTES = (
     select(spans.c.rollout_id, spans.c.attempt, spans.c.attributes)
     .where(spans.c.name == UNKNOWN_ROUTE, among(spans.c.rollout_id))

@@ -33,6 +33,8 @@ from agentlightning.store.sql import access, history, lifecycle, record, retenti
 from agentlightning.store.sql.database import Database, database_at
 from agentlightning.store.sql.files import put_files, read_files
 from agentlightning.store.sql.schema import prepare_schema
+from agentlightning.store.sql.series import read_series
+from agentlightning.store.sql.summaries import read_summaries
 from agentlightning.store.sql.writer import PAUSES_S, BatchMethod, SqlWriter, Transaction
 from agentlightning.store.tokens import Token
 from agentlightning.store.waiting import WaitingStore
@@ -213,6 +215,7 @@ class SqlLightningStore(WaitingStore):
 
     rollouts = _reads(lifecycle.read_rollouts, lambda query: query.ids is not None and len(query.ids) <= MAX_LOOKUP_IDS)
     count = _reads(lifecycle.read_counts)
+    _summaries = _reads(read_summaries)
     attempts = _reads(lifecycle.read_attempts)
 
     _last_finished = _reads(lifecycle.read_last_finished, _always)
@@ -250,6 +253,7 @@ class SqlLightningStore(WaitingStore):
         await self._append(self._writer, record.log_metrics, tables.metrics, new)  # in the order of commits
 
     metrics = _reads(record.read_metrics)
+    _series = _reads(read_series)
 
     # --- waiting and statistics --------------------------------------------------------------------------------------
 

@@ -59,6 +59,7 @@ from agentlightning.types import (
     RewardSource,
     Rollout,
     RolloutState,
+    RolloutSummary,
     Run,
     RunState,
     Span,
@@ -66,7 +67,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -121,7 +122,7 @@ def _columns(kind: type, keys: Collection[str] = (), without: Collection[str] = 
             name,
             _type(kind, name, hint),
             *([ForeignKey(_KEYS[name])] if name in keys else []),
-            primary_key=name == "id" and kind not in (Reward, WorkerStatus),
+            primary_key=name == "id" and kind not in (Reward, RolloutSummary, WorkerStatus),
             nullable=scalar(hint)[1] or (kind, name) == (Metric, "value"),  # not a finite number
             server_default=_DEFAULTS.get((kind, name)),
         )
@@ -178,6 +179,25 @@ rollouts = Table(
 Index(
     "rollouts_by_state", rollouts.c.run_id, rollouts.c.state, rollouts.c.priority.desc(), rollouts.c.id, rollouts.c.mode
 )
+
+rollout_summaries = Table(
+    "rollout_summaries",
+    metadata,
+    *_columns(RolloutSummary, keys=["run_id"]),
+    PrimaryKeyConstraint("run_id", "finished_ns", "id"),
+    UniqueConstraint("id"),
+    ForeignKeyConstraint(["id"], ["rollouts.id"]),
+    _one_of("mode", Mode),
+    _one_of("state", RolloutState),
+    sqlite_with_rowid=False,  # a run's lie side by side, so that a filter without an index reads nothing else
+)
+"""One narrow row a finished rollout, and nothing of its payloads: whatever filters rollouts reads these alone."""
+SUMMARY_ORDERS = ("reward", "step", "turns", "sampled_tokens", "duration_s")
+SUMMARY_KEYS = ("task_key", "group_id")
+for _name in SUMMARY_ORDERS:
+    Index(f"summaries_by_{_name}", rollout_summaries.c.run_id, rollout_summaries.c[_name], rollout_summaries.c.id)
+for _name in SUMMARY_KEYS:
+    Index(f"summaries_by_{_name}", rollout_summaries.c.run_id, rollout_summaries.c[_name])
 
 attempts = Table(
     "attempts",
@@ -280,6 +300,7 @@ metrics = Table(
     sqlite_autoincrement=True,  # who follows metrics relies on a seq that is never used twice
 )
 Index("metrics_by_name", metrics.c.run_id, metrics.c.step, metrics.c.name)
+Index("metrics_by_series", metrics.c.run_id, metrics.c.name, metrics.c.step)
 Index("metrics_by_seq", metrics.c.run_id, metrics.c.seq)
 
 steps = Table(
