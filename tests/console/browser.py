@@ -22,10 +22,10 @@ TIMEOUT_MS = 20_000
 
 
 @contextmanager
-def console(*arguments: str) -> Iterator[str]:
-    """``agl console`` on a free port; yields its URL."""
+def console(*arguments: str, **variables: str) -> Iterator[str]:
+    """``agl console`` on a free port, with these variables; yields its URL."""
     command = [sys.executable, "-m", "agentlightning", "console", "--port", "0", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | variables)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

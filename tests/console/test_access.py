@@ -62,7 +62,7 @@ async def test_this_machine_reads_without_a_key() -> None:
 )
 async def test_a_page_of_another_site_reads_nothing(headers: dict[str, str]) -> None:
     async with browser(None) as client:
-        response = await client.get("/gradio_api/info", headers=headers)
+        response = await client.get("/gradio_api/queue/data", headers=headers)
 
     assert response.status_code == 403
     assert "the pages" not in response.text
@@ -74,17 +74,30 @@ async def test_a_link_on_another_site_leads_here() -> None:
         assert (await client.get("/run?run=r", headers=headers)).status_code == 200
 
 
-async def test_nothing_is_uploaded() -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        "upload",
+        "file=/etc/passwd",
+        "proxy=https://evil.invalid",
+        "run/show",
+        "info",
+        "queue/../upload",
+        "startup-events",
+    ],
+)
+async def test_what_gradio_serves_besides_its_pages_is_not_there(path: str) -> None:
     async with browser(None) as client:
-        response = await client.post("/gradio_api/upload", files={"files": b"x"})
+        sent = await client.post(f"/gradio_api/{path}", json={})
+        read = await client.get(f"/gradio_api/{path}")
 
-    assert response.status_code == 403
+    assert (sent.status_code, read.status_code) == (404, 404)
 
 
 async def test_a_browser_elsewhere_is_asked_for_the_key_and_gets_a_session_for_it() -> None:
     async with browser(KEY, host="console.example:7860") as client:
         asked = await client.get("/", headers=HTML)
-        refused = await client.get("/gradio_api/info")
+        refused = await client.get("/gradio_api/queue/data")
         wrong = await client.post("/login", data={"key": KEY + "x"})
         entered = await client.post("/login", data={"key": KEY})
         after = await client.get("/")

@@ -96,7 +96,6 @@ def test_every_page_can_be_used_by_anybody_runs_no_stored_text_and_asks_no_other
             shown = visit.open(address + page)
             assert ATTACKS[0] in shown, name
             assert visit.violations() == [], name
-            visit.picture(f"console-{name}-{scheme}")
         assert visit.page.evaluate("() => window.pwned") is None
         assert visit.elsewhere() == []
         assert visit.errors == []
@@ -172,6 +171,23 @@ def test_a_run_is_live_while_somebody_sees_it_and_a_hidden_page_asks_for_nothing
         assert len(visit.requests) == asked
 
 
+def test_a_browser_of_another_host_logs_in_with_the_key(store_url: str) -> None:
+    with (
+        console("--store", store_url, "--host", "0.0.0.0", AGL_SERVER_KEY="the key of the test") as address,
+        visitor() as visit,
+    ):
+        here = address.replace("0.0.0.0", "127.0.0.1")
+        visit.open(f"{here}/run?run=alpha")
+        visit.page.get_by_label("Server key").fill("another key")
+        visit.page.keyboard.press("Enter")
+        visit.page.wait_for_selector("text=this key opens nothing here")
+        assert visit.violations() == []
+        visit.page.get_by_label("Server key").fill("the key of the test")
+        visit.page.keyboard.press("Enter")
+        visit.page.wait_for_selector("text=Compare the chosen runs")
+        assert visit.elsewhere() == []
+
+
 def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agentlightning", "demo", "--task", "lookup", "--console"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -180,11 +196,18 @@ def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path
         line = next(line for line in process.stdout if "console http://" in line)
         address = line.split()[-1]
         with visitor() as visit:
+            visit.page.set_default_timeout(60_000)  # it starts while the sampler and the learner do
             visit.open(address)
             visit.page.locator(".agl tbody a").first.click()
             learned = "() => Number(document.querySelector('.agl .figures dd')?.textContent) >= 2"
             visit.page.wait_for_function(learned, timeout=120_000)
-            visit.picture("console-demo")
+            visit.picture("console-run")
+            visit.page.get_by_role("link", name="Rollouts", exact=True).last.click()
+            visit.page.wait_for_selector(".agl tbody tr")
+            visit.picture("console-rollouts")
+            visit.page.locator(".agl tbody tr a").first.click()
+            visit.page.wait_for_selector("text=texts by the policy's tokenizer")
+            visit.picture("console-replay")
             assert visit.elsewhere() == []
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)

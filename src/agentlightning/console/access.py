@@ -8,6 +8,7 @@ cookies go to every port of a host.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections import OrderedDict
@@ -30,6 +31,11 @@ SESSION_S = 12 * 3600.0
 MAX_SESSIONS = 1000
 MAX_LOGIN_BYTES = 16_384
 LOGIN = "/login"
+SERVED = re.compile(
+    r"/(|run|rollouts|side|replay|compare|export|login|theme\.css|favicon\.ico|manifest\.json|gradio_api/queue/(join|data)"
+    r"|gradio_api/heartbeat/\w+|(assets|static)(/\w[\w.-]*)+)"
+)
+"""Paths that the pages need. Gradio also takes uploads, serves files and fetches URLs: nobody gets to those."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -38,7 +44,7 @@ PROTECTION = {
     "content-security-policy": "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; "
     "connect-src 'self'; form-action 'self'; base-uri 'self'; frame-ancestors 'none'; object-src 'none'",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with "no-referrer" the login form would have no Origin
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
@@ -83,7 +89,8 @@ class Access:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return None  # nothing here speaks over web sockets
-        refusal = await self._refusal(Request(scope, receive))
+        known = SERVED.fullmatch(scope["path"]) is not None
+        refusal = await self._refusal(Request(scope, receive)) if known else PlainTextResponse("no such page", 404)
         answer = self.app if refusal is None else refusal
         await answer(scope, receive, _protected(send))
 
