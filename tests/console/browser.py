@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 NODE = Path(__file__).parent / "node"
 AXE = NODE / "node_modules" / "axe-core" / "axe.min.js"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-PICTURES = os.environ.get("AGL_SCREENSHOTS")
+PICTURES = os.environ.get("SCREENSHOTS")
 """A folder for screenshots; none are made without it."""
 TIMEOUT_MS = 20_000
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import orjson
 import pytest
 from console_scene import ATTACKS, GROUP, STEPS, Parsed
 
+from agentlightning.console.conversation import by_version
 from agentlightning.console.export import as_html, as_json
 from agentlightning.console.markup import Html
 from agentlightning.console.pages.compare import compare_page
-from agentlightning.console.pages.replay import replay_page
+from agentlightning.console.pages.replay import call_view, replay_page
 from agentlightning.console.pages.rollouts import rollouts_page
 from agentlightning.console.pages.run import live_part, run_page
 from agentlightning.console.pages.runs import runs_page
 from agentlightning.console.pages.side import side_page
 from agentlightning.console.parts import Query
 from agentlightning.console.reader import Reader
+from agentlightning.console.texts import Texts
 from agentlightning.errors import InputError, NotFoundError, printable
 from agentlightning.store.base import RolloutQuery
-from agentlightning.types import Metric, Rollout
+from agentlightning.types import Metric, Rollout, VersionSpan
 
 
 async def a_rollout(reader: Reader, run_id: str, replica: int = 1) -> Rollout:
@@ -138,6 +141,22 @@ async def test_a_replay_shows_the_call_of_the_address_with_its_tokens(reader: Re
     assert "token 3, id 7, log-probability -9" in parsed.values("title")
     assert parsed.text.count("sampled by the policy in an earlier call") == 0
     assert parsed.names.count("mark") == 1
+
+
+async def test_tokens_are_coloured_by_the_version_that_sampled_them(reader: Reader) -> None:
+    rollout = await a_rollout(reader, "alpha")
+    recorded = await reader.rollout(rollout.id)
+    spans = [VersionSpan(version=3, start=0, end=3), VersionSpan(version=4, start=3, end=4)]
+
+    strip = Parsed(
+        call_view(replace(recorded, calls=[replace(recorded.calls[0], versions=spans)]), 0, Texts(None, ""), by_version)
+    )
+    page = Parsed(await replay_page(reader, {"rollout": [rollout.id], "color": ["version"]}))
+
+    assert [value for value in strip.values("class") if value.startswith("token")] == [
+        "token s0", "token s0 forced", "token s0", "token s1",
+    ]  # fmt: skip
+    assert "Sampled tokens by policy version" in page.text
 
 
 async def test_a_replay_of_a_call_that_is_not_there_says_so(reader: Reader) -> None:

@@ -7,7 +7,7 @@ and models: it is shown as text. Knows no store.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -57,6 +57,25 @@ def by_logprob(call: Call) -> Measure:
         shade=surprise,
         legend=f"the darker, the less probable: none at 1, darkest from {math.exp(-FULL_SHADE):.2%} down",
     )
+
+
+def by_version(call: Call) -> Measure:
+    """The policy version that sampled each token: an update may come in the middle of a call."""
+    versions = sorted({span.version for span in call.versions})
+    values = [math.nan] * len(call.sampled_ids)
+    for span in call.versions:
+        values[span.start : span.end] = [float(span.version)] * (span.end - span.start)
+    known = ", ".join(map(str, versions)) or "not recorded"
+    return Measure(
+        name="policy version",
+        values=values,
+        shade=lambda value: min(LEVELS, versions.index(int(value))) if value in versions else 0,
+        legend=f"versions {known}: none for the first, the darker the later",
+    )
+
+
+COLORINGS: Mapping[str, Callable[[Call], Measure]] = {"logprob": by_logprob, "version": by_version}
+"""Measures by which a strip may be coloured, by their name in an address; the first is the default."""
 
 
 def message_view(message: JSON) -> Html:

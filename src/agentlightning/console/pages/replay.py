@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import orjson
 
 from agentlightning.analysis.rollout_view import decoding_line
 from agentlightning.console.conversation import (
+    COLORINGS,
+    Measure,
     by_logprob,
     messages_view,
     prompt_view,
@@ -17,7 +19,7 @@ from agentlightning.console.conversation import (
     training_note,
 )
 from agentlightning.console.markup import Html, element, join, url
-from agentlightning.console.parts import Query, figures, first, number, run_link, shown, table, when
+from agentlightning.console.parts import Query, choice, figures, first, number, run_link, select, shown, table, when
 from agentlightning.console.reader import Reader, Recorded
 from agentlightning.console.texts import Texts
 from agentlightning.console.waterfall import waterfall
@@ -35,7 +37,8 @@ async def replay_page(reader: Reader, query: Query) -> Html:
     current = number(query, "call", 0) or 0
     if one.calls and current >= len(one.calls):
         raise InputError(f"call: expected a number below {len(one.calls)}, got {current}")
-    place = {"rollout": rollout_id, "attempt": first(query, "attempt")}
+    coloring = choice(query, "color", tuple(COLORINGS))
+    place = {"rollout": rollout_id, "attempt": first(query, "attempt"), "color": first(query, "color")}
     lanes = waterfall(one.spans, one.calls, lambda call: url("/replay", {**place, "call": str(call)}), current)
     parts = [
         head(one),
@@ -50,8 +53,8 @@ async def replay_page(reader: Reader, query: Query) -> Html:
         chosen = range(number(query, "from", 0) or 0, number(query, "to", 0) or 0)
         parts += [
             _steps(place, current, len(one.calls)),
-            call_view(one, current, texts, chosen),
-            _range(place, current, chosen),
+            call_view(one, current, texts, COLORINGS[coloring], chosen),
+            _range(place, current, coloring, chosen),
         ]
     return join(parts)
 
@@ -81,7 +84,13 @@ def head(one: Recorded) -> Html:
     )
 
 
-def call_view(one: Recorded, current: int, texts: Texts, chosen: range = range(0)) -> Html:
+def call_view(
+    one: Recorded,
+    current: int,
+    texts: Texts,
+    coloring: Callable[[Call], Measure] = by_logprob,
+    chosen: range = range(0),
+) -> Html:
     """One call: its messages, its tokens and the prompt as the model read it."""
     call = one.calls[current]
     chain = call_chain(call, {each.id: each for each in one.calls})
@@ -102,15 +111,15 @@ def call_view(one: Recorded, current: int, texts: Texts, chosen: range = range(0
         messages_view(call.messages),
         element("h3", "Completion"),
         messages_view([call.completion]),
-        _tokens(call, chain, texts, chosen),
+        _tokens(chain, texts, coloring(call), chosen),
         aria_label=f"call {current + 1}",
     )
 
 
-def _tokens(call: Call, chain: Sequence[Call], texts: Texts, chosen: range) -> Html | None:
+def _tokens(chain: Sequence[Call], texts: Texts, measure: Measure, chosen: range) -> Html | None:
+    call = chain[-1]
     if not call.policy:
         return None
-    measure = by_logprob(call)
     strip = token_strip(call.sampled_ids, measure, texts.token, call.decoding.get("forced", ()), chosen)
     prompt = (
         prompt_view(chain, texts.decode) if is_whole(chain) else element("p", "a call that it continues is not stored")
@@ -225,8 +234,9 @@ def _steps(place: dict[str, str], current: int, count: int) -> Html:
                    aria_label="calls")  # fmt: skip
 
 
-def _range(place: dict[str, str], current: int, chosen: range) -> Html:
-    hidden = [element("input", type="hidden", name=name, value=value) for name, value in place.items() if value]
+def _range(place: dict[str, str], current: int, coloring: str, chosen: range) -> Html:
+    kept = {name: value for name, value in place.items() if value and name != "color"}
+    hidden = [element("input", type="hidden", name=name, value=value) for name, value in kept.items()]
     fields = [
         element("label", f"{label} ", element("input", type="number", name=name, min=0, value=value))
         for label, name, value in (("Mark tokens from", "from", chosen.start), ("to", "to", chosen.stop))
@@ -235,8 +245,9 @@ def _range(place: dict[str, str], current: int, chosen: range) -> Html:
         "form",
         *hidden,
         element("input", type="hidden", name="call", value=current),
+        select("color", "Colour by", {name: name for name in COLORINGS}, coloring),
         *fields,
-        element("button", "Mark"),
+        element("button", "Show"),
         action="/replay#token",
         method="get",
         class_="bar",
