@@ -10,7 +10,7 @@ ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: coding-agents test-coding-agents demo test lint test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers frameworks clients clean
+.PHONY: coding-agents test-coding-agents demo test lint test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser frameworks clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
 demo: .venv/.demo
@@ -28,7 +28,7 @@ demo: .venv/.demo
 test: lint node-packages servers
 	$(BIN)/pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
 
-test-slow: install node-packages servers frameworks coding-agents .venv-clients-langchain/.installed .venv-vllm/.installed .venv-verl/.installed
+test-slow: install node-packages servers browser frameworks coding-agents .venv-clients-langchain/.installed .venv-vllm/.installed .venv-verl/.installed
 	$(BIN)/pytest -m "slow and not long" -n 2 --dist loadfile $(ARGS)
 
 # The light core on every Python we promise; test-slow has the oldest. A Python that is not here is left out.
@@ -55,6 +55,8 @@ test-engines: install .venv-vllm/.installed .venv-verl/.installed
 test-%: install node-packages servers
 	$(BIN)/pytest tests/$* $(ARGS)
 
+test-console: browser
+
 test-phoenix: install .venv-phoenix/.installed
 	$(BIN)/pytest tests/tracing/test_phoenix.py $(ARGS)
 
@@ -73,6 +75,14 @@ test-coding-agents: install coding-agents .venv-frameworks-aider/.installed
 
 # The npm packages of OpenAI, Anthropic and OpenTelemetry, for the tests that run them; without npm those tests are left out.
 node-packages: tests/sdk/node/node_modules/.installed tests/runner/node/node_modules/.installed
+
+# Debian's Chromium and axe-core, for the tests of the console in a browser; where either cannot be had they are left out.
+browser: tests/console/node/node_modules/.installed
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
+		if [ "$$(id -u)" = 0 ]; then root="env"; else root="sudo -n env"; fi; \
+		install="$$root DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get -qq"; \
+		{ command -v apt-get >/dev/null && $$install update && $$install install --no-install-recommends chromium; } \
+			>/dev/null || echo "Chromium cannot be installed here: the tests in a browser are left out"; }
 
 %/node_modules/.installed: %/package-lock.json
 	if command -v npm >/dev/null; then npm ci --silent --no-audit --no-fund --prefix $* && touch $@; fi
@@ -205,4 +215,4 @@ clients: .venv-clients-langchain/.installed .venv-clients-sdks/.unpacked .venv-c
 		for each in $(@D)/sources/*.tar.gz; do tar xzf $$each -C $(@D)/sources; done && touch $@; }
 
 clean:
-	rm -rf site build .venv .venv-vllm .venv-verl .venv-frameworks-* .venv-clients-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules tests/coding_agents/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf site build .venv .venv-vllm .venv-verl .venv-frameworks-* .venv-clients-* .venv-litellm .venv-trl .venv-phoenix .venv-docs .venv-agentlightning-v03 .venv-agentops tests/sdk/node/node_modules tests/runner/node/node_modules tests/frameworks/node/node_modules tests/coding_agents/node_modules tests/console/node/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -14,6 +14,7 @@ from agentlightning.children import hide_memory
 from agentlightning.cli import (
     algorithms,
     check,
+    console,
     demo,
     evaluate,
     export,
@@ -55,6 +56,7 @@ app.command("mcp")(mcp.mcp)
 app.command("export")(export.export)
 app.command("serve")(serve.serve)
 app.command("worker")(worker.worker)
+app.command("console")(console.console)
 app.add_typer(runs.app, name="runs")
 app.add_typer(rollouts.app, name="rollouts")
 app.add_typer(rewards.app, name="rewards")

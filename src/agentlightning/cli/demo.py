@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentlightning.cli.options import Runs, Store
+from agentlightning.cli.options import Runs, Store, WithConsole
 from agentlightning.store.open import store_url
 from agentlightning.types import JSON
 
@@ -51,6 +51,7 @@ def demo(
     ] = None,
     store: Store = None,
     runs: Runs = Path("runs"),
+    console: WithConsole = False,
 ) -> None:
     """Build a tiny model, warm-start it on flawed demonstrations, train it on reward, and print what it learned."""
     import time
@@ -86,7 +87,7 @@ def demo(
             f"({warm['demonstrator']:.0%} success) for {warm['seconds']:.0f} s; from here on only the reward teaches"
         )
         config = configure(task, seed, folder, model, store_url(store), control is not None, settings)
-        result = supervised(config, folder, display, name=title)
+        result = supervised(config, folder, display, name=title, console=console)
     report(display.console, result)
     if not result.finished:
         return

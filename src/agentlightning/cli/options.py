@@ -45,6 +45,7 @@ Server = Annotated[
     str | None,
     typer.Option("--server", help="URL of a running `agl serve` (its key in AGL_SERVER_KEY)."),
 ]
+WithConsole = Annotated[bool, typer.Option("--console", help="Also start the web console, and print its URL.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.")]
 Mode = Annotated[Literal["train", "eval"] | None, typer.Option("--mode", help="Only these rollouts; both by default.")]
 Step = Annotated[int | None, typer.Option("--step", help="Only rollouts enqueued for this training step.")]

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agentlightning.cli.options import Runs, Server, Settings, Store, one_store, own_config, store_setting, with_store
+from agentlightning.cli.options import (
+    Runs,
+    Server,
+    Settings,
+    Store,
+    WithConsole,
+    one_store,
+    own_config,
+    store_setting,
+    with_store,
+)
 from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,6 +57,7 @@ def train(
     store: Store = None,
     runs: Runs = Path("runs"),
     server: Server = None,
+    console: WithConsole = False,
 ) -> None:
     """Train the model behind an agent. Ctrl-C ends after the step that is under way and prints the line that resumes.
 
@@ -59,12 +70,12 @@ def train(
     options = {"data.train": tasks, "data.val": val, "agent.reward": reward, "model.path": model}
     given = _given(agent, options | {"algorithm.name": algorithm, "data.from_run": from_run or None})
     if resume is None:
-        run_and_report(_fresh(config, given, settings or [], url), RunFolder(runs, new_run_id()))
+        run_and_report(_fresh(config, given, settings or [], url), RunFolder(runs, new_run_id()), console=console)
     else:
         folder = RunFolder(runs, resume)
         if config is not None or given:
             raise ConfigError("--resume goes on with the run's own configuration; give no other settings with it")
-        run_and_report(own_config(folder, settings or [], url), folder, resume=True)
+        run_and_report(own_config(folder, settings or [], url), folder, resume=True, console=console)
 
 
 def _given(agent: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -112,17 +123,23 @@ def agent_setting(agent: str) -> str:
     return "agent.run" if named or whole else "agent.command"
 
 
-def run_and_report(config: Config, folder: RunFolder, *, resume: bool = False) -> None:
+def run_and_report(config: Config, folder: RunFolder, *, resume: bool = False, console: bool = False) -> None:
     """Train under a live display, then say where things are."""
     from agentlightning.trainer.display import Display
 
     with Display(folder.run_id) as display:
-        result = supervised(config, folder, display, resume=resume)
+        result = supervised(config, folder, display, resume=resume, console=console)
     report(display.console, result)
 
 
 def supervised(
-    config: Config, folder: RunFolder, display: Display, *, resume: bool = False, name: str = ""
+    config: Config,
+    folder: RunFolder,
+    display: Display,
+    *,
+    resume: bool = False,
+    name: str = "",
+    console: bool = False,
 ) -> TrainResult:
     """Train with Ctrl-C handled: the first ends after the step that is under way, the second at once."""
     from functools import partial
@@ -130,7 +147,7 @@ def supervised(
     from agentlightning.trainer.interrupts import run_interruptible
     from agentlightning.trainer.training import Training
 
-    training = Training(config, folder, display)
+    training = Training(config, folder, display, console=console)
     return run_interruptible(partial(training.run, resume=resume, name=name), training.stop)
 
 

@@ -34,6 +34,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.tracing.instrumentations import find as find_instrumentations
 from agentlightning.trainer.checkpoint import RunFolder, make_default_folder
+from agentlightning.trainer.console_process import check_console, console_process
 from agentlightning.trainer.monitor.worker_absence import WorkerAbsence
 from agentlightning.trainer.policies import policy_configs
 from agentlightning.trainer.progress import Progress, Silent
@@ -74,8 +75,11 @@ class Processes:
         needs: Mapping[str, EngineNeeds] | None = None,
         register: Callable[[LightningStore], Awaitable[object]] | None = None,
         progress: Progress | None = None,
+        console: bool = False,
     ) -> None:
+        """console: also start the web console."""
         url = config.store.url
+        self._console = console
         self._register = register
         self._progress = progress or Silent()
         self._config = config
@@ -148,6 +152,12 @@ class Processes:
                 await self._register(self.store)
             await stack.enter_async_context(record_run_status(self.store, self._folder.run_id))
             await put_gateway_settings(self._config, self._folder.run_id, self.store)
+            if self._console:
+                # Beside the server where it can be, so that who looks takes nothing from it.
+                read = self._server if self._config.store.url.startswith("memory:") else self._config.store.url
+                log = self._folder.path / "logs" / "console.log"
+                shown = console_process(read, self._supervisor.server_key, log, self._secret_variables)
+                self._progress.note(f"console {await stack.enter_async_context(shown)}")
             self._progress.phase("starting: sampler and learner", 2, 3)
             served = await starting
             chosen = {
@@ -252,6 +262,8 @@ class Processes:
         }
 
     def _check(self) -> None:
+        if self._console:
+            check_console()
         self._hub_models = []
         for own in self._configs.values():
             local = Path(own.model.path).expanduser()

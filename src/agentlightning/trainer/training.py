@@ -84,8 +84,12 @@ class TrainResult:
 class Training:
     """One configured run, trained from its start or from its last checkpoint to its end."""
 
-    def __init__(self, config: Config, folder: RunFolder, progress: Progress | None = None) -> None:
+    def __init__(
+        self, config: Config, folder: RunFolder, progress: Progress | None = None, *, console: bool = False
+    ) -> None:
+        """console: also start the web console, and tell its URL."""
         self._config = config
+        self._console = console
         self._folder = folder
         self._progress = progress or Silent()
         self._stopping = False
@@ -124,7 +128,9 @@ class Training:
         needs, make_loop = self._offline(val) if self._config.offline else self._online(val)
         config, folder, trackers = self._config, self._folder, self._config.trainer.trackers
         register = partial(self._enter, resume=resume, name=name)
-        processes = Processes(config, folder, needs=needs, register=register, progress=self._progress)
+        processes = Processes(
+            config, folder, needs=needs, register=register, progress=self._progress, console=self._console
+        )
         check_trackers(trackers)
         withhold = secret_variables(config.model_dump())
         async with (

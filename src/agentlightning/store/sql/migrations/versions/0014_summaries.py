@@ -1,4 +1,4 @@
-"""Leads from version 12: finished rollouts have summaries, those too that finished before, and metrics an index by name."""
+"""Leads from version 13: finished rollouts have summaries, those too that finished before, and metrics an index by name."""
 
 from __future__ import annotations
 

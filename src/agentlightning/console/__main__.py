@@ -1,0 +1,37 @@
+"""The console's process as a child: ``python -m agentlightning.console --fd N``, of ``agl train --console`` and the demo's.
+
+It gets a listening socket, and the store's URL and key by its standard input; it ends with its parent, and is nothing to it:
+a run goes on whatever becomes of who looks at it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+from agentlightning.children import end_with_parent, keep_files_private
+from agentlightning.console.server import run
+from agentlightning.errors import AgentLightningError, printable
+from agentlightning.store.open import store_url
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until the parent ends; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m agentlightning.console", description="Serve the console.")
+    parser.add_argument("--fd", type=int, required=True, help="a listening socket handed down by the parent")
+    options = parser.parse_args(arguments)
+    os.environ.update(end_with_parent())
+    keep_files_private()
+    try:
+        run(store_url(None), socket.socket(fileno=options.fd))
+    except AgentLightningError as error:
+        sys.stderr.write(f"{printable(str(error))}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

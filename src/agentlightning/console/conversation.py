@@ -1,0 +1,211 @@
+"""Messages and tokens of a call as HTML.
+
+Driven by the replay, its export and the pages that put rollouts side by side. Everything here was written by agents, tasks
+and models: it is shown as text. Knows no store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from agentlightning.analysis.rollout_view import content_text
+from agentlightning.console.markup import Html, element, join
+from agentlightning.rendering.token_bytes import token_bytes
+from agentlightning.types import ABANDONED, JSON, Call, Rollout
+
+MAX_OPEN_CHARS = 4000
+"""Longer texts are folded: the whole of them is there, a click away."""
+LEVELS = 8
+"""Shades of the token strip."""
+FULL_SHADE = 6.0
+"""Nats of surprise that have the darkest shade: a probability of 0.25 %."""
+
+TextOf = Callable[[int], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A number per sampled token, by which a strip is coloured."""
+
+    name: str
+    values: Sequence[float]
+    shade: Callable[[float], int]
+    """From 0 (none) to LEVELS."""
+    legend: str
+
+
+def surprise(logprob: float) -> int:
+    """Returns the shade of a log-probability: the less expected the token, the darker.
+
+    >>> surprise(0.0), surprise(-0.75), surprise(-20.0), surprise(float("nan"))
+    (0, 1, 8, 0)
+    """
+    if not math.isfinite(logprob):
+        return 0
+    return min(LEVELS, max(0, round(-logprob / FULL_SHADE * LEVELS)))
+
+
+def by_logprob(call: Call) -> Measure:
+    """The log-probability of each sampled token under the distribution it was drawn from."""
+    return Measure(
+        name="log-probability",
+        values=call.logprobs,
+        shade=surprise,
+        legend=f"the darker, the less probable: none at 1, darkest from {math.exp(-FULL_SHADE):.2%} down",
+    )
+
+
+def by_version(call: Call) -> Measure:
+    """The policy version that sampled each token: an update may come in the middle of a call."""
+    versions = sorted({span.version for span in call.versions})
+    values = [math.nan] * len(call.sampled_ids)
+    for span in call.versions:
+        values[span.start : span.end] = [float(span.version)] * (span.end - span.start)
+    known = ", ".join(map(str, versions)) or "not recorded"
+    return Measure(
+        name="policy version",
+        values=values,
+        shade=lambda value: min(LEVELS, versions.index(int(value))) if value in versions else 0,
+        legend=f"versions {known}: none for the first, the darker the later",
+    )
+
+
+COLORINGS: Mapping[str, Callable[[Call], Measure]] = {"logprob": by_logprob, "version": by_version}
+"""Measures by which a strip may be coloured, by their name in an address; the first is the default."""
+
+
+def message_view(message: JSON) -> Html:
+    """One message: role, reasoning, text, tool calls."""
+    role = str(message.get("role", ""))
+    parts: list[Html] = []
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(thought := message.get(name), str) and thought:
+            parts.append(element("details", element("summary", "reasoning"), _text(thought), class_="reasoning"))
+    if text := content_text(message.get("content")):
+        parts.append(_text(text))
+    calls = message.get("tool_calls")
+    parts += [_tool_call(call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    of = message.get("tool_call_id") or message.get("name")
+    label = element("div", role, element("span", str(of), class_="of") if of else None, class_="role")
+    kind = role if role in ("system", "user", "assistant", "tool") else "other"
+    return element("div", label, *parts, class_=f"message {kind}")
+
+
+def messages_view(messages: Iterable[JSON]) -> Html:
+    """Messages in their order."""
+    return join(message_view(message) for message in messages)
+
+
+def tools_view(tools: Sequence[JSON] | None) -> Html | None:
+    """The tools that were offered; None where none were."""
+    if not tools:
+        return None
+    rows = []
+    for tool in tools:
+        given = tool.get("function", tool)
+        given = given if isinstance(given, dict) else {}
+        rows.append(element("details", element("summary", str(given.get("name", "tool"))), _text(_json(tool))))
+    return element("div", element("h3", f"Tools offered ({len(tools)})"), *rows)
+
+
+def token_strip(
+    ids: Sequence[int],
+    measure: Measure,
+    text_of: TextOf,
+    forced: Sequence[Sequence[int]] = (),
+    chosen: range = range(0),
+) -> Html:
+    """Sampled tokens in their order, shaded by a measure; those in `chosen` are marked, the first of them as `#token`."""
+    free = {place for start, end in forced for place in range(start, end)}
+    shown = []
+    for place, (token, value) in enumerate(zip(ids, measure.values, strict=True)):
+        classes = f"token s{measure.shade(value)}" + (" forced" if place in free else "")
+        classes += " chosen" if place in chosen else ""
+        told = f"token {place}, id {token}, {measure.name} {value:.4g}" + (
+            ", forced by the grammar" if place in free else ""
+        )
+        anchor = "token" if len(chosen) and place == chosen[0] else None
+        shown.append(element("span", visible(text_of(token)), class_=classes, title=told, id=anchor))
+    return element("div", *shown, class_="strip")
+
+
+def visible(text: str) -> str:
+    """Returns a token's text with line ends that can be seen.
+
+    >>> visible("a" + chr(10)), visible("")
+    ('a↵\\n', '∅')
+    """
+    return text.replace("\n", "↵\n") if text else "∅"
+
+
+def token_text(text: str, piece: str) -> str:
+    """Returns the text of a token alone; the bytes of one that is a part of a character.
+
+    >>> token_text("é", "Ã©"), token_text(chr(0xFFFD), "Ã")
+    ('é', '⟨C3⟩')
+    """
+    if "\N{REPLACEMENT CHARACTER}" not in text:
+        return text
+    return "".join(f"⟨{byte:02X}⟩" for byte in token_bytes(text, piece))
+
+
+def prompt_view(chain: Sequence[Call], decode: Callable[[list[int]], str]) -> Html:
+    """The prompt of the chain's last call as the model read it, template included; what was sampled before is marked."""
+    parts = []
+    for call in chain[:-1]:
+        parts.append(element("span", decode(call.suffix_ids)))
+        parts.append(element("mark", decode(call.sampled_ids), title="sampled by the policy in an earlier call"))
+    parts.append(element("span", decode(chain[-1].suffix_ids)))
+    return element("pre", *parts, class_="prompt")
+
+
+def training_note(rollout: Rollout, call: Call) -> str:
+    """Says whether training learns from the call's tokens, and why not where it does not."""
+    if not call.policy:
+        return "context only: an external model sampled it"
+    if rollout.mode == "eval":
+        return "context only: rollouts of evaluations are never trained on"
+    if not call.delivered:
+        return "context only: the agent was gone before the end of the completion was sent"
+    if call.finish_reason == ABANDONED:
+        return "context only: the agent went away while it was sampled"
+    if call.decoding.get("untrained"):
+        return "context only: the run learns nothing from calls with these sampling fields"
+    if rollout.outcome == "trained":
+        return "trained: its sampled tokens are in the step's batch"
+    if rollout.outcome is None:
+        return "not consumed by a training step yet"
+    return f"not trained: the rollout's outcome is {rollout.outcome}"
+
+
+def _text(text: str) -> Html:
+    if len(text) <= MAX_OPEN_CHARS:
+        return element("pre", text)
+    return element(
+        "details", element("summary", f"{text[:200]}… ({len(text):,} characters)"), element("pre", text), class_="long"
+    )
+
+
+def _tool_call(call: JSON) -> Html:
+    function = call.get("function", call)
+    function = function if isinstance(function, dict) else {}
+    arguments = function.get("arguments", "")
+    return element(
+        "div",
+        element(
+            "div",
+            str(function.get("name", "tool")),
+            element("span", str(call.get("id", "")), class_="of"),
+            class_="tool",
+        ),
+        _text(arguments if isinstance(arguments, str) else _json(arguments)),
+        class_="call",
+    )
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode()

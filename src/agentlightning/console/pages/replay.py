@@ -1,0 +1,268 @@
+"""One rollout call by call: what the agent asked, what the model read and wrote, and what happened between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import orjson
+
+from agentlightning.analysis.rollout_view import decoding_line
+from agentlightning.console.conversation import (
+    COLORINGS,
+    Measure,
+    by_logprob,
+    messages_view,
+    prompt_view,
+    token_strip,
+    tools_view,
+    training_note,
+)
+from agentlightning.console.markup import Html, element, join, url
+from agentlightning.console.parts import Query, choice, figures, first, number, run_link, select, shown, table, when
+from agentlightning.console.reader import Reader, Recorded
+from agentlightning.console.texts import Texts
+from agentlightning.console.waterfall import waterfall
+from agentlightning.errors import InputError
+from agentlightning.rendering.call_chain import call_chain, chain_tools, is_whole
+from agentlightning.types import Call, Reward
+
+
+async def replay_page(reader: Reader, query: Query) -> Html:
+    """The rollout of the address, at one of its calls."""
+    rollout_id = first(query, "rollout")
+    if not rollout_id:
+        raise InputError("rollout: expected the id of a rollout in the address")
+    one = await reader.rollout(rollout_id, number(query, "attempt"))
+    current = number(query, "call", 0) or 0
+    if one.calls and current >= len(one.calls):
+        raise InputError(f"call: expected a number below {len(one.calls)}, got {current}")
+    coloring = choice(query, "color", tuple(COLORINGS))
+    place = {"rollout": rollout_id, "attempt": first(query, "attempt"), "color": first(query, "color")}
+    lanes = waterfall(one.spans, one.calls, lambda call: url("/replay", {**place, "call": str(call)}), current)
+    parts = [
+        head(one),
+        _links(one, place),
+        _attempts(one),
+        element("h2", "What happened when"),
+        lanes,
+        _agents(one.calls),
+    ]
+    if one.calls:
+        texts = await reader.texts(one.calls[current])
+        chosen = range(number(query, "from", 0) or 0, number(query, "to", 0) or 0)
+        parts += [
+            _steps(place, current, len(one.calls)),
+            call_view(one, current, texts, COLORINGS[coloring], chosen),
+            _range(place, current, coloring, chosen),
+        ]
+    return join(parts)
+
+
+def head(one: Recorded) -> Html:
+    """The rollout's own facts: task, reward, outcome. Without links: an exported file has nowhere to lead to."""
+    rollout = one.rollout
+    wrong = [text for text in (rollout.error, rollout.warning) if text]
+    return join(
+        [
+            element("h1", f"Rollout {rollout.id}"),
+            element("p", f"of run {rollout.run_id}, step {rollout.step}, {rollout.mode}, attempt {one.attempt}"),
+            figures(
+                {
+                    "reward": shown(rollout.reward) or "-",
+                    "state": "refused" if rollout.refused else rollout.state,
+                    "outcome": rollout.outcome,
+                    "calls": str(len(one.calls)),
+                    "sampled tokens": str(sum(len(call.sampled_ids) for call in one.calls)),
+                    "temperature": f"{rollout.sampling.temperature:g}",
+                }
+            ),
+            element("details", element("summary", "Task"), element("pre", _json(rollout.task)), open=True),
+            *(element("pre", text, class_="wrong") for text in wrong),
+            _rewards(one),
+        ]
+    )
+
+
+def call_view(
+    one: Recorded,
+    current: int,
+    texts: Texts,
+    coloring: Callable[[Call], Measure] = by_logprob,
+    chosen: range = range(0),
+) -> Html:
+    """One call: its messages, its tokens and the prompt as the model read it."""
+    call = one.calls[current]
+    chain = call_chain(call, {each.id: each for each in one.calls})
+    earlier = [message for each in chain[:-1] for message in (*each.messages, each.completion)]
+    before = element(
+        "details", element("summary", f"{len(earlier)} earlier messages of its prompt"), messages_view(earlier)
+    )
+    by = f" by {call.agent}" if call.agent else ""
+    return element(
+        "section",
+        element("h2", f"Call {current + 1} of {len(one.calls)}{by}", id="call"),
+        figures(_facts(call)),
+        element("p", training_note(one.rollout, call), class_="note"),
+        element("p", f"decoding: {decoding_line(call.decoding)}", class_="note") if call.decoding else None,
+        _fork(call),
+        tools_view(chain_tools(chain)),
+        before if earlier else None,
+        messages_view(call.messages),
+        element("h3", "Completion"),
+        messages_view([call.completion]),
+        _tokens(chain, texts, coloring(call), chosen),
+        aria_label=f"call {current + 1}",
+    )
+
+
+def _tokens(chain: Sequence[Call], texts: Texts, measure: Measure, chosen: range) -> Html | None:
+    call = chain[-1]
+    if not call.policy:
+        return None
+    strip = token_strip(call.sampled_ids, measure, texts.token, call.decoding.get("forced", ()), chosen)
+    prompt = (
+        prompt_view(chain, texts.decode) if is_whole(chain) else element("p", "a call that it continues is not stored")
+    )
+    return join(
+        [
+            element("h3", f"Sampled tokens by {measure.name}"),
+            element("p", f"{measure.legend}; {texts.note}", class_="note"),
+            strip,
+            element(
+                "details",
+                element("summary", f"The prompt as the model read it ({call.prompt_tokens:,} tokens)"),
+                element("p", "chat template included; marked: what the policy sampled in earlier calls", class_="note"),
+                prompt,
+            ),
+        ]
+    )
+
+
+def _facts(call: Call) -> dict[str, str | None]:
+    versions = ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in call.versions)
+    return {
+        "model": call.policy or call.model,
+        "policy version": versions or None,
+        "prompt tokens": str(call.prompt_tokens or call.usage.get("prompt_tokens") or 0),
+        "sampled tokens": str(len(call.sampled_ids) or call.usage.get("sampled_tokens") or 0),
+        "log-probability": f"{sum(call.logprobs):.2f}" if call.logprobs else None,
+        "finished as": call.finish_reason,
+        "protocol": call.protocol,
+        "seconds": f"{(call.finished_ns - call.started_ns) / 1e9:.2f}",
+    }
+
+
+def _fork(call: Call) -> Html | None:
+    if call.fork_cause is None:
+        return None
+    cost = (
+        f"; {call.untrained_tokens} sampled tokens of earlier calls are context only" if call.untrained_tokens else ""
+    )
+    return element("p", f"fork: {call.fork_cause}{cost}", class_="note wrong")
+
+
+def _rewards(one: Recorded) -> Html | None:
+    if not one.rewards:
+        return None
+    numbers = {call.id: str(place + 1) for place, call in enumerate(one.calls)}
+
+    def cells(reward: Reward) -> list[str]:
+        return [reward.name, f"{reward.value:g}", reward.source, numbers.get(reward.call_id or "", "")]
+
+    return table(
+        ["reward", "value", "source", "call"], (cells(reward) for reward in one.rewards), "Rewards of this attempt"
+    )
+
+
+def _attempts(one: Recorded) -> Html | None:
+    if len(one.attempts) < 2 and not any(attempt.error for attempt in one.attempts):
+        return None
+    rows = []
+    for attempt in one.attempts:
+        href = url("/replay", {"rollout": attempt.rollout_id, "attempt": attempt.attempt})
+        link = element(
+            "a",
+            f"attempt {attempt.attempt}",
+            href=href,
+            aria_current="page" if attempt.attempt == one.attempt else None,
+        )
+        said = attempt.error or attempt.output
+        told = element("details", element("summary", "what it said"), element("pre", said)) if said else None
+        rows.append([link, attempt.state, attempt.worker_id, when(attempt.started_ns), told])
+    return join(
+        [element("h2", "Attempts"), table(["attempt", "state", "worker", "started (UTC)", ""], rows, "Attempts")]
+    )
+
+
+def _agents(calls: Sequence[Call]) -> Html | None:
+    names = Counter(call.agent for call in calls if call.agent)
+    if not names:
+        return None
+    last = {call.agent: call for call in calls}
+    rows = [
+        [
+            name,
+            str(count),
+            str(sum(len(call.sampled_ids) for call in calls if call.agent == name)),
+            messages_view([last[name].completion]),
+        ]
+        for name, count in names.items()
+    ]
+    return join(
+        [element("h2", "Sub-agents"), table(["agent", "calls", "sampled tokens", "said last"], rows, "Sub-agents")]
+    )
+
+
+def _steps(place: dict[str, str], current: int, count: int) -> Html:
+    """Scrubbing: a form whose slider and links go to another call; arrow keys move the slider."""
+
+    def to(call: int, text: str, relation: str) -> Html | None:
+        inside = 0 <= call < count
+        return (
+            element("a", text, href=url("/replay", {**place, "call": str(call)}, "call"), rel=relation)
+            if inside
+            else None
+        )
+
+    slider = element(
+        "input", type="range", name="call", min=0, max=count - 1, value=current, aria_label="call", class_="scrub"
+    )
+    hidden = [element("input", type="hidden", name=name, value=value) for name, value in place.items() if value]
+    form = element("form", *hidden, slider, element("button", "Go"), action="/replay", method="get")
+    return element("nav", to(current - 1, "← previous", "prev"), form, to(current + 1, "next →", "next"), class_="steps",
+                   aria_label="calls")  # fmt: skip
+
+
+def _range(place: dict[str, str], current: int, coloring: str, chosen: range) -> Html:
+    kept = {name: value for name, value in place.items() if value and name != "color"}
+    hidden = [element("input", type="hidden", name=name, value=value) for name, value in kept.items()]
+    fields = [
+        element("label", f"{label} ", element("input", type="number", name=name, min=0, value=value))
+        for label, name, value in (("Mark tokens from", "from", chosen.start), ("to", "to", chosen.stop))
+    ]
+    return element(
+        "form",
+        *hidden,
+        element("input", type="hidden", name="call", value=current),
+        select("color", "Colour by", {name: name for name in COLORINGS}, coloring),
+        *fields,
+        element("button", "Show"),
+        action="/replay#token",
+        method="get",
+        class_="bar",
+    )
+
+
+def _links(one: Recorded, place: dict[str, str]) -> Html:
+    group = url("/side", {"run": one.rollout.run_id, "group": one.rollout.group_id})
+    links = [run_link(one.rollout.run_id, "Its run"), element("a", "Its group side by side", href=group)]
+    links += [
+        element("a", text, href=url("/export", {**place, "format": kind}), download=True)
+        for kind, text in (("html", "Export as one HTML file"), ("json", "Export as JSON"))
+    ]
+    return element("p", join(part for link in links for part in (link, " ")), class_="links")
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode()

@@ -1,0 +1,155 @@
+"""Reader: what the pages ask a store for, and what they keep of it for a moment.
+
+Driven by the pages; the store may be a server, a database or a file that a run is writing. Reads only. Curves of a run are
+kept for all browsers that watch it, and grow by what is new: who watches costs the run the same, one browser or ten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentlightning.console.texts import Texts, Tokenizers
+from agentlightning.errors import NotFoundError
+from agentlightning.store.base import LightningStore, RolloutQuery
+from agentlightning.store.scan import find_run
+from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
+from agentlightning.types import Attempt, Call, Reward, Rollout, Run, Span
+
+MAX_RUNS = 200
+"""Runs of the list, and those that its search goes through."""
+MAX_POINTS = 500
+"""Points of a curve as it is first read."""
+MAX_KEPT_POINTS = 2 * MAX_POINTS
+"""Points to which it grows until it is read anew."""
+MAX_WATCHED = 64
+REFRESH_S = 1.0
+"""Age from which curves are read again: ticks of several browsers come to one read."""
+REREAD_STEPS = 1
+"""Steps before the last known one that are read again: an evaluation is recorded after its step's own metrics."""
+
+
+@dataclass(slots=True)
+class Curves:
+    """The curves of a run, by metric."""
+
+    series: dict[str, list[SeriesPoint]] = field(default_factory=dict)
+    version: int = 0
+    """Grows with every change."""
+    read_s: float = float("-inf")
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def last_step(self) -> int | None:
+        """The latest step of any curve."""
+        return max((points[-1].step for points in self.series.values() if points), default=None)
+
+    def merge(self, new: Mapping[str, Sequence[SeriesPoint]]) -> bool:
+        """Takes new points, which replace those of their steps and later ones. Returns True where anything changed."""
+        changed = False
+        for name, points in new.items():
+            if not points:
+                continue
+            known = self.series.get(name, [])
+            kept = [point for point in known if point.step < points[0].step]
+            if [*kept, *points] != known:
+                self.series[name], changed = [*kept, *points], True
+        self.version += changed
+        return changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """All that is stored of one rollout."""
+
+    rollout: Rollout
+    attempts: list[Attempt]
+    calls: list[Call]
+    """Of the attempt that is shown, in the order they finished."""
+    spans: list[Span]
+    rewards: list[Reward]
+    attempt: int
+
+
+class Reader:
+    """Reads an open store."""
+
+    def __init__(self, store: LightningStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self.store = store
+        self._clock = clock
+        self._tokenizers = Tokenizers(store)
+        self._curves: OrderedDict[str, Curves] = OrderedDict()
+        """By run; the one watched last comes last."""
+
+    def close(self) -> None:
+        """Removes what it keeps on disk."""
+        self._tokenizers.close()
+
+    async def texts(self, call: Call) -> Texts:
+        """Texts for the tokens of a call."""
+        return await self._tokenizers.texts(call)
+
+    async def runs(self, search: str = "") -> list[Run]:
+        """Runs, newest first, whose id, name, state or tags have all the words of `search`."""
+        words = search.lower().split()
+        found = await self.store.runs(limit=MAX_RUNS)
+        return [run for run in found if all(word in _searched(run) for word in words)]
+
+    async def run(self, run_id: str) -> Run:
+        """The run of this id. NotFoundError."""
+        return await find_run(self.store, run_id)
+
+    async def summaries(self, query: SummaryQuery) -> SummaryPage:
+        """A page of rollouts. InputError where the filter does not say what it means."""
+        return await self.store.summaries(query)
+
+    async def curves(self, run_id: str) -> Curves:
+        """The run's curves: what is new since they were read last is added first, at most once in `REFRESH_S`."""
+        curves = self._curves.setdefault(run_id, Curves())
+        self._curves.move_to_end(run_id)
+        while len(self._curves) > MAX_WATCHED:
+            self._curves.popitem(last=False)
+        async with curves.lock:
+            if self._clock() - curves.read_s >= REFRESH_S:
+                await self._refresh(run_id, curves)
+                curves.read_s = self._clock()
+        return curves
+
+    async def _refresh(self, run_id: str, curves: Curves) -> None:
+        last = curves.last_step
+        if last is None or any(len(points) > MAX_KEPT_POINTS for points in curves.series.values()):
+            curves.series.clear()
+            curves.merge(await self.store.series(run_id, max_points=MAX_POINTS))
+        else:
+            after = last - REREAD_STEPS - 1
+            curves.merge(await self.store.series(run_id, max_points=MAX_POINTS, after_step=after))
+
+    async def rollout(self, rollout_id: str, attempt: int | None = None) -> Recorded:
+        """One rollout with the records of an attempt, by default its latest. NotFoundError."""
+        found = await self.store.rollouts(RolloutQuery(ids=[rollout_id]))
+        if not found:
+            raise NotFoundError(f"{rollout_id}: no such rollout")
+        shown = found[0].attempt if attempt is None else attempt
+        attempts, calls, spans, rewards = await asyncio.gather(
+            self.store.attempts([rollout_id]),
+            self.store.calls([rollout_id], shown),
+            self.store.spans([rollout_id]),
+            self.store.rewards([rollout_id]),
+        )
+        return Recorded(
+            rollout=found[0],
+            attempts=attempts,
+            calls=calls,
+            spans=[span for span in spans if span.attempt == shown],
+            rewards=[reward for reward in rewards if reward.attempt == shown],
+            attempt=shown,
+        )
+
+
+def _searched(run: Run) -> str:
+    tags = run.config.get("tags")
+    words = [str(tag) for tag in tags] if isinstance(tags, list) else []
+    return " ".join([run.id, run.name, run.state, *words]).lower()

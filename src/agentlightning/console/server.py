@@ -1,0 +1,78 @@
+"""The console's server: the pages and the exports over one store, behind `Access`.
+
+Driven by ``agl console`` and by the child process of a training. It opens the store for itself and writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from agentlightning.errors import ConfigError, MissingExtraError
+from agentlightning.store.open import existing_store
+from agentlightning.store.server_keys import KEY_VARIABLE, client_key, is_loopback, key_path, load_or_create_key
+
+END_TIMEOUT_S = 3
+"""Seconds that open responses get once the console is told to end: browsers hold event streams for as long as they look."""
+OFFLINE = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""Variables that keep libraries of this process from asking anybody for anything."""
+
+
+def run(url: str, listener: socket.socket, started: Callable[[], None] = lambda: None) -> None:
+    """Serve the store at `url` on a bound socket until SIGTERM or SIGINT; `started` is called when browsers are answered.
+
+    MissingExtraError without Gradio, ConfigError where other hosts could connect and there is no key to ask them for, else
+    whatever keeps the store from being read.
+    """
+    os.environ.update(OFFLINE)
+    with suppress(KeyboardInterrupt):
+        asyncio.run(_serve(url, listener, started))
+
+
+def asked_key(url: str) -> str:
+    """The key that browsers of other hosts are asked for: AGL_SERVER_KEY, else that of the server or store at `url`, made
+    where it has none. ConfigError where it cannot be had."""
+    remote = url.startswith(("http://", "https://"))
+    key = client_key(url) if remote else os.environ.get(KEY_VARIABLE) or load_or_create_key(key_path(url))
+    if not key:
+        raise ConfigError(
+            f"--host: expected an address of this machine, or {KEY_VARIABLE} with a key to ask others for"
+        )
+    return key
+
+
+async def _serve(url: str, listener: socket.socket, started: Callable[[], None]) -> None:
+    try:
+        import uvicorn
+
+        from agentlightning.console.access import Access, Sessions
+        from agentlightning.console.shell import create_app
+    except ModuleNotFoundError as cause:
+        raise MissingExtraError(str(cause.name), "console") from cause
+    from agentlightning.console.reader import Reader
+    from agentlightning.gateway.authentication import Authentication
+
+    host, port = listener.getsockname()[:2]
+    async with existing_store(url) as store:
+        await store.runs(limit=1)  # a wrong key or address is told here, not in a browser
+        authentication = None if is_loopback(host) else Authentication(store, asked_key(url))
+        reader = Reader(store)
+        try:
+            app = Access(create_app(reader), authentication, Sessions(), cookie=f"agl_console_{port}")
+            config = uvicorn.Config(
+                app,
+                access_log=False,
+                log_config=None,
+                log_level="warning",
+                server_header=False,
+                proxy_headers=False,
+                ws="none",
+                timeout_graceful_shutdown=END_TIMEOUT_S,
+            )
+            started()
+            await uvicorn.Server(config).serve(sockets=[listener])
+        finally:
+            reader.close()

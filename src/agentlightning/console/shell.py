@@ -1,0 +1,149 @@
+"""The shell of the console: Gradio's pages around the HTML of ours, one per address.
+
+Driven by server.py. A page is rendered when a browser opens it, from the query of its address alone, so that every state has
+an address that can be sent to somebody. What moves is asked for again by the page itself, which is silent while nobody sees
+it, and gets nothing where nothing is new.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import gradio as gr
+from fastapi import FastAPI, Request, Response
+
+from agentlightning.console.export import as_html, as_json, style_sheet
+from agentlightning.console.markup import Html, element, url
+from agentlightning.console.pages.compare import compare_page
+from agentlightning.console.pages.replay import replay_page
+from agentlightning.console.pages.rollouts import rollouts_page
+from agentlightning.console.pages.run import live_part, run_page
+from agentlightning.console.pages.runs import runs_page
+from agentlightning.console.pages.side import side_page
+from agentlightning.console.parts import Query, choice, first, number
+from agentlightning.console.reader import Reader
+from agentlightning.errors import AgentLightningError
+
+Page = Callable[[Reader, Query], Awaitable[Html]]
+
+PLACES = {"/": "Runs", "/rollouts": "Rollouts", "/compare": "Compare"}
+"""Pages that the navigation leads to; the others are reached from these."""
+TICK_MS = 2000
+TICKING = f"setInterval(() => {{ if (!document.hidden) trigger('input'); }}, {TICK_MS});"
+"""Run by the live part once: a hidden page asks for nothing."""
+
+SCRUBBING = """<script>
+document.addEventListener("change", (event) => {
+  if (event.target.matches(".agl .scrub")) event.target.form.requestSubmit();
+});
+document.addEventListener("keydown", (event) => {
+  const way = {ArrowLeft: "prev", ArrowRight: "next"}[event.key];
+  const taken = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || event.target.matches("input, select");
+  if (way && !taken) document.querySelector(`.agl a[rel=${way}]`)?.click();
+});
+</script>"""
+"""Moves through the calls of a replay: its slider, and the arrow keys wherever nothing else takes them."""
+
+
+def create_app(reader: Reader) -> FastAPI:
+    """The pages and exports over a reader, without access control."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/export")
+    async def export(request: Request) -> Response:
+        return await _export(reader, _query(request))
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "SSR mode", UserWarning)  # told of the mode that is off, too
+        gr.mount_gradio_app(
+            app,
+            _blocks(reader),
+            path="",
+            css=style_sheet(),
+            head=SCRUBBING,
+            theme=gr.themes.Base(font="system-ui", font_mono="ui-monospace"),
+            ssr_mode=False,
+            footer_links=[],
+            show_error=False,
+        )
+    return app
+
+
+def _blocks(reader: Reader) -> gr.Blocks:
+    with gr.Blocks(title="Agent Lightning", analytics_enabled=False) as blocks:
+        _view(blocks, reader, "/", runs_page)
+    for path, name, page in (
+        ("/rollouts", "Rollouts", rollouts_page),
+        ("/side", "Side by side", side_page),
+        ("/replay", "Replay", replay_page),
+        ("/compare", "Compare", compare_page),
+    ):
+        with blocks.route(name, path):
+            _view(blocks, reader, path, page)
+    with blocks.route("Run", "/run"):
+        _live(blocks, reader)
+        _view(blocks, reader, None, run_page)
+    blocks.queue(default_concurrency_limit=None)
+    return blocks
+
+
+def _view(blocks: gr.Blocks, reader: Reader, path: str | None, page: Page) -> None:
+    """A view, rendered when a browser opens its address."""
+    view = gr.HTML(apply_default_css=False)
+
+    async def show(request: gr.Request) -> str:
+        return _framed(path, await _rendered(page, reader, _query(request)))
+
+    blocks.load(show, None, view, show_progress="hidden", api_visibility="private")
+
+
+def _live(blocks: gr.Blocks, reader: Reader) -> None:
+    """The view of what moves; `seen` is the mark of what the browser has."""
+    view = gr.HTML(apply_default_css=False, js_on_load=TICKING)
+    seen = gr.State("")
+
+    async def show(mark: str, request: gr.Request) -> Any:
+        try:
+            now, part = await live_part(reader, _query(request))
+        except AgentLightningError as error:
+            now, part = str(error), element("p", str(error), class_="wrong", role="alert")
+        return (gr.skip(), gr.skip()) if now == mark else (_framed("/run", part), now)
+
+    for listen in (blocks.load, view.input):
+        listen(show, seen, [view, seen], show_progress="hidden", api_visibility="private")
+
+
+async def _rendered(page: Page, reader: Reader, query: Query) -> Html:
+    try:
+        return await page(reader, query)
+    except AgentLightningError as error:  # what is wrong with the address, or with the store, is told in its place
+        return element("p", str(error), class_="wrong", role="alert")
+
+
+def _framed(path: str | None, content: Html) -> str:
+    """The content with the navigation above it, where the view is the first of its page."""
+    links = [
+        element("a", name, href=url(place), aria_current="page" if place == path else None)
+        for place, name in PLACES.items()
+    ]
+    pages = element("nav", *links, class_="pages", aria_label="pages") if path is not None else None
+    return element("div", pages, content, class_="agl")
+
+
+def _query(request: Any) -> Query:
+    given = request.query_params
+    return {name: given.getlist(name) for name in given}
+
+
+async def _export(reader: Reader, query: Query) -> Response:
+    try:
+        kind = choice(query, "format", ("html", "json"))
+        one = await reader.rollout(first(query, "rollout"), number(query, "attempt"))
+        content = await as_html(reader, one) if kind == "html" else as_json(one)
+    except AgentLightningError as error:
+        return Response(str(error), error.http_status, media_type="text/plain")
+    name = f"rollout-{''.join(char for char in one.rollout.id if char.isalnum() or char in '-_')}.{kind}"
+    media = "text/html" if kind == "html" else "application/json"
+    return Response(content, media_type=media, headers={"content-disposition": f'attachment; filename="{name}"'})

@@ -1,0 +1,184 @@
+"""A store for the console's tests: two runs of three steps, groups, retries, sub-agents, spans, and texts that attack."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+from agentlightning.store.base import LightningStore
+from agentlightning.types import (
+    Call,
+    Claim,
+    Finish,
+    Metric,
+    NewRollout,
+    Reward,
+    Sampling,
+    Span,
+    VersionSpan,
+    WorkerStatus,
+)
+
+ATTACKS = (
+    "<script>window.pwned = 1</script>",
+    '<img src=x onerror="window.pwned = 1">',
+    "</pre></div><svg onload=window.pwned=1>",
+    "[click](javascript:window.pwned=1) ![pixel](https://evil.invalid/pixel.png)",
+    "${window.pwned = 1} {{constructor.constructor('window.pwned = 1')()}} `${1}`",
+    "<a href=javascript:window.pwned=1>link</a> &lt;b&gt; \u202ereversed \x1b[2J",
+)
+ATTACK = " ".join(ATTACKS)
+STEPS = 3
+GROUP = 4
+SECOND = 10**9
+AGENTS = ("planner", f"writer {ATTACKS[1]}")
+
+
+class Parsed(HTMLParser):
+    """HTML as a browser's parser takes it: names of elements, attributes and text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.names: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def values(self, name: str) -> list[str]:
+        """Values of an attribute, of any element."""
+        return [value for _, key, value in self.attributes if key == name]
+
+
+def settings(seed: int, rate: float, agent: str) -> dict[str, Any]:
+    return {"trainer": {"seed": seed, "steps": STEPS, "learning_rate": rate}, "agent": {"run": agent}}
+
+
+async def fill(store: LightningStore) -> None:
+    """Run "alpha" learns; "beta" differs by its seed, "gamma" by its rate, and is named by an attacker."""
+    for run_id, name, seed, rate in (("alpha", "demo", 0, 1e-3), ("beta", "demo", 1, 1e-3), ("gamma", ATTACK, 0, 1e-2)):
+        await store.create_run(name, settings(seed, rate, name), run_id)
+        for step in range(1, STEPS + 1):
+            await _step(store, run_id, step)
+            reward = 0.2 * step + 0.01 * seed
+            await store.log_metrics(
+                [
+                    Metric(run_id=run_id, step=step, name=metric, value=value)
+                    for metric, value in {
+                        "train/reward_mean": reward,
+                        "eval/greedy/reward_mean": reward + 0.1,
+                        "policy/entropy": 1.0 / step,
+                        "policy/kl": 0.01 * step,
+                        "rollout/count": float(GROUP),
+                        "train/tokens_sampled": 100.0,
+                        "train/tokens_trained": 80.0,
+                        "train/trained_token_share": 0.8,
+                        "rollout/turns": 2.0,
+                    }.items()
+                ]
+            )
+            await store.update_run(run_id, summary={"step": step, "train/reward_mean": reward})
+    alarms = {"entropy_gone": "entropy fell from 1.0 to 0.03 nats per token", "own": ATTACK}
+    await store.update_run("alpha", state="finished", summary={"alarms": alarms})
+
+
+async def _step(store: LightningStore, run_id: str, step: int) -> None:
+    text = ATTACK if run_id == "gamma" else "what is 2 + 3 ?"
+    queued = [
+        NewRollout(run_id=run_id, task={"question": text}, group_id=f"{step}-0", replica=replica, step=step)
+        for replica in range(GROUP)
+    ]
+    await store.enqueue(queued)
+    worker = WorkerStatus(id="w", run_id=run_id, host="h", pid=1, running=0, seen_ns=0)
+    for claim in await store.claim(worker, limit=GROUP):
+        await record(store, claim, text)
+        value = claim.rollout.replica / (GROUP - 1)
+        rewards = (_reward(claim, value), _reward(claim, value / 2, "style", f"{claim.rollout.id}-0"))
+        failed = run_id == "gamma" and claim.rollout.replica == 0
+        state, error = ("failed", f"Traceback\nValueError: {ATTACK}") if failed else ("succeeded", None)
+        await store.finish([Finish(lease=claim.lease, state=state, rewards=() if failed else rewards, error=error)])  # type: ignore[arg-type]
+
+
+async def record(store: LightningStore, claim: Claim, text: str) -> None:
+    """Two calls of two sub-agents and a tool's span between them."""
+    started = 1_800_000_000 * SECOND
+    calls = [a_call(claim, number, text, started) for number in range(2)]
+    await store.append_calls(calls)
+    span_id = f"{claim.rollout.id}.{claim.lease.attempt}.00000000000000aa"
+    span = Span(
+        id=span_id,
+        run_id=claim.rollout.run_id,
+        rollout_id=claim.rollout.id,
+        attempt=claim.lease.attempt,
+        name=f"tool {text}",
+        attributes={"agl.message": text},
+        started_ns=started + SECOND,
+        finished_ns=started + 2 * SECOND,
+        status="error",
+        status_message=text,
+    )
+    await store.append_spans([span])
+
+
+def a_call(claim: Claim, number: int, text: str, started: int) -> Call:
+    rollout = claim.rollout
+    asked: list[dict[str, Any]] = [{"role": "user", "content": text}]
+    answer: dict[str, Any] = {"role": "assistant", "content": f"5 {text}"}
+    if number == 0:
+        asked.insert(0, {"role": "system", "content": f"Be brief. {text}"})
+        function = {"name": f"calculate {text}", "arguments": '{"sum": "2 + 3"}'}
+        answer = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+        }
+    else:
+        asked = [{"role": "tool", "tool_call_id": "c1", "content": f"5 {text}"}]
+    return Call(
+        id=f"{rollout.id}-{number}",
+        run_id=rollout.run_id,
+        rollout_id=rollout.id,
+        attempt=claim.lease.attempt,
+        parent_id=f"{rollout.id}-{number - 1}" if number else None,
+        suffix_ids=[1, 2, 3],
+        sampled_ids=[4, 5, 6, 7],
+        logprobs=[-0.1, -1.5, -4.0, -9.0],
+        versions=[VersionSpan(version=rollout.step, start=0, end=4)],
+        prompt_tokens=3 + 7 * number,
+        policy="default",
+        model="policy",
+        protocol="chat",
+        sampling=Sampling(),
+        history_hash="",
+        request_hash="",
+        messages=asked,
+        completion=answer,
+        tools=[{"type": "function", "function": {"name": f"calculate {text}", "description": text}}]
+        if number == 0
+        else None,
+        agent=AGENTS[number] if rollout.run_id == "gamma" else AGENTS[0],
+        decoding={"grammar": {"kind": "choice", "lark": "start: A"}, "forced": [[1, 2]]},
+        started_ns=started + 2 * number * SECOND,
+        finished_ns=started + (2 * number + 1) * SECOND,
+    )
+
+
+def _reward(claim: Claim, value: float, name: str = "reward", call_id: str | None = None) -> Reward:
+    return Reward(
+        id=f"{claim.rollout.id}-{name}",
+        run_id=claim.rollout.run_id,
+        rollout_id=claim.rollout.id,
+        attempt=claim.lease.attempt,
+        value=value,
+        name=name,
+        call_id=call_id,
+        source="emitted" if call_id else "function",
+        created_ns=1,
+    )

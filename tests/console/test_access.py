@@ -1,0 +1,140 @@
+"""Who may read the console, and which web pages may not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from agentlightning.console.access import SESSION_S, Access, Sessions
+from agentlightning.gateway.authentication import Authentication
+from agentlightning.store.sql.store import SqlLightningStore
+
+KEY = "sk-agl-server-of-the-test"
+HTML = {"accept": "text/html"}
+
+
+async def pages(scope: Scope, receive: Receive, send: Send) -> None:
+    await PlainTextResponse("the pages")(scope, receive, send)
+
+
+@asynccontextmanager
+async def browser(
+    key: str | None, host: str = "127.0.0.1:7860", sessions: Sessions | None = None
+) -> AsyncIterator[httpx.AsyncClient]:
+    async with SqlLightningStore("memory://") as store:
+        await store.create_run("r", {}, "r")
+        tokens = {
+            "reader": await store.create_token("reader", "reader"),
+            "of one run": await store.create_token("narrow", "reader", "r"),
+            "worker": await store.create_token("worker", "worker", "r"),
+        }
+        access = Access(pages, Authentication(store, key) if key else None, sessions or Sessions())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(access), base_url=f"http://{host}") as client:
+            client.secrets = {name: token.secret for name, token in tokens.items()}  # type: ignore[attr-defined]
+            yield client
+
+
+async def test_this_machine_reads_without_a_key() -> None:
+    async with browser(None) as client:
+        response = await client.get("/")
+
+    assert response.text == "the pages"
+    assert response.headers["x-frame-options"] == "DENY"
+    assert "frame-ancestors 'none'" in response.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.invalid"},
+        {"host": "127.0.0.1.nip.io:7860"},
+        {"origin": "https://evil.invalid"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors", "sec-fetch-dest": "script"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"},
+        {"x-forwarded-for": "10.0.0.1"},
+    ],
+)
+async def test_a_page_of_another_site_reads_nothing(headers: dict[str, str]) -> None:
+    async with browser(None) as client:
+        response = await client.get("/gradio_api/queue/data", headers=headers)
+
+    assert response.status_code == 403
+    assert "the pages" not in response.text
+
+
+async def test_a_link_on_another_site_leads_here() -> None:
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    async with browser(None) as client:
+        assert (await client.get("/run?run=r", headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "upload",
+        "file=/etc/passwd",
+        "proxy=https://evil.invalid",
+        "run/show",
+        "info",
+        "queue/../upload",
+        "startup-events",
+    ],
+)
+async def test_what_gradio_serves_besides_its_pages_is_not_there(path: str) -> None:
+    async with browser(None) as client:
+        sent = await client.post(f"/gradio_api/{path}", json={})
+        read = await client.get(f"/gradio_api/{path}")
+
+    assert (sent.status_code, read.status_code) == (404, 404)
+
+
+async def test_a_browser_elsewhere_is_asked_for_the_key_and_gets_a_session_for_it() -> None:
+    async with browser(KEY, host="console.example:7860") as client:
+        asked = await client.get("/", headers=HTML)
+        refused = await client.get("/gradio_api/queue/data")
+        wrong = await client.post("/login", data={"key": KEY + "x"})
+        entered = await client.post("/login", data={"key": KEY})
+        after = await client.get("/")
+
+    assert (asked.status_code, refused.status_code, wrong.status_code) == (401, 401, 401)
+    assert 'type="password"' in asked.text
+    assert (entered.status_code, entered.headers["location"]) == (303, "/")
+    assert after.text == "the pages"
+    cookie = entered.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=lax" in cookie
+    assert KEY not in cookie
+
+
+@pytest.mark.parametrize(("name", "status"), [("reader", 200), ("of one run", 401), ("worker", 401)])
+async def test_a_token_opens_the_console_where_it_reads_all_runs(name: str, status: int) -> None:
+    async with browser(KEY, host="console.example") as client:
+        secret = client.secrets[name]  # type: ignore[attr-defined]
+        response = await client.get("/", headers={"authorization": f"Bearer {secret}"})
+
+    assert response.status_code == status
+
+
+async def test_a_session_ends() -> None:
+    now = 0.0
+    sessions = Sessions(clock=lambda: now)
+    session = sessions.begin(KEY.encode())
+    assert sessions.key(session) == KEY.encode()
+    now = SESSION_S
+
+    assert sessions.key(session) == b""
+    assert sessions.key("another") == b""
+
+
+async def test_a_form_of_another_site_logs_nobody_in_and_sends_nothing() -> None:
+    async with browser(KEY, host="console.example") as client:
+        login = await client.post("/login", data={"key": KEY}, headers={"origin": "https://evil.invalid"})
+        form = await client.post("/gradio_api/queue/join", data={"x": "y"}, headers={"authorization": f"Bearer {KEY}"})
+
+    assert (login.status_code, form.status_code) == (403, 403)

@@ -1,0 +1,218 @@
+"""Every page in a real browser, in both schemes: anybody can use it, and nothing leaves this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from browser import AXE, CHROMIUM, console, visitor
+from console_scene import ATTACKS, GROUP, STEPS, fill
+
+from agentlightning.errors import printable
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.sql.store import SqlLightningStore
+from agentlightning.types import Metric, Rollout
+
+T = TypeVar("T")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None or not AXE.is_file(),
+        reason="needs Chromium and axe-core: `make browser` installs both where it can",
+    ),
+]
+
+
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Does work on an event loop of its own: the browser's keeps this thread's."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(work())).result()
+
+
+@pytest.fixture(scope="module")
+def store_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    url = f"sqlite:///{tmp_path_factory.mktemp('console') / 'agl.db'}"
+
+    async def filled() -> None:
+        async with SqlLightningStore(url) as store:
+            await fill(store)
+
+    run(filled)
+    return url
+
+
+@pytest.fixture(scope="module")
+def address(store_url: str) -> Iterator[str]:
+    with console("--store", store_url) as url:
+        yield url
+
+
+def rollout_of(store_url: str, run_id: str, replica: int) -> Rollout:
+    async def read() -> Rollout:
+        async with SqlLightningStore(store_url) as store:
+            found = await store.rollouts(RolloutQuery(run_id=run_id, step=STEPS))
+            return next(one for one in found if one.replica == replica)
+
+    return run(read)
+
+
+def log_reward(store_url: str, run_id: str, step: int, value: float) -> None:
+    async def log() -> None:
+        async with SqlLightningStore(store_url) as store:
+            await store.log_metrics([Metric(run_id=run_id, step=step, name="train/reward_mean", value=value)])
+
+    run(log)
+
+
+def pages(store_url: str) -> dict[str, str]:
+    """Addresses of every page, of the run that an attacker filled."""
+    rollout = rollout_of(store_url, "gamma", 1)
+    return {
+        "runs": "/",
+        "run": "/run?run=gamma&with=alpha",
+        "rollouts": "/rollouts?run=gamma&x=turns",
+        "side": "/side?run=gamma&group=1-0",
+        "replay": f"/replay?rollout={rollout.id}&call=1&from=1&to=3",
+        "compare": "/compare?run=alpha&run=beta&run=gamma",
+    }
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_can_be_used_by_anybody_runs_no_stored_text_and_asks_no_other_host(
+    address: str, store_url: str, scheme: str
+) -> None:
+    with visitor(scheme) as visit:
+        for name, page in pages(store_url).items():
+            shown = visit.open(address + page)
+            assert ATTACKS[0] in shown, name
+            assert visit.violations() == [], name
+        assert visit.page.evaluate("() => window.pwned") is None
+        assert visit.elsewhere() == []
+        assert visit.errors == []
+
+
+def test_a_run_is_found_compared_and_followed_to_a_token(address: str, store_url: str) -> None:
+    with visitor() as visit:
+        visit.open(address)
+        visit.page.get_by_label("Search").fill("alpha")
+        visit.page.get_by_role("button", name="Search").click()
+        visit.page.wait_for_url("**/?search=alpha")
+        visit.page.wait_for_selector("text=entropy_gone")
+        assert "beta" not in visit.page.inner_text(".agl table")
+        visit.page.get_by_role("link", name="alpha").click()
+        visit.page.wait_for_selector("text=Configuration")
+        visit.page.get_by_role("link", name="Rollouts", exact=True).last.click()
+        visit.page.wait_for_selector(".agl h1:has-text('Rollouts')")
+        visit.page.get_by_label("Filter").fill("step = 2")
+        visit.page.get_by_role("button", name="Show").click()
+        visit.page.wait_for_selector(".agl tbody tr")
+        assert visit.page.locator(".agl tbody tr").count() == GROUP
+        visit.page.locator(".agl tbody tr a").first.click()
+        visit.page.wait_for_selector("text=Call 1 of 2")
+        visit.page.get_by_role("link", name="next").click()
+        visit.page.wait_for_selector("text=Call 2 of 2")
+        assert "call=1" in visit.page.url
+        assert visit.errors == []
+
+
+def test_calls_are_scrubbed_with_the_keyboard(address: str, store_url: str) -> None:
+    rollout = rollout_of(store_url, "alpha", 1)
+    with visitor() as visit:
+        visit.open(f"{address}/replay?rollout={rollout.id}")
+        visit.page.get_by_role("slider", name="call").press("ArrowRight")
+        visit.page.wait_for_selector("text=Call 2 of 2")
+        visit.page.keyboard.press("ArrowLeft")
+        visit.page.wait_for_selector("text=Call 1 of 2")
+
+
+def test_a_rollout_is_exported_as_a_file_that_opens_alone_and_as_json(
+    address: str, store_url: str, tmp_path: Path
+) -> None:
+    rollout = rollout_of(store_url, "gamma", 1)
+    saved = {}
+    with visitor() as visit:
+        visit.open(f"{address}/replay?rollout={rollout.id}")
+        for kind in ("HTML", "JSON"):
+            with visit.page.expect_download() as download:
+                visit.page.get_by_role("link", name=re.compile(f"Export.*{kind}")).click()
+            saved[kind] = tmp_path / download.value.suggested_filename
+            download.value.save_as(saved[kind])
+    assert len(json.loads(saved["JSON"].read_text())["calls"]) == 2
+    with visitor(offline=True) as visit:
+        shown = visit.open(saved["HTML"].as_uri())
+        assert "Call 2 of 2" in shown
+        assert printable(ATTACKS[1]) in shown
+        assert visit.page.evaluate("() => window.pwned") is None
+
+
+def test_a_run_is_live_while_somebody_sees_it_and_a_hidden_page_asks_for_nothing(address: str, store_url: str) -> None:
+    hidden = "Object.defineProperty(document, 'hidden', {get: () => window.hiddenNow === true})"
+    with visitor() as visit:
+        visit.page.add_init_script(hidden)
+        visit.page.clock.install()
+        visit.open(f"{address}/run?run=beta")
+        visit.page.wait_for_selector("svg[aria-label*='Reward']")
+        log_reward(store_url, "beta", STEPS + 1, 0.987)
+        visit.page.clock.run_for(2500)
+        visit.page.wait_for_selector("svg[aria-label*='0.987 at 4']")
+        visit.page.evaluate("() => { window.hiddenNow = true }")
+        asked = len(visit.requests)
+        visit.page.clock.run_for(60_000)
+        assert len(visit.requests) == asked
+
+
+def test_a_browser_of_another_host_logs_in_with_the_key(store_url: str) -> None:
+    with (
+        console("--store", store_url, "--host", "0.0.0.0", AGL_SERVER_KEY="the key of the test") as address,
+        visitor() as visit,
+    ):
+        here = address.replace("0.0.0.0", "127.0.0.1")
+        visit.open(f"{here}/run?run=alpha")
+        visit.page.get_by_label("Server key").fill("another key")
+        visit.page.keyboard.press("Enter")
+        visit.page.wait_for_selector("text=this key opens nothing here")
+        assert visit.violations() == []
+        visit.page.get_by_label("Server key").fill("the key of the test")
+        visit.page.keyboard.press("Enter")
+        visit.page.wait_for_selector("text=Compare the chosen runs")
+        assert visit.elsewhere() == []
+
+
+def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agentlightning", "demo", "--task", "lookup", "--console"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    try:
+        line = next(line for line in process.stdout if "console http://" in line)
+        address = line.split()[-1]
+        with visitor() as visit:
+            visit.page.set_default_timeout(60_000)  # it starts while the sampler and the learner do
+            visit.open(address)
+            visit.page.locator(".agl tbody a").first.click()
+            learned = "() => Number(document.querySelector('.agl .figures dd')?.textContent) >= 2"
+            visit.page.wait_for_function(learned, timeout=120_000)
+            visit.picture("console-run")
+            visit.page.get_by_role("link", name="Rollouts", exact=True).last.click()
+            visit.page.wait_for_selector(".agl tbody tr")
+            visit.picture("console-rollouts")
+            visit.page.locator(".agl tbody tr a").first.click()
+            visit.page.wait_for_selector("text=texts by the policy's tokenizer")
+            visit.picture("console-replay")
+            assert visit.elsewhere() == []
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        done = subprocess.run(["curl", "--silent", "--max-time", "5", address], capture_output=True)
+        assert done.returncode == 7  # nobody listens there any more
+    finally:
+        process.kill()
+        process.wait()

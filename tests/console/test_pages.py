@@ -1,0 +1,195 @@
+"""Each page says what the store has, and nothing that was stored becomes markup."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import orjson
+import pytest
+from console_scene import ATTACKS, GROUP, STEPS, Parsed
+
+from agentlightning.console.conversation import by_version
+from agentlightning.console.export import as_html, as_json
+from agentlightning.console.markup import Html
+from agentlightning.console.pages.compare import compare_page
+from agentlightning.console.pages.replay import call_view, replay_page
+from agentlightning.console.pages.rollouts import rollouts_page
+from agentlightning.console.pages.run import live_part, run_page
+from agentlightning.console.pages.runs import runs_page
+from agentlightning.console.pages.side import side_page
+from agentlightning.console.parts import Query
+from agentlightning.console.reader import Reader
+from agentlightning.console.texts import Texts
+from agentlightning.errors import InputError, NotFoundError, printable
+from agentlightning.store.base import RolloutQuery
+from agentlightning.types import Metric, Rollout, VersionSpan
+
+
+async def a_rollout(reader: Reader, run_id: str, replica: int = 1) -> Rollout:
+    found = await reader.store.rollouts(RolloutQuery(run_id=run_id, step=STEPS))
+    return next(one for one in found if one.replica == replica)
+
+
+async def live(reader: Reader, query: Query) -> Html:
+    return (await live_part(reader, query))[1]
+
+
+PAGES: dict[str, tuple[Callable[[Reader, Query], Awaitable[Html]], dict[str, list[str]]]] = {
+    "runs": (runs_page, {}),
+    "run, live": (live, {"run": ["gamma"]}),
+    "run": (run_page, {"run": ["gamma"], "with": ["alpha"]}),
+    "rollouts": (rollouts_page, {"run": ["gamma"]}),
+    "side": (side_page, {"run": ["gamma"], "group": ["1-0"]}),
+    "compare": (compare_page, {"run": ["alpha", "gamma"]}),
+}
+
+
+def check_harmless(html: str) -> Parsed:
+    """Nothing in it runs, and nothing leads or loads anywhere."""
+    parsed = Parsed(html)
+    assert not {"script", "img", "iframe", "object", "embed"} & set(parsed.names)
+    assert [name for _, name, _ in parsed.attributes if name.startswith("on") or name in ("style", "src")] == []
+    for name in ("href", "action"):
+        assert [value for value in parsed.values(name) if not value.startswith(("/", "#", "?"))] == []
+    return parsed
+
+
+@pytest.mark.parametrize("name", PAGES)
+async def test_a_page_shows_what_attackers_stored_as_text(reader: Reader, name: str) -> None:
+    page, query = PAGES[name]
+
+    parsed = check_harmless(await page(reader, query))
+
+    assert printable(ATTACKS[0]) in parsed.text
+
+
+async def test_a_replay_and_its_export_show_what_attackers_stored_as_text(reader: Reader) -> None:
+    rollout = await a_rollout(reader, "gamma")
+
+    parsed = check_harmless(await replay_page(reader, {"rollout": [rollout.id]}))
+    exported = check_harmless((await as_html(reader, await reader.rollout(rollout.id))).decode())
+
+    for shown in (parsed, exported):
+        for attack in ATTACKS:
+            assert printable(attack) in shown.text
+
+
+async def test_the_list_of_runs_is_searched_by_all_the_words(reader: Reader) -> None:
+    assert [run.id for run in await reader.runs("demo FINISHED")] == ["alpha"]
+    assert "no run matches" in await runs_page(reader, {"search": ["nothing of this"]})
+
+
+async def test_a_run_shows_its_figures_its_alarms_and_what_differs_from_another(reader: Reader) -> None:
+    text = Parsed(await live(reader, {"run": ["alpha"]})).text
+    differing = Parsed(await run_page(reader, {"run": ["alpha"], "with": ["gamma"]})).text
+
+    assert "0.700 at step 3" in text
+    assert "+0.2000 [+0.2000, +0.2000]" in text
+    assert "entropy_gone" in text
+    assert "trainer.learning_rate" in differing
+    assert "trainer.seed" not in differing
+
+
+async def test_what_moves_has_another_mark_only_when_something_is_new(reader: Reader) -> None:
+    later = Reader(reader.store, clock=itertools.count(0.0, 10.0).__next__)
+    before, _ = await live_part(later, {"run": ["beta"]})
+    unchanged, _ = await live_part(later, {"run": ["beta"]})
+    await reader.store.log_metrics([Metric(run_id="beta", step=STEPS + 1, name="train/reward_mean", value=0.9)])
+    after, view = await live_part(later, {"run": ["beta"]})
+    later.close()
+
+    assert before == unchanged != after
+    assert "0.9 at 4" in view
+
+
+async def test_rollouts_are_filtered_sorted_and_paged(reader: Reader) -> None:
+    query = {"run": ["beta"], "where": ["step = 2"], "order": ["reward"], "direction": ["up"]}
+
+    found = Parsed(await rollouts_page(reader, query))
+
+    rewards = [f"{replica / (GROUP - 1):.3f}" for replica in range(GROUP)]
+    places = [found.text.index(reward) for reward in rewards]
+    assert places == sorted(places)
+    assert found.names.count("circle") == GROUP
+
+
+async def test_a_filter_that_says_nothing_is_told_what_is_wrong(reader: Reader) -> None:
+    assert "where: reward: expected a number" in Parsed(await rollouts_page(reader, {"where": ["reward <"]})).text
+
+
+async def test_a_group_stands_side_by_side_and_so_does_a_task_at_its_first_and_its_last_step(reader: Reader) -> None:
+    group = Parsed(await side_page(reader, {"run": ["alpha"], "group": ["2-0"]}))
+    assert [f"replica {replica}" in group.text for replica in range(GROUP)] == [True] * GROUP
+
+    table = Parsed(await rollouts_page(reader, {"run": ["alpha"]}))
+    href = next(value for value in table.values("href") if "task=" in value)
+    task = Parsed(await side_page(reader, {"run": ["alpha"], "task": [href.partition("task=")[2]]}))
+    assert "step 1, train" in task.text
+    assert f"step {STEPS}, train" in task.text
+
+
+async def test_a_replay_shows_the_call_of_the_address_with_its_tokens(reader: Reader) -> None:
+    rollout = await a_rollout(reader, "alpha")
+
+    parsed = Parsed(await replay_page(reader, {"rollout": [rollout.id], "call": ["1"], "from": ["1"], "to": ["3"]}))
+
+    assert "Call 2 of 2" in parsed.text
+    tokens = [value for value in parsed.values("class") if value.startswith("token")]
+    assert tokens == ["token s0", "token s2 forced chosen", "token s5 chosen", "token s8"]
+    assert "token 3, id 7, log-probability -9" in parsed.values("title")
+    assert parsed.text.count("sampled by the policy in an earlier call") == 0
+    assert parsed.names.count("mark") == 1
+
+
+async def test_tokens_are_coloured_by_the_version_that_sampled_them(reader: Reader) -> None:
+    rollout = await a_rollout(reader, "alpha")
+    recorded = await reader.rollout(rollout.id)
+    spans = [VersionSpan(version=3, start=0, end=3), VersionSpan(version=4, start=3, end=4)]
+
+    strip = Parsed(
+        call_view(replace(recorded, calls=[replace(recorded.calls[0], versions=spans)]), 0, Texts(None, ""), by_version)
+    )
+    page = Parsed(await replay_page(reader, {"rollout": [rollout.id], "color": ["version"]}))
+
+    assert [value for value in strip.values("class") if value.startswith("token")] == [
+        "token s0", "token s0 forced", "token s0", "token s1",
+    ]  # fmt: skip
+    assert "Sampled tokens by policy version" in page.text
+
+
+async def test_a_replay_of_a_call_that_is_not_there_says_so(reader: Reader) -> None:
+    rollout = await a_rollout(reader, "alpha")
+
+    with pytest.raises(InputError, match="call: expected a number below 2, got 7"):
+        await replay_page(reader, {"rollout": [rollout.id], "call": ["7"]})
+    with pytest.raises(NotFoundError):
+        await replay_page(reader, {"rollout": ["nobody"]})
+
+
+async def test_an_exported_rollout_holds_all_its_records(reader: Reader) -> None:
+    rollout = await a_rollout(reader, "alpha")
+    one = await reader.rollout(rollout.id)
+
+    records = orjson.loads(as_json(one))
+
+    assert [len(records[name]) for name in ("attempts", "calls", "spans", "rewards")] == [1, 2, 1, 2]
+    assert records["calls"][0]["sampled_ids"] == [4, 5, 6, 7]
+
+
+async def test_runs_are_compared_over_rollouts_and_with_their_seeds_together(reader: Reader) -> None:
+    query = {"run": ["alpha", "beta", "gamma"], "x": ["rollouts"], "seeds": ["together"]}
+
+    parsed = Parsed(await compare_page(reader, query))
+
+    assert "demo (2 seeds)" in parsed.text
+    reward = next(label for label in parsed.values("aria-label") if label.startswith("Training reward"))
+    assert f"0.205 at rollouts {GROUP}" in reward
+    assert f"0.605 at {STEPS * GROUP}" in reward
+    assert "trainer.learning_rate" in parsed.text
+
+
+async def test_more_runs_than_a_comparison_takes_are_refused(reader: Reader) -> None:
+    with pytest.raises(InputError, match="expected 2 to 20 different runs, got 21"):
+        await compare_page(reader, {"run": [",".join(str(one) for one in range(21))]})
