@@ -7,6 +7,12 @@ programs are installed (console_store.py). Then, in the process of the store:
                      in both directions, within the large run, a small one, and over all; the first page and the next
     rollout_p95_ms   one rollout of 64 calls with its attempts, calls, rewards and spans
 
+And in Chromium, where it is installed (console_browsers.py):
+
+    first_paint_s      the slowest page of the console over that store, in a new browser
+    live_run_slowdown  how much longer a step of the demo takes with five browsers on its page: .03 is 3%
+    heap_growth        of a page that watched 900 steps come in, half an hour of its clock, over its heap after 300
+
 Figures are of the slower database; those of each are printed before.
 
     python benchmarks/console.py [--quick] [--rollouts N] [--stores sqlite postgres]
@@ -27,6 +33,7 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
+import console_browsers
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.open import open_store
 from agentlightning.store.summary_types import Order, SummaryQuery
@@ -78,6 +85,11 @@ def main() -> None:
             if url is not None:
                 for figure, value in asyncio.run(_measure(name, url, count)).items():
                     worst[figure] = max(value, worst.get(figure, 0.0))
+    if (reason := console_browsers.missing()) is not None:
+        print(f"browsers: left out: {reason}")
+    else:
+        worst["live_run_slowdown"] = console_browsers.live_run_slowdown(1 if given.quick else 3)
+        worst["heap_growth"] = console_browsers.heap_growth(90 if given.quick else console_browsers.TICKS)
     print(json.dumps(worst))
 
 
@@ -102,10 +114,14 @@ async def _measure(name: str, url: str, count: int) -> dict[str, float]:
     seconds = time.perf_counter() - began
     print(f"{name}: {count:,} rollouts and {filled.calls:,} calls made in {seconds:,.0f} s", flush=True)
     async with open_store(url) as store:
-        return {
+        figures = {
             "filter_p95_ms": await _filters(name, store, filled),
             "rollout_p95_ms": await _rollouts(name, store, filled),
         }
+    if console_browsers.missing() is None:
+        paint = asyncio.to_thread(console_browsers.first_paint, url, filled.runs[0], filled.long[0])
+        figures["first_paint_s"] = await paint
+    return figures
 
 
 async def _filters(name: str, store: LightningStore, filled: Filled) -> float:

@@ -17,6 +17,9 @@ from agentlightning.console.server import run
 from agentlightning.errors import AgentLightningError, printable
 from agentlightning.store.open import store_url
 
+GIVES_WAY = 10
+"""Niceness: on a busy machine those who look wait, not the run."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until the parent ends; returns the exit code."""
@@ -25,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     os.environ.update(end_with_parent())
     keep_files_private()
+    os.nice(GIVES_WAY)
     try:
         run(store_url(None), socket.socket(fileno=options.fd))
     except AgentLightningError as error:

@@ -147,9 +147,11 @@ class _Page:
                 if len(found) == self._wanted:
                     break
             return found
-        for look in (lambda: self._walk(FIRST_ROWS), self._among_few, lambda: self._walk(MAX_WALKED)):
-            if (rows := look()) is not None:
-                return rows
+        rows = self._walk(FIRST_ROWS)
+        rows = self._among_few() if rows is None else rows
+        rows = self._walk(MAX_WALKED) if rows is None else rows
+        if rows is not None:
+            return rows
         return self._fetch(self._filtered(_table, self._unindexed).where(_table.c.run_id == self._run_id))
 
     def _walk(self, count: int) -> list[RolloutSummary] | None:
