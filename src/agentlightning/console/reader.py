@@ -29,6 +29,8 @@ MAX_POINTS = 500
 MAX_KEPT_POINTS = 2 * MAX_POINTS
 """Points to which it grows until it is read anew."""
 MAX_WATCHED = 64
+MAX_ANALYSES = 2
+"""Views that read many rollouts at a time: each may hold some hundred MB of calls."""
 REFRESH_S = 1.0
 """Age from which curves are read again: ticks of several browsers come to one read."""
 REREAD_STEPS = 1
@@ -84,6 +86,8 @@ class Reader:
 
     def __init__(self, store: LightningStore, clock: Callable[[], float] = time.monotonic) -> None:
         self.store = store
+        self.analyses = asyncio.Semaphore(MAX_ANALYSES)
+        """Held by views that read many rollouts."""
         self._clock = clock
         self._tokenizers = Tokenizers(store)
         self._curves: OrderedDict[str, Curves] = OrderedDict()

@@ -18,6 +18,7 @@ from agentlightning.console.export import as_html, as_json, style_sheet
 from agentlightning.console.markup import Html, element, url
 from agentlightning.console.pages.compare import compare_page
 from agentlightning.console.pages.replay import replay_page
+from agentlightning.console.pages.rewards import rewards_page
 from agentlightning.console.pages.rollouts import rollouts_page
 from agentlightning.console.pages.run import live_part, run_page
 from agentlightning.console.pages.runs import runs_page
@@ -28,7 +29,7 @@ from agentlightning.errors import AgentLightningError
 
 Page = Callable[[Reader, Query], Awaitable[Html]]
 
-PLACES = {"/": "Runs", "/rollouts": "Rollouts", "/compare": "Compare"}
+PLACES = {"/": "Runs", "/rollouts": "Rollouts", "/compare": "Compare", "/rewards": "Rewards"}
 """Pages that the navigation leads to; the others are reached from these."""
 TICK_MS = 2000
 PLAY_MS = 2500
@@ -87,6 +88,7 @@ def _blocks(reader: Reader) -> gr.Blocks:
         ("/side", "Side by side", side_page),
         ("/replay", "Replay", replay_page),
         ("/compare", "Compare", compare_page),
+        ("/rewards", "Rewards", rewards_page),
     ):
         with blocks.route(name, path):
             _view(blocks, reader, path, page)
