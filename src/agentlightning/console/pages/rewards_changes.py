@@ -60,6 +60,7 @@ async def explain_view(reader: Reader, run: Run, query: Query) -> Html:
         "form",
         *hidden({"run": run.id, "view": "explain"}),
         element("label", "Rollout ", element("input", name="rollout", value=rollout_id, class_="wide")),
+        _policy_field(run, query),
         element("button", "Explain"),
         action="/rewards",
         method="get",
@@ -74,7 +75,7 @@ async def explain_view(reader: Reader, run: Run, query: Query) -> Html:
     check_readable(run, typed)
     step = await consuming_step(reader.store, found[0])
     await check_size(reader, run.id, found[0].step if step is None else step, typed)
-    explained = await explain_rollout(reader.store, found[0].id)
+    explained = await explain_rollout(reader.store, found[0].id, first(query, "policy") or None)
     stored = {one.call_id: one for one in await reader.store.credit([found[0].id])}
     return join([form, *_explanation(explained, stored)])
 
@@ -137,7 +138,7 @@ async def what_if_view(reader: Reader, run: Run, query: Query) -> Html:
             typed = command("what-if", run.id, f"--step {step}", *options)
             check_readable(run, typed)
             await check_size(reader, run.id, step, typed)
-            parts += _changes(await what_if(reader.store, run.id, step, change))
+            parts += _changes(await what_if(reader.store, run.id, step, change, first(query, "policy") or None))
     except AgentLightningError as error:  # the form stays, to mend it
         parts.append(element("p", str(error), class_="wrong", role="alert"))
     return join([*parts, *_own_function(run, command("what-if", run.id, f"--step {step}", *options))])
@@ -192,12 +193,21 @@ async def _change_form(reader: Reader, run: Run, step: int, query: Query) -> Htm
                                                   placeholder="gamma=0.9")),
         select("advantage", "Advantage", {"": "as the run", **dict(zip(ADVANTAGES, ADVANTAGES, strict=True))},
                first(query, "advantage")),
+        _policy_field(run, query),
         element("fieldset", element("legend", "Weights of rewards"), *weights) if weights else None,
         element("button", "Show"),
         action="/rewards",
         method="get",
         class_="bar",
     )  # fmt: skip
+
+
+def _policy_field(run: Run, query: Query) -> Html | None:
+    """A choice of the policy whose calls are meant, where the run trains several."""
+    policies = run.config.get("policies")
+    if not isinstance(policies, dict) or len(policies) < 2:
+        return None
+    return select("policy", "Policy", {name: name for name in policies}, first(query, "policy"))
 
 
 def _own_function(run: Run, typed: str) -> list[Html]:
