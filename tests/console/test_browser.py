@@ -275,7 +275,7 @@ def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path
             visit.page.get_by_label("Colour by").select_option("advantage")
             visit.page.get_by_role("button", name="Show").click()
             visit.page.wait_for_selector("text=Sampled tokens by advantage")
-            visit.page.wait_for_selector("text=loss weight")
+            visit.page.locator(".agl .strip").scroll_into_view_if_needed()
             visit.picture("console-replay")
             visit.page.get_by_role("link", name="Why it earned that").click()
             visit.page.wait_for_selector("text=as the step recorded it")

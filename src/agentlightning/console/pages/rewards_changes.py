@@ -319,8 +319,8 @@ def _call_link(rollout_id: str, call_id: str, text: str) -> Html:
 
 def _shaded(advantage: float | None) -> Html | str:
     """An advantage in the colour of its tokens."""
-    if advantage is None:
-        return "none"
+    if not advantage:
+        return "none" if advantage is None else "0"
     shade = away_from_zero(advantage)
     return element("span", f"{advantage:+.4g}", class_=f"token {f's{shade}' if shade >= 0 else f'b{-shade}'}")
 
