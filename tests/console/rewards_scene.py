@@ -134,6 +134,7 @@ def _credit(rollout: Rollout, call: Call) -> CallCredit:
         token_advantages=[advantage] * count,
         token_ratios=[1.0, 1.25, 0.75, *[1.0] * (count - 3)],
         clip_share=1 / count,
+        token_entropies=[0.0, 1.0, 3.0, *[0.5] * (count - 3)],
     )
 
 

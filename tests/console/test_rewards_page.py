@@ -163,6 +163,7 @@ async def test_tokens_are_coloured_by_advantage_ratio_and_training(reader: Reade
     assert await strip(best, "advantage") == ["s5"] * 4  # 1.16 of 2
     assert await strip(worst, "advantage") == ["b5"] * 4
     assert await strip(best, "ratio") == ["s0", "s4", "b6", "s0"]
+    assert await strip(best, "entropy") == ["s0", "s3", "s8", "s1"]
     assert await strip(best, "trained") == ["b4"] * 4
 
 

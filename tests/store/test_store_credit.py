@@ -15,7 +15,16 @@ async def test_credit_is_read_by_rollout_as_it_was_recorded(store: LightningStor
     first, second, other = await claimed(store, 3)
     credits = [
         a_credit(first, "a", return_=0.75, clip_share=0.5),
-        a_credit(first, "b", token_advantages=[], token_ratios=[], clip_share=None, trained_tokens=0, weight=0.0),
+        a_credit(
+            first,
+            "b",
+            token_advantages=[],
+            token_ratios=[],
+            token_entropies=[],
+            clip_share=None,
+            trained_tokens=0,
+            weight=0.0,
+        ),
         a_credit(second, "c", policy="writer", credit=-2.0, advantage=-0.125),
     ]
     await store.record_credit([*reversed(credits), a_credit(other, "d")])

@@ -21,6 +21,9 @@ FULL_ADVANTAGE = 2.0
 FULL_RATIO = 1.5
 """Ratios of this size, and of one through it, have the darkest shade: twice as far from 1 as losses usually clip."""
 
+FULL_ENTROPY = 3.0
+"""Nats that have the darkest shade: as many as of 20 tokens that are equally probable."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallUse:
@@ -95,6 +98,15 @@ def surprise(logprob: float) -> int:
     return min(LEVELS, max(0, round(-logprob / FULL_SHADE * LEVELS)))
 
 
+def undecided(entropy: float) -> int:
+    """Returns the shade of an entropy.
+
+    >>> undecided(0.0), undecided(1.0), undecided(9.0)
+    (0, 3, 8)
+    """
+    return min(LEVELS, max(0, round(entropy / FULL_ENTROPY * LEVELS)))
+
+
 def away_from_zero(value: float) -> int:
     """Returns the shade of an advantage; none but 0 has no colour.
 
@@ -144,6 +156,16 @@ def by_ratio(call: Call, use: CallUse) -> Measure:
     return _kept("ratio", call, kept, away_from_one, legend if kept else _why(use, "ratios"))
 
 
+def by_entropy(call: Call, use: CallUse) -> Measure:
+    """The policy's entropy at each sampled token."""
+    kept = [] if use.credit is None else use.credit.token_entropies
+    legend = (
+        "of the policy's distribution in the first update that trained the token, in nats: the darker, the less it was "
+        f"decided; darkest from {FULL_ENTROPY:g}"
+    )
+    return _kept("entropy", call, kept, undecided, legend if kept else _why(use, "entropies"))
+
+
 def by_trained(call: Call, use: CallUse) -> Measure:
     """1 for each sampled token that training learned from, 0 for those that are context only."""
     forced = {place for start, end in call.decoding.get("forced", ()) for place in range(start, end)}
@@ -177,6 +199,7 @@ COLORINGS: Mapping[str, Callable[[Call, CallUse], Measure]] = {
     "logprob": by_logprob,
     "advantage": by_advantage,
     "ratio": by_ratio,
+    "entropy": by_entropy,
     "trained": by_trained,
     "version": by_version,
 }
@@ -191,5 +214,5 @@ def _why(use: CallUse, what: str) -> str:
     """The reason why there are no numbers per token."""
     if use.credit is None:
         return f"no {what}: {use.missing or use.note}"
-    reported = ", and the engine reports them" if what == "ratios" else ""
+    reported = "" if what == "advantages" else ", and the engine reports them"
     return f"no {what}: they are kept per token where [monitor] token_credit = true{reported}"
