@@ -11,7 +11,7 @@ import orjson
 import pytest
 from console_scene import ATTACKS, GROUP, Parsed
 from rewards_scene import GROUPS, RUN, STEPS, STYLE, earned, fill_rewards, grpo, record
-from test_pages import check_harmless
+from test_console_pages import check_harmless
 
 from agentlightning.console.export import as_html, as_json
 from agentlightning.console.pages.replay import replay_page
