@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 
 from agentlightning.console.export import as_html, as_json, style_sheet
 from agentlightning.console.markup import Html, element, url
+from agentlightning.console.pages.alerts import alerts_page
 from agentlightning.console.pages.compare import compare_page
 from agentlightning.console.pages.replay import replay_page
 from agentlightning.console.pages.rewards import rewards_page
@@ -29,7 +30,13 @@ from agentlightning.errors import AgentLightningError
 
 Page = Callable[[Reader, Query], Awaitable[Html]]
 
-PLACES = {"/": "Runs", "/rollouts": "Rollouts", "/compare": "Compare", "/rewards": "Rewards"}
+PLACES = {
+    "/": "Runs",
+    "/rollouts": "Rollouts",
+    "/compare": "Compare",
+    "/rewards": "Rewards",
+    "/alerts": "Alerts",
+}
 """Pages that the navigation leads to; the others are reached from these."""
 TICK_MS = 2000
 PLAY_MS = 2500
@@ -89,6 +96,7 @@ def _blocks(reader: Reader) -> gr.Blocks:
         ("/replay", "Replay", replay_page),
         ("/compare", "Compare", compare_page),
         ("/rewards", "Rewards", rewards_page),
+        ("/alerts", "Alerts", alerts_page),
     ):
         with blocks.route(name, path):
             _view(blocks, reader, path, page)
