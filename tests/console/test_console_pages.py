@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from console_scene import ATTACKS, GROUP, STEPS, Parsed
+from console_scene import ATTACKS, GROUP, STEPS, Parsed, check_harmless
 
 from agentlightning.console.conversation import by_version
 from agentlightning.console.export import as_html, as_json
@@ -44,16 +44,6 @@ PAGES: dict[str, tuple[Callable[[Reader, Query], Awaitable[Html]], dict[str, lis
     "side": (side_page, {"run": ["gamma"], "group": ["1-0"]}),
     "compare": (compare_page, {"run": ["alpha", "gamma"]}),
 }
-
-
-def check_harmless(html: str) -> Parsed:
-    """Nothing in it runs, and nothing leads or loads anywhere."""
-    parsed = Parsed(html)
-    assert not {"script", "img", "iframe", "object", "embed"} & set(parsed.names)
-    assert [name for _, name, _ in parsed.attributes if name.startswith("on") or name in ("style", "src")] == []
-    for name in ("href", "action"):
-        assert [value for value in parsed.values(name) if not value.startswith(("/", "#", "?"))] == []
-    return parsed
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -16,19 +16,30 @@ from fastapi import FastAPI, Request, Response
 
 from agentlightning.console.export import as_html, as_json, style_sheet
 from agentlightning.console.markup import Html, element, url
+from agentlightning.console.pages.bottlenecks import bottlenecks_page
 from agentlightning.console.pages.compare import compare_page
+from agentlightning.console.pages.models import models_page, prompts_page
 from agentlightning.console.pages.replay import replay_page
 from agentlightning.console.pages.rollouts import rollouts_page
 from agentlightning.console.pages.run import live_part, run_page
 from agentlightning.console.pages.runs import runs_page
 from agentlightning.console.pages.side import side_page
+from agentlightning.console.pages.suggestions import suggestions_page
 from agentlightning.console.parts import Query, choice, first, number
 from agentlightning.console.reader import Reader
 from agentlightning.errors import AgentLightningError
 
 Page = Callable[[Reader, Query], Awaitable[Html]]
 
-PLACES = {"/": "Runs", "/rollouts": "Rollouts", "/compare": "Compare"}
+PLACES = {
+    "/": "Runs",
+    "/rollouts": "Rollouts",
+    "/compare": "Compare",
+    "/bottlenecks": "Bottlenecks",
+    "/suggestions": "Suggestions",
+    "/prompts": "Prompts",
+    "/models": "Models",
+}
 """Pages that the navigation leads to; the others are reached from these."""
 TICK_MS = 2000
 TICKING = f"setInterval(() => {{ if (!document.hidden) trigger('input'); }}, {TICK_MS});"
@@ -79,6 +90,10 @@ def _blocks(reader: Reader) -> gr.Blocks:
         ("/side", "Side by side", side_page),
         ("/replay", "Replay", replay_page),
         ("/compare", "Compare", compare_page),
+        ("/bottlenecks", "Bottlenecks", bottlenecks_page),
+        ("/suggestions", "Suggestions", suggestions_page),
+        ("/prompts", "Prompts", prompts_page),
+        ("/models", "Models", models_page),
     ):
         with blocks.route(name, path):
             _view(blocks, reader, path, page)

@@ -38,6 +38,15 @@ async def run_page(reader: Reader, query: Query) -> Html:
     links = [
         element("a", "Rollouts", href=url("/rollouts", {"run": run.id})),
         element("a", "Failed rollouts", href=url("/rollouts", {"run": run.id, "where": "state = 'failed'"})),
+        *(
+            element("a", name, href=url(path, {"run": run.id}))
+            for path, name in (
+                ("/bottlenecks", "Bottlenecks"),
+                ("/suggestions", "Suggestions"),
+                ("/prompts", "Prompts"),
+                ("/models", "Models"),
+            )
+        ),
     ]
     return join(
         [
