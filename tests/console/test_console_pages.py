@@ -68,6 +68,8 @@ async def test_a_replay_and_its_export_show_what_attackers_stored_as_text(reader
 
 async def test_the_list_of_runs_is_searched_by_all_the_words(reader: Reader) -> None:
     assert [run.id for run in await reader.runs("demo FINISHED")] == ["alpha"]
+    assert [run.id for run in await reader.runs("planted")] == ["ahead", "slow"]
+    assert "/?search=planted" in Parsed(await runs_page(reader, {})).values("href")
     assert "no run matches" in await runs_page(reader, {"search": ["nothing of this"]})
 
 
@@ -79,6 +81,7 @@ async def test_a_run_shows_its_figures_its_alarms_and_what_differs_from_another(
     assert "+0.2000 [+0.2000, +0.2000]" in text
     assert "entropy_gone" in text
     assert "trainer.learning_rate" in differing
+    assert "no step has recorded what it cost" in differing
     assert "trainer.seed" not in differing
 
 

@@ -13,6 +13,7 @@ from agentlightning.console.lanes import lanes
 from agentlightning.console.markup import Html
 from agentlightning.console.pages.bottlenecks import bottlenecks_page
 from agentlightning.console.pages.models import models_page, prompts_page
+from agentlightning.console.pages.run import run_page
 from agentlightning.console.pages.suggestions import suggestions_page
 from agentlightning.console.parts import Query
 from agentlightning.console.reader import Reader
@@ -95,6 +96,14 @@ async def test_the_rules_of_the_page_are_those_of_the_command(reader: Reader) ->
     places = [parsed.text.index(one.text) for one in report.findings]
     assert {one.name for one in report.findings} <= set(RULES)
     assert places == sorted(places)
+
+
+async def test_a_run_shows_what_its_steps_cost(reader: Reader) -> None:
+    parsed = Parsed(await run_page(reader, {"run": ["slow"]}))
+
+    assert f"agent seconds{448 * STEPS:,}" in parsed.text
+    assert f"sampled tokens{900 * STEPS:,}" in parsed.text
+    assert "US dollars" not in parsed.text
 
 
 async def test_suggestions_of_few_runs_are_the_nearest_and_not_enough_for_settings(reader: Reader) -> None:

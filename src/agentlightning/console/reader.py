@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from agentlightning.analysis import suggestions
+from agentlightning.analysis.run_settings import tags_of
 from agentlightning.console.texts import Texts, Tokenizers
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store.base import LightningStore, RolloutQuery
@@ -175,6 +176,4 @@ class Reader:
 
 
 def _searched(run: Run) -> str:
-    tags = run.config.get("tags")
-    words = [str(tag) for tag in tags] if isinstance(tags, list) else []
-    return " ".join([run.id, run.name, run.state, *words]).lower()
+    return " ".join([run.id, run.name, run.state, *tags_of(run)]).lower()
