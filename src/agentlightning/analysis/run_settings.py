@@ -18,6 +18,8 @@ from agentlightning.types import JSON, Run
 SEED = "trainer.seed"
 IGNORED = frozenset({"store.url", "engine.listen", "engine.advertise", "engine.vllm.weights_host", "monitor.tags"})
 """Settings of a host, and names, which say nothing about what is learned."""
+IGNORED_TABLES = ("alerts.",)
+"""Tables about who is told of a run."""
 TAGS = "tags"
 """Key of a run's summary with the tags that were set later."""
 LOG_RANGE = 10.0
@@ -45,7 +47,8 @@ def flat_settings(config: JSON) -> FlatSettings:
     algorithm = config.get("algorithm")
     if isinstance(algorithm, Mapping) and algorithm.get("name", "lightning_rl") == "lightning_rl":
         config = {**config, "algorithm": {"name": "lightning_rl", **DEFAULTS, **algorithm}}
-    return {name: value for name, value in _flat(config, "").items() if name not in IGNORED}
+    found = _flat(config, "").items()
+    return {name: value for name, value in found if name not in IGNORED and not name.startswith(IGNORED_TABLES)}
 
 
 def tags_of(run: Run) -> list[str]:

@@ -68,6 +68,7 @@ def show_run(run: RunId, store: Store = None) -> None:
     from agentlightning.analysis.run_cost import amount_text, read_cost
     from agentlightning.store.scan import find_run
     from agentlightning.trainer.display import screen
+    from agentlightning.trainer.monitor.alert_state import active_alarms
     from agentlightning.trainer.monitor.metrics import group_of, in_order
 
     async def work(opened: LightningStore) -> None:
@@ -95,7 +96,7 @@ def show_run(run: RunId, store: Store = None) -> None:
         if cost.amounts:
             told = ", ".join(f"{name} {amount_text(value)}" for name, value in cost.amounts.items())
             console.print(f"cost of its training steps{', about' if cost.estimated else ''}: {told}", soft_wrap=True)
-        for name, text in (found.summary.get("alarms") or {}).items():
+        for name, text in active_alarms(found).items():
             console.print(f"warning {name}: {text}", soft_wrap=True)
 
     with_store(store, work)

@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 
 from agentlightning.console.export import as_html, as_json, style_sheet
 from agentlightning.console.markup import Html, element, url
+from agentlightning.console.pages.alerts import alerts_page
 from agentlightning.console.pages.bottlenecks import bottlenecks_page
 from agentlightning.console.pages.compare import compare_page
 from agentlightning.console.pages.models import models_page, prompts_page
@@ -37,6 +38,7 @@ PLACES = {
     "/compare": "Compare",
     "/bottlenecks": "Bottlenecks",
     "/suggestions": "Suggestions",
+    "/alerts": "Alerts",
     "/prompts": "Prompts",
     "/models": "Models",
 }
@@ -90,6 +92,7 @@ def _blocks(reader: Reader) -> gr.Blocks:
         ("/side", "Side by side", side_page),
         ("/replay", "Replay", replay_page),
         ("/compare", "Compare", compare_page),
+        ("/alerts", "Alerts", alerts_page),
         ("/bottlenecks", "Bottlenecks", bottlenecks_page),
         ("/suggestions", "Suggestions", suggestions_page),
         ("/prompts", "Prompts", prompts_page),

@@ -6,6 +6,7 @@ from agentlightning.analysis.run_settings import tags_of
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, clipped, first, run_link, shown, table, when
 from agentlightning.console.reader import MAX_RUNS, Reader
+from agentlightning.trainer.monitor.alert_state import active_alarms
 from agentlightning.types import Run
 
 REWARD, HELD_OUT = "train/reward_mean", "eval/greedy/reward_mean"
@@ -35,7 +36,7 @@ async def runs_page(reader: Reader, query: Query) -> Html:
 
 
 def _row(run: Run) -> list[Html | str]:
-    alarms = run.summary.get("alarms") or {}
+    alarms = active_alarms(run)
     return [
         element("input", type="checkbox", name="run", value=run.id, aria_label=f"compare {run.id}"),
         run_link(run.id),
