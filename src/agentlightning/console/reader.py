@@ -10,17 +10,20 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from agentlightning.analysis import suggestions
+from agentlightning.analysis.run_settings import tags_of
 from agentlightning.config import MonitorConfig
 from agentlightning.console.measures import CallUse, call_use
 from agentlightning.console.texts import Texts, Tokenizers
-from agentlightning.errors import NotFoundError
+from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run
 from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
 from agentlightning.tracing.agent_names import name_calls
-from agentlightning.types import Attempt, Call, Reward, Rollout, Run, Span
+from agentlightning.types import Attempt, Call, Checkpoint, Resource, Reward, Rollout, Run, Span
 
 MAX_RUNS = 200
 """Runs of the list, and those that its search goes through."""
@@ -33,6 +36,7 @@ MAX_ANALYSES = 2
 """Views that read many rollouts at a time: each may hold some hundred MB of calls."""
 REFRESH_S = 1.0
 """Age from which curves are read again: ticks of several browsers come to one read."""
+SUGGESTIONS_TIMEOUT_S = 30.0
 REREAD_STEPS = 1
 """Steps before the last known one that are read again: an evaluation is recorded after its step's own metrics."""
 
@@ -92,9 +96,12 @@ class Reader:
         self._tokenizers = Tokenizers(store)
         self._curves: OrderedDict[str, Curves] = OrderedDict()
         """By run; the one watched last comes last."""
+        self._advisor = ThreadPoolExecutor(1, "suggestions")
+        """One at a time: they take seconds of a processor, of which the pages have the rest."""
 
     def close(self) -> None:
         """Removes what it keeps on disk."""
+        self._advisor.shutdown(wait=False, cancel_futures=True)
         self._tokenizers.close()
 
     async def texts(self, call: Call) -> Texts:
@@ -110,6 +117,25 @@ class Reader:
     async def run(self, run_id: str) -> Run:
         """The run of this id. NotFoundError."""
         return await find_run(self.store, run_id)
+
+    async def resources(self, run_id: str) -> list[Resource]:
+        """All versions of the run's resources, in order."""
+        return await self.store.resources(run_id, latest=False)
+
+    async def checkpoints(self, run_id: str) -> list[Checkpoint]:
+        """The run's checkpoints by step."""
+        return await self.store.checkpoints(run_id)
+
+    async def suggestions(self, run: Run) -> suggestions.Suggestions:
+        """Suggestions for the run's configuration. StoreError where they take longer than SUGGESTIONS_TIMEOUT_S."""
+        runs = await self.store.runs(limit=suggestions.MAX_RUNS)
+        work = self._advisor.submit(suggestions.suggest_among, run.config, runs)
+        try:
+            async with asyncio.timeout(SUGGESTIONS_TIMEOUT_S):
+                return await asyncio.wrap_future(work)
+        except TimeoutError:
+            why = f"took longer than {SUGGESTIONS_TIMEOUT_S:.0f} s over {len(runs)} runs"
+            raise StoreError(f"suggestions: {why}; use: agl suggest CONFIG") from None
 
     async def summaries(self, query: SummaryQuery) -> SummaryPage:
         """A page of rollouts. InputError where the filter does not say what it means."""
@@ -184,6 +210,4 @@ def _missing_credit(run: Run) -> str:
 
 
 def _searched(run: Run) -> str:
-    tags = run.config.get("tags")
-    words = [str(tag) for tag in tags] if isinstance(tags, list) else []
-    return " ".join([run.id, run.name, run.state, *words]).lower()
+    return " ".join([run.id, run.name, run.state, *tags_of(run)]).lower()

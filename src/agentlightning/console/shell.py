@@ -17,13 +17,16 @@ from fastapi import FastAPI, Request, Response
 from agentlightning.console.export import as_html, as_json, style_sheet
 from agentlightning.console.markup import Html, element, url
 from agentlightning.console.pages.alerts import alerts_page
+from agentlightning.console.pages.bottlenecks import bottlenecks_page
 from agentlightning.console.pages.compare import compare_page
+from agentlightning.console.pages.models import models_page, prompts_page
 from agentlightning.console.pages.replay import replay_page
 from agentlightning.console.pages.rewards import rewards_page
 from agentlightning.console.pages.rollouts import rollouts_page
 from agentlightning.console.pages.run import live_part, run_page
 from agentlightning.console.pages.runs import runs_page
 from agentlightning.console.pages.side import side_page
+from agentlightning.console.pages.suggestions import suggestions_page
 from agentlightning.console.parts import Query, choice, first, number
 from agentlightning.console.reader import Reader
 from agentlightning.errors import AgentLightningError
@@ -35,7 +38,11 @@ PLACES = {
     "/rollouts": "Rollouts",
     "/compare": "Compare",
     "/rewards": "Rewards",
+    "/bottlenecks": "Bottlenecks",
+    "/suggestions": "Suggestions",
     "/alerts": "Alerts",
+    "/prompts": "Prompts",
+    "/models": "Models",
 }
 """Pages that the navigation leads to; the others are reached from these."""
 TICK_MS = 2000
@@ -97,6 +104,10 @@ def _blocks(reader: Reader) -> gr.Blocks:
         ("/compare", "Compare", compare_page),
         ("/rewards", "Rewards", rewards_page),
         ("/alerts", "Alerts", alerts_page),
+        ("/bottlenecks", "Bottlenecks", bottlenecks_page),
+        ("/suggestions", "Suggestions", suggestions_page),
+        ("/prompts", "Prompts", prompts_page),
+        ("/models", "Models", models_page),
     ):
         with blocks.route(name, path):
             _view(blocks, reader, path, page)

@@ -140,7 +140,8 @@ class RLLoop(TrainingLoop):
                 name = path_of("schedule_entry", alias if len(self.policies) > 1 else "")
                 metrics[name] = float(policy.entry(step))
         metrics |= {f"time/{phase}_s": value for phase, value in self.seconds.items()}
-        return metrics | self.times.metrics(time.perf_counter() - started, slots_of(self.config, len(self.policies)))
+        slots = slots_of(self.config, len(self.policies))
+        return metrics | self.times.metrics(time.perf_counter() - started, slots, self.config.external)
 
     async def evaluate(self, step: int) -> None:
         if steps := self._offline_at(max(1, step)):
