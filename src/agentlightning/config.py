@@ -298,7 +298,7 @@ class MonitorConfig(Table):
     keep_credit: int = Field(50, ge=0)
     """Latest steps of which the store keeps each call's credit, advantage, return, loss weight and clip share; 0: none."""
     token_credit: bool = True
-    """Keep advantages, and ratios where the engine reports them, per token, too: 8 bytes each."""
+    """Keep advantages, and ratios and entropies where the engine reports them, per token, too: 4 bytes each."""
     tags: tuple[Annotated[str, matching(TAG, "words of at most 64 characters")], ...] = Field((), max_length=20)
     """Words to find the run by; ``agl runs tag`` sets others later."""
 

@@ -10,9 +10,9 @@ import orjson
 import pytest
 from console_scene import ATTACKS, GROUP, STEPS, Parsed, check_harmless
 
-from agentlightning.console.conversation import by_version
 from agentlightning.console.export import as_html, as_json
 from agentlightning.console.markup import Html
+from agentlightning.console.measures import by_version
 from agentlightning.console.pages.alerts import alerts_page
 from agentlightning.console.pages.compare import compare_page
 from agentlightning.console.pages.replay import call_view, replay_page
@@ -174,7 +174,7 @@ async def test_an_exported_rollout_holds_all_its_records(reader: Reader) -> None
     rollout = await a_rollout(reader, "alpha")
     one = await reader.rollout(rollout.id)
 
-    records = orjson.loads(as_json(one))
+    records = orjson.loads(await as_json(reader, one))
 
     assert [len(records[name]) for name in ("attempts", "calls", "spans", "rewards")] == [1, 2, 1, 2]
     assert records["calls"][0]["sampled_ids"] == [4, 5, 6, 7]

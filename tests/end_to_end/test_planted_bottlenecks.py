@@ -69,6 +69,8 @@ async def test_a_slow_tool_is_named_and_the_credit_of_every_call_is_kept(folder:
     for credit in trained:
         assert len(credit.token_ratios) == len(credit.token_advantages) == len(calls[credit.call_id].sampled_ids)
         assert credit.token_ratios == pytest.approx([1.0] * len(credit.token_ratios), abs=0.02)  # hardly any learning
+        assert len(credit.token_entropies) == len(credit.token_ratios)
+        assert min(credit.token_entropies) > 0
         assert credit.clip_share == 0.0
         assert credit.weight > 0
 

@@ -38,6 +38,7 @@ async def run_page(reader: Reader, query: Query) -> Html:
     others = [one for one in await reader.runs() if one.id != run.id]
     other = await reader.run(given) if (given := first(query, "with")) else None
     links = [
+        element("a", "Rewards", href=url("/rewards", {"run": run.id})),
         element("a", "Rollouts", href=url("/rollouts", {"run": run.id})),
         element("a", "Alerts", href=url("/alerts", {"run": run.id})),
         element("a", "Failed rollouts", href=url("/rollouts", {"run": run.id, "where": "state = 'failed'"})),
