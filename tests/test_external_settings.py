@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.config import parse_config
-from agentlightning.config_external import ExternalModelConfig, check_external_models
+from agentlightning.config_external import ExternalModelConfig, check_external_models, find_external
 from agentlightning.config_file import load_config
 from agentlightning.errors import ConfigError
 
@@ -103,3 +103,13 @@ def test_patterns_of_one_length_are_refused_exactly_where_a_name_matches_both(a:
             check_external_models(table, [])
     else:
         check_external_models(table, [])
+
+
+def test_a_model_name_belongs_to_its_exact_entry_before_a_pattern_and_to_the_longest_pattern() -> None:
+    urls = {"all": ("*",), "large": ("gpt-5*",), "one": ("gpt-5-mini",)}
+    models = {name: ExternalModelConfig(url="http://x/v1", models=patterns) for name, patterns in urls.items()}
+
+    found = [find_external(models, name) for name in ("gpt-5-mini", "gpt-5", "other")]
+
+    assert found == [models["one"], models["large"], models["all"]]
+    assert find_external({"one": models["one"]}, "other") is None

@@ -128,10 +128,15 @@ def test_the_difference_of_three_tasks_is_worked_by_hand() -> None:
     assert (found.difference.value, found.difference.low, found.difference.high) == (0.5, 0.0, 1.0)
 
 
-def test_a_default_that_is_given_is_no_difference_and_addresses_are_none() -> None:
+def test_a_default_that_is_given_is_no_difference_and_addresses_tags_and_alerts_are_none() -> None:
     plain, given = (
         record(),
-        record(algorithm={"credit": "uniform"}, store={"url": "memory://"}),
+        record(
+            algorithm={"credit": "uniform"},
+            store={"url": "memory://"},
+            monitor={"tags": ["baseline"]},
+            alerts={"rules": {"low": {"metric": "train/reward_mean", "below": 0.1}}},
+        ),
     )
     assert differing([flat_settings(plain), flat_settings(given)]) == []
 

@@ -9,6 +9,7 @@ from console_scene import ATTACKS, SLOW_TOOL, STEPS, Parsed, check_harmless
 
 from agentlightning.analysis.bottlenecks import RULES, find_bottlenecks
 from agentlightning.analysis.run_bottlenecks import read_bottlenecks
+from agentlightning.config import parse_config, run_record
 from agentlightning.console.lanes import lanes
 from agentlightning.console.markup import Html
 from agentlightning.console.pages.bottlenecks import bottlenecks_page
@@ -17,7 +18,7 @@ from agentlightning.console.pages.run import run_page
 from agentlightning.console.pages.suggestions import suggestions_page
 from agentlightning.console.parts import Query
 from agentlightning.console.reader import Reader
-from agentlightning.errors import InputError, printable
+from agentlightning.errors import InputError, StoreError, printable
 
 PAGES: dict[str, Callable[[Reader, Query], Awaitable[Html]]] = {
     "/bottlenecks": bottlenecks_page,
@@ -113,6 +114,39 @@ async def test_suggestions_of_few_runs_are_the_nearest_and_not_enough_for_settin
     assert "not enough runs: 2 comparable ones have finished with a held-out reward, 10 are needed" in parsed.text
     assert "trainer.max_staleness 2" in parsed.text
     assert "/run?run=ahead" in parsed.values("href")
+
+
+async def test_a_planted_good_learning_rate_is_ranked_above_a_bad_one(reader: Reader) -> None:
+    pytest.importorskip("optuna")
+    for number in range(12):
+        good = number % 2 == 0
+        table = {
+            "model": {"path": "m"},
+            "agent": {"run": "agent.py:solve"},
+            "data": {"train": "tasks.jsonl", "val": "held-out.jsonl"},
+            "trainer": {"learning_rate": (1 + number / 100) * (2e-5 if good else 1e-3)},
+        }
+        await reader.store.create_run("rates", run_record(parse_config(table)), f"r{number:02}")
+        held_out = {"eval/greedy/reward_mean": 0.8 if good else 0.2}
+        await reader.store.update_run(f"r{number:02}", "finished", held_out)
+
+    parsed = Parsed(await suggestions_page(reader, {"run": ["r11"]}))
+
+    tried = parsed.text.partition("Settings by importance, over 12 runs: trainer.learning_rate 100%")[2]
+    proposed, _, own = tried.partition("as configured: trainer.learning_rate = 0.0011")
+    assert "0.800 [" in proposed
+    assert "0.200 [" not in proposed
+    assert own.startswith("1")  # 0.00111, and what is predicted for it
+    assert "0.200 [" in own
+    assert "Backtest: each run predicted from the others is off by 0.000" in proposed
+
+
+async def test_suggestions_that_take_too_long_say_how_to_get_them(reader: Reader) -> None:
+    hurried = Reader(reader.store, suggestions_timeout_s=0.0)
+
+    with pytest.raises(StoreError, match="suggestions: took longer than 0 s over 5 runs; use: agl suggest CONFIG"):
+        await suggestions_page(hurried, {"run": ["slow"]})
+    hurried.close()
 
 
 async def test_while_an_alarm_is_active_the_page_advises_nothing_else(reader: Reader) -> None:

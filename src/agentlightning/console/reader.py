@@ -88,8 +88,14 @@ class Recorded:
 class Reader:
     """Reads an open store."""
 
-    def __init__(self, store: LightningStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: LightningStore,
+        clock: Callable[[], float] = time.monotonic,
+        suggestions_timeout_s: float = SUGGESTIONS_TIMEOUT_S,
+    ) -> None:
         self.store = store
+        self._suggestions_timeout_s = suggestions_timeout_s
         self.analyses = asyncio.Semaphore(MAX_ANALYSES)
         """Held by views that read many rollouts."""
         self._clock = clock
@@ -127,14 +133,14 @@ class Reader:
         return await self.store.checkpoints(run_id)
 
     async def suggestions(self, run: Run) -> suggestions.Suggestions:
-        """Suggestions for the run's configuration. StoreError where they take longer than SUGGESTIONS_TIMEOUT_S."""
+        """Suggestions for the run's configuration. StoreError where they take longer than the reader waits."""
         runs = await self.store.runs(limit=suggestions.MAX_RUNS)
         work = self._advisor.submit(suggestions.suggest_among, run.config, runs)
         try:
-            async with asyncio.timeout(SUGGESTIONS_TIMEOUT_S):
+            async with asyncio.timeout(self._suggestions_timeout_s):
                 return await asyncio.wrap_future(work)
         except TimeoutError:
-            why = f"took longer than {SUGGESTIONS_TIMEOUT_S:.0f} s over {len(runs)} runs"
+            why = f"took longer than {self._suggestions_timeout_s:.0f} s over {len(runs)} runs"
             raise StoreError(f"suggestions: {why}; use: agl suggest CONFIG") from None
 
     async def summaries(self, query: SummaryQuery) -> SummaryPage:
