@@ -120,6 +120,8 @@ class NewRollout:
     retry: RetryPolicy = RetryPolicy()
     priority: int = 0
     """Higher is claimed first; equal priorities first come, first served."""
+    prompts: dict[str, int] = field(default_factory=dict)
+    """Versions of prompt templates by name. Of those that are not named, the first claim pins the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,8 @@ class Rollout:
     refused: bool = False
     """The last attempt failed after its last model call had been refused by the gateway: the failure says nothing of the
     policy, and trying again would end alike."""
+    prompts: dict[str, int] = field(default_factory=dict)
+    """Versions of the run's prompt templates by name, of all its attempts: pinned at the first claim."""
     outcome: Outcome | None = None
     """Use that training made of it; None until a training step consumed it."""
 
