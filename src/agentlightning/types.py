@@ -31,6 +31,10 @@ and what the agent did next does not follow from it."""
 TEMPLATE_KWARGS: Final = "chat_template_kwargs"
 """Key of `Call.request_fields`: the variables that the request gave to the model's chat template, and that it read."""
 
+SYSTEM_PROMPT: Final = "system_prompt"
+"""Key of `Call.request_fields`: the prompt template with which a rule of the run replaced the agent's system prompt, its
+version, and the text that it replaced, where no earlier call has that (None: the rule's marks were not found)."""
+
 REASONING_CLEARED: Final = "reasoning_cleared"
 """Key of a recorded assistant message whose reasoning was taken out because the agent demanded it (`context_management`).
 Without it the message would continue the recorded completion, reasoning included: most agents leave reasoning out, and mean

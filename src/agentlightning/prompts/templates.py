@@ -37,7 +37,7 @@ class Template:
     placeholders: tuple[str, ...]
     """Fields that `render` needs, sorted."""
     source: str = ""
-    """Who or what made it."""
+    """Name of the person or program that made it."""
     parents: tuple[int, ...] = ()
     """Versions that it was made from."""
 
