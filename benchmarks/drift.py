@@ -7,7 +7,7 @@ messages are rendered and tokenised at every turn, which is what a system does t
 are made on the spot; with AGL_DATA, the chat templates of real model families get a line each.
 
 Half of the agents send thinking back, half drop it, as SDKs do; both count against whoever needs the text. With
---replaced-prompts each agent's own system prompt changes with every call, and a template takes its place, as by a rule of the
+--replaced-prompts each agent's own system prompt changes with every call, and a template takes its place, as by a rule of a
 run's [prompts].
 
     python benchmarks/drift.py [--conversations 1000] [--seed 0] [--noise 0.02] [--templates-alone] [--replaced-prompts]

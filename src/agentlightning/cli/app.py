@@ -19,6 +19,7 @@ from agentlightning.cli import (
     evaluate,
     export,
     mcp,
+    prompts,
     record,
     rewards,
     rollouts,
@@ -60,6 +61,7 @@ app.command("console")(console.console)
 app.add_typer(runs.app, name="runs")
 app.add_typer(rollouts.app, name="rollouts")
 app.add_typer(rewards.app, name="rewards")
+app.add_typer(prompts.app, name="prompts")
 app.add_typer(store.app, name="store")
 app.add_typer(tokens.app, name="tokens")
 app.command("audit")(tokens.show_audit)
