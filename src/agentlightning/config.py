@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from agentlightning.config_air import AirConfig
+from agentlightning.config_alerts import AlertsConfig
 from agentlightning.config_base import FolderUrl, Table, matching
 from agentlightning.config_base import parse_settings as parse_settings
 from agentlightning.config_engine import EngineConfig
@@ -330,6 +331,7 @@ class Config(Table):
     """None: agents run as the worker's user, with all that it may do."""
     tracing: TracingConfig = TracingConfig()
     monitor: MonitorConfig = MonitorConfig()
+    alerts: AlertsConfig = AlertsConfig()
     store: StoreConfig = StoreConfig()
     external: dict[str, ExternalModelConfig] = Field({})
     """Models that are not trained, by a name of your choice: a judge, a user simulator, an embedding."""

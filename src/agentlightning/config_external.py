@@ -119,7 +119,7 @@ def _overlap(a: str, b: str) -> bool:
 
 def secret_variables(table: Mapping[str, Any]) -> set[str]:
     """Names of the environment's variables that hold secrets by a run's configuration: keys of models (`key_env`, wherever
-    it stands) and of its trackers. Agents do not inherit them.
+    it stands), of its trackers and of `alerts.webhook_env`. Agents do not inherit them.
 
     >>> sorted(secret_variables({"external": {"judge": {"key_env": "A_KEY"}}, "trainer": {"trackers": ["wandb"]}}))
     ['A_KEY', 'WANDB_API_KEY']
@@ -133,6 +133,9 @@ def secret_variables(table: Mapping[str, Any]) -> set[str]:
             waiting += each.values()
         elif isinstance(each, list | tuple):
             waiting += each
+    alerts = table.get("alerts")
+    if isinstance(alerts, Mapping) and isinstance(alerts.get("webhook_env"), str):
+        found.add(alerts["webhook_env"])
     trainer = table.get("trainer")
     for name, keys in TRACKER_KEYS.items():
         if isinstance(trainer, Mapping) and name in trainer.get("trackers", ()):

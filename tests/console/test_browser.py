@@ -84,6 +84,7 @@ def pages(store_url: str) -> dict[str, str]:
         "side": "/side?run=gamma&group=1-0",
         "replay": f"/replay?rollout={rollout.id}&call=1&from=1&to=3",
         "compare": "/compare?run=alpha&run=beta&run=gamma",
+        "alerts": "/alerts?run=alpha",
     }
 
 

@@ -19,10 +19,10 @@ from agentlightning.analysis.reward_debugger import explain_rollout
 from agentlightning.analysis.reward_hacks import find_hacks
 from agentlightning.analysis.reward_statistics import distributions
 from agentlightning.analysis.rewarded_rollouts import read_rewarded
-from agentlightning.analysis.suggestions import alarms_of
 from agentlightning.errors import AgentLightningError, MissingExtraError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run, read_metrics
+from agentlightning.trainer.monitor.alert_state import active_alarms
 from agentlightning.types import Call, Mode, Rollout, RolloutState
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class StoreTools:
                 "state": run.state,
                 "created_ns": run.created_ns,
                 **{name: value for name, value in run.summary.items() if isinstance(value, int | float)},
-                "alarms": sorted(alarms_of(run)),
+                "alarms": sorted(active_alarms(run)),
             }
             for run in await self.store.runs(limit=limit)
         ]

@@ -26,6 +26,7 @@ from agentlightning.analysis.run_settings import (
 )
 from agentlightning.analysis.tuning import MIN_RUNS, TriedSettings, Tuning, tune
 from agentlightning.store.base import LightningStore
+from agentlightning.trainer.monitor.alert_state import active_alarms
 from agentlightning.types import JSON, Run, RunState
 
 MAX_RUNS = 1000
@@ -119,7 +120,7 @@ def suggest_from(record: JSON, runs: Sequence[Run]) -> Suggestions:
         ActiveAlarm(run_id=run.id, name=name, text=text)
         for run, of_run in zip(runs, settings, strict=True)
         if run.state == "running" and without_seed(of_run) == without_seed(own)
-        for name, text in alarms_of(run).items()
+        for name, text in active_alarms(run).items()
     ]
     counts: dict[str, Any] = {"comparable": len(runs), "finished": len(finished), "active": active}
     if active:
@@ -141,11 +142,6 @@ def suggest_from(record: JSON, runs: Sequence[Run]) -> Suggestions:
     return Suggestions(**found, tuning=tuning, no_tuning=tuning.why_not)
 
 
-def alarms_of(run: Run) -> dict[str, str]:
-    """The alarms of the run's last row, by name."""
-    return dict(run.summary.get("alarms") or {})
-
-
 def rules(own: FlatSettings, runs: Sequence[Run], settings: Sequence[FlatSettings]) -> list[AlarmRule]:
     """Rules that concern these settings.
 
@@ -156,7 +152,7 @@ def rules(own: FlatSettings, runs: Sequence[Run], settings: Sequence[FlatSetting
     texts: dict[str, str] = {}
     holders: defaultdict[str, list[int]] = defaultdict(list)
     for place, run in enumerate(runs):
-        for name, text in alarms_of(run).items():
+        for name, text in active_alarms(run).items():
             texts.setdefault(name, text)
             holders[name].append(place)
     found = []
@@ -204,6 +200,6 @@ def _earlier(run: Run, own: FlatSettings, settings: FlatSettings, distance: floa
         state=run.state,
         distance=distance,
         held_out=float(held_out) if is_number(held_out) else None,
-        alarms=sorted(alarms_of(run)),
+        alarms=sorted(active_alarms(run)),
         differs=differing([own, settings]),
     )

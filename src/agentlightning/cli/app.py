@@ -12,6 +12,7 @@ import typer
 
 from agentlightning.children import hide_memory
 from agentlightning.cli import (
+    alerts,
     algorithms,
     check,
     console,
@@ -62,6 +63,7 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(rollouts.app, name="rollouts")
 app.add_typer(rewards.app, name="rewards")
 app.add_typer(prompts.app, name="prompts")
+app.add_typer(alerts.app, name="alerts")
 app.add_typer(store.app, name="store")
 app.add_typer(tokens.app, name="tokens")
 app.command("audit")(tokens.show_audit)

@@ -66,6 +66,7 @@ def show_run(run: RunId, store: Store = None) -> None:
 
     from agentlightning.store.scan import find_run
     from agentlightning.trainer.display import screen
+    from agentlightning.trainer.monitor.alert_state import active_alarms
     from agentlightning.trainer.monitor.metrics import group_of, in_order
 
     async def work(opened: LightningStore) -> None:
@@ -89,7 +90,7 @@ def show_run(run: RunId, store: Store = None) -> None:
                 group = group_of(name)
                 console.print(f"{group}:")
             console.print(f"  {name}: {latest[name].value:.4g} (step {latest[name].step})")
-        for name, text in (found.summary.get("alarms") or {}).items():
+        for name, text in active_alarms(found).items():
             console.print(f"warning {name}: {text}", soft_wrap=True)
 
     with_store(store, work)

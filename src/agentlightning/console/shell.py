@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 
 from agentlightning.console.export import as_html, as_json, style_sheet
 from agentlightning.console.markup import Html, element, url
+from agentlightning.console.pages.alerts import alerts_page
 from agentlightning.console.pages.compare import compare_page
 from agentlightning.console.pages.replay import replay_page
 from agentlightning.console.pages.rollouts import rollouts_page
@@ -28,7 +29,7 @@ from agentlightning.errors import AgentLightningError
 
 Page = Callable[[Reader, Query], Awaitable[Html]]
 
-PLACES = {"/": "Runs", "/rollouts": "Rollouts", "/compare": "Compare"}
+PLACES = {"/": "Runs", "/rollouts": "Rollouts", "/compare": "Compare", "/alerts": "Alerts"}
 """Pages that the navigation leads to; the others are reached from these."""
 TICK_MS = 2000
 TICKING = f"setInterval(() => {{ if (!document.hidden) trigger('input'); }}, {TICK_MS});"
@@ -79,6 +80,7 @@ def _blocks(reader: Reader) -> gr.Blocks:
         ("/side", "Side by side", side_page),
         ("/replay", "Replay", replay_page),
         ("/compare", "Compare", compare_page),
+        ("/alerts", "Alerts", alerts_page),
     ):
         with blocks.route(name, path):
             _view(blocks, reader, path, page)

@@ -31,7 +31,10 @@ from agentlightning.trainer.checkpoint import RunFolder, checkpoint_folders
 from agentlightning.trainer.checkpoint_files import check_checkpoint_url, last_checkpoint
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.data.tasks import load_tasks
+from agentlightning.trainer.monitor.alert_rules import alert_checks
+from agentlightning.trainer.monitor.alert_sender import AlertSender
 from agentlightning.trainer.monitor.curve import draw_curve
+from agentlightning.trainer.monitor.load_watch import LoadWatch
 from agentlightning.trainer.monitor.metric_logger import MetricLogger, TrackerProcesses
 from agentlightning.trainer.monitor.trace_export import TraceExport
 from agentlightning.trainer.monitor.trackers import check_trackers
@@ -132,19 +135,25 @@ class Training:
             config, folder, needs=needs, register=register, progress=self._progress, console=self._console
         )
         check_trackers(trackers)
+        alert_checks(config.alerts.rules)
         withhold = secret_variables(config.model_dump())
         async with (
             aclosing(self._lease),
             processes,
             TrackerProcesses(folder, trackers, self._progress.note, withhold) as sending,
+            AlertSender(config.alerts, folder.run_id, folder.path, self._progress.note, withhold) as alerts,
         ):
             loop = self._loop = make_loop(processes)
             loop.stopping = self._stopping
             loop.metric_logger.on_row = sending.poke
+            loop.metric_logger.on_alarm = alerts.put
             loop.hung_processes = processes.hung
             if config.agent.given:
                 await processes.start_workers(self._progress.note)
-            async with TraceExport(config.tracing.export, folder, processes.store, self._progress.note):
+            async with (
+                TraceExport(config.tracing.export, folder, processes.store, self._progress.note),
+                LoadWatch(store=processes.store, logger=loop.metric_logger),
+            ):
                 step = await processes.beside(self._lease.during(loop.run(resume)))
             result = await self._leave(processes.store, step)
             sending.state = "finished" if result.finished else "interrupted"

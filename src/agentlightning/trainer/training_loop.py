@@ -21,6 +21,7 @@ from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.checkpoint_files import last_checkpoint, load_checkpoint, save_checkpoint
 from agentlightning.trainer.collect import RolloutCollector
 from agentlightning.trainer.evaluate import Kind, run_held_out, summarize
+from agentlightning.trainer.monitor.alert_rules import alert_checks
 from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
 from agentlightning.trainer.policies import publish
@@ -61,7 +62,8 @@ class TrainingLoop(ABC):
             folder=self.folder,
             store=self.store,
             progress=self.progress,
-            rules=self.health_checks if self.config.trainer.health_checks else {},
+            rules=(dict(self.health_checks) if self.config.trainer.health_checks else {})
+            | alert_checks(self.config.alerts.rules),
         )
 
     @property

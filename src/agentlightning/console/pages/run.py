@@ -8,12 +8,13 @@ import orjson
 
 from agentlightning.analysis.compare import HELD_OUT, SLOPE_STEPS, TRAIN, run_figures
 from agentlightning.analysis.run_settings import differing, flat_settings
-from agentlightning.console.charts import Curve, Point, line_chart
+from agentlightning.console.charts import Curve, Incident, Point, line_chart
 from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.parts import Query, figures, first, interval, run_link, select, setting, shown, table, when
 from agentlightning.console.reader import Reader
 from agentlightning.errors import InputError
 from agentlightning.store.summary_types import SeriesPoint
+from agentlightning.trainer.monitor.alert_state import active_alarms, history
 from agentlightning.types import Run
 
 CHARTS: Sequence[tuple[str, Mapping[str, str]]] = (
@@ -37,6 +38,7 @@ async def run_page(reader: Reader, query: Query) -> Html:
     other = await reader.run(given) if (given := first(query, "with")) else None
     links = [
         element("a", "Rollouts", href=url("/rollouts", {"run": run.id})),
+        element("a", "Alerts", href=url("/alerts", {"run": run.id})),
         element("a", "Failed rollouts", href=url("/rollouts", {"run": run.id, "where": "state = 'failed'"})),
     ]
     return join(
@@ -55,10 +57,11 @@ async def live_part(reader: Reader, query: Query) -> tuple[str, Html]:
     """The parts of a run that move, and a mark that changes when they do."""
     run = await _run(reader, query)
     curves = await reader.curves(run.id)
-    alarms = run.summary.get("alarms") or {}
+    alarms = active_alarms(run)
     warnings = [element("li", element("strong", name), ": ", str(text)) for name, text in alarms.items()]
     series = {name: points for name, points in curves.series.items() if points}
-    drawn = [_chart(title, names, series) for title, names in CHARTS if any(name in series for name in names)]
+    marks = [Incident(one["step"], f"alarm {one['name']} at step {one['step']}") for one in history(run)]
+    drawn = [_chart(title, names, series, marks) for title, names in CHARTS if any(name in series for name in names)]
     view = join(
         [
             element("h1", run.name or run.id),
@@ -79,13 +82,15 @@ async def _run(reader: Reader, query: Query) -> Run:
     return await reader.run(run_id)
 
 
-def _chart(title: str, names: Mapping[str, str], series: Mapping[str, Sequence[SeriesPoint]]) -> Html:
+def _chart(
+    title: str, names: Mapping[str, str], series: Mapping[str, Sequence[SeriesPoint]], marks: Sequence[Incident]
+) -> Html:
     curves = [
         Curve(label, [Point(one.step, one.value, one.low, one.high) for one in series[name]], color)
         for color, (name, label) in enumerate(names.items())
         if name in series
     ]
-    return line_chart(title, curves)
+    return line_chart(title, curves, marks=marks)
 
 
 def _figures(run: Run, series: Mapping[str, Sequence[SeriesPoint]]) -> dict[str, str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agentlightning.console.markup import Html, element, join
 from agentlightning.console.parts import Query, first, run_link, shown, table, when
 from agentlightning.console.reader import MAX_RUNS, Reader
+from agentlightning.trainer.monitor.alert_state import active_alarms
 from agentlightning.types import Run
 
 REWARD, HELD_OUT = "train/reward_mean", "eval/greedy/reward_mean"
@@ -34,7 +35,7 @@ async def runs_page(reader: Reader, query: Query) -> Html:
 
 
 def _row(run: Run) -> list[Html | str]:
-    alarms = run.summary.get("alarms") or {}
+    alarms = active_alarms(run)
     return [
         element("input", type="checkbox", name="run", value=run.id, aria_label=f"compare {run.id}"),
         run_link(run.id),

@@ -1,7 +1,7 @@
-"""Metric logger: records a run's metrics in the store and in metrics.jsonl, and runs the health checks on them.
+"""Metric logger: records a run's metrics in the store and in metrics.jsonl, checks its health, and tells alarms.
 
-A training loop gives it every row. Trackers are child processes that read metrics.jsonl themselves (`trackers.py`), so that
-whatever happens to one of them, the run neither ends nor waits.
+A training loop gives it every row, and `load_watch.py` what it finds between them. Trackers are child processes that read
+metrics.jsonl themselves (`trackers.py`), so that whatever happens to one of them, the run neither ends nor waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from agentlightning.config_external import TRACKER_KEYS
 from agentlightning.disk import open_private
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.checkpoint import RESUMED, RunFolder
-from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, HealthCheck, alarms, new_alarms
+from agentlightning.trainer.monitor.alert_state import ACTIVE, begun, is_quiet
+from agentlightning.trainer.monitor.health_checks import HEALTH_CHECKS, Alarm, HealthCheck, alarms, new_alarms
 from agentlightning.trainer.monitor.metrics import derived, path_of
 from agentlightning.trainer.progress import Progress
 from agentlightning.types import JSON, Metric
@@ -44,10 +45,23 @@ class MetricLogger:
     """The checks; none where they are off."""
     on_row: Callable[[], None] = lambda: None
     """Called when metrics.jsonl has grown."""
+    on_alarm: Callable[[int, Alarm], None] = lambda step, alarm: None
+    """Called with each alarm that begins and that nobody silenced, and its step. Must not wait."""
+    clock: Callable[[], float] = time.monotonic
+    longest_pause_s: float = 0.0
+    """The longest time between two rows of this process."""
     _rows: list[JSON] = field(init=False)
+    _load: dict[str, Alarm] = field(init=False, default_factory=dict)
+    """Alarms of the queue and the disk that hold now."""
+    _row_s: float | None = field(init=False, default=None)
+    _telling: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self._rows = self.folder.metrics()
+
+    def silent_s(self) -> float:
+        """Seconds since the last row; 0 before the first of this process."""
+        return 0.0 if self._row_s is None else self.clock() - self._row_s
 
     async def record(self, step: int, kind: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """Records the metrics of a step, and returns them under their paths with those that follow from them.
@@ -60,16 +74,39 @@ class MetricLogger:
             [Metric(run_id=self.run_id, step=step, name=name, value=value) for name, value in metrics.items()]
         )
         row = {"step": step, "kind": kind, "time": time.time(), **metrics}
-        self._rows.append(row)
-        shown: JSON = {name: metrics[name] for name in SUMMARY if name in metrics}
-        if self.rules:
-            shown["alarms"] = {alarm.name: alarm.text for alarm in alarms(self._rows, self.rules)}
-        await self.store.update_run(self.run_id, summary={"step": step, **shown})
+        async with self._telling:
+            self._rows.append(row)
+            shown: JSON = {name: metrics[name] for name in SUMMARY if name in metrics}
+            await self._tell({"step": step, **shown}, step, new_alarms(self._rows, self.rules))
         self.folder.append_metrics(row)
         self.on_row()
-        for alarm in new_alarms(self._rows, self.rules):
-            self.progress.note(f"warning {alarm.name}: {alarm.text}")
+        self.longest_pause_s = max(self.longest_pause_s, self.silent_s())
+        self._row_s = self.clock()
         return metrics
+
+    async def tell_load(self, found: Sequence[Alarm]) -> None:
+        """Tells the alarms of a moment that did not hold when it was last asked."""
+        async with self._telling:
+            new = [alarm for alarm in found if alarm.name not in self._load]
+            if not new and len(found) == len(self._load):
+                return
+            self._load = {alarm.name: alarm for alarm in found}
+            await self._tell({}, max((row["step"] for row in self._rows), default=0), new)
+
+    async def _tell(self, summary: JSON, step: int, new: Sequence[Alarm]) -> None:
+        """Updates the run's summary, and tells what begins and is not silenced."""
+        if self.rules or self._load:
+            active = [*alarms(self._rows, self.rules), *self._load.values()]
+            summary = {**summary, ACTIVE: {alarm.name: alarm.text for alarm in active}}
+        elif not summary:  # the last alarm of the load has ended, and no row has any
+            summary = {ACTIVE: {}}
+        run, now_ns = await self.store.update_run(self.run_id, summary=summary), time.time_ns()
+        for alarm in new:
+            if not is_quiet(run.summary, alarm.name, now_ns):
+                self.progress.note(f"warning {alarm.name}: {alarm.text}")
+                self.on_alarm(step, alarm)
+        if change := begun(run.summary, new, step, now_ns):
+            await self.store.update_run(self.run_id, summary=change)
 
     def resumed(self, step: int) -> None:
         """The run went back to the checkpoint of `step`: what was recorded of later steps is undone."""

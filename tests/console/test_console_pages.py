@@ -13,6 +13,7 @@ from console_scene import ATTACKS, GROUP, STEPS, Parsed
 from agentlightning.console.conversation import by_version
 from agentlightning.console.export import as_html, as_json
 from agentlightning.console.markup import Html
+from agentlightning.console.pages.alerts import alerts_page
 from agentlightning.console.pages.compare import compare_page
 from agentlightning.console.pages.replay import call_view, replay_page
 from agentlightning.console.pages.rollouts import rollouts_page
@@ -36,6 +37,12 @@ async def live(reader: Reader, query: Query) -> Html:
     return (await live_part(reader, query))[1]
 
 
+async def run_with_alerts(reader: Reader, _: Query) -> Html:
+    begun = {"step": 2, "time": 1.7e9, "name": "entropy_gone", "text": "<b>gone</b>"}
+    await reader.store.update_run("alpha", summary={"alert_history": [begun]})
+    return await live(reader, {"run": ["alpha"]}) + await alerts_page(reader, {"run": ["alpha"]})
+
+
 PAGES: dict[str, tuple[Callable[[Reader, Query], Awaitable[Html]], dict[str, list[str]]]] = {
     "runs": (runs_page, {}),
     "run, live": (live, {"run": ["gamma"]}),
@@ -43,6 +50,8 @@ PAGES: dict[str, tuple[Callable[[Reader, Query], Awaitable[Html]], dict[str, lis
     "rollouts": (rollouts_page, {"run": ["gamma"]}),
     "side": (side_page, {"run": ["gamma"], "group": ["1-0"]}),
     "compare": (compare_page, {"run": ["alpha", "gamma"]}),
+    "alerts": (alerts_page, {}),
+    "run with alerts": (run_with_alerts, {}),
 }
 
 
@@ -193,3 +202,11 @@ async def test_runs_are_compared_over_rollouts_and_with_their_seeds_together(rea
 async def test_more_runs_than_a_comparison_takes_are_refused(reader: Reader) -> None:
     with pytest.raises(InputError, match="expected 2 to 20 different runs, got 21"):
         await compare_page(reader, {"run": [",".join(str(one) for one in range(21))]})
+
+
+async def test_alarms_are_lines_in_the_curves_and_have_a_page_with_what_silences_them(reader: Reader) -> None:
+    text = Parsed(await run_with_alerts(reader, {})).text
+
+    assert "alarm entropy_gone at step 2" in text
+    assert "2023-11-14 22:13:20" in text
+    assert "agl alerts ack alpha entropy_gone" in text
