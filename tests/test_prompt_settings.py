@@ -60,6 +60,18 @@ def test_prompts_that_cannot_work_are_refused_with_the_setting(prompts: dict[str
     assert len(str(refused.value).splitlines()) == 1
 
 
+def test_placeholders_are_checked_against_the_fields_of_tasks_before_anything_runs() -> None:
+    ruled = config(templates=SYSTEM, rules=[{"template": "system", "agents": ["*"]}]).prompts
+    ruled.check_fields(["question", "schema"], False)
+    sentence = "prompts.templates.system: unknown placeholder 'question'; the tasks have the fields a, b"
+    with pytest.raises(ConfigError, match=sentence):
+        ruled.check_fields(["b", "a"], False)
+    asked = config(templates=SYSTEM).prompts  # an agent that asks may give the field itself
+    asked.check_fields(["a"], False)
+    with pytest.raises(ConfigError, match="unknown placeholder 'question'"):
+        asked.check_fields(["a"], True)
+
+
 async def test_configured_templates_become_resources_and_a_resumed_run_keeps_later_versions() -> None:
     async with InMemoryLightningStore() as store:
         run_id = (await store.create_run("r", {})).id

@@ -6,13 +6,14 @@ configuration.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from agentlightning.config_base import Table
-from agentlightning.errors import InputError
+from agentlightning.errors import ConfigError, InputError
 from agentlightning.prompts.rollout_prompts import NAME
 from agentlightning.prompts.templates import Template
 
@@ -96,6 +97,17 @@ class PromptsConfig(Table):
         if not isinstance(value, dict):
             return value
         return {name: {"text": one} if isinstance(one, str) else one for name, one in value.items()}
+
+    def check_fields(self, fields: Collection[str], in_environment: bool) -> None:
+        """ConfigError where a template that is filled from the task alone has a placeholder that tasks have no field for:
+        those of rules, and with `in_environment`, where agents are programs, all."""
+        filled = list(self.templates) if in_environment else [rule.template for rule in self.rules]
+        for name in filled:
+            if missing := sorted(set(self.templates[name].template.placeholders) - set(fields)):
+                raise ConfigError(
+                    f"prompts.templates.{name}: unknown placeholder {missing[0]!r}; the tasks have the fields "
+                    f"{', '.join(sorted(fields))}"
+                )
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
