@@ -29,7 +29,7 @@ if __name__ == "__main__":
         ]
         for name in names
         for system, style in STYLES.items()
-        for _ in range(24)
+        for _ in range(12)
     ]
     rng.shuffle(demos)
     write("demos.jsonl", [{"messages": messages} for messages in demos])

@@ -39,6 +39,8 @@ app = typer.Typer(
 Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="A version; NAME alone is its newest.")]
 MAX_TRANSCRIPT_CHARS = 2000
 """Characters of one message that the screen shows."""
+MAX_WIDTH = 160
+"""Of the table of transcripts; what is piped has no width."""
 
 
 @app.command("list")
@@ -223,7 +225,8 @@ def _print_side_by_side(console: Console, task: TaskComparison, name: str) -> No
 
     from agentlightning.errors import printable
 
-    table = Table(title=Text(printable(str(task.task))[:MAX_TRANSCRIPT_CHARS]), expand=True)
+    title = Text(printable(str(task.task))[:MAX_TRANSCRIPT_CHARS])
+    table = Table(title=title, width=min(console.width, MAX_WIDTH))
     cells = []
     for one in task.transcripts:
         reward = "no reward" if one.reward is None else f"reward {one.reward:g}"

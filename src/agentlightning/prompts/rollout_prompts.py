@@ -67,7 +67,7 @@ class RolloutPrompts:
 def variable_name(name: str) -> str:
     """The variable in which a program finds the prompt of this name.
 
-    >>> variable_name("sub-agent")
-    'AGL_PROMPT_SUB_AGENT'
+    >>> variable_name("system"), variable_name("sub-agent")
+    ('AGL_PROMPT_SYSTEM', 'AGL_PROMPT_SUB_AGENT')
     """
     return f"AGL_PROMPT_{name.upper().replace('-', '_')}"
