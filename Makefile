@@ -5,12 +5,15 @@ BIN := .venv/bin
 TORCH := 2.13.0
 UV := 0.13.9
 
+# Where Python keeps no bytecode, every process of the tests compiles torch, transformers and the tests anew: 10 seconds of CPU each.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Tests that read real data find it here where it lies beside the checkout; they are left out elsewhere.
 ifneq ($(wildcard ../shared/data),)
 export AGL_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: coding-agents test-coding-agents demo test lint test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser frameworks clients clean
+.PHONY: coding-agents test-coding-agents demo test lint bytecode test-slow test-pythons test-clients docs test-vllm test-verl test-engines test-phoenix install node-packages servers browser frameworks clients clean
 
 # Only what the demo needs is installed; `make test` adds the rest to the same .venv.
 demo: .venv/.demo
@@ -25,7 +28,9 @@ demo: .venv/.demo
 	$(call install,.venv,--editable .)
 	touch $@
 
-test: lint node-packages servers
+# Tests are compiled once, while mypy keeps one core busy, and not by each of the four processes.
+test: install node-packages servers
+	$(MAKE) -j 2 lint bytecode
 	$(BIN)/pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
 
 test-slow: install node-packages servers browser frameworks coding-agents .venv-clients-langchain/.installed .venv-vllm/.installed .venv-verl/.installed
@@ -107,6 +112,9 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+bytecode: install
+	@$(BIN)/pytest --collect-only -qq >/dev/null
+
 install: .venv/.installed
 
 define check_python
@@ -140,12 +148,6 @@ define install
 		$(BIN)/pip --python $(1)/bin/python --disable-pip-version-check install --quiet --no-compile --no-deps $(2)
 endef
 
-# $(1): the environment; $(2): more folders. Where Python keeps no bytecode of what it imports, every process of the tests would compile
-# torch and transformers anew, 5 seconds of CPU each.
-define compile
-	test -z "$$PYTHONDONTWRITEBYTECODE" || $(1)/bin/python -m compileall -q -j 2 $(1)/lib $(2) >/dev/null 2>&1 || true
-endef
-
 # torch goes first and alone: on Linux without a GPU it has to be a CPU build, where anything else that asks for torch would
 # pull gigabytes of CUDA packages. A CPU build that pip finds by itself is taken, else PyTorch's own CPU index is asked.
 .venv/.installed: requirements.lock pyproject.toml
@@ -155,21 +157,20 @@ endef
 	$(get_uv)
 	$(call install,.venv,-r requirements.lock)
 	$(call install,.venv,--editable .)
-	$(call compile,.venv,src)
 	touch $@
 
 # vLLM conflicts with half of what stands in .venv. On a machine that cannot have it, its tests are left out.
 .venv-vllm/.installed: tests/vllm/vllm.lock tests/vllm/cpu_torchvision/sitecustomize.py | .venv/.installed
 	$(new_environment)
 	$(call install_torch,$(@D))
-	{ $(call install,$(@D),-r $<); } && cp $(word 2,$^) $(@D)/lib/python3*/site-packages/ && { $(call compile,$(@D)); } && touch $@ || \
+	{ $(call install,$(@D),-r $<); } && cp $(word 2,$^) $(@D)/lib/python3*/site-packages/ && touch $@ || \
 		{ echo "vLLM cannot be installed here: its tests are left out"; rm -rf .venv-vllm; }
 
 # verl has versions of its own of transformers and others. Its processes import this package, too.
 .venv-verl/.installed: tests/verl_engine/verl.lock | .venv/.installed
 	$(new_environment)
 	$(call install_torch,$(@D))
-	{ $(call install,$(@D),-r $< --editable .); } && { $(call compile,$(@D)); } && touch $@ || \
+	{ $(call install,$(@D),-r $< --editable .); } && touch $@ || \
 		{ echo "verl cannot be installed here: its tests are left out"; rm -rf .venv-verl; }
 
 # Phoenix, a real viewer of traces, for `make test-phoenix`.

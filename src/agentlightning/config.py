@@ -27,6 +27,8 @@ from agentlightning.config_prompts import PromptsConfig
 from agentlightning.config_sandbox import SandboxConfig
 
 DEFAULT_STORE = "sqlite:///runs/agl.db"
+TAG = r"[^\s\x00-\x1f]{1,64}"
+"""A word: searches go by words."""
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
@@ -297,7 +299,9 @@ class MonitorConfig(Table):
     keep_credit: int = Field(50, ge=0)
     """Latest steps of which the store keeps each call's credit, advantage, return, loss weight and clip share; 0: none."""
     token_credit: bool = True
-    """Keep advantages, and ratios where the engine reports them, per token, too: 8 bytes each."""
+    """Keep advantages, and ratios and entropies where the engine reports them, per token, too: 4 bytes each."""
+    tags: tuple[Annotated[str, matching(TAG, "words of at most 64 characters")], ...] = Field((), max_length=20)
+    """Words to find the run by; ``agl runs tag`` sets others later."""
 
     @model_validator(mode="after")
     def _nothing_ignored(self) -> Self:

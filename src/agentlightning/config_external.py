@@ -94,6 +94,18 @@ def check_external_models(models: Mapping[str, ExternalModelConfig], policies: S
                     raise ValueError(f"external.{other}.models: {b!r} means the same models as {a!r} of external.{one}")
 
 
+def find_external(models: Mapping[str, ExternalModelConfig], model: str) -> ExternalModelConfig | None:
+    """The external model that a model name belongs to: an exact name counts before a pattern, a longer pattern before a
+    shorter one."""
+    matching = [
+        (not is_exact(pattern), -len(pattern), name)
+        for name, external in models.items()
+        for pattern in external.models
+        if fnmatchcase(model, pattern) or model == pattern
+    ]
+    return models[min(matching)[2]] if matching else None
+
+
 def is_exact(pattern: str) -> bool:
     """True where a model pattern is a name."""
     return "*" not in pattern and "?" not in pattern

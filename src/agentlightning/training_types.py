@@ -151,6 +151,15 @@ LOSSES = ("ppo_clip", "gspo", "cispo", "reinforce", "sft")
 """Losses of a token that come with engines."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenNumbers:
+    """Numbers of an update for every token of a sequence."""
+
+    ratios: list[float]
+    entropies: list[float]
+    """In nats, of the distribution that the token's log-probability is of."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
     """The per-token loss that an engine applies; see engines/losses.py for the formulas and their sources.

@@ -451,6 +451,8 @@ class CallCredit:
     trained it, 1 where none did; empty where they are not kept, or where the engine does not report them."""
     clip_share: float | None = None
     """Share of its trained tokens whose ratio the loss cut in that update; None where the ratios are not known."""
+    token_entropies: list[float] = field(default_factory=list)
+    """The policy's entropy in nats at each sampled token in that update, 0 where none trained it; empty as the ratios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

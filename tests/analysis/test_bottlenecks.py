@@ -31,6 +31,7 @@ HEALTHY = {
     "workers/running_mean": 25.6,
     "workers/busy_share": 0.4,
     "workers/queued_mean": 0.6,
+    "gateway/busy_share": 0.55,
     "sampler/busy_share": 0.5,
     "sampler/calls_mean": 40.0,
     "sampler/slots": 64.0,
@@ -111,7 +112,8 @@ def test_a_run_whose_parts_all_work_is_bound_by_nothing() -> None:
     ]
     assert [lane.name for lane in found.rollout] == ["queued", "model", "between calls", "after calls"]
     busy = {lane.name: lane.share for lane in found.busy}
-    assert busy == pytest.approx({"workers": 0.4, "sampler": 0.5, "learner": 0.45})
+    expected = {"sampler": 0.5, "gateway": 0.55, "workers": 0.4, "agents": 0.15, "reward": 0.1, "learner": 0.45}
+    assert busy == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,30 @@ async def test_only_runs_of_the_same_model_tasks_and_reward_are_compared(store: 
     assert (found.comparable, [one.run_id for one in found.nearest]) == (1, ["same"])
     assert found.best is not None
     assert (found.best.run_id, found.best.distance, found.best.differs) == ("same", 0.0, [])
+
+
+WITHOUT_OPTUNA = """
+import asyncio, sys
+sys.modules["optuna"] = None
+from test_suggestions import BAD, InMemoryLightningStore, planted, suggested
+
+
+async def main():
+    async with InMemoryLightningStore() as store:
+        await planted(store, 14)
+        found = await suggested(store, BAD)
+        print(len(found.nearest), found.no_tuning)
+
+
+asyncio.run(main())
+"""
+
+
+def test_without_the_extra_all_that_needs_none_is_said_and_the_extra_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_OPTUNA], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("5 optuna is not installed; install it with: pip install 'agentlightning[suggest]'")
 
 
 TOML = """

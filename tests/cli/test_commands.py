@@ -74,6 +74,17 @@ def test_a_list_that_is_piped_is_not_cut() -> None:
     assert "…" not in shown
 
 
+def test_a_run_gets_tags_that_lists_show_and_words_alone_are_tags() -> None:
+    store = filled(nothing)
+    assert agl("runs", "tag", "run", "baseline", "lr-sweep", "--store", store).stdout == "run: baseline lr-sweep\n"
+    assert "baseline lr-sweep" in agl("runs", "list", "--store", store).stdout
+    refused = agl("runs", "tag", "run", "two words", "--store", store).exception
+    assert "tags.0: expected words of at most 64 characters" in str(refused)
+    assert agl("runs", "tag", "run", "--store", store).stdout == "run: no tag\n"
+    assert "baseline" not in agl("runs", "list", "--store", store).stdout
+    assert isinstance(agl("runs", "tag", "other", "x", "--store", store).exception, NotFoundError)
+
+
 def test_a_rollout_is_shown_with_what_its_program_printed_and_brackets_as_they_are() -> None:
     store = filled(a_program_that_failed)
     listed = agl("rollouts", "list", "run", "--store", store)
@@ -183,6 +194,7 @@ def test_an_offline_algorithm_asks_for_a_run() -> None:
 async def a_run_with_numbers(store: LightningStore) -> None:
     numbers = {"train/loss": 0.5, "policies/white/policy/entropy": 0.25, "train/reward_mean": 1.0, "zebra": 2.0}
     await store.log_metrics([Metric(run_id="run", step=3, name=name, value=value) for name, value in numbers.items()])
+    await store.log_metrics([Metric(run_id="run", step=step, name="cost/agent_s", value=800.0) for step in range(1, 4)])
     await store.update_run("run", summary={"alarms": {"no_signal": "nothing could be learned"}})
 
 
@@ -195,8 +207,11 @@ def test_a_run_is_shown_with_its_last_numbers_by_group_and_what_they_warn_of() -
         "  train/loss: 0.5 (step 3)",
         "policy:",
         "  policies/white/policy/entropy: 0.25 (step 3)",
+        "cost:",
+        "  cost/agent_s: 800 (step 3)",
         "other:",
         "  zebra: 2 (step 3)",
+        "cost of its training steps: agent seconds 2,400",
         "warning no_signal: nothing could be learned",
     ]
 

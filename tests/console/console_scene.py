@@ -8,10 +8,12 @@ from typing import Any
 from agentlightning.store.base import LightningStore
 from agentlightning.types import (
     Call,
+    Checkpoint,
     Claim,
     Finish,
     Metric,
     NewRollout,
+    Resource,
     Reward,
     Sampling,
     Span,
@@ -57,6 +59,16 @@ class Parsed(HTMLParser):
         return [value for _, key, value in self.attributes if key == name]
 
 
+def check_harmless(html: str) -> Parsed:
+    """Nothing in it runs, and nothing leads or loads anywhere."""
+    parsed = Parsed(html)
+    assert not {"script", "img", "iframe", "object", "embed"} & set(parsed.names)
+    assert [name for _, name, _ in parsed.attributes if name.startswith("on") or name in ("style", "src")] == []
+    for name in ("href", "action"):
+        assert [value for value in parsed.values(name) if not value.startswith(("/", "#", "?"))] == []
+    return parsed
+
+
 def settings(seed: int, rate: float, agent: str) -> dict[str, Any]:
     return {"trainer": {"seed": seed, "steps": STEPS, "learning_rate": rate}, "agent": {"run": agent}}
 
@@ -87,6 +99,72 @@ async def fill(store: LightningStore) -> None:
             await store.update_run(run_id, summary={"step": step, "train/reward_mean": reward})
     alarms = {"entropy_gone": "entropy fell from 1.0 to 0.03 nats per token", "own": ATTACK}
     await store.update_run("alpha", state="finished", summary={"alarms": alarms})
+    for name in ("alpha", "gamma"):
+        await _versions(store, name, ATTACK if name == "gamma" else "be brief")
+    await _planted(store)
+
+
+SLOW_TOOL = {
+    "time/step_s": 10.0,
+    "time/collect_s": 8.0,
+    "time/prepare_s": 0.2,
+    "time/update_s": 1.5,
+    "time/publish_s": 0.2,
+    "time/record_s": 0.1,
+    "rollout/count": 64.0,
+    "rollout/queued_s": 0.1,
+    "rollout/duration_s": 7.0,
+    "rollout/duration_max_s": 8.0,
+    "rollout/model_s": 0.9,
+    "rollout/between_calls_s": 6.0,
+    "rollout/after_calls_s": 0.1,
+    "workers/slots": 64.0,
+    "workers/busy_share": 0.7,
+    "gateway/busy_share": 0.35,
+    "sampler/busy_share": 0.3,
+    "sampler/calls_mean": 40.0,
+    "sampler/slots": 64.0,
+    "cost/agent_s": 448.0,
+    "cost/sampled_tokens": 900.0,
+}
+"""Metrics of a step whose agents wait for a tool."""
+
+
+async def _planted(store: LightningStore) -> None:
+    """Run "slow" waits for a tool; "ahead" is the same with agents that run ahead, and takes 40 % less."""
+    for run_id, staleness, seconds in (("slow", 0, 10.0), ("ahead", 2, 6.0)):
+        config = {
+            "model": {"path": "m"},
+            "trainer": {"max_staleness": staleness, "steps": STEPS},
+            "agent": {"run": ATTACK},
+            "monitor": {"tags": ["planted", ATTACKS[0]]},
+        }
+        await store.create_run(ATTACK, config, run_id)
+        row = SLOW_TOOL | {"time/step_s": seconds, "time/collect_s": seconds - 2}
+        await store.log_metrics(
+            [
+                Metric(run_id=run_id, step=step, name=name, value=value)
+                for step in range(1, STEPS + 1)
+                for name, value in row.items()
+            ]
+        )
+        await store.update_run(run_id, "finished", {"step": STEPS, "eval/greedy/reward_mean": 0.5})
+
+
+async def _versions(store: LightningStore, run_id: str, text: str) -> None:
+    """Two versions of a policy, of which one is a checkpoint, and of a prompt."""
+    for version in (1, 2):
+        parent = version - 1 or None
+        prompt = {"template": f"Answer the question.\n{text * version}"}
+        await store.put_resources(
+            [
+                Resource(
+                    run_id=run_id, name="default", kind="policy", value={"model": text}, parent=parent, step=version
+                ),
+                Resource(run_id=run_id, name=f"writer {text}", kind="prompt_template", value=prompt, parent=parent),
+            ]
+        )
+    await store.put_checkpoint(Checkpoint(run_id=run_id, step=2, path=f"/runs/{text}", version=2))
 
 
 async def _step(store: LightningStore, run_id: str, step: int) -> None:

@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from agentlightning.console.access import SESSION_S, Access, Sessions
+from agentlightning.console.shell import PLACES
 from agentlightning.gateway.authentication import Authentication
 from agentlightning.store.sql.store import SqlLightningStore
 
@@ -66,6 +67,12 @@ async def test_a_page_of_another_site_reads_nothing(headers: dict[str, str]) -> 
 
     assert response.status_code == 403
     assert "the pages" not in response.text
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_every_page_of_the_navigation_is_let_through(place: str) -> None:
+    async with browser(None) as client:
+        assert (await client.get(place)).text == "the pages"
 
 
 async def test_a_link_on_another_site_leads_here() -> None:

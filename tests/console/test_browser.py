@@ -12,10 +12,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import pytest
 from browser import AXE, CHROMIUM, console, visitor
 from console_scene import ATTACKS, GROUP, STEPS, fill
+from rewards_scene import GROUPS, RUN, STYLE, fill_rewards
 
 from agentlightning.errors import printable
 from agentlightning.store.base import RolloutQuery
@@ -46,6 +48,7 @@ def store_url(tmp_path_factory: pytest.TempPathFactory) -> str:
     async def filled() -> None:
         async with SqlLightningStore(url) as store:
             await fill(store)
+            await fill_rewards(store)
 
     run(filled)
     return url
@@ -76,7 +79,16 @@ def log_reward(store_url: str, run_id: str, step: int, value: float) -> None:
 
 def pages(store_url: str) -> dict[str, str]:
     """Addresses of every page, of the run that an attacker filled."""
-    rollout = rollout_of(store_url, "gamma", 1)
+    rollout, rewarded = rollout_of(store_url, "gamma", 1), rollout_of(store_url, RUN, GROUP - 1)
+    change = urlencode({"credit": "last", "reward": STYLE, "weight": 1})
+    rewards = {
+        "distribution": "",
+        "disagree": "",
+        "hacks": "",
+        "explain": f"&rollout={rewarded.id}",
+        "what-if": f"&step=2&{change}",
+    }
+    colors = ("ratio", "trained")
     return {
         "runs": "/",
         "run": "/run?run=gamma&with=alpha",
@@ -84,6 +96,8 @@ def pages(store_url: str) -> dict[str, str]:
         "side": "/side?run=gamma&group=1-0",
         "replay": f"/replay?rollout={rollout.id}&call=1&from=1&to=3",
         "compare": "/compare?run=alpha&run=beta&run=gamma",
+        **{f"replay by {one}": f"/replay?rollout={rewarded.id}&call=1&color={one}" for one in colors},
+        **{f"rewards, {view}": f"/rewards?run={RUN}&view={view}{more}" for view, more in rewards.items()},
         "alerts": "/alerts?run=alpha",
     }
 
@@ -134,6 +148,55 @@ def test_calls_are_scrubbed_with_the_keyboard(address: str, store_url: str) -> N
         visit.page.wait_for_selector("text=Call 2 of 2")
         visit.page.keyboard.press("ArrowLeft")
         visit.page.wait_for_selector("text=Call 1 of 2")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_hack_is_seen_and_other_weights_are_tried_down_to_the_tokens(
+    address: str, store_url: str, scheme: str
+) -> None:
+    with visitor(scheme) as visit:
+        visit.open(f"{address}/rewards")
+        visit.page.get_by_role("link", name=RUN, exact=True).click()
+        visit.page.get_by_role("link", name="Signs of hacks").click()
+        visit.page.wait_for_selector("text=length_explains")
+        visit.page.get_by_role("link", name="What if").click()
+        visit.page.get_by_label("style").fill("1")
+        visit.page.get_by_role("button", name="Show").click()
+        visit.page.wait_for_selector("text=calls that turn")
+        assert (
+            visit.page.locator(".agl tbody tr").count() == 1 + 2 * GROUPS * GROUP
+        )  # the settings that differ, and calls
+        visit.page.locator(".agl tbody tr a").first.click()
+        visit.page.wait_for_selector("text=Sampled tokens by advantage")
+        shades = visit.page.eval_on_selector_all(".agl .strip .token", "all => all.map(one => one.className)")
+        assert set(shades) in ({"token s5"}, {"token b5"})
+        ways = "all => all.map(one => getComputedStyle(one).backgroundColor)"
+        assert len(set(visit.page.eval_on_selector_all(".agl .strip .token", ways)) - {"rgba(0, 0, 0, 0)"}) == 1
+        assert visit.violations() == []
+        assert visit.elsewhere() == []
+        assert visit.errors == []
+
+
+def test_a_replay_plays_until_escape_or_the_last_call_and_not_for_who_wants_no_motion(
+    address: str, store_url: str
+) -> None:
+    rollout = rollout_of(store_url, RUN, 1)
+    with visitor() as visit:
+        visit.open(f"{address}/replay?rollout={rollout.id}")
+        visit.page.get_by_role("link", name="play").press("Enter")
+        visit.page.wait_for_selector("text=pause")
+        visit.page.keyboard.press("Escape")
+        visit.page.wait_for_selector("text=▶ play")
+        visit.page.get_by_role("link", name="play").click()
+        visit.page.wait_for_selector("text=Call 2 of 2")
+        visit.page.wait_for_selector("text=▶ play")
+        assert visit.errors == []
+    with visitor(reduced_motion="reduce") as visit:
+        visit.page.clock.install()
+        visit.open(f"{address}/replay?rollout={rollout.id}&play=1")
+        visit.page.clock.run_for(60_000)
+        assert "Call 1 of 2" in visit.page.inner_text("body")
+        assert visit.page.get_by_role("link", name="pause").count() == 0
 
 
 def test_a_rollout_is_exported_as_a_file_that_opens_alone_and_as_json(
@@ -203,12 +266,31 @@ def test_a_demo_is_watched_while_it_learns_and_its_console_ends_with_it(tmp_path
             learned = "() => Number(document.querySelector('.agl .figures dd')?.textContent) >= 2"
             visit.page.wait_for_function(learned, timeout=120_000)
             visit.picture("console-run")
+            visit.page.get_by_role("link", name="Bottlenecks", exact=True).last.click()
+            visit.page.wait_for_selector("figure.lanes")
+            visit.picture("console-bottlenecks")
+            visit.page.go_back()
+            visit.page.wait_for_selector("text=Configuration")
             visit.page.get_by_role("link", name="Rollouts", exact=True).last.click()
             visit.page.wait_for_selector(".agl tbody tr")
             visit.picture("console-rollouts")
+            visit.page.get_by_label("Filter").fill("step = 1 and mode = 'train' and outcome = 'trained'")
+            visit.page.get_by_role("button", name="Show").click()
+            visit.page.wait_for_url("**outcome**")
             visit.page.locator(".agl tbody tr a").first.click()
-            visit.page.wait_for_selector("text=texts by the policy's tokenizer")
+            visit.page.get_by_label("Colour by").select_option("advantage")
+            visit.page.get_by_role("button", name="Show").click()
+            visit.page.wait_for_selector("text=Sampled tokens by advantage")
+            visit.page.locator(".agl .strip").scroll_into_view_if_needed()
             visit.picture("console-replay")
+            visit.page.get_by_role("link", name="Why it earned that").click()
+            visit.page.wait_for_selector("text=as the step recorded it")
+            visit.page.get_by_role("link", name="What if").click()
+            visit.page.get_by_role("spinbutton", name="Step").fill("1")
+            visit.page.get_by_label("Credit rule").select_option("last")
+            visit.page.get_by_role("button", name="Show").click()
+            visit.page.wait_for_selector("text=calls that turn")
+            visit.picture("console-rewards")
             assert visit.elsewhere() == []
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)

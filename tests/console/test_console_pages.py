@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import orjson
 import pytest
-from console_scene import ATTACKS, GROUP, STEPS, Parsed
+from console_scene import ATTACKS, GROUP, STEPS, Parsed, check_harmless
 
-from agentlightning.console.conversation import by_version
 from agentlightning.console.export import as_html, as_json
 from agentlightning.console.markup import Html
+from agentlightning.console.measures import by_version
 from agentlightning.console.pages.alerts import alerts_page
 from agentlightning.console.pages.compare import compare_page
 from agentlightning.console.pages.replay import call_view, replay_page
@@ -55,16 +55,6 @@ PAGES: dict[str, tuple[Callable[[Reader, Query], Awaitable[Html]], dict[str, lis
 }
 
 
-def check_harmless(html: str) -> Parsed:
-    """Nothing in it runs, and nothing leads or loads anywhere."""
-    parsed = Parsed(html)
-    assert not {"script", "img", "iframe", "object", "embed"} & set(parsed.names)
-    assert [name for _, name, _ in parsed.attributes if name.startswith("on") or name in ("style", "src")] == []
-    for name in ("href", "action"):
-        assert [value for value in parsed.values(name) if not value.startswith(("/", "#", "?"))] == []
-    return parsed
-
-
 @pytest.mark.parametrize("name", PAGES)
 async def test_a_page_shows_what_attackers_stored_as_text(reader: Reader, name: str) -> None:
     page, query = PAGES[name]
@@ -87,6 +77,8 @@ async def test_a_replay_and_its_export_show_what_attackers_stored_as_text(reader
 
 async def test_the_list_of_runs_is_searched_by_all_the_words(reader: Reader) -> None:
     assert [run.id for run in await reader.runs("demo FINISHED")] == ["alpha"]
+    assert [run.id for run in await reader.runs("planted")] == ["ahead", "slow"]
+    assert "/?search=planted" in Parsed(await runs_page(reader, {})).values("href")
     assert "no run matches" in await runs_page(reader, {"search": ["nothing of this"]})
 
 
@@ -98,6 +90,7 @@ async def test_a_run_shows_its_figures_its_alarms_and_what_differs_from_another(
     assert "+0.2000 [+0.2000, +0.2000]" in text
     assert "entropy_gone" in text
     assert "trainer.learning_rate" in differing
+    assert "no step has recorded what it cost" in differing
     assert "trainer.seed" not in differing
 
 
@@ -181,7 +174,7 @@ async def test_an_exported_rollout_holds_all_its_records(reader: Reader) -> None
     rollout = await a_rollout(reader, "alpha")
     one = await reader.rollout(rollout.id)
 
-    records = orjson.loads(as_json(one))
+    records = orjson.loads(await as_json(reader, one))
 
     assert [len(records[name]) for name in ("attempts", "calls", "spans", "rewards")] == [1, 2, 1, 2]
     assert records["calls"][0]["sampled_ids"] == [4, 5, 6, 7]

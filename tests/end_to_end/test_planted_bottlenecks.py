@@ -1,4 +1,5 @@
-"""Planted bottlenecks in real runs: the rules name them from what the run measured, and the command line prints them.
+"""Planted bottlenecks in real runs: the rules name them from what the run measured; the command line and the console's page
+say so in the same words.
 
 Real processes and a real model; each run makes two steps. A finding must be the first, the one that gains most.
 """
@@ -12,6 +13,10 @@ import pytest
 from command_line import Folder
 from training import Training
 
+from agentlightning.console.lanes import LANES
+from agentlightning.console.markup import escaped
+from agentlightning.console.pages.bottlenecks import bottlenecks_page
+from agentlightning.console.reader import Reader
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.open import open_store
 
@@ -39,6 +44,13 @@ async def first_finding(training: Training, *settings: str) -> str:
     words = training.folder.run("runs", "bottlenecks", training.run_id, "--store", training.store).stdout
     assert first["text"] in words
     assert "phases of a step:" in words
+    async with open_store(training.store) as store:
+        page = await bottlenecks_page(Reader(store), {"run": [training.run_id]})
+    assert escaped(first["text"]) in page
+    assert page.index(first["name"]) < min(
+        (page.index(one["name"]) for one in found["findings"][1:]), default=len(page)
+    )
+    assert all(f"step {step}, {lane}: busy" in page for step in (1, 2) for lane in LANES)
     return str(first["name"])
 
 
@@ -57,6 +69,8 @@ async def test_a_slow_tool_is_named_and_the_credit_of_every_call_is_kept(folder:
     for credit in trained:
         assert len(credit.token_ratios) == len(credit.token_advantages) == len(calls[credit.call_id].sampled_ids)
         assert credit.token_ratios == pytest.approx([1.0] * len(credit.token_ratios), abs=0.02)  # hardly any learning
+        assert len(credit.token_entropies) == len(credit.token_ratios)
+        assert min(credit.token_entropies) > 0
         assert credit.clip_share == 0.0
         assert credit.weight > 0
 

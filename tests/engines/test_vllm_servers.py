@@ -167,11 +167,13 @@ async def test_weights_that_are_not_whole_are_not_published(serving: Serving, tm
         assert await sampled(servers.endpoints.urls[0]) == "1"
 
 
-@pytest.mark.parametrize(("harm", "reason"), [("--refuse", "out of memory"), ("--stall", "TimeoutError")])
+@pytest.mark.parametrize(
+    ("harm", "reason", "hang_timeout_s"), [("--refuse", "out of memory", 30.0), ("--stall", "TimeoutError", 2.0)]
+)
 async def test_a_server_that_takes_no_weights_is_named_after_three_tries(
-    serving: Serving, tmp_path: Path, harm: str, reason: str
+    serving: Serving, tmp_path: Path, harm: str, reason: str, hang_timeout_s: float
 ) -> None:
-    async with serving(hang_timeout_s=1.0, arguments=[harm, "/pause"]) as servers:
+    async with serving(hang_timeout_s=hang_timeout_s, arguments=[harm, "/pause"]) as servers:
         with pytest.raises(EngineError, match=rf"sampler 0 \(http.*\) did not take weights version 2.*{reason}"):
             await servers.publish(weights(tmp_path, 2))
 

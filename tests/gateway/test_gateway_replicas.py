@@ -18,6 +18,8 @@ from agentlightning.protocols.base import ApiError
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.types import Call, Claim, Finish, NewRollout, WorkerStatus
 
+pytestmark = pytest.mark.slow
+
 SYSTEM = {"role": "system", "content": "You know the weather."}
 
 

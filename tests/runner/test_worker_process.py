@@ -18,6 +18,8 @@ from agentlightning.children import secrets_line
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.types import Rollout
 
+pytestmark = pytest.mark.slow
+
 BY_HAND = [pytest.mark.slow, pytest.mark.long]
 """What `make test-runner` runs beside a case of the same kind."""
 QUICK = ("--abandon-s", "0.3", "--drain-timeout-s", "60")

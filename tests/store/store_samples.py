@@ -152,6 +152,7 @@ def a_credit(claim: Claim, call_id: str, **fields: Any) -> CallCredit:
         "trained_tokens": 2,
         "token_advantages": [0.5, 0.5],
         "token_ratios": [1.0, 1.25],
+        "token_entropies": [0.5, 2.0],
         "clip_share": 0.0,
     }
     place = {"run_id": claim.rollout.run_id, "rollout_id": claim.rollout.id, "call_id": call_id}

@@ -15,7 +15,16 @@ async def test_credit_is_read_by_rollout_as_it_was_recorded(store: LightningStor
     first, second, other = await claimed(store, 3)
     credits = [
         a_credit(first, "a", return_=0.75, clip_share=0.5),
-        a_credit(first, "b", token_advantages=[], token_ratios=[], clip_share=None, trained_tokens=0, weight=0.0),
+        a_credit(
+            first,
+            "b",
+            token_advantages=[],
+            token_ratios=[],
+            token_entropies=[],
+            clip_share=None,
+            trained_tokens=0,
+            weight=0.0,
+        ),
         a_credit(second, "c", policy="writer", credit=-2.0, advantage=-0.125),
     ]
     await store.record_credit([*reversed(credits), a_credit(other, "d")])
@@ -23,6 +32,16 @@ async def test_credit_is_read_by_rollout_as_it_was_recorded(store: LightningStor
     assert await store.credit(ids) == sorted(credits, key=lambda each: (each.rollout_id, each.call_id))
     assert await store.credit([]) == []
     assert await store.credit(["nowhere"]) == []
+
+
+async def test_credit_is_read_of_some_calls_alone(store: LightningStore) -> None:
+    first, second = await claimed(store, 2)
+    wanted = [a_credit(first, "b"), a_credit(second, "d")]
+    await store.record_credit([a_credit(first, "a"), a_credit(first, "c"), *wanted])
+    ids = [first.rollout.id, second.rollout.id]
+    found = await store.credit(ids, ["d", "b", "b", "nobody"])
+    assert {one.call_id: one for one in found} == {one.call_id: one for one in wanted}
+    assert await store.credit(ids, []) == []
 
 
 async def test_a_step_that_is_executed_again_replaces_its_credit(store: LightningStore) -> None:

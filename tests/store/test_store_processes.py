@@ -48,6 +48,8 @@ import asyncio, sys
 from agentlightning.store.open import open_store
 from agentlightning.types import Finish, WorkerStatus
 
+pytestmark = pytest.mark.slow
+
 async def main(url, key, run_id, worker_id):
     worker = WorkerStatus(id=worker_id, run_id=run_id, host=worker_id, pid=1, running=0, seen_ns=0)
     async with open_store(url, key) as store:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from agentlightning.analysis.run_settings import SettingDifference
 
 LATEST = 10
 """Steps that are averaged."""
@@ -21,6 +23,8 @@ MIN_PART = 0.4
 MIN_GAIN = 0.1
 FULL = 0.75
 """Share of slots in use from which workers, or a sampler, count as full."""
+MAX_NAMED = 5
+"""Other settings of an earlier run that its sentence names."""
 STRAGGLING = 3.0
 """Duration of the longest rollout, in means of all, from which the others wait for it."""
 
@@ -32,6 +36,23 @@ class Lane:
     name: str
     share: float
     seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredChange:
+    """An earlier run that has a finding's settings otherwise, and what that was worth."""
+
+    run_id: str
+    settings: list[SettingDifference]
+    """Those of the finding that differ: this run's value, then the earlier one's."""
+    others: list[str]
+    """Further settings that differ: with them the gain may not be the setting's alone."""
+    seconds: float
+    """Of the earlier run per rollout, mean over its latest steps."""
+    own_seconds: float
+    """The same of this run."""
+    gain: float
+    """Share of the time per rollout that the earlier run saves; negative where it takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +68,18 @@ class Bottleneck:
     settings: tuple[str, ...]
     gain: float
     """Share of the time per rollout that it saves at most."""
+    earlier: list[MeasuredChange] = field(default_factory=list)
+    """Earlier runs in which one of the settings differs, the most similar first; none where nobody looked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """The uses of one step's time."""
+
+    step: int
+    seconds: float
+    phases: list[Lane]
+    busy: list[Lane]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +94,10 @@ class BottleneckReport:
     rollout: list[Lane]
     """Of a rollout, from its queueing to its end."""
     busy: list[Lane]
-    """Share of the step in which each part of the run was busy; side by side."""
+    """Share of the step in which each part of the run was busy; side by side. Of workers, the share of their slots, which is
+    divided among the model's calls, the agents' own code and rewards."""
+    timeline: list[StepTimes]
+    """The latest steps, one by one."""
     findings: list[Bottleneck]
     """The one that gains most first."""
 
@@ -101,13 +137,16 @@ class StepMeans:
         return min(1.0, _ratio(self["sampler/calls_mean"], self["sampler/slots"]))
 
 
-def find_bottlenecks(rows: Sequence[Mapping[str, object]], latest: int = LATEST) -> BottleneckReport:
-    """Averages the latest of these rows, which are a step each, oldest first, and asks every rule."""
+def find_bottlenecks(
+    rows: Sequence[Mapping[str, object]], latest: int = LATEST, best_tokens_per_s: float = math.nan
+) -> BottleneckReport:
+    """Averages the latest of these rows, which are a step each, oldest first, and asks every rule. `best_tokens_per_s`: the
+    most that the sampler has shown, where that is in none of the rows."""
     timed = [row for row in rows if _number(row.get("time/step_s")) > 0]
     used = timed[-latest:]
     names = {name for row in used for name in row}
     numbers = {name: _mean([_number(row[name]) for row in used if name in row]) for name in names}
-    speeds = [_number(row.get("sampler/tokens_per_s")) for row in timed]
+    speeds = [best_tokens_per_s, *(_number(row.get("sampler/tokens_per_s")) for row in timed)]
     means = StepMeans(numbers, max((speed for speed in speeds if not math.isnan(speed)), default=math.nan))
     found = [finding for rule in RULES.values() if (finding := rule(means)) is not None and finding.gain >= MIN_GAIN]
     return BottleneckReport(
@@ -116,8 +155,25 @@ def find_bottlenecks(rows: Sequence[Mapping[str, object]], latest: int = LATEST)
         phases=_phases(means) if used else [],
         rollout=_of_rollout(means),
         busy=_busy(means),
+        timeline=[_step_times(row) for row in used],
         findings=sorted(found, key=lambda finding: -finding.gain),
     )
+
+
+def in_words(change: MeasuredChange) -> str:
+    """A sentence on an earlier run.
+
+    >>> rows = [SettingDifference("trainer.max_staleness", [0, 2])]
+    >>> in_words(MeasuredChange(run_id="r", settings=rows, others=["a.b"], seconds=0.3, own_seconds=0.4, gain=0.25))
+    'run r, trainer.max_staleness = 2 (here 0): 0.3 s per rollout, here 0.4 s: 25% less; 1 other setting differs: a.b'
+    """
+    settings = ", ".join(f"{row.name} = {row.values[1]} (here {row.values[0]})" for row in change.settings)
+    effect = f"{abs(change.gain):.0%} {'less' if change.gain >= 0 else 'more'}"
+    count, names = len(change.others), ", ".join(change.others[:MAX_NAMED])
+    others = f"; {count} other setting{' differs' if count == 1 else 's differ'}: {names}" if count else ""
+    more = ", …" if count > MAX_NAMED else ""
+    times = f"{change.seconds:.3g} s per rollout, here {change.own_seconds:.3g} s"
+    return f"run {change.run_id}, {settings}: {times}: {effect}{others}{more}"
 
 
 def slow_tools(means: StepMeans) -> Bottleneck | None:
@@ -356,12 +412,24 @@ def _of_rollout(means: StepMeans) -> list[Lane]:
 
 
 def _busy(means: StepMeans) -> list[Lane]:
+    workers = means["workers/busy_share"]
     shares = {
-        "workers": means["workers/busy_share"],
         "sampler": means["sampler/busy_share"],
+        "gateway": means["gateway/busy_share"],
+        "workers": workers,
+        "agents": workers * means.part("rollout/between_calls_s"),
+        "reward": workers * means.part("rollout/after_calls_s"),
         "learner": _ratio(means["time/update_s"], means["time/step_s"]),
     }
     return [Lane(name=name, share=min(1.0, share)) for name, share in shares.items() if not math.isnan(share)]
+
+
+def _step_times(row: Mapping[str, object]) -> StepTimes:
+    numbers = {name: _number(value) for name, value in row.items()}
+    means = StepMeans(numbers, math.nan)
+    return StepTimes(
+        step=int(_or_zero(means["step"])), seconds=means["time/step_s"], phases=_phases(means), busy=_busy(means)
+    )
 
 
 def _number(value: object) -> float:

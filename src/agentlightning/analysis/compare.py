@@ -6,6 +6,7 @@ rollouts of its last evaluation.
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -108,13 +109,17 @@ async def compare_runs(store: LightningStore, run_ids: Sequence[str]) -> RunComp
         await _last_evaluation(store, run_id, max(curve, default=None))
         for run_id, curve in zip(ids, curves, strict=True)
     ]
+    # In a thread: of 20 runs with 1,000 tasks the resamples take seconds, in which a console answers nobody else.
+    differences = await asyncio.to_thread(
+        lambda: [
+            paired_difference(run_id, ids[0], of_run, rewards[0])
+            for run_id, of_run in zip(ids[1:], rewards[1:], strict=True)
+        ]
+    )
     return RunComparison(
         figures=figures,
         settings=differing(settings),
-        differences=[
-            paired_difference(run_id, ids[0], of_run, rewards[0])
-            for run_id, of_run in zip(ids[1:], rewards[1:], strict=True)
-        ],
+        differences=differences,
         bands=seed_bands(ids, [without_seed(one) for one in settings], curves),
     )
 

@@ -7,6 +7,7 @@ function says of a stored rollout is told and forgotten.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import statistics
@@ -16,7 +17,7 @@ from typing import Any
 
 from agentlightning.algorithms.advantage import ADVANTAGES
 from agentlightning.algorithms.combinations import GAE
-from agentlightning.algorithms.credit import find_rule
+from agentlightning.algorithms.credit import Evidence, find_rule
 from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.plugins import own_code
 from agentlightning.algorithms.rewards import RewardPolicy
@@ -150,7 +151,7 @@ async def explain_rollout(store: LightningStore, rollout_id: str, policy: str | 
     rollout = found[0]
     if rollout.mode != "train":
         raise ConfigError(f"{rollout_id}: is an evaluation, which nothing is learned from; expected a training rollout")
-    step = await _consuming_step(store, rollout)
+    step = await consuming_step(store, rollout)
     record = await read_step(store, rollout.run_id, rollout.step if step is None else step, policy, step is not None)
     advantages = await _advantages(store, record, record.algorithm, record.groups)
     own = advantages.get(rollout_id)
@@ -233,6 +234,13 @@ async def _advantages(
             f"{part}, which is in no store; expected an advantage of rewards alone: {', '.join(ADVANTAGES)}"
         )
     evidence = await record.evidence(store, algorithm)
+    # In a thread: the console's event loop serves other pages meanwhile.
+    return await asyncio.to_thread(_planned, algorithm, groups, evidence)
+
+
+def _planned(
+    algorithm: LightningRL, groups: Sequence[Sequence[Trajectory]], evidence: Evidence
+) -> dict[str, RolloutAdvantage]:
     with own_code(algorithm):
         plan = algorithm.plan(groups, seed=0, evidence=evidence)
     policy = RewardPolicy(
@@ -343,7 +351,7 @@ def _call_changes(before: RolloutAdvantage | None, after: RolloutAdvantage) -> l
     return found
 
 
-async def _consuming_step(store: LightningStore, rollout: Rollout) -> int | None:
+async def consuming_step(store: LightningStore, rollout: Rollout) -> int | None:
     """The step whose list has the rollout, at the earliest the one that it was enqueued for; None where none has."""
     if rollout.outcome is None:
         return None

@@ -6,13 +6,14 @@ Reads the run's metrics by name, and the calls of its last steps for their lengt
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentlightning.analysis.compare import HELD_OUT, TRAIN, Curve, read_curve
 from agentlightning.analysis.intervals import Interval, slope, within_groups
-from agentlightning.analysis.rewarded_rollouts import OWN, RewardedRollout, latest_steps, read_rewarded
+from agentlightning.analysis.rewarded_rollouts import MAX_ROLLOUTS, OWN, RewardedRollout, latest_steps, read_rewarded
 from agentlightning.store.base import LightningStore
 
 LAST_STEPS = 5
@@ -87,17 +88,18 @@ class HackReport:
     lengths: list[LengthEffect]
 
 
-async def find_hacks(store: LightningStore, run_id: str) -> HackReport:
-    """Looks for signs of hacks in a run. NotFoundError where there is no such run, or nothing of it was trained."""
+async def find_hacks(store: LightningStore, run_id: str, limit: int = MAX_ROLLOUTS) -> HackReport:
+    """Looks for signs of hacks in a run, in at most `limit` rollouts of a step. NotFoundError where there is no such run, or
+    nothing of it was trained."""
     steps = await latest_steps(store, run_id, LAST_STEPS)
-    rollouts = await read_rewarded(store, run_id, steps, calls=True)
+    rollouts = await read_rewarded(store, run_id, steps, calls=True, limit=limit)
     curves = {name: await read_curve(store, run_id, name) for name in (TRAIN, HELD_OUT)}
     tokens, count = [await read_curve(store, run_id, name) for name in ("train/tokens_sampled", "rollout/count")]
     curves[LENGTH] = {step: tokens[step] / count[step] for step in tokens if count.get(step)}
     for name in sorted({name for one in rollouts for name in one.rewards} - {OWN}):
         curves[f"rewards/{name}/mean"] = await read_curve(store, run_id, f"rewards/{name}/mean")
     trends = {name: found for name, curve in curves.items() if (found := trend(name, curve)) is not None}
-    lengths = length_effects(rollouts)
+    lengths = await asyncio.to_thread(length_effects, rollouts)  # the console's other pages do not wait for it
     return HackReport(
         run_id=run_id,
         steps=steps,

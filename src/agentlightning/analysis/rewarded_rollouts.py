@@ -39,15 +39,16 @@ class RewardedRollout:
 
 
 async def read_rewarded(
-    store: LightningStore, run_id: str, steps: Sequence[int], *, calls: bool = False
+    store: LightningStore, run_id: str, steps: Sequence[int], *, calls: bool = False, limit: int = MAX_ROLLOUTS
 ) -> list[RewardedRollout]:
-    """The rollouts enqueued for these steps that succeeded. With `calls` their calls are read, too, which takes longer.
+    """The rollouts enqueued for these steps that succeeded, at most `limit` of a step. With `calls` their calls are read,
+    too, which takes longer.
 
     NotFoundError where there is none.
     """
     found: list[RewardedRollout] = []
     for step in steps:
-        query = RolloutQuery(run_id=run_id, step=step, mode="train", states=["succeeded"], limit=MAX_ROLLOUTS)
+        query = RolloutQuery(run_id=run_id, step=step, mode="train", states=["succeeded"], limit=limit)
         async for page in read_rollouts(store, query):
             ids = [rollout.id for rollout in page]
             rewards = by_attempt(await store.rewards(ids))

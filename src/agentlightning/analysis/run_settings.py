@@ -13,11 +13,15 @@ from typing import Any, TypeGuard
 import orjson
 
 from agentlightning.trainer.policies import DEFAULTS
-from agentlightning.types import JSON
+from agentlightning.types import JSON, Run
 
 SEED = "trainer.seed"
-ADDRESSES = frozenset({"store.url", "engine.listen", "engine.advertise", "engine.vllm.weights_host"})
-"""Settings of a host, which say nothing about what is learned."""
+IGNORED = frozenset({"store.url", "engine.listen", "engine.advertise", "engine.vllm.weights_host", "monitor.tags"})
+"""Settings of a host, and names, which say nothing about what is learned."""
+IGNORED_TABLES = ("alerts.",)
+"""Tables about who is told of a run."""
+TAGS = "tags"
+"""Key of a run's summary with the tags that were set later."""
 LOG_RANGE = 10.0
 """Positive numbers that span this factor, such as learning rates, are compared by their logarithms."""
 
@@ -43,7 +47,15 @@ def flat_settings(config: JSON) -> FlatSettings:
     algorithm = config.get("algorithm")
     if isinstance(algorithm, Mapping) and algorithm.get("name", "lightning_rl") == "lightning_rl":
         config = {**config, "algorithm": {"name": "lightning_rl", **DEFAULTS, **algorithm}}
-    return {name: value for name, value in _flat(config, "").items() if name not in ADDRESSES}
+    found = _flat(config, "").items()
+    return {name: value for name, value in found if name not in IGNORED and not name.startswith(IGNORED_TABLES)}
+
+
+def tags_of(run: Run) -> list[str]:
+    """The tags of a run: those that ``agl runs tag`` set, else those that it was configured with."""
+    monitor = run.config.get("monitor")
+    given = run.summary.get(TAGS, monitor.get("tags") if isinstance(monitor, Mapping) else None)
+    return [str(tag) for tag in given] if isinstance(given, list) else []
 
 
 def _flat(value: Any, name: str) -> FlatSettings:

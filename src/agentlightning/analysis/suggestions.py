@@ -25,6 +25,7 @@ from agentlightning.analysis.run_settings import (
     without_seed,
 )
 from agentlightning.analysis.tuning import MIN_RUNS, TriedSettings, Tuning, tune
+from agentlightning.errors import MissingExtraError
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.monitor.alert_state import active_alarms
 from agentlightning.types import JSON, Run, RunState
@@ -96,15 +97,20 @@ class Suggestions:
 
 async def suggest(store: LightningStore, record: JSON) -> Suggestions:
     """Suggestions for a configuration, given as a store keeps it (`config.run_record`)."""
+    return suggest_among(record, await store.runs(limit=MAX_RUNS))
+
+
+def suggest_among(record: JSON, runs: Sequence[Run]) -> Suggestions:
+    """The same among these runs, newest first: seconds of work where there are hundreds."""
     own = flat_settings(record)
-    return suggest_from(record, [run for run in await store.runs(limit=MAX_RUNS) if comparable(own, run)])
+    return suggest_from(record, [run for run in runs if comparable(own, run)])
 
 
-def comparable(own: FlatSettings, run: Run) -> bool:
-    """True for a run of the same model, tasks, agent, reward and kind of algorithm."""
+def comparable(own: FlatSettings, run: Run, but: Sequence[str] = ()) -> bool:
+    """True for a run of the same model, tasks, agent, reward and kind of algorithm; settings of `but` may be others."""
     other = flat_settings(run.config)
     return "model.path" in other and all(
-        setting_key(own.get(name)) == setting_key(other.get(name)) for name in IDENTITY
+        name in but or setting_key(own.get(name)) == setting_key(other.get(name)) for name in IDENTITY
     )
 
 
@@ -138,7 +144,10 @@ def suggest_from(record: JSON, runs: Sequence[Run]) -> Suggestions:
     if len(finished) < MIN_RUNS:
         why = f"not enough runs: {len(finished)} comparable ones have finished with a held-out reward, {MIN_RUNS} are needed"
         return Suggestions(**found, no_tuning=why)
-    tuning = tune(record, finished)
+    try:
+        tuning = tune(record, finished)
+    except MissingExtraError as missing:  # what needs no extra is said all the same
+        return Suggestions(**found, no_tuning=str(missing))
     return Suggestions(**found, tuning=tuning, no_tuning=tuning.why_not)
 
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from agentlightning.analysis.bottlenecks import BottleneckReport, Lane
-    from agentlightning.store.base import LightningStore
 
 BAR = 40
 """Columns of a lane that fills the whole step."""
@@ -20,23 +19,17 @@ BAR = 40
 
 def show_bottlenecks(
     run: RunId,
-    latest: Annotated[int, typer.Option("--steps", min=1, help="Average so many of the latest steps.")] = 10,
+    latest: Annotated[int, typer.Option("--steps", min=1, max=1000, help="Average so many of the latest steps.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
     store: Store = None,
 ) -> None:
     """Show where the time of a run's steps goes, what bounds it, what to change and what that gains at most."""
     import orjson
 
-    from agentlightning.analysis.bottlenecks import find_bottlenecks
-    from agentlightning.analysis.step_rows import read_step_rows
-    from agentlightning.store.scan import find_run
+    from agentlightning.analysis.run_bottlenecks import read_bottlenecks
     from agentlightning.trainer.display import screen
 
-    async def work(opened: LightningStore) -> BottleneckReport:
-        await find_run(opened, run)
-        return find_bottlenecks(await read_step_rows(opened, run), latest)
-
-    found = with_store(store, work)
+    found = with_store(store, lambda opened: read_bottlenecks(opened, run, latest))
     if as_json:
         typer.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
     else:
@@ -45,6 +38,8 @@ def show_bottlenecks(
 
 def print_bottlenecks(console: Console, found: BottleneckReport) -> None:
     """Print the lanes, then the findings, the one that gains most first."""
+    from agentlightning.analysis.bottlenecks import in_words
+
     if not found.steps:
         console.print("no training step has ended yet")
         return
@@ -61,6 +56,10 @@ def print_bottlenecks(console: Console, found: BottleneckReport) -> None:
     for finding in found.findings:
         console.print(f"{finding.name} (up to {finding.gain:.0%}): {finding.text}", soft_wrap=True)
         console.print(f"    {finding.change}: {', '.join(finding.settings)}", soft_wrap=True)
+        for one in finding.earlier:
+            console.print(f"    {in_words(one)}", soft_wrap=True)
+        if not finding.earlier:
+            console.print("    no earlier run differs in it", soft_wrap=True)
     if not found.findings:
         console.print("nothing bounds it by itself: no rule finds more than a tenth of the time")
 

@@ -35,6 +35,7 @@ def list_runs(
     """List runs, newest first. One that says it runs, and whose process on this machine is gone, was killed."""
     from rich.table import Table
 
+    from agentlightning.analysis.run_settings import tags_of
     from agentlightning.trainer.display import screen
     from agentlightning.trainer.serving import CHECK
 
@@ -45,12 +46,12 @@ def list_runs(
 
     found, held = with_store(store, work)
     table = Table(box=None)
-    for column in ("run", "name", "state", "step", "reward", "held-out greedy", "created (UTC)"):
+    for column in ("run", "name", "tags", "state", "step", "reward", "held-out greedy", "created (UTC)"):
         table.add_column(column, no_wrap=column == "run")
     for column in ("rollouts", "calls", "spans", "size") if sizes else ():
         table.add_column(column, justify="right")
     for run in found:
-        row = [run.id, run.name, state_of(run, runs), str(run.summary.get("step", ""))]
+        row = [run.id, run.name, " ".join(tags_of(run)), state_of(run, runs), str(run.summary.get("step", ""))]
         row += [_number(run.summary.get(name)) for name in ("train/reward_mean", "eval/greedy/reward_mean")]
         row.append(_time(run.created_ns))
         if size := held.get(run.id):
@@ -64,6 +65,7 @@ def show_run(run: RunId, store: Store = None) -> None:
     """Show a run: its settings, rollouts by state, checkpoints, last metrics and what they warn of."""
     import orjson
 
+    from agentlightning.analysis.run_cost import amount_text, read_cost
     from agentlightning.store.scan import find_run
     from agentlightning.trainer.display import screen
     from agentlightning.trainer.monitor.alert_state import active_alarms
@@ -74,6 +76,7 @@ def show_run(run: RunId, store: Store = None) -> None:
         counts = await opened.count(run)
         checkpoints = await opened.checkpoints(run)
         metrics = await opened.metrics(run)
+        cost = await read_cost(opened, run)
         console = screen()
         console.print(f"{found.id}  {found.name}  {found.state}  created {_time(found.created_ns)} UTC")
         console.print_json(orjson.dumps(found.config).decode())
@@ -90,10 +93,28 @@ def show_run(run: RunId, store: Store = None) -> None:
                 group = group_of(name)
                 console.print(f"{group}:")
             console.print(f"  {name}: {latest[name].value:.4g} (step {latest[name].step})")
+        if cost.amounts:
+            told = ", ".join(f"{name} {amount_text(value)}" for name, value in cost.amounts.items())
+            console.print(f"cost of its training steps{', about' if cost.estimated else ''}: {told}", soft_wrap=True)
         for name, text in active_alarms(found).items():
             console.print(f"warning {name}: {text}", soft_wrap=True)
 
     with_store(store, work)
+
+
+@app.command("tag")
+def tag_run(
+    run: RunId,
+    tags: Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="Words; none takes all away.")] = None,
+    store: Store = None,
+) -> None:
+    """Give a run these tags, in place of those that it has, to find it by."""
+    from agentlightning.analysis.run_settings import TAGS
+    from agentlightning.config import MonitorConfig, parse_settings
+
+    checked = parse_settings(MonitorConfig, {"tags": tags or []}, "agl runs tag").tags
+    with_store(store, lambda opened: opened.update_run(run, summary={TAGS: list(checked)}))
+    typer.echo(f"{run}: {' '.join(checked) or 'no tag'}")
 
 
 def state_of(run: Run, runs: Path) -> str:

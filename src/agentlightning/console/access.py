@@ -32,8 +32,8 @@ MAX_SESSIONS = 1000
 MAX_LOGIN_BYTES = 16_384
 LOGIN = "/login"
 SERVED = re.compile(
-    r"/(|run|rollouts|side|replay|compare|export|login|theme\.css|favicon\.ico|manifest\.json|gradio_api/queue/(join|data)"
-    r"|gradio_api/heartbeat/\w+|(assets|static)(/\w[\w.-]*)+)"
+    r"/(|run|rollouts|side|replay|compare|rewards|alerts|bottlenecks|suggestions|prompts|models|export|login"
+    r"|theme\.css|favicon\.ico|manifest\.json|gradio_api/queue/(join|data)|gradio_api/heartbeat/\w+|(assets|static)(/\w[\w.-]*)+)"
 )
 """Paths that the pages need. Gradio also takes uploads, serves files and fetches URLs: nobody gets to those."""
 

@@ -7,75 +7,19 @@ and models: it is shown as text. Knows no store.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 import orjson
 
 from agentlightning.analysis.rollout_view import content_text
 from agentlightning.console.markup import Html, element, join
+from agentlightning.console.measures import Measure
 from agentlightning.rendering.token_bytes import token_bytes
-from agentlightning.types import ABANDONED, JSON, Call, Rollout
+from agentlightning.types import JSON, Call
 
 MAX_OPEN_CHARS = 4000
 """Longer texts are folded: the whole of them is there, a click away."""
-LEVELS = 8
-"""Shades of the token strip."""
-FULL_SHADE = 6.0
-"""Nats of surprise that have the darkest shade: a probability of 0.25 %."""
-
 TextOf = Callable[[int], str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure:
-    """A number per sampled token, by which a strip is coloured."""
-
-    name: str
-    values: Sequence[float]
-    shade: Callable[[float], int]
-    """From 0 (none) to LEVELS."""
-    legend: str
-
-
-def surprise(logprob: float) -> int:
-    """Returns the shade of a log-probability: the less expected the token, the darker.
-
-    >>> surprise(0.0), surprise(-0.75), surprise(-20.0), surprise(float("nan"))
-    (0, 1, 8, 0)
-    """
-    if not math.isfinite(logprob):
-        return 0
-    return min(LEVELS, max(0, round(-logprob / FULL_SHADE * LEVELS)))
-
-
-def by_logprob(call: Call) -> Measure:
-    """The log-probability of each sampled token under the distribution it was drawn from."""
-    return Measure(
-        name="log-probability",
-        values=call.logprobs,
-        shade=surprise,
-        legend=f"the darker, the less probable: none at 1, darkest from {math.exp(-FULL_SHADE):.2%} down",
-    )
-
-
-def by_version(call: Call) -> Measure:
-    """The policy version that sampled each token: an update may come in the middle of a call."""
-    versions = sorted({span.version for span in call.versions})
-    values = [math.nan] * len(call.sampled_ids)
-    for span in call.versions:
-        values[span.start : span.end] = [float(span.version)] * (span.end - span.start)
-    known = ", ".join(map(str, versions)) or "not recorded"
-    return Measure(
-        name="policy version",
-        values=values,
-        shade=lambda value: min(LEVELS, versions.index(int(value))) if value in versions else 0,
-        legend=f"versions {known}: none for the first, the darker the later",
-    )
-
-
-COLORINGS: Mapping[str, Callable[[Call], Measure]] = {"logprob": by_logprob, "version": by_version}
-"""Measures by which a strip may be coloured, by their name in an address; the first is the default."""
 
 
 def message_view(message: JSON) -> Html:
@@ -123,14 +67,21 @@ def token_strip(
     free = {place for start, end in forced for place in range(start, end)}
     shown = []
     for place, (token, value) in enumerate(zip(ids, measure.values, strict=True)):
-        classes = f"token s{measure.shade(value)}" + (" forced" if place in free else "")
+        classes = f"token {shade_class(measure, value)}" + (" forced" if place in free else "")
         classes += " chosen" if place in chosen else ""
-        told = f"token {place}, id {token}, {measure.name} {value:.4g}" + (
+        number = f"{value:.4g}" if math.isfinite(value) else "not known"
+        told = f"token {place}, id {token}, {measure.name} {number}" + (
             ", forced by the grammar" if place in free else ""
         )
         anchor = "token" if len(chosen) and place == chosen[0] else None
         shown.append(element("span", visible(text_of(token)), class_=classes, title=told, id=anchor))
     return element("div", *shown, class_="strip")
+
+
+def shade_class(measure: Measure, value: float) -> str:
+    """Returns the style sheet's class of a value: a warm shade, a cool one below zero, none for what is not known."""
+    shade = measure.shade(value) if math.isfinite(value) else 0
+    return f"s{shade}" if shade >= 0 else f"b{-shade}"
 
 
 def visible(text: str) -> str:
@@ -161,25 +112,6 @@ def prompt_view(chain: Sequence[Call], decode: Callable[[list[int]], str]) -> Ht
         parts.append(element("mark", decode(call.sampled_ids), title="sampled by the policy in an earlier call"))
     parts.append(element("span", decode(chain[-1].suffix_ids)))
     return element("pre", *parts, class_="prompt")
-
-
-def training_note(rollout: Rollout, call: Call) -> str:
-    """Says whether training learns from the call's tokens, and why not where it does not."""
-    if not call.policy:
-        return "context only: an external model sampled it"
-    if rollout.mode == "eval":
-        return "context only: rollouts of evaluations are never trained on"
-    if not call.delivered:
-        return "context only: the agent was gone before the end of the completion was sent"
-    if call.finish_reason == ABANDONED:
-        return "context only: the agent went away while it was sampled"
-    if call.decoding.get("untrained"):
-        return "context only: the run learns nothing from calls with these sampling fields"
-    if rollout.outcome == "trained":
-        return "trained: its sampled tokens are in the step's batch"
-    if rollout.outcome is None:
-        return "not consumed by a training step yet"
-    return f"not trained: the rollout's outcome is {rollout.outcome}"
 
 
 def _text(text: str) -> Html:

@@ -10,14 +10,20 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 
+from agentlightning.analysis import suggestions
+from agentlightning.analysis.run_settings import tags_of
+from agentlightning.config import MonitorConfig
+from agentlightning.console.measures import CallUse, call_use
 from agentlightning.console.texts import Texts, Tokenizers
-from agentlightning.errors import NotFoundError
+from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import find_run
 from agentlightning.store.summary_types import SeriesPoint, SummaryPage, SummaryQuery
-from agentlightning.types import Attempt, Call, Reward, Rollout, Run, Span
+from agentlightning.tracing.agent_names import name_calls
+from agentlightning.types import Attempt, Call, Checkpoint, Resource, Reward, Rollout, Run, Span
 
 MAX_RUNS = 200
 """Runs of the list, and those that its search goes through."""
@@ -26,8 +32,11 @@ MAX_POINTS = 500
 MAX_KEPT_POINTS = 2 * MAX_POINTS
 """Points to which it grows until it is read anew."""
 MAX_WATCHED = 64
+MAX_ANALYSES = 2
+"""Views that read many rollouts at a time: each may hold some hundred MB of calls."""
 REFRESH_S = 1.0
 """Age from which curves are read again: ticks of several browsers come to one read."""
+SUGGESTIONS_TIMEOUT_S = 30.0
 REREAD_STEPS = 1
 """Steps before the last known one that are read again: an evaluation is recorded after its step's own metrics."""
 
@@ -72,6 +81,8 @@ class Recorded:
     spans: list[Span]
     rewards: list[Reward]
     attempt: int
+    uses: Mapping[str, CallUse] = field(default_factory=dict)
+    """By call, of those that were asked for: what training made of it."""
 
 
 class Reader:
@@ -79,13 +90,18 @@ class Reader:
 
     def __init__(self, store: LightningStore, clock: Callable[[], float] = time.monotonic) -> None:
         self.store = store
+        self.analyses = asyncio.Semaphore(MAX_ANALYSES)
+        """Held by views that read many rollouts."""
         self._clock = clock
         self._tokenizers = Tokenizers(store)
         self._curves: OrderedDict[str, Curves] = OrderedDict()
         """By run; the one watched last comes last."""
+        self._advisor = ThreadPoolExecutor(1, "suggestions")
+        """One at a time: they take seconds of a processor, of which the pages have the rest."""
 
     def close(self) -> None:
         """Removes what it keeps on disk."""
+        self._advisor.shutdown(wait=False, cancel_futures=True)
         self._tokenizers.close()
 
     async def texts(self, call: Call) -> Texts:
@@ -101,6 +117,25 @@ class Reader:
     async def run(self, run_id: str) -> Run:
         """The run of this id. NotFoundError."""
         return await find_run(self.store, run_id)
+
+    async def resources(self, run_id: str) -> list[Resource]:
+        """All versions of the run's resources, in order."""
+        return await self.store.resources(run_id, latest=False)
+
+    async def checkpoints(self, run_id: str) -> list[Checkpoint]:
+        """The run's checkpoints by step."""
+        return await self.store.checkpoints(run_id)
+
+    async def suggestions(self, run: Run) -> suggestions.Suggestions:
+        """Suggestions for the run's configuration. StoreError where they take longer than SUGGESTIONS_TIMEOUT_S."""
+        runs = await self.store.runs(limit=suggestions.MAX_RUNS)
+        work = self._advisor.submit(suggestions.suggest_among, run.config, runs)
+        try:
+            async with asyncio.timeout(SUGGESTIONS_TIMEOUT_S):
+                return await asyncio.wrap_future(work)
+        except TimeoutError:
+            why = f"took longer than {SUGGESTIONS_TIMEOUT_S:.0f} s over {len(runs)} runs"
+            raise StoreError(f"suggestions: {why}; use: agl suggest CONFIG") from None
 
     async def summaries(self, query: SummaryQuery) -> SummaryPage:
         """A page of rollouts. InputError where the filter does not say what it means."""
@@ -142,14 +177,37 @@ class Reader:
         return Recorded(
             rollout=found[0],
             attempts=attempts,
-            calls=calls,
+            calls=name_calls(calls, spans),
             spans=[span for span in spans if span.attempt == shown],
             rewards=[reward for reward in rewards if reward.attempt == shown],
             attempt=shown,
         )
 
+    async def with_uses(self, one: Recorded, calls: Sequence[Call]) -> Recorded:
+        """The rollout with what training made of these calls of it: numbers per token are read of these alone."""
+        if not calls:
+            return one
+        run, kept = await asyncio.gather(
+            self.run(one.rollout.run_id), self.store.credit([one.rollout.id], [call.id for call in calls])
+        )
+        credit = {each.call_id: each for each in kept}
+        others = [call.id for call in one.calls if call.id not in credit]
+        # Calls of an agent that no policy learns from have none, where those of the agents beside it have.
+        siblings = bool(credit) or bool(await self.store.credit([one.rollout.id], others))
+        missing = _missing_credit(run)
+        uses = {call.id: call_use(one.rollout, call, credit.get(call.id), missing, siblings) for call in calls}
+        return replace(one, uses=uses)
+
+
+def _missing_credit(run: Run) -> str:
+    monitor = run.config.get("monitor")
+    kept = monitor.get("keep_credit") if isinstance(monitor, dict) else None
+    default = MonitorConfig().keep_credit
+    if kept == 0:
+        return f"the run keeps no credit; to keep it: agl train … --set monitor.keep_credit={default}"
+    of = kept if isinstance(kept, int) else default
+    return f"the store has that of calls that the run's latest {of} steps learned from ([monitor] keep_credit = {of})"
+
 
 def _searched(run: Run) -> str:
-    tags = run.config.get("tags")
-    words = [str(tag) for tag in tags] if isinstance(tags, list) else []
-    return " ".join([run.id, run.name, run.state, *words]).lower()
+    return " ".join([run.id, run.name, run.state, *tags_of(run)]).lower()

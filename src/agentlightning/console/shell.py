@@ -17,21 +17,37 @@ from fastapi import FastAPI, Request, Response
 from agentlightning.console.export import as_html, as_json, style_sheet
 from agentlightning.console.markup import Html, element, url
 from agentlightning.console.pages.alerts import alerts_page
+from agentlightning.console.pages.bottlenecks import bottlenecks_page
 from agentlightning.console.pages.compare import compare_page
+from agentlightning.console.pages.models import models_page, prompts_page
 from agentlightning.console.pages.replay import replay_page
+from agentlightning.console.pages.rewards import rewards_page
 from agentlightning.console.pages.rollouts import rollouts_page
 from agentlightning.console.pages.run import live_part, run_page
 from agentlightning.console.pages.runs import runs_page
 from agentlightning.console.pages.side import side_page
+from agentlightning.console.pages.suggestions import suggestions_page
 from agentlightning.console.parts import Query, choice, first, number
 from agentlightning.console.reader import Reader
 from agentlightning.errors import AgentLightningError
 
 Page = Callable[[Reader, Query], Awaitable[Html]]
 
-PLACES = {"/": "Runs", "/rollouts": "Rollouts", "/compare": "Compare", "/alerts": "Alerts"}
+PLACES = {
+    "/": "Runs",
+    "/rollouts": "Rollouts",
+    "/compare": "Compare",
+    "/rewards": "Rewards",
+    "/bottlenecks": "Bottlenecks",
+    "/suggestions": "Suggestions",
+    "/alerts": "Alerts",
+    "/prompts": "Prompts",
+    "/models": "Models",
+}
 """Pages that the navigation leads to; the others are reached from these."""
 TICK_MS = 2000
+PLAY_MS = 2500
+"""Time for which a replay that plays shows a call."""
 TICKING = f"setInterval(() => {{ if (!document.hidden) trigger('input'); }}, {TICK_MS});"
 """Run by the live part once: a hidden page asks for nothing."""
 
@@ -43,9 +59,15 @@ document.addEventListener("keydown", (event) => {
   const way = {ArrowLeft: "prev", ArrowRight: "next"}[event.key];
   const taken = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || event.target.matches("input, select");
   if (way && !taken) document.querySelector(`.agl a[rel=${way}]`)?.click();
+  if (event.key === "Escape") document.querySelector(".agl .playing .play")?.click();
 });
-</script>"""
-"""Moves through the calls of a replay: its slider, and the arrow keys wherever nothing else takes them."""
+setInterval(() => {
+  const still = document.hidden || matchMedia("(prefers-reduced-motion: reduce)").matches;
+  if (!still) document.querySelector(".agl .playing a[rel=next]")?.click();
+}, PLAY_MS);
+</script>""".replace("PLAY_MS", str(PLAY_MS))
+"""Moves through the calls of a replay: its slider, the arrow keys wherever nothing else takes them, and by itself while it
+plays, which Escape ends; not for who prefers less motion."""
 
 
 def create_app(reader: Reader) -> FastAPI:
@@ -80,7 +102,12 @@ def _blocks(reader: Reader) -> gr.Blocks:
         ("/side", "Side by side", side_page),
         ("/replay", "Replay", replay_page),
         ("/compare", "Compare", compare_page),
+        ("/rewards", "Rewards", rewards_page),
         ("/alerts", "Alerts", alerts_page),
+        ("/bottlenecks", "Bottlenecks", bottlenecks_page),
+        ("/suggestions", "Suggestions", suggestions_page),
+        ("/prompts", "Prompts", prompts_page),
+        ("/models", "Models", models_page),
     ):
         with blocks.route(name, path):
             _view(blocks, reader, path, page)
@@ -143,7 +170,7 @@ async def _export(reader: Reader, query: Query) -> Response:
     try:
         kind = choice(query, "format", ("html", "json"))
         one = await reader.rollout(first(query, "rollout"), number(query, "attempt"))
-        content = await as_html(reader, one) if kind == "html" else as_json(one)
+        content = await (as_html if kind == "html" else as_json)(reader, one)
     except AgentLightningError as error:
         return Response(str(error), error.http_status, media_type="text/plain")
     name = f"rollout-{''.join(char for char in one.rollout.id if char.isalnum() or char in '-_')}.{kind}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 from agentlightning.engines.support import Support
-from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
+from agentlightning.training_types import Loss, Preference, PreferenceLoss, TokenNumbers, TrainingSequence
 
 Metrics = dict[str, float]
 T = TypeVar("T")
@@ -127,9 +127,10 @@ class Engine(Protocol):
         """Values of the state before every token, by the value head where there is one; 0 for the first token."""
         ...
 
-    async def token_ratios(self, policy: str = DEFAULT_POLICY) -> list[list[float]]:
+    async def token_numbers(self, policy: str = DEFAULT_POLICY) -> list[TokenNumbers]:
         """Ratios of the loss in the last forward_backward of this policy, policy / old_logprobs where sequences had them,
-        else policy / sampler, for every token of its sequences; 1 where their mask is False."""
+        else policy / sampler, and entropies of the policy, for every token of its sequences; 1 and 0 where their mask is
+        False."""
         ...
 
     async def optim_step(self, learning_rate: float, grad_clip: float, policy: str = DEFAULT_POLICY) -> Metrics:
@@ -182,7 +183,7 @@ class ForwardingEngine(Engine):
     logprobs = _operation(Engine.logprobs)
     reference_logprobs = _operation(Engine.reference_logprobs)
     values = _operation(Engine.values)
-    token_ratios = _operation(Engine.token_ratios)
+    token_numbers = _operation(Engine.token_numbers)
     optim_step = _operation(Engine.optim_step)
     publish = _operation(Engine.publish)
     save = _operation(Engine.save)

@@ -159,10 +159,16 @@ def token_loss(loss: Loss, log_distributions_NV: Tensor, targets_N: Tensor, toke
     `summary` takes the totals. A loss that compares whole calls finds them in tokens.ratios, else works them out here,
     where calls must be whole.
     """
+    return sampled_token_loss(loss, *sampled_numbers(loss, log_distributions_NV, targets_N), tokens)
+
+
+def sampled_numbers(loss: Loss, log_distributions_NV: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the sampled tokens and entropies of their distributions, which have a gradient where the loss
+    is about them."""
     logprobs_N = log_distributions_NV.gather(1, targets_N[:, None])[:, 0]
     with torch.set_grad_enabled(loss.entropy != 0 and torch.is_grad_enabled()):
         entropies_N = entropy(log_distributions_NV)
-    return sampled_token_loss(loss, logprobs_N, entropies_N, tokens)
+    return logprobs_N, entropies_N
 
 
 def sampled_token_loss(loss: Loss, logprobs_N: Tensor, entropies_N: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:

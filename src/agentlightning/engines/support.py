@@ -28,8 +28,9 @@ class Support:
     """reference_logprobs: a frozen copy of the first weights."""
     old_logprobs: bool = False
     """Sequences with old_logprobs, to which ratios are then taken."""
-    token_ratios: bool = False
-    """token_ratios: the loss's ratio of every token of the last forward_backward, for the record of credit."""
+    token_numbers: bool = False
+    """token_numbers: the loss's ratio and the entropy at every token of the last forward_backward, for the record of
+    credit."""
     plugin_losses: bool = False
     """Losses of the user's own, loaded where the weights are."""
     masks: bool = False

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from agentlightning.engines.corrections import Tokens
 from agentlightning.errors import EngineError
-from agentlightning.training_types import TrainingSequence
+from agentlightning.training_types import TokenNumbers, TrainingSequence
 
 
 def known_tokens(batch: Sequence[TrainingSequence], device: str, *, calls: bool) -> Tokens:
@@ -61,3 +61,11 @@ def _calls(batch: Sequence[TrainingSequence], device: str) -> Tensor:
             raise EngineError(f"a trained token of rollout {sequence.rollout_id} is in no segment")
         found += called
     return torch.tensor(found, dtype=torch.int64, device=device)
+
+
+def over_all_tokens(mask: Sequence[bool], ratios: Sequence[float], entropies: Sequence[float]) -> TokenNumbers:
+    """The numbers of masked tokens at their places, and 1 and 0 at the others."""
+    ratio, entropy = iter(ratios), iter(entropies)
+    return TokenNumbers(
+        [next(ratio) if trained else 1.0 for trained in mask], [next(entropy) if trained else 0.0 for trained in mask]
+    )

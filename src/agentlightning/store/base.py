@@ -422,8 +422,9 @@ class LightningStore(abc.ABC):
         may be executed again. NotFoundError where a rollout is none of its run, InputError where a number is not finite."""
 
     @abc.abstractmethod
-    async def credit(self, rollout_ids: Sequence[str]) -> list[CallCredit]:
-        """Recorded credit of the calls of these rollouts, by rollout and call. It goes with the rollouts' records."""
+    async def credit(self, rollout_ids: Sequence[str], call_ids: Sequence[str] | None = None) -> list[CallCredit]:
+        """Recorded credit of the calls of these rollouts, of `call_ids` alone where they are given, by rollout and call. It
+        goes with the rollouts' records."""
 
     @abc.abstractmethod
     async def drop_credit(self, run_id: str, before: int) -> None:

@@ -47,6 +47,7 @@ ARRAYS: Mapping[tuple[type, str], str] = {
     (Call, "logprobs"): "f",
     (CallCredit, "token_advantages"): "f",
     (CallCredit, "token_ratios"): "f",
+    (CallCredit, "token_entropies"): "f",
 }
 """Fields that are arrays of 32-bit numbers, with their code in `array`."""
 PRINTED: Mapping[type, frozenset[str]] = {

@@ -164,22 +164,26 @@ async def test_three_updates_are_those_of_plain_torch(engine: Engine, contract_m
         assert [metrics["tokens"], more["tokens"]] == [sum(merged.mask), sum(other.mask)]
 
 
-async def test_the_ratios_of_an_update_are_those_of_its_tokens_to_who_sampled_them(engine: Engine) -> None:
-    if not engine.support.token_ratios:
+async def test_the_numbers_of_an_update_are_those_of_its_tokens(engine: Engine) -> None:
+    if not engine.support.token_numbers:
         pytest.skip("not declared")
     merged, rows = conversation()
     (logprobs,) = await engine.logprobs([merged])
-    await engine.forward_backward([sequence([3, 4, 5], []), merged], Loss())
-    nothing, to_sampler = await engine.token_ratios()
-    assert nothing == [1.0] * 3
+    metrics = await engine.forward_backward([sequence([3, 4, 5], []), merged], Loss())
+    nothing, found = await engine.token_numbers()
+    assert (nothing.ratios, nothing.entropies) == ([1.0] * 3, [0.0] * 3)
+    to_sampler = found.ratios
+    assert [one > 0 for one in found.entropies] == merged.mask
+    assert sum(found.entropies) / sum(merged.mask) == pytest.approx(metrics["entropy"], rel=1e-3)
     expected = [math.exp(now + 1.0) if trained else 1.0 for now, trained in zip(logprobs, merged.mask, strict=True)]
     assert to_sampler == pytest.approx(expected, rel=1e-3)
     await engine.forward_backward([replace(merged, old_logprobs=logprobs)], Loss())
-    assert (await engine.token_ratios())[0] == pytest.approx([1.0] * len(merged.tokens), rel=1e-3)
+    assert (await engine.token_numbers())[0].ratios == pytest.approx([1.0] * len(merged.tokens), rel=1e-3)
     await engine.forward_backward(rows, Loss())
-    for row, ratios, (start, end) in zip(rows, await engine.token_ratios(), merged.segments, strict=True):
-        assert len(ratios) == len(row.tokens)
-        assert ratios[start:end] == pytest.approx(to_sampler[start:end], rel=1e-3)
+    for row, numbers, (start, end) in zip(rows, await engine.token_numbers(), merged.segments, strict=True):
+        assert len(numbers.ratios) == len(numbers.entropies) == len(row.tokens)
+        assert numbers.ratios[start:end] == pytest.approx(to_sampler[start:end], rel=1e-3)
+        assert numbers.entropies[start:end] == pytest.approx(found.entropies[start:end], rel=1e-3)
 
 
 async def test_merged_rows_give_the_gradient_of_a_row_per_call(engine: Engine) -> None:

@@ -179,7 +179,7 @@ class Training:
             loop = RLLoop(
                 policies=policies,
                 train=train,
-                reports_ratios=processes.engine.support.token_ratios,
+                reports_numbers=processes.engine.support.token_numbers,
                 **self._shared(processes, val),
             )
             loop.offline = {

@@ -18,8 +18,8 @@ from agentlightning.config import MonitorConfig
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.rl.credit_record import TrainedCall, call_credits, clip_share
-from agentlightning.trainer.rl.policy_update import Ratios, named_rows
-from agentlightning.training_types import Loss, Trajectory, Transition
+from agentlightning.trainer.rl.policy_update import RowNumbers, named_rows
+from agentlightning.training_types import Loss, TokenNumbers, Trajectory, Transition
 from agentlightning.types import CallCredit
 
 LOSS = Loss(clip_low=0.2, clip_high=0.28)
@@ -45,7 +45,7 @@ def plan_of(*trajectories: Trajectory, **settings: Any) -> UpdatePlan:
     return LightningRL(minibatches=1, aggregation="token_mean", **settings).plan([trajectories], seed=0)
 
 
-def credit_of(plan: UpdatePlan, ratios: Ratios, tokens: bool = True) -> dict[str, CallCredit]:
+def credit_of(plan: UpdatePlan, ratios: RowNumbers, tokens: bool = True) -> dict[str, CallCredit]:
     return {one.call_id: one for one in call_credits(plan, ratios, "run", 3, "white", tokens=tokens)}
 
 
@@ -53,7 +53,9 @@ def test_each_call_has_its_credit_advantage_weight_and_the_ratios_of_its_own_tok
     plan = plan_of(trajectory("a", 1.0), trajectory("b", 0.0))
     [rows] = plan.minibatches
     ratios = {
-        name: [100.0 * (name[0] == "a") + at for at in range(len(row.tokens))] for name, row in named_rows(rows).items()
+        name: TokenNumbers([100.0 * (name[0] == "a") + at for at in places], [at / 10 for at in places])
+        for name, row in named_rows(rows).items()
+        for places in [range(len(row.tokens))]
     }
     found = credit_of(plan, ratios)
     assert sorted(found) == ["a/0", "a/1", "b/0", "b/1"]
@@ -64,6 +66,7 @@ def test_each_call_has_its_credit_advantage_weight_and_the_ratios_of_its_own_tok
     assert one.weight == pytest.approx(2 / 8)
     assert one.token_advantages == [one.advantage] * 2
     assert one.token_ratios == [104.0, 105.0]  # tokens 4 and 5 of 1 10 20 2 30 31 less the prompt: see the row
+    assert one.token_entropies == [0.4, 0.5]
     assert found["b/0"].token_ratios == [1.0, 2.0]
     assert found["b/0"].credit == 0.0
 
@@ -85,9 +88,13 @@ def test_a_rollout_without_a_signal_has_credit_and_no_weight() -> None:
 
 def test_without_tokens_only_the_numbers_of_the_call_are_kept() -> None:
     plan = plan_of(trajectory("a", 1.0), trajectory("b", 0.0))
-    ratios = {name: [2.0] * len(row.tokens) for name, row in named_rows(plan.minibatches[0]).items()}
+    ratios = {
+        name: TokenNumbers([2.0] * len(row.tokens), [1.0] * len(row.tokens))
+        for name, row in named_rows(plan.minibatches[0]).items()
+    }
     found = credit_of(plan, ratios, tokens=False)
-    assert (found["a/0"].token_advantages, found["a/0"].token_ratios) == ([], [])
+    one = found["a/0"]
+    assert (one.token_advantages, one.token_ratios, one.token_entropies) == ([], [], [])
     assert (found["a/0"].clip_share, found["b/0"].clip_share) == (1.0, 0.0)  # up is cut where the advantage is above 0
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from agentlightning.config import parse_config
+from agentlightning.config_external import ExternalModelConfig
 from agentlightning.trainer.rl.utilisation import S, Slots, TimeTally, covered, slots_of
 from agentlightning.types import Call, RetryPolicy, Rollout, Sampling
 
@@ -34,9 +36,9 @@ def rollout(name: str, queued: float, started: float | None, finished: float | N
     )
 
 
-def call(of: str, started: float, finished: float, tokens: int = 10, policy: str = "default") -> Call:
+def call(of: str, started: float, finished: float, tokens: int = 10, policy: str = "default", **changed: Any) -> Call:
     fields: dict[str, Any] = {name: [] for name in ("suffix_ids", "versions", "messages")}
-    return Call(
+    made = Call(
         id=f"{of}-{started}",
         run_id="run",
         rollout_id=of,
@@ -56,6 +58,7 @@ def call(of: str, started: float, finished: float, tokens: int = 10, policy: str
         finished_ns=int(finished * S),
         **fields,
     )
+    return replace(made, **changed)
 
 
 def test_a_rollouts_time_is_waiting_model_calls_what_lies_between_them_and_what_comes_after() -> None:
@@ -76,6 +79,41 @@ def test_a_rollouts_time_is_waiting_model_calls_what_lies_between_them_and_what_
     assert found["sampler/calls_mean"] == (2 + 2 + 1 + 1) / 4
     assert found["sampler/tokens_per_s"] == 10.0
     assert (found["workers/slots"], found["sampler/slots"]) == (4.0, 8.0)
+
+
+def test_the_gateway_is_busy_with_calls_to_any_model() -> None:
+    tally = TimeTally()
+    tally.add([rollout("a", 0, 1, 9)], [call("a", 2, 4), call("a", 3, 7, policy=""), call("a", 8, 9, policy="")])
+
+    found = tally.metrics(10.0, ALL_KNOWN)
+
+    assert (found["sampler/busy_share"], found["gateway/busy_share"]) == (0.2, 0.6)
+
+
+def test_a_step_costs_what_its_calls_used_and_external_ones_by_their_price() -> None:
+    priced = ExternalModelConfig(
+        url="http://x/v1", models=("gpt-*",), input_cost_per_token=0.001, output_cost_per_token=0.01
+    )
+    free = ExternalModelConfig(url="http://y/v1", models=("gpt-mini", "other"))
+    used = {"prompt_tokens": 100, "sampled_tokens": 20}
+    tally = TimeTally()
+    tally.add(
+        [rollout("a", 0, 1, 9)],
+        [
+            call("a", 2, 4, prompt_tokens=30),
+            call("a", 2, 4, id="x.1", prompt_tokens=30),  # another choice of one prompt
+            call("a", 4, 5, policy="", model="gpt-5", usage=used, tokens=0),
+            call("a", 5, 6, policy="", model="gpt-mini", usage=used, tokens=0),
+        ],
+    )
+
+    found = tally.metrics(10.0, ALL_KNOWN, {"priced": priced, "free": free})
+
+    assert (found["cost/prompt_tokens"], found["cost/sampled_tokens"], found["cost/agent_s"]) == (30.0, 20.0, 8.0)
+    assert found["cost/external_tokens"] == 240.0
+    assert found["cost/external_usd"] == pytest.approx(100 * 0.001 + 20 * 0.01)
+    assert "cost/external_usd" not in tally.metrics(10.0, ALL_KNOWN, {"free": free})
+    assert "cost/external_tokens" not in tally.metrics(10.0, ALL_KNOWN)
 
 
 def test_what_is_not_known_is_left_out_and_nothing_ended_says_nothing() -> None:

@@ -8,17 +8,9 @@ from collections.abc import Callable, Sequence
 import orjson
 
 from agentlightning.analysis.rollout_view import decoding_line
-from agentlightning.console.conversation import (
-    COLORINGS,
-    Measure,
-    by_logprob,
-    messages_view,
-    prompt_view,
-    token_strip,
-    tools_view,
-    training_note,
-)
+from agentlightning.console.conversation import messages_view, prompt_view, token_strip, tools_view
 from agentlightning.console.markup import Html, element, join, url
+from agentlightning.console.measures import COLORINGS, CallUse, Measure, by_logprob, call_use
 from agentlightning.console.parts import Query, choice, figures, first, number, run_link, select, shown, table, when
 from agentlightning.console.reader import Reader, Recorded
 from agentlightning.console.texts import Texts
@@ -34,11 +26,11 @@ async def replay_page(reader: Reader, query: Query) -> Html:
     if not rollout_id:
         raise InputError("rollout: expected the id of a rollout in the address")
     one = await reader.rollout(rollout_id, number(query, "attempt"))
-    current = number(query, "call", 0) or 0
-    if one.calls and current >= len(one.calls):
-        raise InputError(f"call: expected a number below {len(one.calls)}, got {current}")
+    current = _current(one, query)
+    one = await reader.with_uses(one, one.calls[current : current + 1])
     coloring = choice(query, "color", tuple(COLORINGS))
     place = {"rollout": rollout_id, "attempt": first(query, "attempt"), "color": first(query, "color")}
+    playing = choice(query, "play", ("", "1")) == "1"
     lanes = waterfall(one.spans, one.calls, lambda call: url("/replay", {**place, "call": str(call)}), current)
     parts = [
         head(one),
@@ -46,17 +38,30 @@ async def replay_page(reader: Reader, query: Query) -> Html:
         _attempts(one),
         element("h2", "What happened when"),
         lanes,
-        _agents(one.calls),
+        _agents(one.calls, current),
     ]
     if one.calls:
         texts = await reader.texts(one.calls[current])
         chosen = range(number(query, "from", 0) or 0, number(query, "to", 0) or 0)
         parts += [
-            _steps(place, current, len(one.calls)),
+            _steps(place, current, len(one.calls), playing),
             call_view(one, current, texts, COLORINGS[coloring], chosen),
             _range(place, current, coloring, chosen),
         ]
     return join(parts)
+
+
+def _current(one: Recorded, query: Query) -> int:
+    """The number of the call that the address names by its number, or by its id."""
+    if (call_id := first(query, "call_id")) and not first(query, "call"):
+        found = [place for place, call in enumerate(one.calls) if call.id == call_id]
+        if not found:
+            raise InputError(f"call_id: expected a call of the shown attempt, got {call_id[:80]!r}")
+        return found[0]
+    current = number(query, "call", 0) or 0
+    if one.calls and current >= len(one.calls):
+        raise InputError(f"call: expected a number below {len(one.calls)}, got {current}")
+    return current
 
 
 def head(one: Recorded) -> Html:
@@ -88,11 +93,12 @@ def call_view(
     one: Recorded,
     current: int,
     texts: Texts,
-    coloring: Callable[[Call], Measure] = by_logprob,
+    coloring: Callable[[Call, CallUse], Measure] = by_logprob,
     chosen: range = range(0),
 ) -> Html:
     """One call: its messages, its tokens and the prompt as the model read it."""
     call = one.calls[current]
+    use = one.uses.get(call.id) or call_use(one.rollout, call)
     chain = call_chain(call, {each.id: each for each in one.calls})
     earlier = [message for each in chain[:-1] for message in (*each.messages, each.completion)]
     before = element(
@@ -103,7 +109,8 @@ def call_view(
         "section",
         element("h2", f"Call {current + 1} of {len(one.calls)}{by}", id="call"),
         figures(_facts(call)),
-        element("p", training_note(one.rollout, call), class_="note"),
+        element("p", use.note, class_="note"),
+        _credit(use),
         element("p", f"decoding: {decoding_line(call.decoding)}", class_="note") if call.decoding else None,
         _fork(call),
         tools_view(chain_tools(chain)),
@@ -111,7 +118,7 @@ def call_view(
         messages_view(call.messages),
         element("h3", "Completion"),
         messages_view([call.completion]),
-        _tokens(chain, texts, coloring(call), chosen),
+        _tokens(chain, texts, coloring(call, use), chosen),
         aria_label=f"call {current + 1}",
     )
 
@@ -151,6 +158,24 @@ def _facts(call: Call) -> dict[str, str | None]:
         "protocol": call.protocol,
         "seconds": f"{(call.finished_ns - call.started_ns) / 1e9:.2f}",
     }
+
+
+def _credit(use: CallUse) -> Html | None:
+    """The numbers that a step gave the call; where none are stored, and why."""
+    one = use.credit
+    if one is None:
+        return element("p", f"no credit: {use.missing}", class_="note") if use.trained and use.missing else None
+    return figures(
+        {
+            "credit": f"{one.credit:.4g}",
+            "return": None if one.return_ is None else f"{one.return_:.4g}",
+            "advantage": f"{one.advantage:+.4g}",
+            "loss weight": f"{one.weight:.4g}",
+            "trained tokens": str(one.trained_tokens),
+            "clip share": None if one.clip_share is None else f"{one.clip_share:.1%}",
+            "learned by": f"{one.policy}, step {one.step}",
+        }
+    )
 
 
 def _fork(call: Call) -> Html | None:
@@ -195,43 +220,47 @@ def _attempts(one: Recorded) -> Html | None:
     )
 
 
-def _agents(calls: Sequence[Call]) -> Html | None:
+def _agents(calls: Sequence[Call], current: int) -> Html | None:
+    """Each sub-agent as it stood after the shown call."""
     names = Counter(call.agent for call in calls if call.agent)
     if not names:
         return None
-    last = {call.agent: call for call in calls}
+    until = calls[: current + 1]
+    last = {call.agent: call for call in until}
     rows = [
         [
             name,
-            str(count),
-            str(sum(len(call.sampled_ids) for call in calls if call.agent == name)),
-            messages_view([last[name].completion]),
+            f"{sum(call.agent == name for call in until)} of {count}",
+            str(sum(len(call.sampled_ids) for call in until if call.agent == name)),
+            messages_view([last[name].completion]) if name in last else element("span", "nothing yet", class_="none"),
         ]
         for name, count in names.items()
     ]
-    return join(
-        [element("h2", "Sub-agents"), table(["agent", "calls", "sampled tokens", "said last"], rows, "Sub-agents")]
-    )
+    head = ["agent", "calls so far", "sampled tokens", "said last"]
+    return join([element("h2", "Sub-agents, as of the shown call"), table(head, rows, "Sub-agents")])
 
 
-def _steps(place: dict[str, str], current: int, count: int) -> Html:
-    """Scrubbing: a form whose slider and links go to another call; arrow keys move the slider."""
+def _steps(place: dict[str, str], current: int, count: int, playing: bool) -> Html:
+    """Scrubbing: a form whose slider and links go to another call; arrow keys move the slider. While it plays, the shell's
+    script follows the link to the next one."""
+    goes_on = playing and current + 1 < count
 
     def to(call: int, text: str, relation: str) -> Html | None:
         inside = 0 <= call < count
-        return (
-            element("a", text, href=url("/replay", {**place, "call": str(call)}, "call"), rel=relation)
-            if inside
-            else None
-        )
+        played = "1" if playing and call > current else None
+        href = url("/replay", {**place, "call": str(call), "play": played}, "call")
+        return element("a", text, href=href, rel=relation) if inside else None
 
     slider = element(
         "input", type="range", name="call", min=0, max=count - 1, value=current, aria_label="call", class_="scrub"
     )
     hidden = [element("input", type="hidden", name=name, value=value) for name, value in place.items() if value]
     form = element("form", *hidden, slider, element("button", "Go"), action="/replay", method="get")
-    return element("nav", to(current - 1, "← previous", "prev"), form, to(current + 1, "next →", "next"), class_="steps",
-                   aria_label="calls")  # fmt: skip
+    begin = str(current if goes_on or current + 1 < count else 0)
+    href = url("/replay", {**place, "call": begin, "play": None if goes_on else "1"}, "call")
+    play = element("a", "❚❚ pause" if goes_on else "▶ play", href=href, class_="play") if count > 1 else None
+    parts = [to(current - 1, "← previous", "prev"), play, form, to(current + 1, "next →", "next")]
+    return element("nav", *parts, class_=f"steps{' playing' if goes_on else ''}", aria_label="calls")
 
 
 def _range(place: dict[str, str], current: int, coloring: str, chosen: range) -> Html:
@@ -256,7 +285,10 @@ def _range(place: dict[str, str], current: int, coloring: str, chosen: range) ->
 
 def _links(one: Recorded, place: dict[str, str]) -> Html:
     group = url("/side", {"run": one.rollout.run_id, "group": one.rollout.group_id})
+    why = url("/rewards", {"run": one.rollout.run_id, "view": "explain", "rollout": one.rollout.id})
     links = [run_link(one.rollout.run_id, "Its run"), element("a", "Its group side by side", href=group)]
+    if one.rollout.mode == "train":
+        links.append(element("a", "Why it earned that", href=why))
     links += [
         element("a", text, href=url("/export", {**place, "format": kind}), download=True)
         for kind, text in (("html", "Export as one HTML file"), ("json", "Export as JSON"))

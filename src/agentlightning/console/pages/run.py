@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import orjson
 
 from agentlightning.analysis.compare import HELD_OUT, SLOPE_STEPS, TRAIN, run_figures
+from agentlightning.analysis.run_cost import RunCost, amount_text, read_cost
 from agentlightning.analysis.run_settings import differing, flat_settings
 from agentlightning.console.charts import Curve, Incident, Point, line_chart
 from agentlightning.console.markup import Html, element, join, url
@@ -37,14 +38,26 @@ async def run_page(reader: Reader, query: Query) -> Html:
     others = [one for one in await reader.runs() if one.id != run.id]
     other = await reader.run(given) if (given := first(query, "with")) else None
     links = [
+        element("a", "Rewards", href=url("/rewards", {"run": run.id})),
         element("a", "Rollouts", href=url("/rollouts", {"run": run.id})),
         element("a", "Alerts", href=url("/alerts", {"run": run.id})),
         element("a", "Failed rollouts", href=url("/rollouts", {"run": run.id, "where": "state = 'failed'"})),
+        *(
+            element("a", name, href=url(path, {"run": run.id}))
+            for path, name in (
+                ("/bottlenecks", "Bottlenecks"),
+                ("/suggestions", "Suggestions"),
+                ("/prompts", "Prompts"),
+                ("/models", "Models"),
+            )
+        ),
     ]
     return join(
         [
             element("h2", "Look into it"),
             element("p", join(part for link in links for part in (link, " "))),
+            element("h2", "Cost of its training steps"),
+            _cost(await read_cost(reader.store, run.id)),
             element("h2", "Configuration"),
             _difference_form(run, others, given),
             _difference(run, other) if other else None,
@@ -105,6 +118,15 @@ def _figures(run: Run, series: Mapping[str, Sequence[SeriesPoint]]) -> dict[str,
         "steps to 90% of the best": None if known.near_best_step is None else str(known.near_best_step),
         f"reward per step, last {SLOPE_STEPS}": None if rise is None else interval(rise, "+.4f"),
     }
+
+
+def _cost(cost: RunCost) -> Html:
+    if not cost.amounts:
+        return element("p", "no step has recorded what it cost", class_="none")
+    about = "about " if cost.estimated else ""
+    known = {name: about + amount_text(value) for name, value in cost.amounts.items()}
+    note = "when this page was opened; evaluations and repeated attempts are not counted"
+    return join([figures(known), element("p", note, class_="none")])
 
 
 def _difference_form(run: Run, others: Sequence[Run], given: str) -> Html | None:

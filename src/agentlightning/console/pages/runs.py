@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from agentlightning.console.markup import Html, element, join
-from agentlightning.console.parts import Query, first, run_link, shown, table, when
+from agentlightning.analysis.run_settings import tags_of
+from agentlightning.console.markup import Html, element, join, url
+from agentlightning.console.parts import Query, clipped, first, run_link, shown, table, when
 from agentlightning.console.reader import MAX_RUNS, Reader
 from agentlightning.trainer.monitor.alert_state import active_alarms
 from agentlightning.types import Run
@@ -27,7 +28,7 @@ async def runs_page(reader: Reader, query: Query) -> Html:
     if not found:
         none = "no run matches" if search else "no run yet; start one with: agl demo"
         return join([element("h1", "Runs"), form, element("p", none, class_="none")])
-    head = ["compare", "run", "name", "state", "step", "reward", "held-out", "alarms", "created (UTC)"]
+    head = ["compare", "run", "name", "tags", "state", "step", "reward", "held-out", "alarms", "created (UTC)"]
     rows = table(head, (_row(run) for run in found), "Runs, newest first")
     chosen = element("form", rows, element("button", "Compare the chosen runs"), action="/compare", method="get")
     more = f"the newest {MAX_RUNS} runs are looked at" if len(found) == MAX_RUNS else None
@@ -39,7 +40,8 @@ def _row(run: Run) -> list[Html | str]:
     return [
         element("input", type="checkbox", name="run", value=run.id, aria_label=f"compare {run.id}"),
         run_link(run.id),
-        run.name,
+        clipped(run.name),
+        join(part for tag in tags_of(run) for part in (element("a", tag, href=url("/", {"search": tag})), " ")),
         element("span", run.state, class_=f"state {run.state}"),
         str(run.summary.get("step", "")),
         *(shown(_number(run.summary.get(name))) for name in (REWARD, HELD_OUT)),

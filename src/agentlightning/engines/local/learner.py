@@ -35,15 +35,15 @@ from agentlightning.engines.local.sharding import copy_into, hidden_states, resh
 from agentlightning.engines.local.threads import half_of_the_cores, threads_here
 from agentlightning.engines.local.value_head import ValueHead
 from agentlightning.engines.local.vision import Sight
-from agentlightning.engines.losses import summary, token_loss
+from agentlightning.engines.losses import sampled_numbers, sampled_token_loss, summary
 from agentlightning.engines.models import copy_tokenizer, first_line
 from agentlightning.engines.preferences import check_preferences, coefficients
 from agentlightning.engines.saved_folders import LEARNER_STATE
-from agentlightning.engines.trained_tokens import known_tokens
+from agentlightning.engines.trained_tokens import known_tokens, over_all_tokens
 from agentlightning.errors import EngineError, ModelError
 from agentlightning.rendering.grammar_masks import Grammars
 from agentlightning.rendering.model_folder import end_ids
-from agentlightning.training_types import Loss, Preference, PreferenceLoss, TrainingSequence
+from agentlightning.training_types import Loss, Preference, PreferenceLoss, TokenNumbers, TrainingSequence
 
 NOT_WRITTEN = (OSError, SafetensorError, RuntimeError)
 """Errors that Python, safetensors and torch.save raise on a full disk."""
@@ -85,8 +85,9 @@ class Learner:
         self._cuts = [0, 0]
         """Tokens of this forward_backward whose own cut took out what was sampled, and tokens with a cut."""
         self._piece = max(1, logits_at_once // self.model.config.get_text_config().vocab_size)
-        self._ratios: list[tuple[list[bool], Tensor | None]] = []
-        """Each sequence of the last forward_backward: its mask, and ratios of its masked tokens (None: another rank's)."""
+        self._numbers: list[tuple[list[bool], Tensor | None]] = []
+        """Each sequence of the last forward_backward: its mask, and ratios and entropies of its masked tokens (None: another
+        rank's)."""
         self._noise = torch.Generator(device=self._device).manual_seed(options.seed + self.ranks.rank)
         self._training = False
         self._pending = False
@@ -130,18 +131,18 @@ class Learner:
         reports: list[Tensor] = []
         count = 0
         self._cuts = [0, 0]
-        ratios: dict[int, Tensor] = {}
+        numbers: dict[int, Tensor] = {}
         self._training = True
         try:
             for batch in self._batches([s for s in sequences if any(s.mask)]):
-                found, ratios_N = self._backward(batch, loss)
+                found, numbers_2N = self._backward(batch, loss)
                 reports += found
-                count += len(ratios_N)
-                of_rows = torch.split(ratios_N, [sum(sequence.mask) for sequence in batch.sequences])
-                ratios |= zip(map(id, batch.sequences), of_rows, strict=True)
+                count += numbers_2N.shape[1]
+                of_rows = torch.split(numbers_2N, [sum(sequence.mask) for sequence in batch.sequences], 1)
+                numbers |= zip(map(id, batch.sequences), of_rows, strict=True)
         finally:
             self._training = False
-        self._ratios = [(sequence.mask, ratios.get(id(sequence))) for sequence in sequences]
+        self._numbers = [(sequence.mask, numbers.get(id(sequence))) for sequence in sequences]
         value_loss = 0.0 if self._critic is None or loss.value is None else self._critic.report()
         of_ranks = self.ranks.gather(([report.cpu() for report in reports], count, value_loss, self._cuts))
         found_reports, counts, value_losses, cuts = zip(*of_ranks, strict=True)
@@ -152,13 +153,11 @@ class Learner:
         cut, with_cuts = (sum(column) for column in zip(*cuts, strict=True))
         return metrics | ({"cut_mismatch": cut / with_cuts} if with_cuts else {})
 
-    def token_ratios(self) -> list[list[float]]:
-        """Ratios of the loss in the last forward_backward, for every token of its sequences; 1 where the mask is False."""
-        own = {place: ratios.tolist() for place, (_, ratios) in enumerate(self._ratios) if ratios is not None}
-        known = {place: iter(row) for of_rank in self.ranks.gather(own) for place, row in of_rank.items()}
-        return [
-            [next(known[place]) if trained else 1.0 for trained in mask] for place, (mask, _) in enumerate(self._ratios)
-        ]
+    def token_numbers(self) -> list[TokenNumbers]:
+        """Ratios and entropies in the last forward_backward, for every token of its sequences; see Engine.token_numbers."""
+        own = {place: found.tolist() for place, (_, found) in enumerate(self._numbers) if found is not None}
+        known = {place: rows for of_rank in self.ranks.gather(own) for place, rows in of_rank.items()}
+        return [over_all_tokens(mask, *known.get(place, ([], []))) for place, (mask, _) in enumerate(self._numbers)]
 
     def forward_backward_preferences(
         self, examples: Sequence[Preference], loss: PreferenceLoss, mismatched: Sequence[TrainingSequence] = ()
@@ -395,24 +394,24 @@ class Learner:
         self.ranks.gather(None)
 
     def _backward(self, batch: Batch, loss: Loss) -> tuple[list[Tensor], Tensor]:
-        """Reports of its pieces, and the ratios of its masked tokens."""
+        """Reports of its pieces, and ratios and entropies of its masked tokens."""
         where = [(row, at - 1) for row, s in enumerate(batch.sequences) for at, sampled in enumerate(s.mask) if sampled]
         states_NX = self._states(self.model, batch).flatten(0, 1)[batch.pick(where)]
         # The graph is cut at the states, so that the logits of one piece at a time exist.
         cut_NX = states_NX.detach().requires_grad_()
         reports: list[Tensor] = []
-        ratios_N = torch.ones(len(where))
+        numbers_2N = torch.zeros(2, len(where))
         with self.ranks.keep_errors():
             if where:  # a rank without sequences of its own goes along with the others
-                reports, ratios_N = self._backward_of_pieces(batch, loss, where, cut_NX)
+                reports, numbers_2N = self._backward_of_pieces(batch, loss, where, cut_NX)
         gradient_NX = torch.zeros_like(cut_NX) if cut_NX.grad is None else cut_NX.grad
         states_NX.backward(gradient_NX)  # type: ignore[no-untyped-call]
-        return reports, ratios_N
+        return reports, numbers_2N
 
     def _backward_of_pieces(
         self, batch: Batch, loss: Loss, where: Sequence[tuple[int, int]], cut_NX: Tensor
     ) -> tuple[list[Tensor], Tensor]:
-        """Add the gradient of head and critic, and that of the states to cut_NX; reports of the pieces, and ratios."""
+        """Add the gradient of head and critic, and that of the states to cut_NX; reports, ratios and entropies."""
         known = known_tokens(batch.sequences, self._device, calls=needs_calls(loss))
         if loss.kl and known.ref_logprobs is None:
             raise EngineError("the loss has a KL term, and its sequences have no ref_logprobs; see reference_logprobs")
@@ -421,20 +420,21 @@ class Learner:
         if needs_calls(loss) and len(where) > self._piece:
             known = replace(known, ratios=self._call_ratios(rules, known, cut_NX, temperatures_N, targets_N, places_N))
         names, columns = known.columns()
-        reports, ratios = [], []
+        reports, numbers = [], []
         first = (cut_NX, temperatures_N, targets_N, places_N)
         for states, temperatures, targets, places, *parts in self._pieces(*first, *columns):
             distributions = self._distributions(self.model, states, temperatures, rules, places)
             tokens = Tokens(**dict(zip(names, parts, strict=True)))
-            total, report = token_loss(loss, distributions, targets, tokens)
+            logprobs, entropies = sampled_numbers(loss, distributions, targets)
+            total, report = sampled_token_loss(loss, logprobs, entropies, tokens)
             total.backward()  # type: ignore[no-untyped-call]
             reports.append(report)
-            ratios.append((distributions.detach().gather(1, targets[:, None])[:, 0] - tokens.base_logprobs).exp())
+            numbers.append(torch.stack([(logprobs - tokens.base_logprobs).exp(), entropies]).detach())
         if rules is not None:
             self._cuts = [total + more for total, more in zip(self._cuts, rules.cuts(), strict=True)]
         if loss.value is not None:
             self._kept_critic().backward(cut_NX, known, loss)
-        return reports, torch.cat(ratios)
+        return reports, torch.cat(numbers, 1)
 
     def _call_ratios(self, rules: BatchRules | None, known: Tokens, *columns: Tensor) -> Tensor:
         """Pieces may cut a call in two: then its ratios come from a pass of their own through the head."""

@@ -33,7 +33,7 @@ METHODS = (
     "logprobs",
     "reference_logprobs",
     "values",
-    "token_ratios",
+    "token_numbers",
     "optim_step",
     "save",
     "load",

@@ -102,7 +102,7 @@ def support(learner: LearnerOptions) -> Support:
         kl=True,
         reference=learner.reference or learner.lora is not None,
         old_logprobs=True,
-        token_ratios=True,
+        token_numbers=True,
         masks=True,
         images=learner.processes == 1,
         values=learner.critic_learning_rate_ratio is not None,

@@ -256,12 +256,18 @@ async def rewards(connection: RedisConnection, rollout_ids: Sequence[str]) -> li
     return [reward for _, reward in found]
 
 
-async def credit(connection: RedisConnection, rollout_ids: Sequence[str]) -> list[CallCredit]:
+async def credit(
+    connection: RedisConnection, rollout_ids: Sequence[str], call_ids: Sequence[str] | None = None
+) -> list[CallCredit]:
+    if call_ids is not None and not call_ids:
+        return []
+    command, *names = ("HVALS",) if call_ids is None else ("HMGET", *sorted(set(call_ids)))
     found = [
         codec.read_credit(packed)
         for part in chunks(rollout_ids, MAX_RECORD_ROLLOUTS_PER_READ)
-        for kept in await connection.query([("HVALS", f"cr:{rollout_id}") for rollout_id in part])
+        for kept in await connection.query([(command, f"cr:{rollout_id}", *names) for rollout_id in part])
         for packed in kept
+        if packed is not None
     ]
     return sorted(found, key=lambda each: (each.rollout_id, each.call_id))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, delete, select, true
 
 from agentlightning.store import codec
 from agentlightning.store.sentences import refusal
@@ -38,14 +38,17 @@ def record_credit(transaction: Transaction, credits: Sequence[CallCredit]) -> No
         connection.execute(new.on_conflict_do_update(index_elements=keys, set_=replaced), rows)
 
 
-def read_credit(connection: Connection, rollout_ids: Sequence[str]) -> list[CallCredit]:
-    return [
+def read_credit(
+    connection: Connection, rollout_ids: Sequence[str], call_ids: Sequence[str] | None = None
+) -> list[CallCredit]:
+    of_calls = [true()] if call_ids is None else [credit.c.call_id.in_(part) for part in codec.chunks(call_ids)]
+    found = [
         codec.CREDIT.of_row(row)
         for part in codec.chunks(rollout_ids)
-        for row in connection.execute(
-            select(credit).where(credit.c.rollout_id.in_(part)).order_by(credit.c.rollout_id, credit.c.call_id)
-        )
+        for wanted in of_calls
+        for row in connection.execute(select(credit).where(credit.c.rollout_id.in_(part), wanted))
     ]
+    return sorted(found, key=lambda each: (each.rollout_id, each.call_id))
 
 
 def drop_credit(transaction: Transaction, run_id: str, before: int) -> None:

@@ -156,7 +156,7 @@ def _check_ignored(config: Config) -> None:
             raise ConfigError(f"{table}.{name}: has no effect with data.from_run: nothing is sampled to learn from")
     if config.air.rules:
         raise ConfigError("air: has no effect with data.from_run: offline algorithms compare whole rollouts")
-    if config.monitor != plain.monitor:
+    if config.monitor.model_copy(update={"tags": ()}) != plain.monitor:
         raise ConfigError("monitor: has no effect with data.from_run: offline algorithms give no call a credit")
     if config.agent.on_failure != "drop":
         raise ConfigError("agent.on_failure: has no effect with data.from_run: only what succeeded is learned from")

@@ -1,6 +1,6 @@
 """Credit record: what a step made of each call, written to the store for screens, and no longer kept than it may be.
 
-The loop drives it after a step's updates. It reads the plan and the ratios of the updates, and knows no algorithm;
+The loop drives it after a step's updates. It reads the plan and the numbers of the updates, and knows no algorithm;
 executing a step again after a crash replaces what it wrote. Nothing reads it to train.
 """
 
@@ -18,13 +18,13 @@ from agentlightning.algorithms.updates import CallSignal
 from agentlightning.config import MonitorConfig
 from agentlightning.store.base import LightningStore
 from agentlightning.store.codec import portions
-from agentlightning.trainer.rl.policy_update import Ratios, named_rows
+from agentlightning.trainer.rl.policy_update import RowNumbers, named_rows
 from agentlightning.training_types import Loss, TrainingSequence
 from agentlightning.types import CallCredit
 
 MAX_PORTION_BYTES = 1 << 20
 """About the size of one request: others are served between two."""
-CALL_BYTES, TOKEN_BYTES = 300, 18
+CALL_BYTES, TOKEN_BYTES = 300, 27
 """On the way to the store."""
 
 
@@ -36,15 +36,15 @@ class CreditRecorder:
     run_id: str
     settings: MonitorConfig
 
-    async def record(self, step: int, plans: Mapping[str, UpdatePlan], ratios: Mapping[str, Ratios]) -> None:
-        """By policy: the step's plans, and the ratios that the engine reported."""
+    async def record(self, step: int, plans: Mapping[str, UpdatePlan], numbers: Mapping[str, RowNumbers]) -> None:
+        """By policy: the step's plans, and the ratios and entropies that the engine reported."""
         if not self.settings.keep_credit:
             return
         found = (
             credit
             for policy, plan in plans.items()
             for credit in call_credits(
-                plan, ratios.get(policy, {}), self.run_id, step, policy, tokens=self.settings.token_credit
+                plan, numbers.get(policy, {}), self.run_id, step, policy, tokens=self.settings.token_credit
             )
         )
         for portion in portions(found, _size, MAX_PORTION_BYTES):
@@ -53,13 +53,12 @@ class CreditRecorder:
 
 
 def call_credits(
-    plan: UpdatePlan, ratios: Ratios, run_id: str, step: int, policy: str, *, tokens: bool
+    plan: UpdatePlan, numbers: RowNumbers, run_id: str, step: int, policy: str, *, tokens: bool
 ) -> Iterator[CallCredit]:
     """The credit of every call of the plan; calls with a number that is not finite are left out."""
-    trained = _trained(plan.minibatches, ratios)
+    trained = _trained(plan.minibatches, numbers)
     for signal in plan.calls:
         part = trained.get(signal.call.call_id)
-        numbers = [] if part is None or part.ratios is None else part.ratios
         credit = CallCredit(
             run_id=run_id,
             step=step,
@@ -72,7 +71,8 @@ def call_credits(
             weight=0.0 if part is None else math.fsum(part.weights),
             trained_tokens=0 if part is None else sum(part.mask),
             token_advantages=_each(signal.advantages, signal) if tokens else [],
-            token_ratios=numbers if tokens else [],
+            token_ratios=(part.ratios or []) if tokens and part is not None else [],
+            token_entropies=(part.entropies or []) if tokens and part is not None else [],
             clip_share=None if part is None else clip_share(plan.loss, part),
         )
         scalars = credit.credit, credit.advantage, credit.return_ or 0.0, credit.weight
@@ -88,6 +88,7 @@ class TrainedCall:
     advantages: list[float]
     weights: list[float]
     ratios: list[float] | None
+    entropies: list[float] | None = None
 
 
 def clip_share(loss: Loss, call: TrainedCall) -> float | None:
@@ -109,19 +110,20 @@ def clip_share(loss: Loss, call: TrainedCall) -> float | None:
     return cut / len(ratios)
 
 
-def _trained(minibatches: Iterable[Sequence[TrainingSequence]], ratios: Ratios) -> dict[str, TrainedCall]:
+def _trained(minibatches: Iterable[Sequence[TrainingSequence]], numbers: RowNumbers) -> dict[str, TrainedCall]:
     """By call, from the first epoch: the others train the same rows again."""
     found: dict[str, TrainedCall] = {}
     for minibatch in minibatches:
         for name, row in named_rows(minibatch).items():
-            of_row = ratios.get(name)
+            of_row = numbers.get(name)
             for call_id, (start, end) in zip(row.calls, row.segments, strict=True):
                 if call_id not in found:
                     found[call_id] = TrainedCall(
                         mask=row.mask[start:end],
                         advantages=row.advantages[start:end],
                         weights=row.weights[start:end],
-                        ratios=None if of_row is None else of_row[start:end],
+                        ratios=None if of_row is None else of_row.ratios[start:end],
+                        entropies=None if of_row is None else of_row.entropies[start:end],
                     )
     return found
 

@@ -60,8 +60,8 @@ class RLLoop(TrainingLoop):
     times: TimeTally = field(default_factory=TimeTally)
     """Of the rollouts that the current step waited for."""
     versions: PublishedVersions = field(default_factory=PublishedVersions)
-    reports_ratios: bool = False
-    """True where the engine reports the ratios of the tokens that it trains."""
+    reports_numbers: bool = False
+    """True where the engine reports the ratios and entropies of the tokens that it trains."""
     scheduler: GroupScheduler = field(init=False)
     planner: StepPlanner = field(init=False)
     offline: Mapping[int, OfflineSteps] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class RLLoop(TrainingLoop):
             engine=self.engine,
             progress=self.progress,
             learning_rate=self.config.trainer.learning_rate,
-            asks_ratios=self.reports_ratios and bool(self.config.monitor.keep_credit),
+            asks_numbers=self.reports_numbers and bool(self.config.monitor.keep_credit),
         )
         self.scheduler = GroupScheduler(
             store=self.store,
@@ -140,7 +140,8 @@ class RLLoop(TrainingLoop):
                 name = path_of("schedule_entry", alias if len(self.policies) > 1 else "")
                 metrics[name] = float(policy.entry(step))
         metrics |= {f"time/{phase}_s": value for phase, value in self.seconds.items()}
-        return metrics | self.times.metrics(time.perf_counter() - started, slots_of(self.config, len(self.policies)))
+        slots = slots_of(self.config, len(self.policies))
+        return metrics | self.times.metrics(time.perf_counter() - started, slots, self.config.external)
 
     async def evaluate(self, step: int) -> None:
         if steps := self._offline_at(max(1, step)):
@@ -171,7 +172,7 @@ class RLLoop(TrainingLoop):
             await self.publish(step, self.version)
         with self._timed("record"):
             recorder = CreditRecorder(store=self.store, run_id=self.run_id, settings=self.config.monitor)
-            await recorder.record(step, plan.plans, plan.ratios)
+            await recorder.record(step, plan.plans, plan.numbers)
         # Closed last: a step that is found open is executed again, with what it had not written yet.
         await self.store.close_step(self.run_id, step, self.version)
         return plan.metrics | updates

@@ -21,10 +21,10 @@ from agentlightning.errors import ConfigError
 from agentlightning.trainer.policies import TrainedPolicy
 from agentlightning.trainer.processes import engine_support
 from agentlightning.trainer.progress import Progress
-from agentlightning.training_types import TrainingSequence, Trajectory
+from agentlightning.training_types import TokenNumbers, TrainingSequence, Trajectory
 
-Ratios = dict[tuple[str, int], list[float]]
-"""Of every token of a row, by `named_rows`: the loss's ratio in the first update that trained the row."""
+RowNumbers = dict[tuple[str, int], TokenNumbers]
+"""By `named_rows`: the loss's ratios, and the entropies, in the first update that trained the row."""
 
 
 async def update_policy(
@@ -34,17 +34,17 @@ async def update_policy(
     plan: UpdatePlan,
     learning_rate: float,
     progress: Progress,
-    ratios: Ratios | None = None,
+    numbers: RowNumbers | None = None,
 ) -> Metrics:
-    """Executes the plan; returns means over its updates. `ratios`, where given, gets those that the engine reports."""
+    """Executes the plan; returns means over its updates. `numbers`, where given, gets those that the engine reports."""
     updates: list[Metrics] = []
     minibatches = await _with_logprobs(engine, policy, trained.algorithm, plan.minibatches)
     for number, minibatch in enumerate(minibatches):
         progress.phase("learn", number, len(minibatches))
         update = await engine.forward_backward(minibatch, plan.loss, policy)
         rows = named_rows(minibatch)
-        if ratios is not None and not rows.keys() <= ratios.keys():  # later epochs train the same rows again
-            ratios |= zip(rows, await engine.token_ratios(policy), strict=True)
+        if numbers is not None and not rows.keys() <= numbers.keys():  # later epochs train the same rows again
+            numbers |= zip(rows, await engine.token_numbers(policy), strict=True)
         updates.append(update | await engine.optim_step(learning_rate, trained.config.trainer.grad_clip, policy))
     return _over_updates(updates)
 

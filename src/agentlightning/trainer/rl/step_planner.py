@@ -28,7 +28,7 @@ from agentlightning.trainer.progress import Progress
 from agentlightning.trainer.rl.air_metrics import air_effect
 from agentlightning.trainer.rl.credit_inputs import CreditInputReader
 from agentlightning.trainer.rl.load_trajectories import LoadedTrajectories, seen_by
-from agentlightning.trainer.rl.policy_update import Ratios, critic_values, reference_values, update_policy
+from agentlightning.trainer.rl.policy_update import RowNumbers, critic_values, reference_values, update_policy
 from agentlightning.trainer.rl.staleness import Staleness
 from agentlightning.training_types import Trajectory
 from agentlightning.types import Outcome, Reward, Rollout
@@ -50,8 +50,8 @@ class StepPlan:
     """By rollout that has a trajectory."""
     resample: list[str]
     """Groups without a signal, where the algorithms want others sampled in their place."""
-    ratios: dict[str, Ratios] = field(default_factory=dict)
-    """By policy, once the updates are executed: the ratios of the tokens, where the engine was asked for them."""
+    numbers: dict[str, RowNumbers] = field(default_factory=dict)
+    """By policy, once the updates are executed: numbers of the tokens, where the engine was asked for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,8 @@ class StepPlanner:
     progress: Progress
     learning_rate: float
     """Of a policy that has no rate of its own, at its full height."""
-    asks_ratios: bool = False
-    """True where the engine is asked for the ratios of the tokens that it trains."""
+    asks_numbers: bool = False
+    """True where the engine is asked for the ratios and entropies of the tokens that it trains."""
 
     def at(self, step: int) -> StepPlanner:
         """The planner of a step, whose policies learn as their schedules have it."""
@@ -144,8 +144,8 @@ class StepPlanner:
 
         learning_rate: in this step, of a policy that has no rate of its own; the others follow the same schedule.
         """
-        if self.asks_ratios:
-            plan.ratios.update({alias: {} for alias in self.policies})
+        if self.asks_numbers:
+            plan.numbers.update({alias: {} for alias in self.policies})
         done = await asyncio.gather(
             *(
                 update_policy(
@@ -155,7 +155,7 @@ class StepPlanner:
                     plan.plans[alias],
                     self._rate(own, learning_rate),
                     self.progress,
-                    plan.ratios.get(alias),
+                    plan.numbers.get(alias),
                 )
                 for alias, own in self.policies.items()
             ),

@@ -1,4 +1,5 @@
-"""Utilisation: how long a step's rollouts waited, ran and called the model, and how busy workers and sampler so were.
+"""Utilisation: how long a step's rollouts waited, ran and called models, how busy workers, gateway and sampler so were, and
+what that used up.
 
 `load_trajectories.py` adds the records that a step reads anyway; the loop asks for the metrics once the step's time is
 known. Times are those of the records: a rollout's by the store's clock, a call's by its gateway's. With
@@ -8,10 +9,12 @@ steps comes to the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from agentlightning.config import Config
+from agentlightning.config_external import ExternalModelConfig, find_external
 from agentlightning.engines.base import Metrics
 from agentlightning.types import Call, Rollout
 
@@ -48,15 +51,23 @@ class TimeTally:
     _model_ns: int = 0
     _after_ns: int = 0
     _tokens: int = 0
+    _prompt_tokens: int = 0
     _calls: list[tuple[int, int]] = field(default_factory=list)
+    _external_calls: list[tuple[int, int]] = field(default_factory=list)
+    _external_tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of prompts and completions, by the model that was asked for."""
 
     def add(self, rollouts: Iterable[Rollout], calls: Sequence[Call]) -> None:
         """Rollouts that have finished, with the calls of their last attempts."""
         by_rollout: dict[str, list[tuple[int, int]]] = {}
         for call in calls:
-            if call.policy:  # a call to an external model is the agent's own affair, like a tool
+            if call.policy:
                 by_rollout.setdefault(call.rollout_id, []).append((call.started_ns, call.finished_ns))
                 self._tokens += len(call.sampled_ids)
+                self._prompt_tokens += call.prompt_tokens if "." not in call.id else 0  # further choices share theirs
+            else:  # of a rollout's time, a call to an external model is the agent's own affair, like a tool
+                self._external_calls.append((call.started_ns, call.finished_ns))
+                self._count_external(call)
         for rollout in rollouts:
             if rollout.started_ns is None or rollout.finished_ns is None:
                 continue
@@ -69,8 +80,10 @@ class TimeTally:
             self._after_ns += max(0, rollout.finished_ns - last)
             self._calls += within
 
-    def metrics(self, step_s: float, slots: Slots) -> Metrics:
-        """By the wall time of the step; none where it has no rollout."""
+    def metrics(
+        self, step_s: float, slots: Slots, models: Mapping[str, ExternalModelConfig] = MappingProxyType({})
+    ) -> Metrics:
+        """By the wall time of the step; none where it has no rollout. `models`: the run's external models."""
         if not self._rollouts or step_s <= 0:
             return {}
         count, running_s = self._rollouts, sum(self._running_ns) / S
@@ -86,7 +99,12 @@ class TimeTally:
             "workers/running_mean": running_s / step_s,
             "workers/queued_mean": self._queued_ns / S / step_s,
             "sampler/busy_share": min(1.0, busy_s / step_s),
+            "gateway/busy_share": min(1.0, covered([*self._calls, *self._external_calls]) / S / step_s),
+            "cost/agent_s": running_s,
+            "cost/prompt_tokens": float(self._prompt_tokens),
+            "cost/sampled_tokens": float(self._tokens),
         }
+        found |= self._external_cost(models)
         if busy_s:
             found["sampler/calls_mean"] = sum(end - start for start, end in self._calls) / S / busy_s
             found["sampler/tokens_per_s"] = self._tokens / busy_s
@@ -95,6 +113,22 @@ class TimeTally:
             found["workers/busy_share"] = min(1.0, found["workers/running_mean"] / slots.workers)
         if slots.sampler is not None:
             found["sampler/slots"] = float(slots.sampler)
+        return found
+
+    def _count_external(self, call: Call) -> None:
+        counts = (call.usage.get(name) for name in ("prompt_tokens", "sampled_tokens"))
+        prompt, sampled = (max(0, count) if isinstance(count, int) else 0 for count in counts)
+        before = self._external_tokens.get(call.model, (0, 0))
+        self._external_tokens[call.model] = before[0] + prompt, before[1] + sampled
+
+    def _external_cost(self, models: Mapping[str, ExternalModelConfig]) -> Metrics:
+        """Nothing without external models; no price where none is known."""
+        if not models:
+            return {}
+        found = {"cost/external_tokens": float(sum(sum(counts) for counts in self._external_tokens.values()))}
+        if any(one.input_cost_per_token is not None for one in models.values()):
+            asked = ((find_external(models, model), counts) for model, counts in self._external_tokens.items())
+            found["cost/external_usd"] = sum(one.cost(*counts) for one, counts in asked if one is not None)
         return found
 
 

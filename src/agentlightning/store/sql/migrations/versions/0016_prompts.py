@@ -1,12 +1,12 @@
-"""Leads from version 14: rollouts have the versions of their prompt templates. Those before had none."""
+"""Leads from version 15: rollouts have the versions of their prompt templates. Those before had none."""
 
 from __future__ import annotations
 
 import sqlalchemy
 from alembic import op
 
-revision = "0015"
-down_revision = "0014"
+revision = "0016"
+down_revision = "0015"
 
 
 def upgrade() -> None:

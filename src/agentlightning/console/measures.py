@@ -1,0 +1,218 @@
+"""Measures of a call's sampled tokens, by which a strip is coloured, and the use that training made of the call.
+
+Driven by the replay and its export. What a training step made of a call is in the store where the run keeps it
+(``[monitor] keep_credit``); of what is not there the legend says why. Knows no store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from agentlightning.types import ABANDONED, Call, CallCredit, Rollout
+
+LEVELS = 8
+"""Shades of the token strip, in either direction."""
+FULL_SHADE = 6.0
+"""Nats of surprise that have the darkest shade: a probability of 0.25 %."""
+FULL_ADVANTAGE = 2.0
+"""Advantages of this size have the darkest shade: one scale for all calls, so that two of them can be compared."""
+FULL_RATIO = 1.5
+"""Ratios of this size, and of one through it, have the darkest shade: twice as far from 1 as losses usually clip."""
+
+FULL_ENTROPY = 3.0
+"""Nats that have the darkest shade: as many as of 20 tokens that are equally probable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallUse:
+    """The use that training made of a call."""
+
+    note: str
+    """The same in words: trained or context only, and why."""
+    trained: bool | None
+    """None where no step has consumed the rollout."""
+    credit: CallCredit | None = None
+    missing: str = ""
+    """The reason why no credit is stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A number per sampled token, by which a strip is coloured."""
+
+    name: str
+    values: Sequence[float]
+    """NaN where it is not known."""
+    shade: Callable[[float], int]
+    """From 0 (none) to LEVELS; below 0 for the colour of the other direction."""
+    legend: str
+
+
+def call_use(
+    rollout: Rollout, call: Call, credit: CallCredit | None = None, missing: str = "", siblings: bool = False
+) -> CallUse:
+    """Returns the use that training made of a call. `siblings`: other calls of its rollout have recorded credit."""
+    trained, note = _use(rollout, call, credit, siblings)
+    return CallUse(note=note, trained=trained, credit=credit, missing=missing)
+
+
+def _use(rollout: Rollout, call: Call, credit: CallCredit | None, siblings: bool) -> tuple[bool | None, str]:
+    if not call.policy:
+        return False, "context only: an external model sampled it"
+    if rollout.mode == "eval":
+        return False, "context only: rollouts of evaluations are never trained on"
+    if not call.delivered:
+        return False, "context only: the agent was gone before the end of the completion was sent"
+    if call.finish_reason == ABANDONED:
+        return False, "context only: the agent went away while it was sampled"
+    if call.decoding.get("untrained"):
+        return False, "context only: the run learns nothing from calls with these sampling fields"
+    if credit is not None and credit.trained_tokens:
+        of = f"{credit.trained_tokens} of its {len(call.sampled_ids)} sampled tokens"
+        return True, f"trained: step {credit.step} updated the policy by {of}"
+    if credit is not None:
+        return (
+            False,
+            f"context only: its advantage was {credit.advantage:+.3g}, and no update of step {credit.step} had it",
+        )
+    if siblings:
+        return (
+            False,
+            "context only: the step that learned from its rollout did not learn from it (see algorithm.agents)",
+        )
+    if rollout.outcome == "trained":
+        return True, "trained: its sampled tokens are in the step's batch"
+    if rollout.outcome is None:
+        return None, "not consumed by a training step yet"
+    return False, f"not trained: the rollout's outcome is {rollout.outcome}"
+
+
+def surprise(logprob: float) -> int:
+    """Returns the shade of a log-probability: the less expected the token, the darker.
+
+    >>> surprise(0.0), surprise(-0.75), surprise(-20.0)
+    (0, 1, 8)
+    """
+    return min(LEVELS, max(0, round(-logprob / FULL_SHADE * LEVELS)))
+
+
+def undecided(entropy: float) -> int:
+    """Returns the shade of an entropy.
+
+    >>> undecided(0.0), undecided(1.0), undecided(9.0)
+    (0, 3, 8)
+    """
+    return min(LEVELS, max(0, round(entropy / FULL_ENTROPY * LEVELS)))
+
+
+def away_from_zero(value: float) -> int:
+    """Returns the shade of an advantage; none but 0 has no colour.
+
+    >>> away_from_zero(0.0), away_from_zero(1e-3), away_from_zero(-1.0), away_from_zero(9.0)
+    (0, 1, -4, 8)
+    """
+    if not value:
+        return 0
+    return round(math.copysign(min(LEVELS, max(1, round(abs(value) / FULL_ADVANTAGE * LEVELS))), value))
+
+
+def away_from_one(ratio: float) -> int:
+    """Returns the shade of a ratio, by its logarithm.
+
+    >>> away_from_one(1.0), away_from_one(1.5), away_from_one(0.5), away_from_one(0.0)
+    (0, 8, -8, -8)
+    """
+    if ratio <= 0:
+        return -LEVELS
+    return max(-LEVELS, min(LEVELS, round(math.log(ratio) / math.log(FULL_RATIO) * LEVELS)))
+
+
+def by_logprob(call: Call, use: CallUse) -> Measure:
+    """The log-probability of each sampled token under the distribution it was drawn from."""
+    return Measure(
+        name="log-probability",
+        values=call.logprobs,
+        shade=surprise,
+        legend=f"the darker, the less probable: none at 1, darkest from {math.exp(-FULL_SHADE):.2%} down",
+    )
+
+
+def by_advantage(call: Call, use: CallUse) -> Measure:
+    """The advantage with which each sampled token was trained."""
+    kept = [] if use.credit is None else use.credit.token_advantages
+    legend = f"warm where a token was made more probable, cool where less; darkest from ±{FULL_ADVANTAGE:g}"
+    return _kept("advantage", call, kept, away_from_zero, legend if kept else _why(use, "advantages"))
+
+
+def by_ratio(call: Call, use: CallUse) -> Measure:
+    """The loss's ratio of each sampled token."""
+    kept = [] if use.credit is None else use.credit.token_ratios
+    legend = (
+        "of the policy to the one that sampled, in the first update that trained the token: warm above 1, cool below; "
+        f"darkest from × {FULL_RATIO:g} and ÷ {FULL_RATIO:g}"
+    )
+    return _kept("ratio", call, kept, away_from_one, legend if kept else _why(use, "ratios"))
+
+
+def by_entropy(call: Call, use: CallUse) -> Measure:
+    """The policy's entropy at each sampled token."""
+    kept = [] if use.credit is None else use.credit.token_entropies
+    legend = (
+        "of the policy's distribution in the first update that trained the token, in nats: the darker, the less it was "
+        f"decided; darkest from {FULL_ENTROPY:g}"
+    )
+    return _kept("entropy", call, kept, undecided, legend if kept else _why(use, "entropies"))
+
+
+def by_trained(call: Call, use: CallUse) -> Measure:
+    """1 for each sampled token that training learned from, 0 for those that are context only."""
+    forced = {place for start, end in call.decoding.get("forced", ()) for place in range(start, end)}
+    one = math.nan if use.trained is None else float(use.trained)
+    values = [0.0 if place in forced and use.trained else one for place in range(len(call.sampled_ids))]
+    besides = "; underlined: forced by the grammar, so context only" if forced and use.trained else ""
+    return Measure(
+        name="training",
+        values=values,
+        shade=lambda value: -LEVELS // 2 if value == 1.0 else 0,
+        legend=f"{use.note}{besides}",
+    )
+
+
+def by_version(call: Call, use: CallUse) -> Measure:
+    """The policy version that sampled each token: an update may come in the middle of a call."""
+    versions = sorted({span.version for span in call.versions})
+    values = [math.nan] * len(call.sampled_ids)
+    for span in call.versions:
+        values[span.start : span.end] = [float(span.version)] * (span.end - span.start)
+    known = ", ".join(map(str, versions)) or "not recorded"
+    return Measure(
+        name="policy version",
+        values=values,
+        shade=lambda value: min(LEVELS, versions.index(int(value))),
+        legend=f"versions {known}: none for the first, the darker the later",
+    )
+
+
+COLORINGS: Mapping[str, Callable[[Call, CallUse], Measure]] = {
+    "logprob": by_logprob,
+    "advantage": by_advantage,
+    "ratio": by_ratio,
+    "entropy": by_entropy,
+    "trained": by_trained,
+    "version": by_version,
+}
+"""Measures by which a strip may be coloured, by their name in an address; the first is the default."""
+
+
+def _kept(name: str, call: Call, values: Sequence[float], shade: Callable[[float], int], legend: str) -> Measure:
+    return Measure(name=name, values=values or [math.nan] * len(call.sampled_ids), shade=shade, legend=legend)
+
+
+def _why(use: CallUse, what: str) -> str:
+    """The reason why there are no numbers per token."""
+    if use.credit is None:
+        return f"no {what}: {use.missing or use.note}"
+    reported = "" if what == "advantages" else ", and the engine reports them"
+    return f"no {what}: they are kept per token where [monitor] token_credit = true{reported}"

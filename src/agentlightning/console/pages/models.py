@@ -1,0 +1,131 @@
+"""Models and prompts of a run: the versions that it published, its checkpoints, and its prompt templates."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Mapping, Sequence
+
+import orjson
+
+from agentlightning.console.markup import Html, element, join, url
+from agentlightning.console.pages.choose import chosen_run
+from agentlightning.console.parts import Query, clipped, first, number, run_link, table, when
+from agentlightning.console.reader import Reader
+from agentlightning.errors import InputError
+from agentlightning.types import JSON, Checkpoint, Resource, Run
+
+MAX_ROWS = 200
+"""Versions that are listed, the newest; a run publishes one a step."""
+MAX_DIFF_CHARS = 20_000
+"""Of a prompt, from its beginning, that is compared with its parent's."""
+MAX_DIFF_LINES = 1000
+
+
+async def models_page(reader: Reader, query: Query) -> Html:
+    """Policy versions of the run of the address, and its checkpoints."""
+    run = await chosen_run(reader, query, "/models", "Models")
+    if not isinstance(run, Run):
+        return run
+    versions = [one for one in await reader.resources(run.id) if one.kind == "policy"]
+    checkpoints = await reader.checkpoints(run.id)
+    saved = {one.version: one for one in checkpoints}
+    head = ["policy", "version", "step", "made from", "model", "checkpoint", "published (UTC)"]
+    rows = [_version(one, saved.get(one.version)) for one in _newest(versions)]
+    kept = [[str(one.step), str(one.version), clipped(one.path), when(one.created_ns)] for one in reversed(checkpoints)]
+    return join(
+        [
+            *_head("Models", run),
+            element("h2", "Published versions"),
+            table(head, rows, "Versions of the run's policies, the newest first")
+            if rows
+            else element("p", "no version was published", class_="none"),
+            _left_out(versions),
+            element("h2", "Checkpoints"),
+            table(["step", "version", "place", "saved (UTC)"], kept, "Checkpoints, the newest first")
+            if kept
+            else element("p", "no checkpoint was saved", class_="none"),
+        ]
+    )
+
+
+async def prompts_page(reader: Reader, query: Query) -> Html:
+    """Prompt templates of the run of the address; one version with its text and its difference from its parent."""
+    run = await chosen_run(reader, query, "/prompts", "Prompts")
+    if not isinstance(run, Run):
+        return run
+    found = [one for one in await reader.resources(run.id) if one.kind == "prompt_template"]
+    if not found:
+        none = "this run has no prompt template; prompts that are optimised get their versions here"
+        return join([*_head("Prompts", run), element("p", none, class_="none")])
+    shown = _shown(found, first(query, "name"), number(query, "version"))
+    rows = (
+        [element("a", one.name, href=url("/prompts", {"run": run.id, "name": one.name, "version": one.version})),
+         str(one.version), _parent(one), str(one.step), when(one.created_ns)]
+        for one in _newest(found)
+    )  # fmt: skip
+    parent = next((one for one in found if (one.name, one.version) == (shown.name, shown.parent)), None)
+    return join(
+        [
+            *_head("Prompts", run),
+            table(["prompt", "version", "made from", "step", "made (UTC)"], rows, "Versions, the newest first"),
+            _left_out(found),
+            element("h2", f"{shown.name}, version {shown.version}"),
+            element("pre", _text(shown.value)),
+            element("h3", f"Difference from version {parent.version}") if parent else None,
+            await asyncio.to_thread(_difference, _text(parent.value), _text(shown.value)) if parent else None,
+        ]
+    )
+
+
+def _head(title: str, run: Run) -> list[Html]:
+    return [element("h1", title), element("p", run_link(run.id), " ", run.name)]
+
+
+def _newest(resources: Sequence[Resource]) -> list[Resource]:
+    return sorted(resources, key=lambda one: (-one.created_ns, one.name, -one.version))[:MAX_ROWS]
+
+
+def _left_out(resources: Sequence[Resource]) -> Html | None:
+    more = len(resources) - MAX_ROWS
+    return element("p", f"{more} earlier versions are left out", class_="none") if more > 0 else None
+
+
+def _version(one: Resource, checkpoint: Checkpoint | None) -> list[Html | str]:
+    model = str(one.value.get("model", "")) or "-"
+    return [
+        one.name,
+        str(one.version),
+        str(one.step),
+        _parent(one),
+        clipped(model),
+        "-" if checkpoint is None else f"of step {checkpoint.step}",
+        when(one.created_ns),
+    ]
+
+
+def _parent(one: Resource) -> str:
+    return "-" if one.parent is None else f"version {one.parent}"
+
+
+def _shown(found: Sequence[Resource], name: str, version: int | None) -> Resource:
+    """The version of the address, by default the newest of its prompt, or of any."""
+    fitting = [one for one in found if (not name or one.name == name) and version in (None, one.version)]
+    if not fitting:
+        raise InputError(f"version: expected one of a prompt of this run, got {name[:80]!r}, version {version}")
+    return _newest(fitting)[0]
+
+
+def _text(value: JSON) -> str:
+    """The template's text; a value of another form as JSON."""
+    text = value.get("template", value.get("text"))
+    return text if isinstance(text, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode()
+
+
+def _difference(before: str, after: str) -> Html:
+    old, new = (text[:MAX_DIFF_CHARS].splitlines()[:MAX_DIFF_LINES] for text in (before, after))
+    changed = list(difflib.unified_diff(old, new, lineterm=""))[2:]  # without the names of files
+    if not changed:
+        return element("p", "both have the same text", class_="none")
+    tags: Mapping[str, str] = {"+": "ins", "-": "del"}
+    return element("pre", *(element(tags.get(line[:1], "span"), line + "\n") for line in changed), class_="diff")

@@ -1,0 +1,219 @@
+"""The rewards page says what the debugger computes, runs no code of a run or a request, and reads a bounded part."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from console_scene import ATTACKS, GROUP, Parsed
+from rewards_scene import GROUPS, RUN, STEPS, STYLE, earned, fill_rewards, grpo, record
+from test_console_pages import check_harmless
+
+from agentlightning.console.export import as_html, as_json
+from agentlightning.console.pages.replay import replay_page
+from agentlightning.console.pages.rewards import MAX_READ, VIEWS, rewards_page
+from agentlightning.console.pages.rewards_changes import check_size
+from agentlightning.console.reader import Reader
+from agentlightning.errors import InputError, printable
+from agentlightning.store.base import RolloutQuery
+from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.types import Rollout
+
+BEST = f"{grpo([place / (GROUP - 1) for place in range(GROUP)], GROUP - 1):+.4g}"
+
+
+@asynccontextmanager
+async def reading(config: dict[str, Any] | None = None) -> AsyncIterator[Reader]:
+    """A reader over a store with the hacked run, of this configuration."""
+    async with InMemoryLightningStore() as store:
+        await fill_rewards(store, config)
+        reader = Reader(store)
+        yield reader
+        reader.close()
+
+
+@pytest.fixture
+async def reader() -> AsyncIterator[Reader]:
+    async with reading() as opened:
+        yield opened
+
+
+async def a_rollout(reader: Reader, replica: int = GROUP - 1, step: int = STEPS) -> Rollout:
+    found = await reader.store.rollouts(RolloutQuery(run_id=RUN, step=step))
+    return next(one for one in found if one.replica == replica)
+
+
+async def shown(reader: Reader, **query: str) -> Parsed:
+    return check_harmless(await rewards_page(reader, {"run": [RUN]} | {name: [text] for name, text in query.items()}))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+async def test_a_view_shows_the_names_of_rewards_and_runs_as_text(reader: Reader, view: str) -> None:
+    change = {"reward": STYLE, "weight": "1"} if view == "what-if" else {}
+    page = await shown(reader, view=view, **change)
+    assert printable(ATTACKS[0]) in page.text
+    assert "wrong" not in page.values("class")
+
+
+async def test_each_reward_has_its_distribution_by_step(reader: Reader) -> None:
+    page = await shown(reader, step="2")
+    assert page.names.count("svg") == 2  # two rewards, of the whole rollout
+    assert f"{GROUP * GROUPS} rollouts of step 2: the first {MAX_READ} of each step at most" in page.text
+    said = [label for label in page.values("aria-label") if label.startswith("20 equal parts from 0 to 1: ")]
+    counts = [[int(count) for count in label.partition(": ")[2].split(", ")] for label in said]
+    assert [(sum(one), one[0], one[-1]) for one in counts] == [(GROUP * GROUPS, GROUPS, GROUPS)] * 2
+
+
+async def test_a_hack_that_length_explains_while_the_held_out_reward_falls_is_named(reader: Reader) -> None:
+    page = await shown(reader, view="hacks")
+    for kind in ("length_explains", "held_out_falls", "other_reward_falls"):
+        assert kind in page.text
+    longest = {one.id for one in await reader.store.rollouts(RolloutQuery(run_id=RUN)) if one.replica == GROUP - 1}
+    named = {href.partition("rollout=")[2] for href in page.values("href") if href.startswith("/replay")}
+    assert len(named) == 3
+    assert named <= longest
+
+
+async def test_two_rewards_that_order_rollouts_the_other_way_disagree(reader: Reader) -> None:
+    page = await shown(reader, view="disagree", step="3")
+    assert f"{GROUP * GROUPS} rollouts have both; rank correlation -1.00" in page.text
+    assert f"agl rewards rescore {RUN} --with my_reward.py:score --write --name edited" in page.text
+
+
+async def test_a_reward_is_explained_beside_what_the_step_recorded(reader: Reader) -> None:
+    best = await a_rollout(reader)
+    page = await shown(reader, view="explain", rollout=best.id)
+    assert "advantage grpo: (credit - mean of the rewards) / (standard deviation" in page.text
+    assert page.text.count(BEST) == 2 * 3  # of two calls: in words, computed and recorded
+    assert sum(f"call_id={best.id}-" in href for href in page.values("href")) == 2
+
+
+async def test_another_rule_and_other_weights_change_calls_and_tokens(reader: Reader) -> None:
+    page = await shown(reader, view="what-if", step="1", credit="last")
+    assert f"calls that change{GROUP * GROUPS} of {2 * GROUP * GROUPS}" in page.text
+    turned = await shown(reader, view="what-if", step="1", reward=STYLE, weight="1")
+    assert "calls that turn100.0%" in turned.text
+    assert f"agl rewards what-if {RUN} --step 1 --credit last --with my_reward.py:score" in page.text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"credit": "code.py:rule"}, "credit: expected one of"),
+        ({"credit": "learned"}, "credit: expected one of"),
+        ({"advantage": "code.py:rule"}, "advantage: expected one of"),
+        ({"credit": "discounted", "settings": "gamma=2.0"}, "gamma"),
+        ({"reward": STYLE, "weight": "much"}, "weight: expected a number, got 'much'"),
+        ({"reward": STYLE, "weight": "nan"}, "reward_weights"),
+        ({"credit": "last", "step": "99"}, "no rollout of step 99 has finished"),
+    ],
+)
+async def test_a_change_that_cannot_be_made_here_is_told(reader: Reader, change: dict[str, str], said: str) -> None:
+    assert said in (await shown(reader, view="what-if", **change)).text
+
+
+OWN_CODE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+
+
+@pytest.mark.parametrize("setting", ["name", "credit", "agents", "advantage"])
+async def test_a_run_of_own_code_gets_a_command_and_its_code_is_not_run(tmp_path: Path, setting: str) -> None:
+    (tmp_path / "code.py").write_text(OWN_CODE)
+    code = f"{tmp_path}/code.py:own"
+    given = {setting: ["writer", code] if setting == "agents" else code}
+    async with reading({**record(), "algorithm": {"group_size": GROUP, **given}}) as reader:
+        best = await a_rollout(reader)
+        explained = await shown(reader, view="explain", rollout=best.id)
+        changed = await shown(reader, view="what-if", step="1", credit="last")
+    assert f"which the console never runs; type: agl rewards explain {best.id}" in explained.text
+    assert f"type: agl rewards what-if {RUN} --step 1 --credit last" in changed.text
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_code_that_an_address_names_is_not_run(reader: Reader, tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(OWN_CODE)
+    for name in ("credit", "advantage", "settings", "reward", "with", "policy"):
+        await shown(reader, view="what-if", **{"step": "1", name: f"{tmp_path}/code.py:own"})
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_a_rule_that_reads_more_than_a_step_gets_a_command() -> None:
+    async with reading(record(credit="learned")) as reader:
+        changed = await shown(reader, view="what-if", step="1", credit="last")
+    assert "credit: 'learned' reads more than the rewards of one step; type: agl rewards what-if" in changed.text
+
+
+async def test_a_step_of_more_rollouts_than_a_page_computes_gets_a_command(reader: Reader) -> None:
+    await check_size(reader, RUN, 1, "agl …", GROUP * GROUPS)
+    with pytest.raises(InputError, match="expected one of at most 7 rollouts here, 1 has more; type: agl …"):
+        await check_size(reader, RUN, 1, "agl …", GROUP * GROUPS - 1)
+
+
+async def test_tokens_are_coloured_by_advantage_ratio_and_training(reader: Reader) -> None:
+    best, worst = await a_rollout(reader), await a_rollout(reader, 0)
+
+    async def strip(rollout: Rollout, color: str) -> list[str]:
+        page = check_harmless(await replay_page(reader, {"rollout": [rollout.id], "color": [color]}))
+        assert "nothing is recorded" not in page.text
+        return [value.split()[1] for value in page.values("class") if value.startswith("token")]
+
+    assert await strip(best, "advantage") == ["s5"] * 4  # 1.16 of 2
+    assert await strip(worst, "advantage") == ["b5"] * 4
+    assert await strip(best, "ratio") == ["s0", "s4", "b6", "s0"]
+    assert await strip(best, "entropy") == ["s0", "s3", "s8", "s1"]
+    assert await strip(best, "trained") == ["b4"] * 4
+
+
+async def test_the_credit_of_a_call_stands_beside_it_and_in_exports(reader: Reader) -> None:
+    best = await a_rollout(reader)
+    page = Parsed(await replay_page(reader, {"rollout": [best.id], "call_id": [f"{best.id}-1"]}))
+    for figure in (f"credit{earned(best):.4g}", f"advantage{BEST}", "loss weight0.125", "clip share6.2%"):
+        assert figure in page.text
+    assert f"trained: step {STEPS} updated the policy by 16 of its 16 sampled tokens" in page.text
+    one = await reader.rollout(best.id)
+    assert len(orjson.loads(await as_json(reader, one))["credit"]) == 2
+    assert (await as_html(reader, one)).decode().count("loss weight") == 2
+
+
+async def test_where_no_credit_is_stored_the_replay_says_which_setting_keeps_it(reader: Reader) -> None:
+    best = await a_rollout(reader)
+    await reader.store.drop_credit(RUN, STEPS + 1)
+    query = {"rollout": [best.id], "color": ["advantage"]}
+    dropped = Parsed(await replay_page(reader, query))
+    assert "no advantages: the store has that of calls that the run's latest 50 steps learned from" in dropped.text
+    async with reading(record() | {"monitor": {"keep_credit": 0, "token_credit": False}}) as other:
+        best = await a_rollout(other)
+        await other.store.drop_credit(RUN, STEPS + 1)
+        unkept = Parsed(await replay_page(other, {"rollout": [best.id], "color": ["advantage"]}))
+    assert "the run keeps no credit; to keep it: agl train … --set monitor.keep_credit=50" in unkept.text
+
+
+async def test_a_call_that_the_step_did_not_learn_from_says_so(reader: Reader) -> None:
+    best = await a_rollout(reader)
+    kept = await reader.store.credit([best.id])
+    await reader.store.drop_credit(RUN, STEPS + 1)
+    await reader.store.record_credit(kept[:1])
+    page = Parsed(await replay_page(reader, {"rollout": [best.id], "call": ["1"], "color": ["trained"]}))
+    assert "context only: the step that learned from its rollout did not learn from it" in page.text
+
+
+async def test_sub_agents_stand_as_they_did_after_the_shown_call(reader: Reader) -> None:
+    best = await a_rollout(reader)
+    first, last = [Parsed(await replay_page(reader, {"rollout": [best.id], "call": [str(n)]})) for n in (0, 1)]
+    assert "planner1 of 24" in first.text
+    assert "planner2 of 220" in last.text
+
+
+async def test_a_replay_plays_to_its_last_call(reader: Reader) -> None:
+    best = await a_rollout(reader)
+
+    async def steps(call: int, play: str) -> tuple[bool, list[str]]:
+        page = Parsed(await replay_page(reader, {"rollout": [best.id], "call": [str(call)], "play": [play]}))
+        return "steps playing" in page.values("class"), [href for href in page.values("href") if "play=1" in href]
+
+    assert await steps(0, "") == (False, [f"/replay?rollout={best.id}&call=0&play=1#call"])
+    assert await steps(0, "1") == (True, [f"/replay?rollout={best.id}&call=1&play=1#call"])
+    assert await steps(1, "1") == (False, [f"/replay?rollout={best.id}&call=0&play=1#call"])

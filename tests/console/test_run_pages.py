@@ -1,0 +1,151 @@
+"""Pages about one run: bottlenecks, suggestions, models and prompts, each from what the store has."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from console_scene import ATTACKS, SLOW_TOOL, STEPS, Parsed, check_harmless
+
+from agentlightning.analysis.bottlenecks import RULES, find_bottlenecks
+from agentlightning.analysis.run_bottlenecks import read_bottlenecks
+from agentlightning.console.lanes import lanes
+from agentlightning.console.markup import Html
+from agentlightning.console.pages.bottlenecks import bottlenecks_page
+from agentlightning.console.pages.models import models_page, prompts_page
+from agentlightning.console.pages.run import run_page
+from agentlightning.console.pages.suggestions import suggestions_page
+from agentlightning.console.parts import Query
+from agentlightning.console.reader import Reader
+from agentlightning.errors import InputError, printable
+
+PAGES: dict[str, Callable[[Reader, Query], Awaitable[Html]]] = {
+    "/bottlenecks": bottlenecks_page,
+    "/suggestions": suggestions_page,
+    "/models": models_page,
+    "/prompts": prompts_page,
+}
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_without_a_run_offers_the_newest_ones(reader: Reader, path: str) -> None:
+    parsed = check_harmless(await PAGES[path](reader, {}))
+
+    assert parsed.values("href")[:2] == [f"{path}?run=ahead", f"{path}?run=slow"]
+
+
+@pytest.mark.parametrize(
+    ("path", "run"), [("/bottlenecks", "slow"), ("/suggestions", "slow"), ("/models", "gamma"), ("/prompts", "gamma")]
+)
+async def test_a_page_shows_what_attackers_stored_as_text(reader: Reader, path: str, run: str) -> None:
+    parsed = check_harmless(await PAGES[path](reader, {"run": [run]}))
+
+    assert printable(ATTACKS[0]) in parsed.text
+
+
+async def test_a_slow_tool_is_named_first_with_its_arithmetic_and_what_a_change_was_worth(reader: Reader) -> None:
+    parsed = Parsed(await bottlenecks_page(reader, {"run": ["slow"]}))
+    report = await read_bottlenecks(reader.store, "slow")
+
+    first = report.findings[0]
+    assert first.name == "slow_tools"
+    assert first.text in parsed.text
+    assert "80% × 86% = 69%" in parsed.text
+    [change] = first.earlier
+    assert (change.run_id, change.others, change.gain) == ("ahead", [], pytest.approx(0.4))
+    assert "run ahead, trainer.max_staleness = 2 (here 0): 0.0938 s per rollout, here 0.156 s: 40% less" in parsed.text
+    assert parsed.names.count("figure") == 1
+
+
+async def test_a_setting_that_no_other_run_changed_says_so(reader: Reader) -> None:
+    report = await read_bottlenecks(reader.store, "slow")
+    unmeasured = [one.name for one in report.findings if not one.earlier]
+
+    parsed = Parsed(await bottlenecks_page(reader, {"run": ["slow"]}))
+
+    assert parsed.text.count("no earlier run differs in it") == len(unmeasured)
+
+
+async def test_the_latest_steps_are_read_and_no_more(reader: Reader) -> None:
+    report = await read_bottlenecks(reader.store, "slow", latest=2)
+
+    assert [step.step for step in report.timeline] == [STEPS - 1, STEPS]
+    with pytest.raises(InputError, match="steps: expected 1 to 1000, got 5000"):
+        await bottlenecks_page(reader, {"run": ["slow"], "steps": ["5000"]})
+
+
+async def test_a_run_without_a_timed_step_says_so(reader: Reader) -> None:
+    assert "no training step has ended yet" in await bottlenecks_page(reader, {"run": ["beta"]})
+
+
+def test_the_lanes_of_a_step_are_as_high_as_it_was_busy_and_its_phases_fill_it() -> None:
+    [step] = find_bottlenecks([SLOW_TOOL | {"step": 7.0}]).timeline
+
+    parsed = Parsed(lanes([step]))
+
+    assert "step 7, sampler: busy 30%" in parsed.text
+    assert "step 7, reward: busy 1%" in parsed.text
+    assert "step 7, collect: 8 s, 80%" in parsed.text
+    assert parsed.values("aria-label") == ["Lanes: steps 7 to 7 in 10 seconds; the table below has the numbers"]
+
+
+async def test_the_rules_of_the_page_are_those_of_the_command(reader: Reader) -> None:
+    report = await read_bottlenecks(reader.store, "slow")
+    parsed = Parsed(await bottlenecks_page(reader, {"run": ["slow"]}))
+
+    places = [parsed.text.index(one.text) for one in report.findings]
+    assert {one.name for one in report.findings} <= set(RULES)
+    assert places == sorted(places)
+
+
+async def test_a_run_shows_what_its_steps_cost(reader: Reader) -> None:
+    parsed = Parsed(await run_page(reader, {"run": ["slow"]}))
+
+    assert f"agent seconds{448 * STEPS:,}" in parsed.text
+    assert f"sampled tokens{900 * STEPS:,}" in parsed.text
+    assert "US dollars" not in parsed.text
+
+
+async def test_suggestions_of_few_runs_are_the_nearest_and_not_enough_for_settings(reader: Reader) -> None:
+    parsed = Parsed(await suggestions_page(reader, {"run": ["slow"]}))
+
+    assert "2 comparable runs, 2 of them finished with a held-out reward" in parsed.text
+    assert "not enough runs: 2 comparable ones have finished with a held-out reward, 10 are needed" in parsed.text
+    assert "trainer.max_staleness 2" in parsed.text
+    assert "/run?run=ahead" in parsed.values("href")
+
+
+async def test_while_an_alarm_is_active_the_page_advises_nothing_else(reader: Reader) -> None:
+    await reader.store.update_run("slow", "running", {"alarms": {"reward_falling": ATTACKS[0]}})
+
+    parsed = check_harmless(await suggestions_page(reader, {"run": ["slow"]}))
+
+    assert f"slow goes on with alarm reward_falling: {ATTACKS[0]}" in parsed.text
+    assert "Nearest runs" not in parsed.text
+    assert "Settings to try" not in parsed.text
+
+
+async def test_models_are_the_published_versions_with_their_checkpoints(reader: Reader) -> None:
+    parsed = Parsed(await models_page(reader, {"run": ["alpha"]}))
+
+    assert "of step 2" in parsed.text
+    assert "version 1" in parsed.text
+    assert "/runs/be brief" in parsed.text
+
+
+async def test_a_prompt_is_shown_with_its_difference_from_its_parent(reader: Reader) -> None:
+    newest = Parsed(await prompts_page(reader, {"run": ["alpha"]}))
+    first = Parsed(await prompts_page(reader, {"run": ["alpha"], "name": ["writer be brief"], "version": ["1"]}))
+
+    assert "writer be brief, version 2" in newest.text
+    assert "+be briefbe brief" in newest.text
+    assert (newest.names.count("ins"), newest.names.count("del")) == (1, 1)
+    assert "writer be brief, version 1" in first.text
+    assert "Difference" not in first.text
+    with pytest.raises(InputError, match="version: expected one of a prompt of this run"):
+        await prompts_page(reader, {"run": ["alpha"], "version": ["9"]})
+
+
+async def test_a_run_without_models_or_prompts_says_so(reader: Reader) -> None:
+    assert "no version was published" in await models_page(reader, {"run": ["beta"]})
+    assert "this run has no prompt template" in await prompts_page(reader, {"run": ["beta"]})
