@@ -6,9 +6,11 @@ parallel, JSON with odd spacing, and text cut into pieces of the vocabulary as n
 messages are rendered and tokenised at every turn, which is what a system does that keeps text. A template and a tokenizer
 are made on the spot; with AGL_DATA, the chat templates of real model families get a line each.
 
-Half of the agents send thinking back, half drop it, as SDKs do; both count against whoever needs the text.
+Half of the agents send thinking back, half drop it, as SDKs do; both count against whoever needs the text. With
+--replaced-prompts each agent's own system prompt changes with every call, and a template takes its place, as by a rule of a
+run's [prompts].
 
-    python benchmarks/drift.py [--conversations 1000] [--seed 0] [--noise 0.02] [--templates-alone]
+    python benchmarks/drift.py [--conversations 1000] [--seed 0] [--noise 0.02] [--templates-alone] [--replaced-prompts]
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from rich.progress import Progress
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from agentlightning.gateway.policy.response_decoder import ResponseDecoder
+from agentlightning.protocols import chat
 from agentlightning.protocols.base import CompletionRequest, assistant_message
+from agentlightning.protocols.system_prompts import replace_system
 from agentlightning.rendering.conversation import Conversation, PromptPlan
 from agentlightning.rendering.graph import normal
 from agentlightning.rendering.renderer import Renderer, RenderError
@@ -119,6 +123,9 @@ def main() -> None:
     parser.add_argument(
         "--templates-alone", action="store_true", help="leave out what the renderers package knows of model families"
     )
+    parser.add_argument(
+        "--replaced-prompts", action="store_true", help="replace system prompts, which change with every call"
+    )
     arguments = parser.parse_args()
     console = Console(highlight=False)
     with (
@@ -135,7 +142,7 @@ def main() -> None:
             for number in range(count):
                 rng = random.Random(f"{arguments.seed}/{name}/{number}")
                 model = Model(renderer, rng, arguments.noise)
-                converse(model, figures, NAMES if name not in WITHOUT_TOOLS else ())
+                converse(model, figures, NAMES if name not in WITHOUT_TOOLS else (), arguments.replaced_prompts)
                 progress.advance(task)
             figures.seconds = time.perf_counter() - started
             rows.append(figures)
@@ -199,10 +206,10 @@ class TemplateAlone(Renderer):
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
-def converse(model: Model, figures: Figures, names: tuple[str, ...]) -> None:
+def converse(model: Model, figures: Figures, names: tuple[str, ...], replaced: bool) -> None:
     """One main agent and its sub-agents, whose calls are under way at the same time, on one key."""
     conversation = Conversation(model.renderer)
-    agents = [Agent(model, conversation, str(number), names) for number in range(1 + SUB_AGENTS)]
+    agents = [Agent(model, conversation, str(number), names, replaced) for number in range(1 + SUB_AGENTS)]
     while waiting := [agent for agent in agents if agent.left]:
         model.rng.choice(waiting).act(figures)
 
@@ -210,7 +217,9 @@ def converse(model: Model, figures: Figures, names: tuple[str, ...]) -> None:
 class Agent:
     """Asks, receives, appends. Its call is planned in one act and recorded in a later one: others come in between."""
 
-    def __init__(self, model: Model, conversation: Conversation, name: str, names: tuple[str, ...]) -> None:
+    def __init__(
+        self, model: Model, conversation: Conversation, name: str, names: tuple[str, ...], replaced: bool
+    ) -> None:
         rng = model.rng
         self.left = rng.randint(3, 9)
         self._model = model
@@ -221,6 +230,7 @@ class Agent:
         self._drops_reasoning = rng.random() < 0.5
         system = {"role": "system", "content": f"You are agent {'of all' if name == '0' else 'below'}. {words(rng, 8)}"}
         self._messages: list[Message] = [system, {"role": "user", "content": f"{words(rng, 6)} {name}?"}]
+        self._prompt = f"Template for agent {name}: {words(rng, 12)}" if replaced else None
         self._plan: PromptPlan | None = None
         self._calls = 0
         self._before: list[int] = []
@@ -235,7 +245,7 @@ class Agent:
 
     def _ask(self, figures: Figures) -> None:
         started = time.perf_counter()
-        self._plan = plan = self._conversation.plan(RequestView.of(self._messages, self._tools))
+        self._plan = plan = self._conversation.plan(RequestView.of(self._sent(), self._tools))
         figures.planning += time.perf_counter() - started
         figures.calls += 1
         text = self._renderer.render(self._plain(), self._tools, generate=True)
@@ -275,7 +285,15 @@ class Agent:
 
     def _plain(self) -> list[Message]:
         """The messages with their arguments parsed, as chat templates want them."""
-        return [normal(message) for message in self._messages]
+        return [normal(message) for message in self._sent()]
+
+    def _sent(self) -> list[Message]:
+        """The messages as the conversation gets them."""
+        if self._prompt is None:
+            return self._messages
+        own = {"role": "system", "content": f"{self._messages[0]['content']} It is {self._calls} o'clock."}
+        request, _ = replace_system(chat.NAME, {"messages": [own, *self._messages[1:]]}, self._prompt)
+        return list(request["messages"])
 
 
 def words(rng: random.Random, count: int) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agentlightning.config_external import ExternalModelConfig
     from agentlightning.config_limits import LimitConfig, LimitsConfig
     from agentlightning.gateway.server import AgentLightningServer
-    from agentlightning.runner.agent import LLM, PromptTemplate, emit_reward, rollout
+    from agentlightning.runner.agent import LLM, emit_reward, prompt, rollout
     from agentlightning.runner.client import AgentLightningClient
     from agentlightning.runner.emitters import emit_exception, emit_message, emit_object, operation
     from agentlightning.runner.result import RolloutResult
@@ -67,7 +67,7 @@ _NAMES = {
     "config_external": ("ExternalModelConfig",),
     "config_limits": ("LimitConfig", "LimitsConfig"),
     "gateway.server": ("AgentLightningServer",),
-    "runner.agent": ("LLM", "PromptTemplate", "emit_reward", "rollout"),
+    "runner.agent": ("LLM", "emit_reward", "prompt", "rollout"),
     "runner.client": ("AgentLightningClient",),
     "runner.emitters": ("emit_exception", "emit_message", "emit_object", "operation"),
     "runner.result": ("RolloutResult",),
@@ -109,7 +109,6 @@ __all__ = [
     "LoraConfig",
     "ModelConfig",
     "PolicyConfig",
-    "PromptTemplate",
     "RewardConfig",
     "RolloutResult",
     "SampleResponse",
@@ -128,6 +127,7 @@ __all__ = [
     "emit_reward",
     "load_run",
     "operation",
+    "prompt",
     "rollout",
 ]
 

@@ -22,7 +22,8 @@ from agentlightning.config_base import FolderUrl, Table, matching
 from agentlightning.config_base import parse_settings as parse_settings
 from agentlightning.config_engine import EngineConfig
 from agentlightning.config_external import ExternalModelConfig, check_external_models
-from agentlightning.config_limits import LimitsConfig, check_limits
+from agentlightning.config_limits import LIMITS_RESOURCE, LimitsConfig, check_limits
+from agentlightning.config_prompts import PromptsConfig
 from agentlightning.config_sandbox import SandboxConfig
 
 DEFAULT_STORE = "sqlite:///runs/agl.db"
@@ -338,6 +339,8 @@ class Config(Table):
     store: StoreConfig = StoreConfig()
     external: dict[str, ExternalModelConfig] = Field({})
     """Models that are not trained, by a name of your choice: a judge, a user simulator, an embedding."""
+    prompts: PromptsConfig = PromptsConfig()
+    """Prompt templates, and the agents whose system prompts they replace."""
     limits: LimitsConfig = LimitsConfig()
     """Bounds of what each attempt, and the run as a whole, may use."""
     policies: dict[str, PolicyConfig] = Field({})
@@ -375,6 +378,11 @@ class Config(Table):
     def _external_models_agree(self) -> Self:
         check_external_models(self.external, tuple(self.policies) or (Path(self.model.path).name, "default"))
         check_limits(self.limits, self.external)
+        for name in self.prompts.templates:
+            if name in {*self.external, *self.policies, "default", LIMITS_RESOURCE}:
+                raise ValueError(
+                    f"prompts.templates.{name}: is the name of another resource of the run; choose another"
+                )
         return self
 
     @model_validator(mode="after")

@@ -31,6 +31,10 @@ and what the agent did next does not follow from it."""
 TEMPLATE_KWARGS: Final = "chat_template_kwargs"
 """Key of `Call.request_fields`: the variables that the request gave to the model's chat template, and that it read."""
 
+SYSTEM_PROMPT: Final = "system_prompt"
+"""Key of `Call.request_fields`: the prompt template with which a rule of the run replaced the agent's system prompt, its
+version, and the text that it replaced, where no earlier call has that (None: the rule's marks were not found)."""
+
 REASONING_CLEARED: Final = "reasoning_cleared"
 """Key of a recorded assistant message whose reasoning was taken out because the agent demanded it (`context_management`).
 Without it the message would continue the recorded completion, reasoning included: most agents leave reasoning out, and mean
@@ -120,6 +124,8 @@ class NewRollout:
     retry: RetryPolicy = RetryPolicy()
     priority: int = 0
     """Higher is claimed first; equal priorities first come, first served."""
+    prompts: dict[str, int] = field(default_factory=dict)
+    """Versions of prompt templates by name. Of those that are not named, the first claim pins the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +163,8 @@ class Rollout:
     refused: bool = False
     """The last attempt failed after its last model call had been refused by the gateway: the failure says nothing of the
     policy, and trying again would end alike."""
+    prompts: dict[str, int] = field(default_factory=dict)
+    """Versions of the run's prompt templates by name, of all its attempts: pinned at the first claim."""
     outcome: Outcome | None = None
     """Use that training made of it; None until a training step consumed it."""
 

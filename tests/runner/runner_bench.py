@@ -26,6 +26,7 @@ from agentlightning.runner.scoring import FunctionScorer, Scorer
 from agentlightning.runner.worker import Worker, WorkerOptions
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.templates import TemplateReader
 from agentlightning.tracing.air import Air
 from agentlightning.types import FINAL_STATES, JSON, Attempt, Call, NewRollout, RetryPolicy, Rollout
 
@@ -141,6 +142,7 @@ class Bench:
                 runner=FunctionRunner(agent, threads, scored=reward is not None),
                 reward=FunctionScorer(reward, threads) if inspect.isroutine(reward) else reward,
                 abandon_s=abandon_s,
+                templates=TemplateReader(self.store),
                 air=None if air is None else AttemptAir(air, RecordReader(self.store), threads),
             )
             worker = Worker(

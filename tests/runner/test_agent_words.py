@@ -1,22 +1,25 @@
 """What agents are written against, without a worker."""
 
 import asyncio
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from openai import AsyncOpenAI, OpenAI
 
-from agentlightning.errors import AgentError, ConfigError, RewardError
-from agentlightning.runner.agent import LLM, PromptTemplate, emit_reward, is_marked, llm_for, rollout
+from agentlightning.errors import AgentError, InputError, RewardError
+from agentlightning.prompts.rollout_prompts import RolloutPrompts
+from agentlightning.prompts.templates import Template
+from agentlightning.runner.agent import LLM, emit_reward, is_marked, llm_for, prompt, rollout
 from agentlightning.runner.attempt import CURRENT, AttemptContext
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.runner.result import RolloutResult
 from agentlightning.types import Call, Claim, Lease, RetryPolicy, Rollout, Sampling
+
+MESSAGES = [{"role": "user", "content": "{question}"}]
 
 
 def a_claim() -> Claim:
@@ -141,7 +144,7 @@ def test_rollout_marks_a_callable_and_returns_it() -> None:
 
 
 def test_a_reward_outside_an_attempt_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(AgentError, match="outside an attempt: call it from an agent"):
+    with pytest.raises(AgentError, match=r"outside an attempt: call it from an agent"):
         emit_reward(1.0)
 
 
@@ -186,25 +189,42 @@ async def test_an_endless_loop_of_rewards_is_stopped() -> None:
         emit_reward(1.0)
 
 
-@given(st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.text(), min_size=1))
-def test_a_template_renders_every_field(fields: dict[str, str]) -> None:
-    text = "|".join(f"{{{name}}}" for name in fields)
-    assert PromptTemplate("p", text).render(**fields) == "|".join(fields.values())
+def some_prompts() -> RolloutPrompts:
+    templates = {"system": Template.of("Answer {question} in {language}."), "few": Template.of(MESSAGES)}
+    return RolloutPrompts({"question": "who?", "language": "English"}, templates, {"system": 3, "few": 1})
 
 
-def test_a_field_of_a_template_may_have_any_name() -> None:
-    assert PromptTemplate("p", "{self}").render(self=1) == "1"
+def test_a_prompt_is_filled_from_the_task_and_from_what_the_agent_gives_first() -> None:
+    llm = llm_for(a_claim(), "http://127.0.0.1:9/", "policy", ConnectionPool(), some_prompts())
+    assert llm.prompt("system") == "Answer who? in English."
+    assert llm.prompt("system", language="Latin") == "Answer who? in Latin."
+    assert llm.prompt("few") == [{"role": "user", "content": "who?"}]
 
 
-def test_a_template_names_the_field_that_is_missing() -> None:
-    with pytest.raises(ConfigError, match="'greet': field 'name' was not given; it has name, time, and got time"):
-        PromptTemplate("greet", "{name} at {time}").render(time=1)
+def test_a_prompt_is_found_without_an_llm_within_an_attempt_only() -> None:
+    with pytest.raises(AgentError, match=r"outside an attempt.*AGL_PROMPT_SYSTEM"):
+        prompt("system")
+    CURRENT.set(AttemptContext(a_claim(), 0.0, prompts=some_prompts()))
+    assert prompt("system", question="when?") == "Answer when? in English."
 
 
-@pytest.mark.parametrize("text", ["{", "{0}", "{a.b}"])
-def test_a_template_that_cannot_be_read_says_so(text: str) -> None:
-    with pytest.raises(ConfigError, match="prompt template 'p'"):
-        PromptTemplate("p", text).render(a=1)
+def test_a_prompt_that_cannot_be_rendered_says_which_and_why() -> None:
+    prompts = RolloutPrompts({}, {"system": Template.of("{question}")}, {"system": 3})
+    with pytest.raises(
+        InputError, match="prompt 'other': expected the name of a prompt template of the run, which has system"
+    ):
+        prompts.render("other")
+    with pytest.raises(InputError, match=r"prompt 'system', version 3: placeholder 'question': .* got none"):
+        prompts.render("system")
+
+
+def test_prompts_in_the_environment_are_texts_and_messages_are_json() -> None:
+    found = some_prompts().environment()
+    assert found["AGL_PROMPT_SYSTEM"] == "Answer who? in English."
+    assert json.loads(found["AGL_PROMPT_FEW"]) == [{"role": "user", "content": "who?"}]
+    two = {"a-b": Template.of("x"), "a_b": Template.of("y")}
+    with pytest.raises(InputError, match=r"'a_b': .* AGL_PROMPT_A_B is another's"):
+        RolloutPrompts({}, two, {"a-b": 1, "a_b": 1}).environment()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from agentlightning.runner.span_delivery import SpanDelivery
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.gateway_events import BROKEN, BROKEN_SPANS
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.store.templates import TemplateReader
 from agentlightning.tracing.tracer import Tracer
 from agentlightning.types import NewRollout, Span, WorkerStatus
 
@@ -52,6 +53,7 @@ async def test_spans_that_the_store_refuses_at_the_end_of_an_attempt_are_counted
                 runner=FunctionRunner(solve, threads),
                 reward=None,
                 abandon_s=1.0,
+                templates=TemplateReader(store),
                 span_delivery=SpanDelivery(store, give_up_s=1.0),
             )
             finish = await execution.execute(AttemptContext(claim, time.monotonic()))

@@ -20,6 +20,7 @@ from agentlightning.runner.heartbeat import EXIT_REPLACE
 from agentlightning.runner.worker import Worker, WorkerOptions
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql.store import InMemoryLightningStore
+from agentlightning.store.templates import TemplateReader
 from agentlightning.types import JSON, Claim, Finish, Lease, NewRollout, RetryPolicy, WorkerStatus
 
 
@@ -162,7 +163,13 @@ async def test_an_agent_that_could_not_be_interrupted_counts_as_acting_until_the
 
 def an_execution(store: LightningStore, runner: FunctionRunner, abandon_s: float = 30.0) -> Execution:
     return Execution(
-        store=store, server_url="http://127.0.0.1:9", model="policy", runner=runner, reward=None, abandon_s=abandon_s
+        store=store,
+        server_url="http://127.0.0.1:9",
+        model="policy",
+        runner=runner,
+        reward=None,
+        abandon_s=abandon_s,
+        templates=TemplateReader(store),
     )
 
 

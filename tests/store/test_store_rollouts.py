@@ -10,7 +10,7 @@ from store_samples import Clock, a_reward, a_run, a_worker, claimed, ending, fin
 
 from agentlightning.errors import InputError, NotFoundError
 from agentlightning.store.base import LightningStore, RolloutQuery
-from agentlightning.types import Lease, RetryPolicy, Rollout, Sampling
+from agentlightning.types import Lease, Resource, RetryPolicy, Rollout, Sampling
 
 DEADLINE_S = 20.0
 """For waits that are expected to end much sooner, by a push."""
@@ -36,6 +36,58 @@ async def test_a_run_that_asks_for_no_label_takes_workers_with_any(store: Lightn
     run_id = await a_run(store)
     await store.enqueue(some(run_id, 1))
     assert len(await store.claim(a_worker(run_id), labels={"gpu": "yes"})) == 1
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def a_template(run_id: str, name: str = "system") -> Resource:
+    return Resource(run_id=run_id, name=name, kind="prompt_template", value={"format": "fstring", "template": "hi"})
+
+
+async def test_the_first_claim_pins_the_newest_templates_and_retries_keep_them(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    policy = Resource(run_id=run_id, name="default", kind="policy", value={})
+    await store.put_resources([policy, a_template(run_id), a_template(run_id), a_template(run_id, "täglich")])
+    [queued] = await store.enqueue(some(run_id, 1, retry=RetryPolicy(max_attempts=2)))
+    assert queued.prompts == {}
+    await store.put_resources([a_template(run_id)])
+    [first] = await store.claim(a_worker(run_id))
+    assert first.rollout.prompts == {"system": 3, "täglich": 1}
+    await store.finish([ending(first, "failed")])
+    await store.put_resources([a_template(run_id), a_template(run_id, "late")])
+    [second] = await store.claim(a_worker(run_id))
+    assert (second.lease.attempt, second.rollout.prompts) == (2, first.rollout.prompts)
+    assert (await one(store, queued.id)).prompts == first.rollout.prompts
+
+
+async def test_a_rollout_keeps_the_versions_that_it_was_enqueued_with(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    await store.put_resources([a_template(run_id), a_template(run_id), a_template(run_id, "tools")])
+    [queued] = await store.enqueue(some(run_id, 1, prompts={"system": 1}))
+    assert queued.prompts == {"system": 1}
+    assert (await one(store, queued.id)).prompts == {"system": 1}
+    [claim] = await store.claim(a_worker(run_id))
+    assert claim.rollout.prompts == {"system": 1, "tools": 1}
+
+
+async def test_rollouts_of_a_run_without_templates_have_none_after_one_is_added(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    await store.enqueue(some(run_id, 1, retry=RetryPolicy(max_attempts=2)))
+    [first] = await store.claim(a_worker(run_id))
+    await store.put_resources([a_template(run_id)])
+    await store.finish([ending(first, "failed")])
+    [second] = await store.claim(a_worker(run_id))
+    assert (first.rollout.prompts, second.rollout.prompts) == ({}, {})
+
+
+async def test_a_version_that_does_not_exist_is_refused_when_it_is_enqueued(store: LightningStore) -> None:
+    run_id = await a_run(store)
+    await store.put_resources([a_template(run_id), Resource(run_id=run_id, name="default", kind="policy", value={})])
+    for name, version in (("system", 2), ("default", 1), ("other", 1)):
+        with pytest.raises(NotFoundError, match=f"prompts: run {run_id} has no prompt template '{name}' of version"):
+            await store.enqueue([*some(run_id, 1), *some(run_id, 1, group_id="bad", prompts={name: version})])
+    assert await store.rollouts(RolloutQuery(run_id=run_id)) == []
 
 
 # --- enqueue and list -------------------------------------------------------------------------------------------------

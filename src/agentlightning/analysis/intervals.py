@@ -48,6 +48,19 @@ def paired_bootstrap(differences: Sequence[float], seed: int = 0) -> Interval | 
     return Interval(statistics.fmean(differences), cuts[0], cuts[-1], count)
 
 
+def exact_mcnemar(better: int, worse: int) -> float:
+    """The two-sided p-value of McNemar's exact test: of pairs that differ, as many or more fall to one side by chance.
+
+    McNemar 1947; a binomial test of one half over the pairs that differ.
+
+    >>> exact_mcnemar(5, 0), exact_mcnemar(3, 3)
+    (0.0625, 1.0)
+    """
+    count, fewer = better + worse, min(better, worse)
+    tail = sum(math.comb(count, number) for number in range(fewer + 1))
+    return min(1.0, tail / (1 << count) * 2)
+
+
 def slope(points: Sequence[tuple[float, float]]) -> Interval | None:
     """The least-squares slope through (x, y), plus and minus twice its standard error; None for fewer than three points.
 

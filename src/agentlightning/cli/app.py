@@ -20,6 +20,7 @@ from agentlightning.cli import (
     evaluate,
     export,
     mcp,
+    prompts,
     record,
     rewards,
     rollouts,
@@ -61,6 +62,7 @@ app.command("console")(console.console)
 app.add_typer(runs.app, name="runs")
 app.add_typer(rollouts.app, name="rollouts")
 app.add_typer(rewards.app, name="rewards")
+app.add_typer(prompts.app, name="prompts")
 app.add_typer(alerts.app, name="alerts")
 app.add_typer(store.app, name="store")
 app.add_typer(tokens.app, name="tokens")

@@ -16,6 +16,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, unquote
 
 from agentlightning.protocols.base import ApiError
+from agentlightning.types import JSON
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
@@ -68,7 +69,7 @@ class AgentRequest:
 
     __slots__ = (
         "_host", "_receive", "_scheme", "agent", "client", "headers", "idempotency_key", "is_retry", "key", "length",
-        "method", "model", "named", "path", "query", "query_values", "route", "traceparent",
+        "method", "model", "named", "path", "prompt", "query", "query_values", "route", "traceparent",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -87,6 +88,8 @@ class AgentRequest:
         self.is_retry = False
         self.agent: str | None = None
         """The name that the sub-agent behind the request gives itself, or that its trace's baggage gives it."""
+        self.prompt: JSON = {}
+        """The system prompt that a rule put into the request: template, version, and the text that it replaced."""
         self.traceparent = b""
         baggage = subagent = subagent_id = b""
         for name, value in self.headers:

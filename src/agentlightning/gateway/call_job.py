@@ -15,7 +15,7 @@ from agentlightning.gateway.policy.engine_client import SampledTokens
 from agentlightning.protocols.base import CompletionRequest, WireFormat
 from agentlightning.protocols.tool_folding import FOLDS
 from agentlightning.rendering.conversation import Conversation, PromptPlan
-from agentlightning.types import ABANDONED, JSON, TEMPLATE_KWARGS, Call, Sampling
+from agentlightning.types import ABANDONED, JSON, SYSTEM_PROMPT, TEMPLATE_KWARGS, Call, Sampling
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +36,8 @@ class CallJob:
     span_id: str | None
     overridden_params: JSON = field(default_factory=dict)
     decoding: JSON = field(default_factory=dict)
+    prompt: JSON = field(default_factory=dict)
+    """The system prompt that a rule put into the request: template, version, and the text that it replaced."""
     finished_ns: int = 0
     """Time at which the last token was sampled; 0 where the record's own time is meant."""
     gone: bool = False
@@ -102,4 +104,11 @@ class CallJob:
         kept = {name: value for name, value in echo if (value if name == FOLDS else not name.startswith("_"))}
         if self.plan.parent is None and self.request.template_kwargs:
             kept[TEMPLATE_KWARGS] = self.request.template_kwargs
+        if self.prompt:
+            replaced = self.prompt["replaced"]
+            known = self.plan.parent is not None and replaced in self.attempt.replaced_prompts
+            self.attempt.replaced_prompts.add(replaced)
+            kept[SYSTEM_PROMPT] = {
+                name: value for name, value in self.prompt.items() if name != "replaced" or not known
+            }
         return kept

@@ -30,6 +30,7 @@ from agentlightning.gateway.policy.engine_router import EngineRouter
 from agentlightning.gateway.policy.scoring import PromptScoring
 from agentlightning.gateway.policy.several_prompts import SeveralPrompts
 from agentlightning.gateway.policy.tokenization import DETOKENIZE, TOKENIZE, Tokenization
+from agentlightning.gateway.prompt_rules import PromptRules
 from agentlightning.gateway.refusals import record_refusal
 from agentlightning.gateway.responses_api import COMPACT, COUNT, ResponsesApi
 from agentlightning.protocols import (
@@ -46,7 +47,7 @@ from agentlightning.protocols.base import ApiError, WireFormat, call_id, read_ob
 from agentlightning.rendering.renderer import RenderError
 from agentlightning.store.base import LightningStore, reward_number
 from agentlightning.store.gateway_events import UNKNOWN_ROUTE
-from agentlightning.types import Reward
+from agentlightning.types import JSON, Reward
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Proxy:
         self._tokenization = Tokenization(calls, engine_router, external.directory)
         self._several = SeveralPrompts(store, calls, engine_router)
         self._responses = responses_api
+        self._prompts = PromptRules(store)
         self._files = FilesApi(calls.files)
         self._wires: dict[str, WireFormat] = {
             "chat/completions": chat,
@@ -173,9 +175,11 @@ class Proxy:
             attempt.ends_refused = False
         elif method == "POST" and route == "messages/count_tokens":
             data = {"max_tokens": 1, **read_object(await incoming.body(admission.take))}
+            data = await self._with_prompt(wire, data, attempt, incoming)
             await reply.whole(200, messages.count(*await self._calls.count(wire, data, attempt, admission)))
         elif method == "POST" and route == "models:countTokens":
             data = generate_content.count_request(read_object(await incoming.body(admission.take)))
+            data = await self._with_prompt(wire, data, attempt, incoming)
             data = generate_content.with_route(data, incoming.model or "", False)
             counted, _ = await self._calls.count(wire, data, attempt, admission)
             await reply.whole(200, generate_content.count(counted))
@@ -191,6 +195,7 @@ class Proxy:
             await self._models(wire, named, attempt, reply)
         elif method == "POST" and route == COUNT:
             data = read_object(await incoming.body(admission.take))
+            data = await self._with_prompt(wire, data, attempt, incoming)
             await reply.whole(200, await self._responses.count(data, attempt, admission))
         elif self._responses.knows(route, method):
             await self._responses.answer(incoming, attempt, reply)
@@ -208,7 +213,9 @@ class Proxy:
         reply: AgentResponse,
     ) -> None:
         body = await incoming.body(admission.take)
-        data = read_object(body)
+        data = await self._with_prompt(wire, read_object(body), attempt, incoming)
+        if incoming.prompt:
+            body = orjson.dumps(data)
         if incoming.model is not None:
             data = generate_content.with_route(data, incoming.model, _google_stream(incoming))
         model = data.get("model")
@@ -226,6 +233,11 @@ class Proxy:
         else:
             route = incoming.route or ""
             await self._external.answer(external, wire, route, data, body, attempt, admission, incoming, reply)
+
+    async def _with_prompt(self, wire: WireFormat, data: JSON, attempt: TrackedAttempt, incoming: AgentRequest) -> JSON:
+        """The request with the system prompt that a rule of the run has for it, which `incoming` then says."""
+        data, incoming.prompt = await self._prompts.apply(wire, data, attempt, incoming.agent)
+        return data
 
     # --- everything else --------------------------------------------------------------------------------------------
 

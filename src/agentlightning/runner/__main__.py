@@ -44,6 +44,7 @@ from agentlightning.runner.worker import HEARTBEAT_INTERVAL_S, Worker, WorkerOpt
 from agentlightning.store.base import LEASE_S
 from agentlightning.store.client import LightningStoreClient
 from agentlightning.store.scan import find_run
+from agentlightning.store.templates import TemplateReader
 from agentlightning.watchdog import beat_to_parent
 
 
@@ -107,6 +108,7 @@ async def _work(
             runner=runner,
             reward=reward,
             connections=connections,
+            templates=TemplateReader(store),
             abandon_s=options.abandon_s,
             air=air,
             span_delivery=SpanDelivery(store, options.lease_s) if traced else None,

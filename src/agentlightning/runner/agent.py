@@ -1,4 +1,4 @@
-"""The interface that an agent is written against: `LLM`, `emit_reward`, `rollout`, `PromptTemplate`.
+"""The interface that an agent is written against: `LLM`, `emit_reward`, `prompt`, `rollout`.
 
 An agent is any callable ``solve(task: dict, llm: LLM) -> float | int | bool | None``, synchronous or not; a number is
 the rollout's final reward, None leaves it to the reward function (`result.py`) or to rewards that were emitted or
@@ -8,12 +8,13 @@ posted. Loads nothing but the standard library and our types.
 from __future__ import annotations
 
 import importlib
-import string
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.prompts.rollout_prompts import RolloutPrompts, variable_name
+from agentlightning.prompts.templates import Message
 from agentlightning.protocols.base import call_id as recorded_call_id
 from agentlightning.runner.attempt import CURRENT
 from agentlightning.runner.connection_pool import ConnectionPool, Sdk
@@ -41,6 +42,15 @@ class LLM:
     sampling: Sampling = field(default_factory=Sampling)
     """Sampling parameters of the gateway, whatever the agent asks for."""
     connections: ConnectionPool = field(default_factory=ConnectionPool, repr=False, compare=False)
+    prompts: RolloutPrompts = field(default_factory=RolloutPrompts, repr=False, compare=False)
+    """The run's prompt templates, in the versions of this rollout."""
+
+    def prompt(self, name: str, /, **fields: object) -> str | list[Message]:
+        """The text of a prompt template of the run, or its messages; placeholders that `fields` lack are the task's.
+
+        InputError names a template that the run does not have, and a placeholder that nothing fills.
+        """
+        return self.prompts.render(name, **fields)
 
     @property
     def google_base_url(self) -> str:
@@ -88,7 +98,13 @@ class LLM:
         return getattr(sdk, kind)(**(given | options))
 
 
-def llm_for(claim: Claim, server_url: str, model: str, connections: ConnectionPool) -> LLM:
+def llm_for(
+    claim: Claim,
+    server_url: str,
+    model: str,
+    connections: ConnectionPool,
+    prompts: RolloutPrompts = RolloutPrompts(),
+) -> LLM:
     """The LLM of one claim: URLs built from the server's address, as this machine reaches it."""
     root = f"{server_url.rstrip('/')}/r/{claim.rollout.id}/{claim.lease.attempt}"
     return LLM(
@@ -98,34 +114,8 @@ def llm_for(claim: Claim, server_url: str, model: str, connections: ConnectionPo
         model=model,
         sampling=claim.rollout.sampling,
         connections=connections,
+        prompts=prompts,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PromptTemplate:
-    """A named text with ``{fields}``, in the style of str.format.
-
-    >>> PromptTemplate("greet", "Hello {name}").render(name="Ada")
-    'Hello Ada'
-    """
-
-    name: str
-    template: str
-
-    def render(self, /, **fields: object) -> str:
-        """The text with its fields filled in; ConfigError names a field that is missing or cannot be read."""
-        try:
-            wanted = {field for _, field, _, _ in string.Formatter().parse(self.template) if field is not None}
-            return self.template.format(**fields)
-        except KeyError as missing:
-            raise ConfigError(
-                f"prompt template {self.name!r}: field {missing} was not given; it has "
-                f"{', '.join(sorted(wanted))}, and got {', '.join(sorted(fields)) or 'none'}"
-            ) from None
-        except (ValueError, IndexError, AttributeError) as cause:
-            raise ConfigError(
-                f"prompt template {self.name!r} cannot be rendered: {cause} (a literal brace is written twice)"
-            ) from cause
 
 
 @overload
@@ -163,3 +153,14 @@ def emit_reward(value: float, name: str = "reward", call_id: str | None = None) 
         )
     call = recorded_call_id(call_id) if call_id is not None else None
     attempt.emit(attempt.reward(reward_number(value, name), "emitted", name, call))
+
+
+def prompt(name: str, /, **fields: object) -> str | list[Message]:
+    """`LLM.prompt` for code that has no LLM at hand. AgentError outside an attempt."""
+    attempt = CURRENT.get(None)
+    if attempt is None:
+        raise AgentError(
+            f"prompt({name!r}) was called outside an attempt: call it from an agent that a worker runs; a program finds its "
+            f"prompts in the environment, as {variable_name(name)}"
+        )
+    return attempt.prompts.render(name, **fields)

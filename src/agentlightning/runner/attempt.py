@@ -20,6 +20,7 @@ from typing import Any, Literal
 import uuid_utils
 
 from agentlightning.errors import AgentError
+from agentlightning.prompts.rollout_prompts import RolloutPrompts
 from agentlightning.tracing.buffer import SpanBuffer
 from agentlightning.types import Claim, Finish, Lease, Reward, RewardSource, WorkerStatus
 
@@ -57,6 +58,8 @@ class AttemptContext:
     """The task that runs the agent."""
     spans: SpanBuffer | None = None
     """Spans of its agent's code that the store does not have yet; None where this worker does not trace."""
+    prompts: RolloutPrompts = field(default_factory=RolloutPrompts)
+    """The run's prompt templates, in the versions of the rollout."""
     hung: bool = False
     """The agent could not be interrupted: its thread or task still runs."""
 

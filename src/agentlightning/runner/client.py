@@ -11,11 +11,13 @@ from typing import Self
 
 import uuid_utils
 
+from agentlightning.prompts.rollout_prompts import RolloutPrompts
 from agentlightning.runner.agent import LLM, llm_for
 from agentlightning.runner.attempt import AttemptContext, status_here
 from agentlightning.runner.connection_pool import ConnectionPool
 from agentlightning.store.base import LEASE_S, reward_number
 from agentlightning.store.client import LightningStoreClient
+from agentlightning.store.templates import TemplateReader
 from agentlightning.types import AttemptEnd, Claim, Finish, WorkerStatus
 
 
@@ -47,6 +49,7 @@ class AgentLightningClient:
         self._model = model
         self._labels = labels
         self._connections = ConnectionPool()
+        self._templates = TemplateReader(self.store)
         self._held = 0
 
     async def __aenter__(self) -> Self:
@@ -65,9 +68,13 @@ class AgentLightningClient:
         self._held += len(claims)
         return claims
 
-    def llm(self, claim: Claim) -> LLM:
-        """The model for the agent of this claim."""
-        return llm_for(claim, self._server_url, self._model, self._connections)
+    def llm(self, claim: Claim, prompts: RolloutPrompts = RolloutPrompts()) -> LLM:
+        """The model for the agent of this claim; `prompts` are what its `prompt` renders."""
+        return llm_for(claim, self._server_url, self._model, self._connections, prompts)
+
+    async def prompts(self, claim: Claim) -> RolloutPrompts:
+        """The run's prompt templates, in the versions of this claim's rollout."""
+        return await self._templates.of(claim.rollout)
 
     async def heartbeat(self, claims: Sequence[Claim], lease_s: float = LEASE_S) -> list[bool]:
         """Extend leases; False for each claim that is no longer held: stop working on it."""

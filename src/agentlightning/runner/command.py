@@ -210,6 +210,7 @@ def command_environment(inherited: Mapping[str, str], claim: Claim, llm: LLM, ta
     }
     if "GOOGLE_API_KEY" in environment:  # Google's SDKs prefer it to the other
         environment["GOOGLE_API_KEY"] = llm.api_key
+    environment |= llm.prompts.environment()
     environment |= tracing_environment(inherited, claim, llm)
     environment["NO_PROXY"] = environment["no_proxy"] = without_proxy(inherited, llm.base_url)
     return environment

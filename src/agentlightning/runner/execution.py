@@ -23,6 +23,7 @@ from agentlightning.runner.result import result_of
 from agentlightning.runner.scoring import Scorer
 from agentlightning.runner.span_delivery import SpanDelivery
 from agentlightning.store.base import LightningStore, reward_number
+from agentlightning.store.templates import TemplateReader
 from agentlightning.tracing.buffer import SpanBuffer
 from agentlightning.types import AttemptEnd, Finish, Reward
 
@@ -39,6 +40,7 @@ class Execution:
     """The reward function."""
     abandon_s: float
     """Time for an interrupted agent before it counts as hung."""
+    templates: TemplateReader
     connections: ConnectionPool = dataclasses.field(default_factory=ConnectionPool)
     span_delivery: SpanDelivery | None = None
     """Takes the spans that agents of this process make; None where they are not traced."""
@@ -81,8 +83,9 @@ class Execution:
                 attempt.spans.count_lost(lost)
 
     async def _work(self, attempt: AttemptContext) -> Finish:
-        llm = llm_for(attempt.claim, self.server_url, self.model, self.connections)
         try:
+            attempt.prompts = await self.templates.of(attempt.claim.rollout)
+            llm = llm_for(attempt.claim, self.server_url, self.model, self.connections, attempt.prompts)
             run = await self.runner.run(attempt.claim, llm)
             rewards = await self._settle(attempt, run)
         except asyncio.CancelledError as cause:

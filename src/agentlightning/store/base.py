@@ -145,7 +145,7 @@ class LightningStore(abc.ABC):
     async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
         """Queue rollouts; for a (run_id, group_id, replica) that exists, the existing one is returned unchanged.
 
-        The result is in the order given. NotFoundError if a run does not exist.
+        The result is in the order given. NotFoundError if a run, or a prompt template that a rollout names, does not exist.
         """
 
     @abc.abstractmethod
@@ -162,7 +162,8 @@ class LightningStore(abc.ABC):
         No rollout is claimed twice. Where none is queued, waits up to `wait_s` seconds for one (pushed, not polled).
         `labels`: the worker's. InputError where the run asks for one that it does not have (``agent.labels``). Records the
         worker as seen. Leases of a worker of the same name, run and host but another pid are given up first: it
-        ended, and this is its successor.
+        ended, and this is its successor. The first claim of a rollout pins the newest version of each prompt template of the
+        run that the rollout does not name; later attempts keep them.
         """
 
     @abc.abstractmethod

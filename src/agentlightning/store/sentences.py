@@ -15,6 +15,7 @@ _REFUSALS: dict[str, tuple[type[StoreError], str]] = {
     "run_exists": (ConflictError, "run {0} exists already"),
     "no_token": (NotFoundError, "no such token: {0}"),
     "token_has_run": (ConflictError, "token {0} has its run already, or was revoked; it creates no other"),
+    "no_template": (NotFoundError, "prompts: run {0} has no prompt template {1!r} of version {2}"),
     "no_file_user": (NotFoundError, "files: there is no rollout {0} in run {1}"),
     "no_attempt": (NotFoundError, "{0}: rollout {1} has no attempt {2}"),
     "no_call": (

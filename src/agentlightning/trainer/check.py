@@ -66,6 +66,7 @@ async def evaluate_model(config: Config, folder: RunFolder, progress: Progress, 
     if config.data.val is None:
         raise ConfigError("data.val: is required to evaluate; name held-out tasks")
     rows = load_tasks(config.data.val, config.data.fields, config.trainer.seed)[: config.eval.tasks]
+    config.prompts.check_fields(rows[0], config.agent.command is not None)
     async with serve_model(config, folder, progress, name) as (collector, processes):
         success = {}
         for kind in TEMPERATURES:
@@ -91,6 +92,7 @@ async def check_agent(config: Config, folder: RunFolder, progress: Progress, tas
         raise ConfigError("data.train: is required to check an agent; name training tasks")
     algorithms_of(config)  # what would stop training stops the check
     rows = load_tasks(config.data.train, config.data.fields, config.trainer.seed)[:tasks]
+    config.prompts.check_fields(rows[0], config.agent.command is not None)
     async with serve_model(config, folder, progress, CHECK) as (collector, processes):
         new = rollouts_of(config, folder.run_id, rows, mode="eval", group=CHECK, replicas=1, max_attempts=1)
         (first,) = await processes.beside(collector.collect(new[:1]))

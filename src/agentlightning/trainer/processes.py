@@ -21,6 +21,7 @@ from agentlightning.config import Config, run_record
 from agentlightning.config_engine import EngineConfig
 from agentlightning.config_external import secret_variables
 from agentlightning.config_limits import LIMITS_RESOURCE, LimitsConfig
+from agentlightning.config_prompts import CONFIG_SOURCE
 from agentlightning.engines.base import DEFAULT_POLICY, Endpoints, Engine
 from agentlightning.engines.models import check_model, find_model
 from agentlightning.engines.policies import PolicyEngines
@@ -381,7 +382,7 @@ def _sampler_hosts(engine: EngineConfig) -> list[str]:
 
 
 async def put_gateway_settings(config: Config, run_id: str, store: LightningStore) -> None:
-    """Tell the gateway of external models and limits; a resumed run says again only what has changed."""
+    """Tell gateways and workers of external models, limits and prompts; a resumed run says again only what has changed."""
     resources = await store.resources(run_id)
     known = {one.name: one.value for one in resources if one.kind in ("external", "limits")}
     tables = {name: model.model_dump(mode="json") for name, model in config.external.items()}
@@ -393,6 +394,15 @@ async def put_gateway_settings(config: Config, run_id: str, store: LightningStor
     limits = config.limits.model_dump(mode="json")
     if known.get(LIMITS_RESOURCE, LimitsConfig().model_dump(mode="json")) != limits:
         changed.append(Resource(run_id=run_id, name=LIMITS_RESOURCE, kind="limits", value=limits))
+    for name, one in config.prompts.templates.items():
+        versions = [
+            each for each in await store.resources(run_id, name, latest=False) if each.kind == "prompt_template"
+        ]
+        value = one.template.value()
+        made = [each.value for each in versions if each.value.get("source") == CONFIG_SOURCE]
+        if not made or value != made[-1]:  # versions that others made since stay the newest
+            parent = versions[-1].version if versions else None
+            changed.append(Resource(run_id=run_id, name=name, kind="prompt_template", value=value, parent=parent))
     if changed:
         await store.put_resources(changed)
 

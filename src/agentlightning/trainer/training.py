@@ -163,6 +163,7 @@ class Training:
         """Training on the run's own rollouts."""
         assert self._config.data.train is not None  # a configuration has one of the two
         train = load_tasks(self._config.data.train, self._config.data.fields, self._config.trainer.seed)
+        self._config.prompts.check_fields(train[0], self._config.agent.command is not None)
         self._config = self._config.with_steps(len(train))
         configs = policy_configs(self._config)
         schedules = schedules_of(self._config)

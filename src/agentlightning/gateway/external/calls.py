@@ -111,6 +111,7 @@ class ExternalCalls:
             plan=plan,
             started_ns=started_ns,
             agent=incoming.agent,
+            prompt=incoming.prompt,
             span_id=incoming.span_id(attempt.rollout.id, attempt.number),
         )
         reply.request_id = job.id

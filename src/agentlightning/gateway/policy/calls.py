@@ -156,6 +156,7 @@ class PolicyCalls:
             decoding=recorded(decoding, digest, _cut(attempt, sampling), read_placeholder(policy)),
             started_ns=started_ns,
             agent=incoming.agent,
+            prompt=incoming.prompt,
             span_id=incoming.span_id(attempt.rollout.id, attempt.number),
             seeds=seeds,
             images=images,

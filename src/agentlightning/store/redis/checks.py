@@ -15,7 +15,7 @@ from agentlightning.store.redis.connection import RedisConnection
 from agentlightning.store.redis.writer import RedisWriter
 
 OLDEST = (7, 0)
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 
 
 async def check_server(connection: RedisConnection) -> None:

@@ -155,6 +155,8 @@ def new_rollout(new: NewRollout, rollout_id: str) -> tuple[dict[str, str], bytes
         **_texts(new.retry, "max_attempts", "max_lost"),
         "retry_on": f" {' '.join(new.retry.retry_on)} ",
     }
+    if new.prompts:
+        row["prompts"] = codec.dump(new.prompts, "prompts")
     return row, codec.dump({"task": new.task, "sampling": new.sampling, "retry": new.retry}, "task").encode()
 
 
@@ -173,6 +175,7 @@ def read_rollout(row: Sequence[Any]) -> Rollout:
         sampling=fixed.sampling,
         retry=fixed.retry,
         refused=known.get("refused") == "1",
+        prompts=orjson.loads(known.get("prompts", "{}")),
     )
 
 

@@ -146,11 +146,13 @@ class RedisLightningStore(WaitingStore):
 
     async def enqueue(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
         run_ids = sorted({rollout.run_id for rollout in rollouts})
+        pins = sorted({(rollout.run_id, *pin) for rollout in rollouts for pin in rollout.prompts.items()})
         new = [codec.new_rollout(rollout, str(uuid_utils.uuid7())) for rollout in rollouts]
+        request = {"runs": run_ids, "templates": pins}
         enqueued: list[Rollout] = []
         for start in range(0, len(new), MAX_ROWS_PER_SCRIPT):
             rows_now, blobs = zip(*new[start : start + MAX_ROWS_PER_SCRIPT], strict=True)
-            created_ns, found = await self._write("enqueue", {"runs": run_ids, "rollouts": rows_now}, blobs)
+            created_ns, found = await self._write("enqueue", request | {"rollouts": rows_now}, blobs)
             enqueued += [
                 codec.read_rollout(known) if known else codec.queued(rollout, row["id"], int(created_ns))
                 for rollout, row, known in zip(

@@ -32,6 +32,7 @@ from agentlightning.store.notifier import FINISHED, QUEUED
 from agentlightning.store.sentences import reason, refusal
 from agentlightning.store.sql import statements
 from agentlightning.store.sql.prepared import execute, execute_many
+from agentlightning.store.sql.prompts import pin_templates, require_templates
 from agentlightning.store.sql.summaries import add_summaries
 from agentlightning.store.sql.tables import (
     attempts,
@@ -68,6 +69,7 @@ def enqueue(transaction: Transaction, batches: Sequence[Sequence[dict[str, Any]]
     """Columns of new rollouts; the rollouts that then exist, in the order given."""
     new = [row for batch in batches for row in batch]
     require_runs(transaction.connection, {row["run_id"] for row in new})
+    require_templates(transaction.connection, new)
     if new:
         execute_many(transaction.connection, statements.enqueue_rollouts(transaction.connection.dialect.name), new)
     found: dict[tuple[str, str, int], Rollout] = {}
@@ -94,6 +96,7 @@ def claim(transaction: Transaction, requests: Sequence[ClaimRequest]) -> list[li
     for run_id, group in by_run.items():
         wanted = {"run": run_id, "now": transaction.now_ns, "most": sum(request.limit for request in group)}
         found = [codec.ROLLOUTS.of_row(row) for row in execute(transaction.connection, statements.TAKE, wanted)]
+        found = pin_templates(transaction.connection, run_id, found)
         found.sort(key=lambda rollout: (-rollout.priority, rollout.id))
         for request in group:
             mine, found = found[: request.limit], found[request.limit :]

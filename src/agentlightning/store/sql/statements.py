@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from sqlalchemy import Column, ColumnElement, bindparam, func, insert, or_, select, update
+from sqlalchemy import Column, ColumnElement, and_, bindparam, func, insert, or_, select, update
 
 from agentlightning.store.gateway_events import UNKNOWN_ROUTE
 from agentlightning.store.sql import tables
@@ -16,6 +16,8 @@ from agentlightning.store.sql.tables import (
     attempts,
     calls,
     consumption,
+    resource_versions,
+    resources,
     rewards,
     rollout_summaries,
     rollouts,
@@ -84,6 +86,21 @@ OVERDUE = _RUNNING.where(attempts.c.lease_expires_ns <= bindparam("now"))
 # run, worker
 HELD = _RUNNING.where(attempts.c.worker_id == bindparam("worker"), rollouts.c.run_id == bindparam("run"))
 
+# run
+NEWEST_TEMPLATES = (
+    select(resources.c.name, resources.c.version)
+    .select_from(resource_versions)
+    .join(
+        resources,
+        and_(
+            resources.c.run_id == resource_versions.c.run_id,
+            resources.c.name == resource_versions.c.name,
+            resources.c.version == resource_versions.c.last,
+        ),
+    )
+    .where(resource_versions.c.run_id == bindparam("run"), resources.c.kind == "prompt_template")
+)
+
 START_ATTEMPT = insert(attempts)
 
 # ids, expires. A rollout has one running attempt at most.
@@ -127,7 +144,7 @@ CALL_TOTALS = (
     .group_by(calls.c.rollout_id, calls.c.attempt, calls.c.agent, calls.c.usage)
 )
 TO_SUMMARIZE = select(
-    *(column for column in rollouts.c if column.name not in ("sampling", "retry", "priority", "calls"))
+    *(column for column in rollouts.c if column.name not in ("sampling", "retry", "priority", "calls", "prompts"))
 ).where(among(rollouts.c.id))
 ADD_SUMMARY = insert(rollout_summaries)
 # rollout, outcome

@@ -68,7 +68,7 @@ from agentlightning.types import (
     WorkerStatus,
 )
 
-SCHEMA_VERSION = 15
+SCHEMA_VERSION = 16
 """The last of migrations/versions, which make one version the next; a change here is a new file there."""
 
 RUNNING: ColumnElement[str] = literal_column("'running'")
@@ -86,6 +86,7 @@ _COUNTERS = ("version", "parent", "finished_seq")
 _DEFAULTS: dict[tuple[type, str], Any] = {
     (Rollout, "calls"): "0",
     (Rollout, "refused"): false(),
+    (Rollout, "prompts"): "{}",
     (Call, "untrained_tokens"): "0",
     (Call, "overridden_params"): "{}",
     (Call, "usage"): "{}",

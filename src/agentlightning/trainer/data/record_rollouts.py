@@ -40,6 +40,7 @@ async def record_rollouts(
     if config.data.train is None:
         raise ConfigError("data.train: is required to record an agent; name training tasks")
     rows = load_tasks(config.data.train, config.data.fields, config.trainer.seed)[:most_tasks]
+    config.prompts.check_fields(rows[0], config.agent.command is not None)
     attempts = config.agent.max_attempts
     new = rollouts_of(
         config, folder.run_id, rows, mode="train", group="record", replicas=per_task, max_attempts=attempts

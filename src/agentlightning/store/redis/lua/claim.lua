@@ -11,10 +11,21 @@ local function give_up_predecessor(worker)
   end
 end
 
-local function start(id, request, token)
+-- The versions that a rollout keeps: those that it names, and of other templates the newest.
+local function pin_templates(key, newest)
+  if not next(newest) then return end
+  local pins = cjson.decode(call('HGET', key, 'prompts') or '{}')
+  for name, version in pairs(newest) do
+    pins[name] = pins[name] or version
+  end
+  call('HSET', key, 'prompts', cjson.encode(pins))
+end
+
+local function start(id, request, token, newest)
   local worker, key = request.worker, store .. 'r:' .. id
   local expires = plus(now, request.lease_ns)
   local attempt = call('HINCRBY', key, 'attempt', 1)
+  if attempt == 1 then pin_templates(key, newest) end
   call('HSET', key, 'state', 'running')
   call('HSETNX', key, 'started_ns', now)
   local mode = call('HGET', key, 'mode')
@@ -37,8 +48,9 @@ return answer_each(function(request)
   see(worker, worker.host, worker.pid)
   local taken = {}
   local queued = call('ZPOPMIN', store .. 'queue:' .. worker.run_id, request.limit)
+  local newest = #queued > 0 and newest_templates(worker.run_id) or {}
   for position = 1, #queued, 2 do
-    taken[#taken + 1] = start(queued[position], request, request.token .. string.format('%x', #taken))
+    taken[#taken + 1] = start(queued[position], request, request.token .. string.format('%x', #taken), newest)
   end
   return taken
 end)

@@ -1,5 +1,5 @@
--- enqueue: request {runs, rollouts = {{run_id, group_id, replica, ...}, ...}}, one blob each: what never changes, as JSON.
--- Nothing is written unless all of `runs` exist, be they named by these rollouts or by the caller's other portions. Answers the time, and for each an empty text where it is new, else the rollout that exists.
+-- enqueue: request {runs, templates = {{run, name, version}, ...}, rollouts = {{run_id, group_id, replica, ...}, ...}}, one blob each: what never changes, as JSON.
+-- Nothing is written unless all of `runs` and `templates` exist, be they named by these rollouts or by the caller's other portions. Answers the time, and for each an empty text where it is new, else the rollout that exists.
 
 local function create(new, unchanging)
   local id = new.id
@@ -9,6 +9,7 @@ local function create(new, unchanging)
     'retry_on', new.retry_on, 'state', 'queued', 'attempt', 0, 'lost', 0, 'created_ns', now, 'calls', 0, 'title', new.title,
     'task_key', new.task_key
   )
+  if new.prompts then call('HSET', store .. 'r:' .. id, 'prompts', new.prompts) end
   call('SET', store .. 't:' .. id, unchanging)
   call('ZADD', state_key(new.run_id, new.mode, 'queued'), 0, id)
   call('ZADD', store .. 'queue:' .. new.run_id, -tonumber(new.priority), id)
@@ -21,6 +22,9 @@ return answer_each(function(request)
   end
   local refusal = refuse_missing_runs(request.runs)
   if refusal then return refusal end
+  for _, named in ipairs(request.templates) do
+    if not is_template(unpack(named)) then return refuse('no_template', unpack(named)) end
+  end
   local found = {}
   for position, new in ipairs(request.rollouts) do
     local group = store .. 'g:' .. new.run_id .. ':' .. new.group_id

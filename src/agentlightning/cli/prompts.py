@@ -1,0 +1,237 @@
+"""``agl prompts``: versions of a run's prompt templates, compared on real tasks and promoted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from agentlightning.cli.options import (
+    Json,
+    RunId,
+    Runs,
+    Settings,
+    Store,
+    own_config,
+    print_columns,
+    print_json,
+    run_shown,
+    with_store,
+)
+from agentlightning.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from agentlightning.analysis.prompt_comparison import PromptComparison, TaskComparison
+    from agentlightning.prompts.templates import Template
+    from agentlightning.store.base import LightningStore
+    from agentlightning.types import Resource
+
+app = typer.Typer(
+    help="List, show, compare, add, test and promote prompt templates of a run.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Reference = Annotated[str, typer.Argument(metavar="NAME@VERSION", help="A version; NAME alone is its newest.")]
+MAX_TRANSCRIPT_CHARS = 2000
+"""Characters of one message that the screen shows."""
+MAX_WIDTH = 160
+"""Of the table of transcripts; what is piped has no width."""
+
+
+@app.command("list")
+def list_templates(run: RunId, as_json: Json = False, store: Store = None) -> None:
+    """List every version of a run's templates. New rollouts get the last of each."""
+    from agentlightning.store.templates import template_versions
+    from agentlightning.trainer.display import screen
+
+    found = with_store(store, lambda opened: template_versions(opened, run))
+    if as_json:
+        print_json(found)
+        return
+    rows = [("template", "format", "placeholders", "made by", "from")]
+    for each in found:
+        names = ", ".join(map(str, each.value.get("placeholders") or ())) or "-"
+        parent = "-" if each.parent is None else f"@{each.parent}"
+        source = str(each.value.get("source") or "-")
+        rows.append((f"{each.name}@{each.version}", str(each.value.get("format")), names, source, parent))
+    print_columns(screen(), rows) if found else screen().print("no prompt template yet; add one with: agl prompts add")
+
+
+@app.command("show")
+def show_template(run: RunId, version: Reference, as_json: Json = False, store: Store = None) -> None:
+    """Print a version as it is stored."""
+    from agentlightning.store.templates import find_version
+
+    found = with_store(store, lambda opened: find_version(opened, run, version))
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo("\n".join(_parsed(found).lines()))
+
+
+@app.command("diff")
+def diff_templates(run: RunId, before: Reference, after: Reference, as_json: Json = False, store: Store = None) -> None:
+    """Print the difference of two versions."""
+    from agentlightning.prompts.templates import diff
+    from agentlightning.store.templates import find_version
+
+    async def work(opened: LightningStore) -> tuple[Resource, Resource]:
+        return await find_version(opened, run, before), await find_version(opened, run, after)
+
+    old, new = with_store(store, work)
+    names = f"{old.name}@{old.version}", f"{new.name}@{new.version}"
+    text = diff(_parsed(old), _parsed(new), names)
+    if as_json:
+        print_json({"before": names[0], "after": names[1], "diff": text})
+    else:
+        typer.echo(text or "the two are the same")
+
+
+@app.command("add")
+def add_template(
+    run: RunId,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the template.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The text, or JSON for messages; - reads standard input.")
+    ],
+    format: Annotated[
+        Literal["fstring", "jinja", "messages"], typer.Option("--format", help="Language of the template.")
+    ] = "fstring",
+    as_json: Json = False,
+    store: Store = None,
+) -> None:
+    """Add the next version, which new rollouts get. It must have the placeholders of the one before."""
+    from agentlightning.store.templates import add_version
+
+    template = _read(file, format)
+    stored = with_store(store, lambda opened: add_version(opened, run, name, template))
+    print_json(stored) if as_json else typer.echo(f"{stored.name}@{stored.version}: new rollouts of {run} get it")
+
+
+@app.command("promote")
+def promote_template(run: RunId, version: Reference, as_json: Json = False, store: Store = None) -> None:
+    """Make a version the newest, which new rollouts get; rollouts that have begun keep theirs."""
+    from agentlightning.store.templates import find_version, promote_version
+
+    async def work(opened: LightningStore) -> tuple[Resource, Resource]:
+        chosen = await find_version(opened, run, version)
+        return chosen, await promote_version(opened, chosen)
+
+    chosen, newest = with_store(store, work)
+    if as_json:
+        print_json(newest)
+    elif chosen.version == newest.version:
+        typer.echo(f"{newest.name}@{newest.version} is the newest already")
+    else:
+        typer.echo(f"{newest.name}@{newest.version} is {chosen.name}@{chosen.version}: new rollouts of {run} get it")
+
+
+@app.command("test")
+def compare_templates(
+    run: RunId,
+    versions: Annotated[
+        list[str], typer.Argument(metavar="NAME@VERSION...", help="Two or more; the first is the baseline.")
+    ],
+    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Held-out tasks, at most.")] = 20,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0, help="Sampling temperature; 0 is greedy.")
+    ] = 0.0,
+    transcripts: Annotated[int, typer.Option("--transcripts", min=0, help="Tasks to show side by side.")] = 1,
+    settings: Settings = None,
+    as_json: Json = False,
+    store: Store = None,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Run versions of a template side by side on the same tasks, with the run's agent and its last model."""
+    from agentlightning.analysis.prompt_comparison import compare_versions
+    from agentlightning.store.templates import find_version
+    from agentlightning.trainer.checkpoint import RunFolder, policies_in
+    from agentlightning.trainer.checkpoint_files import last_checkpoint
+    from agentlightning.trainer.display import screen
+    from agentlightning.trainer.policies import with_models
+
+    folder = RunFolder(runs, run)
+    config = own_config(folder, settings or [], store)
+
+    async def work(opened: LightningStore) -> tuple[list[Resource], list[Resource], str | None]:
+        found = [await find_version(opened, run, each) for each in versions]
+        newest = [each for each in await opened.resources(run) if each.kind == "prompt_template"]
+        checkpoint = await last_checkpoint(opened, folder)
+        others = [each for each in newest if each.name != found[0].name]
+        return found, others, None if checkpoint is None else checkpoint.path
+
+    found, others, trained = with_store(config.store.url, work)
+    config = config if trained is None else with_models(config, policies_in(Path(trained)))
+    tested = run_shown(
+        f"test {found[0].name}",
+        runs,
+        lambda own, display: compare_versions(config, own, display, found, others, tasks, temperature),
+    )
+    print_json(tested) if as_json else _print_test(screen(), tested, run, transcripts)
+
+
+def _parsed(resource: Resource) -> Template:
+    from agentlightning.prompts.templates import Template
+
+    try:
+        return Template.parse(resource.value)
+    except InputError as cause:
+        raise InputError(f"{resource.name}@{resource.version}: {cause}") from None
+
+
+def _read(file: Path, format: Literal["fstring", "jinja", "messages"]) -> Template:
+    import json
+
+    from agentlightning.prompts.templates import Template
+
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        given: Any = json.loads(text) if format == "messages" else text
+    except (OSError, ValueError) as cause:
+        raise InputError(f"{file}: cannot be read: {cause}") from cause
+    return Template.of(given, format, "agl prompts add")
+
+
+def _print_test(console: Console, tested: PromptComparison, run: str, transcripts: int) -> None:
+    rows: list[tuple[str, ...]] = [("version", "reward", "failed", "calls", "prompt tokens", "sampled tokens", "cost")]
+    for one in tested.figures:
+        cost = "-" if one.cost is None else f"${one.cost:.4f}"
+        numbers = one.failed, one.calls, one.prompt_tokens, one.sampled_tokens
+        rows.append((f"{tested.name}@{one.version}", f"{one.reward_mean:.3f}", *map(str, numbers), cost))
+    print_columns(console, rows)
+    for each in tested.differences:
+        told = f"@{each.version} - @{each.baseline}: "
+        told += f"better on {each.better} of {len(tested.tasks)} tasks, worse on {each.worse}"
+        if each.difference is not None:
+            told += f"; {each.difference.value:+.3f} [{each.difference.low:+.3f}, {each.difference.high:+.3f}]"
+            told += "" if each.difference.excludes_zero else ", which chance alone may do"
+        console.print(told + ("" if each.p_value is None else f"; McNemar p = {each.p_value:.3g}"), soft_wrap=True)
+    different = [each for each in tested.tasks if len({one.reward for one in each.transcripts}) > 1]
+    for task in (different or tested.tasks)[:transcripts]:
+        _print_side_by_side(console, task, tested.name)
+    best = max(tested.figures, key=lambda one: one.reward_mean)
+    console.print(f"rollouts: agl rollouts list {tested.run_id}", soft_wrap=True)
+    console.print(f"promote one: agl prompts promote {run} {tested.name}@{best.version}", soft_wrap=True)
+
+
+def _print_side_by_side(console: Console, task: TaskComparison, name: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from agentlightning.errors import printable
+
+    title = Text(printable(str(task.task))[:MAX_TRANSCRIPT_CHARS])
+    table = Table(title=title, width=min(console.width, MAX_WIDTH))
+    cells = []
+    for one in task.transcripts:
+        reward = "no reward" if one.reward is None else f"reward {one.reward:g}"
+        table.add_column(Text(f"{name}@{one.version}: {reward}"), ratio=1)
+        told = [f"[{each.get('role')}] {each.get('content') or each.get('tool_calls')}" for each in one.messages]
+        cells.append(Text(printable("\n".join(each[:MAX_TRANSCRIPT_CHARS] for each in [*told, one.error or ""]))))
+    table.add_row(*cells)
+    console.print(table)

@@ -1,0 +1,1 @@
+"""Prompt templates, which runs keep as versioned resources."""

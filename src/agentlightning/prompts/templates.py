@@ -1,0 +1,165 @@
+"""Prompt templates: parsed and checked before anything runs, rendered from plain data, compared with each other.
+
+A template is the value of a resource of kind ``prompt_template``: ``{"format", "template", "placeholders", "source",
+"parents"}``. Driven by the workers, the gateway, the command line and optimizers, to whom a store hands values that anybody
+with a token of the run may have written: what a template can do is bounded (jinja.py). Pure; knows no store and no agent.
+"""
+
+from __future__ import annotations
+
+import difflib
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+from agentlightning.errors import InputError
+from agentlightning.prompts import jinja
+from agentlightning.prompts.bounds import MAX_TEMPLATE, Bounded, as_text
+
+JSON = dict[str, Any]
+Message = dict[str, str]
+Format = Literal["fstring", "jinja", "messages"]
+
+ROLES = ("system", "developer", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A template that was checked.
+
+    >>> Template.of("Answer {question} in {language}.").placeholders
+    ('language', 'question')
+    """
+
+    format: Format
+    template: str | tuple[Message, ...]
+    placeholders: tuple[str, ...]
+    """Fields that `render` needs, sorted."""
+    source: str = ""
+    """Name of the person or program that made it."""
+    parents: tuple[int, ...] = ()
+    """Versions that it was made from."""
+
+    @classmethod
+    def of(cls, template: str | Sequence[Message], format: Format | None = None, source: str = "") -> Self:
+        """A template by its text, or its messages. InputError where it does not parse."""
+        given = "fstring" if isinstance(template, str) else "messages"
+        return cls.parse({"format": format or given, "template": template, "source": source})
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> Self:
+        """The template of a resource's value. InputError, naming the field, where it does not parse, or has a placeholder
+        that its own list lacks."""
+        format = value.get("format", "fstring")
+        if format not in get_args(Format):
+            raise InputError(f"format: expected one of {', '.join(get_args(Format))}, got {format!r}")
+        template = _messages(value.get("template")) if format == "messages" else _text(value.get("template"))
+        texts = [template] if isinstance(template, str) else [each["content"] for each in template]
+        if sum(map(len, texts)) > MAX_TEMPLATE:
+            raise InputError(f"template: expected at most {MAX_TEMPLATE} characters, got {sum(map(len, texts))}")
+        read = jinja.placeholders if format == "jinja" else _fstring_placeholders
+        found = tuple(sorted({name for text in texts for name in read(text)}))
+        listed, parents = value.get("placeholders"), value.get("parents") or []
+        if not (listed is None or _all(str, listed)) or not _all(int, parents):
+            raise InputError("expected placeholders that are a list of names, and parents that are a list of versions")
+        if listed is not None and (unknown := sorted(set(found) - set(listed))):
+            raise InputError(f"template: unknown placeholder {unknown[0]!r}; {_known(listed)}")
+        return cls(format, template, found, str(value.get("source", "")), tuple(parents))
+
+    def value(self) -> JSON:
+        """The value of its resource."""
+        template = list(self.template) if isinstance(self.template, tuple) else self.template
+        listed, parents = list(self.placeholders), list(self.parents)
+        kept = {"format": self.format, "template": template, "placeholders": listed}
+        return {**kept, "source": self.source, "parents": parents}
+
+    def render(self, /, **fields: object) -> str | list[Message]:
+        """The text, or the messages, with these fields filled in; fields that it has no placeholder for are left out.
+
+        InputError names the placeholder that got nothing, and where the text is longer than a template may make it.
+        """
+        if missing := [name for name in self.placeholders if name not in fields]:
+            raise InputError(f"placeholder {missing[0]!r}: expected a field of this name, got {_listed(fields)}")
+        used = {name: fields[name] for name in self.placeholders}
+        if isinstance(self.template, str):
+            return jinja.render(self.template, used) if self.format == "jinja" else _filled(self.template, used)
+        return [{**each, "content": _filled(each["content"], used)} for each in self.template]
+
+    def lines(self) -> list[str]:
+        """Its lines as `diff` compares them; each message begins with its role."""
+        if isinstance(self.template, str):
+            return self.template.splitlines()
+        return [line for each in self.template for line in (f"[{each['role']}]", *each["content"].splitlines())]
+
+
+def check_candidate(old: Template, new: Template) -> None:
+    """InputError where `new` cannot take the place of `old`: a placeholder is unknown or lost, or a text became messages."""
+    if (old.format == "messages") != (new.format == "messages"):
+        raise InputError(f"format: expected {old.format} as before, got {new.format}")
+    if unknown := sorted(set(new.placeholders) - set(old.placeholders)):
+        raise InputError(f"template: unknown placeholder {unknown[0]!r}; {_known(old.placeholders)}")
+    if lost := sorted(set(old.placeholders) - set(new.placeholders)):
+        raise InputError(f"template: the placeholder {lost[0]!r} is lost; {_known(old.placeholders)}")
+
+
+def diff(old: Template, new: Template, names: tuple[str, str] = ("before", "after")) -> str:
+    """The unified difference of two versions, '' where they are the same."""
+    lines = difflib.unified_diff(old.lines(), new.lines(), *names, lineterm="")
+    return "\n".join(lines)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"template: expected a text, got {type(value).__name__}")
+    return value
+
+
+def _messages(value: Any) -> tuple[Message, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise InputError('template: expected messages, [{"role": …, "content": …}, …]')
+    for place, each in enumerate(value):
+        if not isinstance(each, Mapping) or each.get("role") not in ROLES or not isinstance(each.get("content"), str):
+            raise InputError(f"template.{place}: expected a role ({', '.join(ROLES)}) and a content that is a text")
+    return tuple({"role": each["role"], "content": each["content"]} for each in value)
+
+
+def _parts(text: str) -> list[tuple[str, str | None]]:
+    """Texts, and the placeholder after each. InputError for more than a name: attributes and items of a field, and widths,
+    which fill memory, are not for templates."""
+    try:
+        parsed = list(string.Formatter().parse(text))
+    except ValueError as cause:
+        raise InputError(f"template: {cause}; a literal brace is written twice") from None
+    for _, name, spec, conversion in parsed:
+        if name is not None and (not name.isidentifier() or spec or conversion):
+            shown = f"{name}{'!' + conversion if conversion else ''}{':' + spec if spec else ''}"
+            raise InputError(
+                f"template: expected a name between braces, got {{{shown}}}; a literal brace is written twice"
+            )
+    return [(literal, name) for literal, name, *_ in parsed]
+
+
+def _fstring_placeholders(text: str) -> set[str]:
+    return {name for _, name in _parts(text) if name is not None}
+
+
+def _filled(text: str, fields: Mapping[str, object]) -> str:
+    made = Bounded()
+    for literal, name in _parts(text):
+        made.add(literal)
+        if name is not None:
+            made.add(as_text(fields[name]))
+    return made.text()
+
+
+def _all(kind: type, values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(each, kind) for each in values)
+
+
+def _listed(names: Mapping[str, object]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _known(names: Sequence[str]) -> str:
+    return f"expected only {', '.join(sorted(names))}" if names else "expected none"

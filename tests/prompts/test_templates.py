@@ -1,0 +1,155 @@
+"""Templates: what parses, what is refused and with which sentence, what is rendered, and what a hostile one can do."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentlightning.errors import InputError
+from agentlightning.prompts.templates import Template, check_candidate, diff
+
+
+def test_an_fstring_is_filled_with_its_fields_and_braces_written_twice_are_braces() -> None:
+    template = Template.of("{{json}} {question} in {place}: {question}")
+    assert template.placeholders == ("place", "question")
+    assert template.render(question="who?", place=["a", "ü"], other=1) == '{json} who? in ["a", "ü"]: who?'
+
+
+def test_messages_are_filled_one_by_one() -> None:
+    template = Template.of([{"role": "system", "content": "Be {tone}."}, {"role": "user", "content": "{question}"}])
+    assert (template.format, template.placeholders) == ("messages", ("question", "tone"))
+    rendered = template.render(tone="kind", question="{tone}")
+    assert rendered == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "{tone}"}]
+
+
+def test_jinja_has_conditions_loops_members_and_filters() -> None:
+    text = (
+        "{% for row in rows if row.name %}{{ loop.index }} {{ row.name|upper }}{{ ', ' if not loop.last }}{% endfor %}"
+    )
+    template = Template.of(f"{{% if title %}}{{{{ title }}}}: {{% endif %}}{text} {{{{ rows|length }}}}", "jinja")
+    assert template.placeholders == ("rows", "title")
+    rows = [{"name": "é"}, {"name": ""}, {"name": "b"}]
+    assert template.render(title="T", rows=rows) == "T: 1 É, 2 B 3"
+
+
+def test_a_name_is_a_field_outside_the_loop_that_binds_it() -> None:
+    template = Template.of("{% for x in xs %}{{ x }}{% else %}{{ y }}{% endfor %}{{ x }}", "jinja")
+    assert template.placeholders == ("x", "xs", "y")
+
+
+def test_the_value_of_a_template_is_parsed_to_the_same_template() -> None:
+    for template in (Template.of("a {b}", source="me"), Template.of([{"role": "user", "content": "{q}"}])):
+        assert Template.parse(template.value()) == template
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({"format": "mako", "template": ""}, "format: expected one of fstring, jinja, messages, got 'mako'"),
+        ({"template": None}, "template: expected a text, got NoneType"),
+        ({"template": "{a"}, "template: expected '}' before end of string; a literal brace is written twice"),
+        ({"template": "{a.b}"}, r"template: expected a name between braces, got {a.b}"),
+        ({"template": "{a:9999999999}"}, r"template: expected a name between braces, got {a:9999999999}"),
+        ({"template": "{a} {c}", "placeholders": ["b", "a"]}, "template: unknown placeholder 'c'; expected only a, b"),
+        ({"template": "x" * 300_000}, "template: expected at most 262144 characters, got 300000"),
+        ({"format": "messages", "template": "hi"}, "template: expected messages"),
+        ({"format": "messages", "template": [{"role": "me", "content": ""}]}, "template.0: expected a role"),
+        ({"format": "jinja", "template": "a\n{{ b"}, "template: line 2: unexpected end of template"),
+    ],
+)
+def test_what_does_not_parse_is_refused_in_one_sentence_with_its_field(value: dict[str, object], sentence: str) -> None:
+    with pytest.raises(InputError) as refused:
+        Template.parse(value)
+    assert str(refused.value).startswith(sentence.replace("\\", ""))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_field_that_is_missing_is_named() -> None:
+    with pytest.raises(InputError, match="placeholder 'b': expected a field of this name, got a, c"):
+        Template.of("{a}{b}").render(a=1, c=2)
+
+
+class Secretive:
+    secret = "s3cret"
+
+    def __str__(self) -> str:
+        return "shown"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ x['__class__'] }}",
+        "{{ x|attr('__class__') }}",
+        "{{ x.format }}",
+        "{{ x.secret }}",
+        "{{ self._TemplateReference__context }}",
+        "{{ x() }}",
+        "{{ agl_turns.over }}",
+        "{% set y = x ~ x %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}",
+        "{% include 'x' %}",
+        "{% extends 'x' %}",
+        "{% for i in range(1000000000) %}{% endfor %}",
+        "{% for i in x recursive %}{{ loop(x) }}{% endfor %}",
+        "{{ 'a' * 1000000000 }}",
+        "{{ 9 ** 999999999 }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ x|center(1000000000) }}",
+        "{{ x|replace('a', 'aaaaaaaaaaaaaaa') }}",
+        "{{" + "(" * 5000 + "1" + ")" * 5000 + "}}",
+        "{{ x" + "|upper" * 300 + " }}",
+        "{{" + "9" * 5000 + "}}",
+        "{{" + "not " * 5000 + "x }}",
+        "{{ x }}" * 6000,
+        "{% for a in x %}" * 60 + "{% endfor %}" * 60,
+    ],
+)
+def test_a_hostile_template_reads_nothing_of_objects_and_ends_at_once(text: str) -> None:
+    with pytest.raises(InputError, match=r"^template: "):
+        Template.of(text, "jinja").render(x=Secretive(), range=1, self=1)
+
+
+def test_an_object_among_the_fields_is_its_text() -> None:
+    assert Template.of("{{ x }}", "jinja").render(x=Secretive()) == "shown"
+    assert Template.of("{{ x.a[0] }}", "jinja").render(x={"a": [Secretive()]}) == "shown"
+
+
+def test_loops_share_one_bound_of_turns() -> None:
+    nested = "{% for a in xs %}{% for b in xs %}{% for c in xs %}{% endfor %}{% endfor %}{% endfor %}"
+    assert Template.of(nested, "jinja").render(xs=[1] * 20) == ""
+    with pytest.raises(InputError, match="at most 10000 turns"):
+        Template.of(nested, "jinja").render(xs=[1] * 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "format"),
+    [
+        ("{x}" * 300, "fstring"),
+        ("{{ x }}" * 300, "jinja"),
+        ("{{ x|join(x) }}", "jinja"),
+        ("{{ x" + "|tojson" * 40 + " }}", "jinja"),
+    ],
+)
+def test_what_a_template_becomes_is_bounded(text: str, format: str) -> None:
+    template = Template.parse({"format": format, "template": text})
+    with pytest.raises(InputError, match="at most 1048576 characters once rendered"):
+        template.render(x='"' * 5000)
+
+
+def test_a_candidate_keeps_the_placeholders_of_what_it_replaces() -> None:
+    old = Template.of("{question} {schema}")
+    check_candidate(old, Template.of("{{ schema }} then {{ question }}", "jinja"))
+    with pytest.raises(InputError, match="unknown placeholder 'hint'; expected only question, schema"):
+        check_candidate(old, Template.of("{question} {schema} {hint}"))
+    with pytest.raises(InputError, match="the placeholder 'schema' is lost; expected only question, schema"):
+        check_candidate(old, Template.of("{question}"))
+    with pytest.raises(InputError, match="format: expected fstring as before, got messages"):
+        check_candidate(old, Template.of([{"role": "user", "content": "{question} {schema}"}]))
+
+
+def test_the_difference_of_two_versions_is_by_lines() -> None:
+    old, new = Template.of("one\ntwo\nthree"), Template.of("one\n2\nthree")
+    assert diff(old, new, ("system@1", "system@2")).splitlines()[:2] == ["--- system@1", "+++ system@2"]
+    assert diff(old, new).splitlines()[3:] == [" one", "-two", "+2", " three"]
+    assert diff(old, old) == ""

@@ -1,0 +1,72 @@
+"""Prompts reach agents that ask for them, and programs by their environment, in the versions of their rollout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from runner_bench import Bench
+
+import agentlightning as agl
+from agentlightning.prompts.templates import Template
+from agentlightning.runner.agent import LLM
+from agentlightning.types import JSON, Resource
+
+
+async def put(bench: Bench, *texts: str, name: str = "system", format: Any = None) -> None:
+    values = [Template.of(text, format).value() for text in texts]
+    await bench.store.put_resources(
+        [Resource(run_id=bench.run_id, name=name, kind="prompt_template", value=value) for value in values]
+    )
+
+
+async def test_a_function_agent_has_the_versions_that_its_rollout_began_with(bench: Bench) -> None:
+    await put(bench, "first {question}")
+    seen: list[object] = []
+
+    async def solve(task: JSON, llm: LLM) -> float:
+        await put(bench, f"later {len(seen)} {{question}}")
+        seen.append((llm.prompt("system"), agl.prompt("system", question="x")))
+        if len(seen) == 1:
+            raise RuntimeError("once more")
+        return 1.0
+
+    [queued] = await bench.enqueue({"question": "who?"}, max_attempts=2)
+    async with bench.worker(solve):
+        [done] = await bench.settled([queued])
+    assert (done.state, done.attempt, done.prompts) == ("succeeded", 2, {"system": 1})
+    assert seen == [("first who?", "first x")] * 2
+    [following] = await bench.enqueue({"question": "who?"})
+    async with bench.worker(lambda task, llm: float(llm.prompt("system") == "later 1 who?")):
+        [done] = await bench.settled([following])
+    assert (done.reward, done.prompts) == (1.0, {"system": 3})
+
+
+async def test_a_program_finds_its_prompts_in_its_environment(bench: Bench, tmp_path: Path) -> None:
+    await put(bench, "{% for each in items %}{{ each }};{% endfor %}", format="jinja")
+    program = tmp_path / "agent.py"
+    program.write_text("import os\nprint(float(os.environ['AGL_PROMPT_SYSTEM'] == 'a;b;'))\n")
+    [queued] = await bench.enqueue({"items": ["a", "b"]})
+    bench.worker_process("--command", f"{sys.executable} {program}")
+    [done] = await bench.settled([queued])
+    assert (done.state, done.reward) == ("succeeded", 1.0)
+
+
+async def test_a_placeholder_that_nothing_fills_fails_the_attempt_with_its_name(bench: Bench) -> None:
+    await put(bench, "{schema}")
+    [queued] = await bench.enqueue({"question": "who?"})
+    async with bench.worker(lambda task, llm: llm.prompt("system")):
+        [done] = await bench.settled([queued])
+    assert done.state == "failed"
+    assert "prompt 'system', version 1: placeholder 'schema': expected a field of this name" in str(done.error)
+
+
+async def test_a_template_that_does_not_parse_fails_the_attempt_with_its_field(bench: Bench) -> None:
+    broken = json.loads('{"format": "jinja", "template": "{{ a"}')
+    await bench.store.put_resources([Resource(run_id=bench.run_id, name="s", kind="prompt_template", value=broken)])
+    [queued] = await bench.enqueue({})
+    async with bench.worker(lambda task, llm: 1.0):
+        [done] = await bench.settled([queued])
+    assert "prompt 's', version 1: template: line 1: unexpected end of template" in str(done.error)
