@@ -9,12 +9,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 
 from agentlightning.analysis.intervals import Interval, exact_mcnemar, paired_bootstrap
 from agentlightning.config import Config
-from agentlightning.config_external import ExternalModelConfig, is_exact
+from agentlightning.config_external import ExternalModelConfig, find_external
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.collect import check_calls_recorded
@@ -179,7 +178,7 @@ def _figures(
         )
         for call in calls
     ]
-    models = [_external_of(call.model, external) if not call.policy else None for call in calls]
+    models = [find_external(external, call.model) if not call.policy else None for call in calls]
     costs = [model.cost(*used) for model, used in zip(models, tokens, strict=True) if model is not None]
     priced = any(model is not None and model.input_cost_per_token is not None for model in models)
     return VersionFigures(
@@ -191,12 +190,6 @@ def _figures(
         sampled_tokens=sum(sampled for _, sampled in tokens),
         cost=sum(costs) if priced else None,
     )
-
-
-def _external_of(model: str, external: Mapping[str, ExternalModelConfig]) -> ExternalModelConfig | None:
-    """The external model that a model name belongs to: an exact name counts before a pattern, a longer pattern first."""
-    patterns = [(not is_exact(one), -len(one), one, each) for each in external.values() for one in each.models]
-    return next((each for *_, one, each in sorted(patterns, key=lambda row: row[:3]) if fnmatchcase(model, one)), None)
 
 
 def _difference(version: int, baseline: int, own: Sequence[float], others: Sequence[float]) -> VersionDifference:

@@ -68,8 +68,8 @@ class TrackedAttempt:
     """Those of them that are still to be recorded."""
     prompts: dict[str, str] = field(default_factory=dict)
     """Rendered prompt templates, by name."""
-    replaced_prompts: set[str | None] = field(default_factory=set)
-    """System prompts of the agent that the record has already."""
+    replaced_prompts: set[bytes] = field(default_factory=set)
+    """Hashes of the agent's own system prompts that the record has already."""
     ends_refused: bool = False
     """No call was answered since a refusal was recorded last."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from agentlightning.gateway.attempts import TrackedAttempt
 from agentlightning.gateway.limits import Admission
@@ -106,8 +107,9 @@ class CallJob:
             kept[TEMPLATE_KWARGS] = self.request.template_kwargs
         if self.prompt:
             replaced = self.prompt["replaced"]
-            known = self.plan.parent is not None and replaced in self.attempt.replaced_prompts
-            self.attempt.replaced_prompts.add(replaced)
+            own = blake2b((replaced or "").encode(errors="replace"), digest_size=16).digest()
+            known = replaced is not None and self.plan.parent is not None and own in self.attempt.replaced_prompts
+            self.attempt.replaced_prompts.add(own)
             kept[SYSTEM_PROMPT] = {
                 name: value for name, value in self.prompt.items() if name != "replaced" or not known
             }
