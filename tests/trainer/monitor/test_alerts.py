@@ -415,6 +415,15 @@ def test_a_variable_without_a_url_is_refused_before_anything_starts(
         sender(tmp_path, AlertsConfig(webhook_env="HOOK"), unheard)
 
 
+@pytest.mark.parametrize("url", ["http://localhost:70000/hook", "http://localhost:x/hook", "http://[::1/hook"])
+def test_a_url_that_no_host_can_have_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("HOOK", url)
+    with pytest.raises(ConfigError, match=r"expected the variable HOOK to hold an http\(s\) URL$"):
+        sender(tmp_path, AlertsConfig(webhook_env="HOOK"), unheard)
+
+
 def test_the_page_of_alerts_has_every_check_of_the_load() -> None:
     page = (Path(__file__).parents[3] / "docs" / "alerts.md").read_text()
 
