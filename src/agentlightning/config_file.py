@@ -124,7 +124,7 @@ def setting_of(text: str, option: str = "--set") -> tuple[str, Any]:
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):  # brackets by the thousand
         return text
 
 

@@ -173,3 +173,8 @@ async def test_the_command_prints_tables_and_json(tmp_path: object) -> None:
     as_json = ["runs", "compare", "slow", "fast", "--json", "--store", url]
     found = orjson.loads((await asyncio.to_thread(CliRunner().invoke, app, as_json)).output)
     assert found["differences"][0]["difference"]["n"] == 4
+
+
+def test_a_number_larger_than_json_has_whole_numbers_is_a_setting_like_others() -> None:
+    rows = differing([{"a": 1e300, "b": 1.0, "c": 1e18}, {"a": 2e300, "b": 1, "c": 1e18}])
+    assert [row.name for row in rows] == ["a"]

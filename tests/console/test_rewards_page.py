@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,9 @@ async def test_another_rule_and_other_weights_change_calls_and_tokens(reader: Re
         ({"advantage": "code.py:rule"}, "advantage: expected one of"),
         ({"credit": "discounted", "settings": "gamma=2.0"}, "gamma"),
         ({"reward": STYLE, "weight": "much"}, "weight: expected a number, got 'much'"),
+        ({"reward": STYLE, "weight": "1e308"}, "too large"),
+        ({"reward": STYLE, "weight": "1e200", "advantage": "reinforce_pp"}, "too large"),
+        ({"credit": "discounted", "settings": "gamma=" + "[" * 5000}, "gamma"),
         ({"reward": STYLE, "weight": "nan"}, "reward_weights"),
         ({"credit": "last", "step": "99"}, "no rollout of step 99 has finished"),
     ],
@@ -217,3 +221,16 @@ async def test_a_replay_plays_to_its_last_call(reader: Reader) -> None:
     assert await steps(0, "") == (False, [f"/replay?rollout={best.id}&call=0&play=1#call"])
     assert await steps(0, "1") == (True, [f"/replay?rollout={best.id}&call=1&play=1#call"])
     assert await steps(1, "1") == (False, [f"/replay?rollout={best.id}&call=0&play=1#call"])
+
+
+async def test_credit_that_does_not_fit_its_call_leaves_the_pages_as_they_are(reader: Reader) -> None:
+    one = await a_rollout(reader)
+    kept = await reader.store.credit([one.id])
+    wrong = [replace(each, advantage=1e308, token_advantages=[1.0], token_ratios=[1e308] * 99) for each in kept]
+    await reader.store.record_credit(wrong)
+
+    for color in ("advantage", "ratio"):
+        assert (
+            "sampled tokens" in check_harmless(await replay_page(reader, {"rollout": [one.id], "color": [color]})).text
+        )
+    assert "+1e+308" in (await shown(reader, view="explain", rollout=one.id)).text

@@ -85,7 +85,7 @@ class Secretive:
         "{{ x.secret }}",
         "{{ self._TemplateReference__context }}",
         "{{ x() }}",
-        "{{ agl_turns.over }}",
+        "{{ agl_work.over }}",
         "{% set y = x ~ x %}",
         "{% macro f() %}{{ f() }}{% endmacro %}",
         "{% include 'x' %}",
@@ -135,6 +135,44 @@ def test_what_a_template_becomes_is_bounded(text: str, format: str) -> None:
     template = Template.parse({"format": format, "template": text})
     with pytest.raises(InputError, match="at most 1048576 characters once rendered"):
         template.render(x='"' * 5000)
+
+
+GROWING = "{{% for {to} in [" + " ~ ".join(["{of}"] * 500) + "] %}}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GROWING.format(of="'aaaaaaaa'", to="a") + GROWING.format(of="a", to="b") + GROWING.format(of="b", to="c")
+        + "{{ c|length }}" + "{% endfor %}" * 3,
+        "{% for a in [x, x] %}" + ("{% for a in [a" + ", a" * 99 + "] %}") * 4 + "{{ a == a|tojson }}" + "{% endfor %}" * 5,
+        "{{ (" + " ~ ".join(["x"] * 4000) + ")|length }}",
+        "{{ (" + " + ".join(["x"] * 90) + ")|length }}",
+        "{{ [" + "x, " * 4000 + "]|tojson|length }}",
+        "{% for i in x %}" + "{% if x|upper|lower == i %}{% endif %}" * 400 + "{% endfor %}",
+    ],
+)  # fmt: skip
+def test_what_a_template_makes_on_the_way_is_bounded_too(text: str) -> None:
+    with pytest.raises(InputError, match=r"^template: .*(at most|a loop over fields)"):
+        Template.of(text, "jinja").render(x="a" * 50_000)
+
+
+def test_texts_and_lists_of_fields_are_put_together() -> None:
+    text = "{% for each in xs %}{{ [each.a, each.b ~ '!']|join('-') ~ (1 + 1) }} {% endfor %}{{ xs[0].a + 'c' }}"
+    assert Template.of(text, "jinja").render(xs=[{"a": "a", "b": 2}]) == "a-2!2 ac"
+
+
+def test_a_text_that_no_message_can_carry_is_refused() -> None:
+    with pytest.raises(InputError, match="half of one"):
+        Template.of("{{ '\\ud800' }}", "jinja").render()
+
+
+def test_a_field_too_deep_to_be_shown_is_told() -> None:
+    deep: list[object] = []
+    for _ in range(50_000):
+        deep = [deep]
+    with pytest.raises(InputError, match="less deep"):
+        Template.of("{x}").render(x=deep)
 
 
 def test_a_candidate_keeps_the_placeholders_of_what_it_replaces() -> None:

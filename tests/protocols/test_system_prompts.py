@@ -86,3 +86,14 @@ def test_what_is_not_of_the_protocols_form_is_left_to_its_parser() -> None:
         assert replace_between(protocol, data, MARKS, "x") == (data, None)
         replace_system(protocol, data, "x")
     assert replace_system(completions.NAME, {"prompt": "hi"}, "x") == ({"prompt": "hi"}, None)
+
+
+def test_lists_within_lists_are_left_to_the_parser() -> None:
+    deep: list[object] = []
+    for _ in range(1000):
+        deep = [deep]
+    request: dict[str, Any] = {"messages": [{"role": "system", "content": deep}]}
+
+    changed, replaced = replace_system(chat.NAME, request, "new")
+
+    assert (changed["messages"], replaced) == ([{"role": "system", "content": "new"}], "")

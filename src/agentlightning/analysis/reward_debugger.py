@@ -22,7 +22,7 @@ from agentlightning.algorithms.lightning_rl import LightningRL
 from agentlightning.algorithms.plugins import own_code
 from agentlightning.algorithms.rewards import RewardPolicy
 from agentlightning.analysis.step_record import StepRecord, read_step
-from agentlightning.errors import ConfigError, NotFoundError
+from agentlightning.errors import ConfigError, InputError, NotFoundError
 from agentlightning.runner.scoring import Score, Scorer
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.scan import read_steps
@@ -184,7 +184,10 @@ async def what_if(
     groups, problems = record.groups, dict[str, str]()
     if change.scorer is not None:
         groups, problems = await _rescored(store, record, change.scorer)
-    after = await _advantages(store, record, changed, groups)
+    try:
+        after = await _advantages(store, record, changed, groups)
+    except OverflowError:
+        raise InputError("the change: expected weights of rewards that can be added up, these are too large") from None
     needs_engine = _engine_part(record.algorithm) is not None
     before = {} if needs_engine else await _advantages(store, record, record.algorithm, record.groups)
     calls = [call for key, one in after.items() for call in _call_changes(before.get(key), one)]

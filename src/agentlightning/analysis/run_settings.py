@@ -22,6 +22,8 @@ IGNORED_TABLES = ("alerts.",)
 """Tables about who is told of a run."""
 TAGS = "tags"
 """Key of a run's summary with the tags that were set later."""
+MAX_WHOLE = 2.0**53
+"""Up to here a float and the whole number that it is are the same; far above, no JSON has the latter."""
 LOG_RANGE = 10.0
 """Positive numbers that span this factor, such as learning rates, are compared by their logarithms."""
 
@@ -81,7 +83,7 @@ def without_seed(settings: FlatSettings) -> str:
 
 def setting_key(value: Any) -> str:
     """A key of a value; 1 and 1.0 are one value, as they are in a configuration."""
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < MAX_WHOLE:
         value = int(value)
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=str).decode()
 

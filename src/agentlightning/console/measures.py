@@ -104,7 +104,7 @@ def undecided(entropy: float) -> int:
     >>> undecided(0.0), undecided(1.0), undecided(9.0)
     (0, 3, 8)
     """
-    return min(LEVELS, max(0, round(entropy / FULL_ENTROPY * LEVELS)))
+    return round(min(LEVELS, max(0, entropy / FULL_ENTROPY * LEVELS)))
 
 
 def away_from_zero(value: float) -> int:
@@ -115,7 +115,7 @@ def away_from_zero(value: float) -> int:
     """
     if not value:
         return 0
-    return round(math.copysign(min(LEVELS, max(1, round(abs(value) / FULL_ADVANTAGE * LEVELS))), value))
+    return round(math.copysign(max(1, round(min(LEVELS, abs(value) / FULL_ADVANTAGE * LEVELS))), value))
 
 
 def away_from_one(ratio: float) -> int:
@@ -207,7 +207,8 @@ COLORINGS: Mapping[str, Callable[[Call, CallUse], Measure]] = {
 
 
 def _kept(name: str, call: Call, values: Sequence[float], shade: Callable[[float], int], legend: str) -> Measure:
-    return Measure(name=name, values=values or [math.nan] * len(call.sampled_ids), shade=shade, legend=legend)
+    fits = len(values) == len(call.sampled_ids)  # whoever has a key may have stored others
+    return Measure(name=name, values=values if fits else [math.nan] * len(call.sampled_ids), shade=shade, legend=legend)
 
 
 def _why(use: CallUse, what: str) -> str:

@@ -25,7 +25,12 @@ class Bounded:
         self._pieces.append(piece)
 
     def text(self) -> str:
-        return "".join(self._pieces)
+        made = "".join(self._pieces)
+        try:
+            made.encode()
+        except UnicodeEncodeError:
+            raise InputError("template: expected characters once rendered, got half of one (a surrogate)") from None
+        return made
 
 
 def check_length(length: int) -> None:
@@ -35,6 +40,24 @@ def check_length(length: int) -> None:
 
 def as_text(value: object) -> str:
     """A field as a template shows it: lists and objects as JSON."""
-    if isinstance(value, dict | list | tuple):
+    if not isinstance(value, dict | list | tuple):
+        return str(value)
+    check_size(value)
+    try:
         return json.dumps(value, ensure_ascii=False, default=str)
-    return str(value)
+    except RecursionError:
+        raise InputError("template: expected fields less deep, got one that no text can show") from None
+
+
+def check_size(value: object) -> None:
+    """InputError where data is longer as text than a template may make it: parts that are shared count each time."""
+    length, waiting = 0, [value]
+    while waiting:
+        one = waiting.pop()
+        length += len(one) if isinstance(one, str) else 1
+        check_length(length)
+        if isinstance(one, dict):
+            waiting += [*one, *one.values()]
+        elif isinstance(one, list | tuple):
+            check_length(len(waiting) + len(one))
+            waiting += one

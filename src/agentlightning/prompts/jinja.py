@@ -2,25 +2,29 @@
 
 Driven by templates.py. Whoever writes a template of a run may be hostile to those who render it, so that the sandbox of the
 library is the second wall: before a template is compiled, its syntax tree is read, and what is not listed here is refused.
-What is left calls nothing, assigns nothing and multiplies nothing; loops share one bound of turns, and texts one of
-characters. Fields are plain data: of another object its text is seen, nothing else.
+What is left calls nothing and assigns nothing; loops share one bound of turns, and everything one of processor time. Texts
+on the way to what is shown are as long as that may be. Fields are plain data: of another object its text is seen, nothing
+else.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from agentlightning.errors import InputError, MissingExtraError
-from agentlightning.prompts.bounds import Bounded, as_text, check_length
+from agentlightning.prompts.bounds import Bounded, as_text, check_length, check_size
 
 MAX_TURNS = 10_000
 """Turns of all loops of one rendering."""
 MAX_NODES = 5_000
 """Parts of a template: each is compiled."""
 MAX_DEPTH = 100
+MAX_CPU_S = 0.5
+"""Seconds of a processor that one rendering takes: whoever renders, answers others too."""
 
 NODES = frozenset((
     "Template", "Output", "TemplateData", "Name", "Const", "List", "Tuple", "If", "CondExpr", "For", "Filter", "Test",
@@ -42,30 +46,37 @@ def render(text: str, fields: Fields) -> str:
     _check_installed()
     from jinja2 import TemplateError
 
-    made, turns = Bounded(), _Turns()
+    made, work = Bounded(), _Work()
     try:
         data = {name: _plain(value) for name, value in fields.items()}
-        for piece in _compiled(text).generate({**data, _TURNS: turns}):
+        for piece in _compiled(text).generate({**data, _WORK: work}):
             made.add(piece)
     except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as cause:
         raise InputError(f"template: cannot be rendered: {cause}") from None
     return made.text()
 
 
-_TURNS = "agl_turns"
-"""Name, in a rendering, of what counts the turns of its loops. No template can name it."""
-_RESERVED = (_TURNS, "self", "caller", "varargs", "kwargs")
+_WORK = "agl_work"
+"""Name, in a rendering, of what counts its work. No template can name it."""
+_CONCAT = "agl_concat"
+_RESERVED = (_WORK, "self", "caller", "varargs", "kwargs")
 
 
-class _Turns:
+class _Work:
     def __init__(self) -> None:
-        self._left = MAX_TURNS
+        self._turns = MAX_TURNS
+        self._end_s = time.thread_time() + MAX_CPU_S
+
+    def check(self) -> None:
+        if time.thread_time() > self._end_s:
+            raise InputError(f"template: expected at most {MAX_CPU_S} s of a processor, took more")
 
     def over(self, items: Iterable[Any]) -> Iterator[Any]:
         for item in items:
-            self._left -= 1
-            if self._left < 0:
+            self._turns -= 1
+            if self._turns < 0:
                 raise InputError(f"template: expected at most {MAX_TURNS} turns of its loops, got more")
+            self.check()
             yield item
 
 
@@ -89,6 +100,12 @@ def _environment() -> Any:
         def getattr(self, obj: Any, attribute: str) -> Any:
             return super().getattr(obj, attribute) if isinstance(obj, LoopContext) else self.getitem(obj, attribute)
 
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            context[_WORK].check()
+            if all(isinstance(side, str | list | tuple) for side in (left, right)):
+                check_length(len(left) + len(right))
+            return super().call_binop(context, operator, left, right)
+
         def getitem(self, obj: Any, argument: Any) -> Any:
             try:
                 return obj[argument]
@@ -98,11 +115,13 @@ def _environment() -> Any:
     environment = DataEnvironment(
         undefined=StrictUndefined, finalize=as_text, keep_trailing_newline=True, cache_size=0, optimized=False
     )
+    environment.intercepted_binops = frozenset("+")
     environment.globals.clear()
     environment.filters.clear()
     for name, function in _FILTERS.items():
-        environment.filters[name] = _bounded(function)
-    environment.filters[_TURNS] = pass_context(lambda context, items: context[_TURNS].over(items))
+        environment.filters[name] = pass_context(_bounded(function))
+    environment.filters[_CONCAT] = pass_context(_bounded(_join))
+    environment.filters[_WORK] = pass_context(lambda context, items: context[_WORK].over(items))
     return environment
 
 
@@ -143,6 +162,7 @@ class _Reader:
         inner = bound
         if kind == "For":
             targets = node.target.items if type(node.target).__name__ == "Tuple" else [node.target]
+            _check_iterated(node.iter, bound)
             inner = bound | {"loop"} | {getattr(each, "name", "") for each in targets}
         outside = [node.iter, *node.else_] if kind == "For" else []
         for child in node.iter_child_nodes():
@@ -162,13 +182,37 @@ def _check(node: Any) -> None:
         raise InputError(f"{line}: expected another name than {node.name}")
 
 
+def _check_iterated(node: Any, bound: frozenset[str], listed: bool = False) -> None:
+    """A loop over a list of what loops around it bind makes, loop by loop, as much of it as it likes."""
+    kind = type(node).__name__
+    if listed and kind == "Name" and node.name in bound:
+        raise InputError(
+            f"template: line {node.lineno}: expected a loop over fields, got one over a list with {node.name}"
+        )
+    for child in node.iter_child_nodes():
+        _check_iterated(child, bound, listed or kind in ("List", "Tuple"))
+
+
 @functools.lru_cache(maxsize=256)
 def _compiled(text: str) -> Any:
     environment, (tree, _) = _environment(), _read(text)
     from jinja2 import Template, nodes
+    from jinja2.visitor import NodeTransformer
 
-    for loop in list(tree.find_all(nodes.For)):
-        loop.iter = nodes.Filter(loop.iter, _TURNS, [], [], None, None, lineno=loop.lineno).set_environment(environment)
+    def filtered(node: Any, name: str, line: int) -> Any:
+        return nodes.Filter(node, name, [], [], None, None, lineno=line).set_environment(environment)
+
+    class Bounding(NodeTransformer):
+        def visit_For(self, node: Any) -> Any:
+            self.generic_visit(node)
+            node.iter = filtered(node.iter, _WORK, node.lineno)
+            return node
+
+        def visit_Concat(self, node: Any) -> Any:
+            self.generic_visit(node)
+            return filtered(nodes.List(node.nodes, lineno=node.lineno), _CONCAT, node.lineno)
+
+    tree = Bounding().visit(tree)
     try:
         return Template.from_code(environment, environment.compile(tree), {})
     except (RecursionError, SyntaxError, MemoryError) as cause:  # loops or parentheses, deeper than Python compiles
@@ -188,7 +232,8 @@ def _plain(value: object) -> object:
 
 def _bounded(function: Any) -> Any:
     @functools.wraps(function)
-    def bounded(*arguments: Any) -> Any:
+    def bounded(context: Any, *arguments: Any) -> Any:
+        context[_WORK].check()
         made = function(*arguments)
         if isinstance(made, str):
             check_length(len(made))
@@ -205,6 +250,11 @@ def _join(items: Iterable[Any], separator: str = "") -> str:
     return made.text()
 
 
+def _json(value: object) -> str:
+    check_size(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
 _FILTERS: Mapping[str, Any] = {
     "capitalize": lambda value: as_text(value).capitalize(),
     "first": lambda value: value[0],
@@ -213,7 +263,7 @@ _FILTERS: Mapping[str, Any] = {
     "length": len,
     "lower": lambda value: as_text(value).lower(),
     "title": lambda value: as_text(value).title(),
-    "tojson": lambda value: json.dumps(value, ensure_ascii=False),
+    "tojson": _json,
     "trim": lambda value: as_text(value).strip(),
     "upper": lambda value: as_text(value).upper(),
 }

@@ -95,8 +95,8 @@ def _edited(content: Any, edit: Edit) -> Any:
     """The content with its texts edited: a text, or a list of parts that have one."""
     if isinstance(content, str):
         return edit(content)
-    if isinstance(content, list):
-        return [_edited(each, edit) for each in content]
+    if isinstance(content, list):  # parts have no lists of parts: the parser refuses those
+        return [each if isinstance(each, list) else _edited(each, edit) for each in content]
     if isinstance(content, dict) and isinstance(content.get("text"), str):
         return {**content, "text": edit(content["text"])}
     return content

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from agentlightning.config_alerts import AlertRuleConfig, AlertsConfig
 from agentlightning.config_external import secret_variables
-from agentlightning.errors import ConfigError, InputError
+from agentlightning.errors import ConfigError, InputError, StoreError
 from agentlightning.store.sql.store import InMemoryLightningStore
 from agentlightning.trainer.checkpoint import RunFolder
 from agentlightning.trainer.monitor.alert_rules import LOAD_CHECKS, Load, alert_checks, load_alarms
@@ -207,6 +207,49 @@ async def test_what_is_said_of_an_alarm_that_is_not_there_is_refused(store: InMe
     assert silenced(run, "white/low", 1) == {"alert:white/low": {"silenced_until_ns": 1}}
 
 
+WRONG: list[Any] = [None, 7, -1.5, 1e300, True, "text", [], [1, "a"], {}, {"a": 1}, [{"step": [], "name": {}}],
+                    [{"step": 1, "name": "low", "time": 1e300, "text": "x"}], {"low": 1}, {"low": None},
+                    {"acknowledged": 1}, {"silenced_until_ns": "soon"}, {"silenced_until_ns": 1e300},
+                    {"silenced_until_ns": 2**64 - 1}]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["alarms", "alert_history", "alert:low", "alert:"])
+@pytest.mark.parametrize("value", WRONG)
+async def test_a_summary_that_somebody_filled_with_anything_ends_neither_the_run_nor_the_list_of_alarms(
+    store: InMemoryLightningStore, tmp_path: Path, key: str, value: Any
+) -> None:
+    watched, notes = logger(store, tmp_path)
+    await store.update_run("run", summary={key: value})
+    run = await run_of(store)
+    assert all(isinstance(one.state, str) for one in shown_alerts(run, 0))
+    assert silenced(run, "low", 1)["alert:low"]["silenced_until_ns"] == 1
+
+    await log_rewards(watched, 1, 0.1, 0.1)
+
+    run = await run_of(store)
+    assert [(one["step"], one["name"]) for one in history(run)][-1] == (2, "low")
+    assert shown_alerts(run, 0)[0].name == "low"
+    assert len(notes.notes) == 1
+
+
+async def test_an_alarm_that_began_while_the_store_was_away_is_told_when_it_is_back(
+    store: InMemoryLightningStore, tmp_path: Path
+) -> None:
+    class Away(InMemoryLightningStore):
+        async def update_run(self, *_: Any, **__: Any) -> Any:
+            raise StoreError("away")
+
+    watched, notes = logger(store, tmp_path)
+    watched.store = Away()
+    with pytest.raises(StoreError):
+        await watched.tell_load([Alarm("disk_filling", "little is left")])
+    watched.store = store
+
+    await watched.tell_load([Alarm("disk_filling", "little is left")])
+
+    assert notes.notes == ["warning disk_filling: little is left"]
+
+
 def test_the_history_is_bounded_and_has_no_step_twice() -> None:
     summary: dict[str, Any] = {}
     for step in range(2 * MAX_HISTORY):
@@ -369,6 +412,15 @@ def test_a_variable_without_a_url_is_refused_before_anything_starts(
 ) -> None:
     monkeypatch.delenv("HOOK", raising=False)
     with pytest.raises(ConfigError, match="expected the variable HOOK to hold an http"):
+        sender(tmp_path, AlertsConfig(webhook_env="HOOK"), unheard)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:70000/hook", "http://localhost:x/hook", "http://[::1/hook"])
+def test_a_url_that_no_host_can_have_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("HOOK", url)
+    with pytest.raises(ConfigError, match=r"expected the variable HOOK to hold an http\(s\) URL$"):
         sender(tmp_path, AlertsConfig(webhook_env="HOOK"), unheard)
 
 

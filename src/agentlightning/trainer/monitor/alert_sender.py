@@ -16,6 +16,7 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 import httpx
 import orjson
@@ -205,6 +206,10 @@ def _webhook(variable: str | None) -> str | None:
     if variable is None:
         return None
     url = os.environ.get(variable, "")
-    if not url.startswith(("https://", "http://")):
+    try:
+        known = url.startswith(("https://", "http://")) and (urlsplit(url).port or 1) > 0
+    except ValueError:  # a port that none is; a bracket that does not close
+        known = False
+    if not known:
         raise ConfigError(f"alerts.webhook_env: expected the variable {variable} to hold an http(s) URL")
     return url

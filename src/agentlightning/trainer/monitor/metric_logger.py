@@ -90,8 +90,12 @@ class MetricLogger:
             new = [alarm for alarm in found if alarm.name not in self._load]
             if not new and len(found) == len(self._load):
                 return
-            self._load = {alarm.name: alarm for alarm in found}
-            await self._tell({}, max((row["step"] for row in self._rows), default=0), new)
+            before, self._load = self._load, {alarm.name: alarm for alarm in found}
+            try:
+                await self._tell({}, max((row["step"] for row in self._rows), default=0), new)
+            except BaseException:  # the store is away: what nobody was told begins again at the next look
+                self._load = before
+                raise
 
     async def _tell(self, summary: JSON, step: int, new: Sequence[Alarm]) -> None:
         """Updates the run's summary, and tells what begins and is not silenced."""
