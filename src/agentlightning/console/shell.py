@@ -7,6 +7,7 @@ it, and gets nothing where nothing is new.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -30,6 +31,8 @@ from agentlightning.console.pages.suggestions import suggestions_page
 from agentlightning.console.parts import Query, choice, first, number
 from agentlightning.console.reader import Reader
 from agentlightning.errors import AgentLightningError
+
+log = logging.getLogger(__name__)
 
 Page = Callable[[Reader, Query], Awaitable[Html]]
 
@@ -136,8 +139,9 @@ def _live(blocks: gr.Blocks, reader: Reader) -> None:
     async def show(mark: str, request: gr.Request) -> Any:
         try:
             now, part = await live_part(reader, _query(request))
-        except AgentLightningError as error:
-            now, part = str(error), element("p", str(error), class_="wrong", role="alert")
+        except Exception as error:
+            part = _wrong(error)
+            now = str(part)
         return (gr.skip(), gr.skip()) if now == mark else (_framed("/run", part), now)
 
     for listen in (blocks.load, view.input):
@@ -147,8 +151,18 @@ def _live(blocks: gr.Blocks, reader: Reader) -> None:
 async def _rendered(page: Page, reader: Reader, query: Query) -> Html:
     try:
         return await page(reader, query)
-    except AgentLightningError as error:  # what is wrong with the address, or with the store, is told in its place
-        return element("p", str(error), class_="wrong", role="alert")
+    except Exception as error:
+        return _wrong(error)
+
+
+def _wrong(error: Exception) -> Html:
+    """The sentence in place of a view: of a wrong address or store, or of a fault of ours, which is logged."""
+    if isinstance(error, AgentLightningError):
+        told = str(error)
+    else:
+        log.error("a page failed", exc_info=error)
+        told = f"this page failed ({type(error).__name__}); what the console printed says where"
+    return element("p", told, class_="wrong", role="alert")
 
 
 def _framed(path: str | None, content: Html) -> str:

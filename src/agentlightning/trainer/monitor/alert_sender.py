@@ -168,7 +168,7 @@ class AlertSender:
             self._failure("the command", f"did not end within {COMMAND_TIMEOUT_S:g} s")
         finally:
             if child.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child.pid, signal.SIGKILL)
                 await child.wait()
 
@@ -183,7 +183,8 @@ class AlertSender:
 
     def _position(self) -> int:
         try:
-            return int(self._sent.read_bytes())
+            # A power cut may leave less of the file than was sent of it.
+            return min(int(self._sent.read_bytes()), self._file.stat().st_size)
         except (OSError, ValueError):
             return 0
 
