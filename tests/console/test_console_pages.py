@@ -164,7 +164,7 @@ async def test_tokens_are_coloured_by_the_version_that_sampled_them(reader: Read
 async def test_a_replay_of_a_call_that_is_not_there_says_so(reader: Reader) -> None:
     rollout = await a_rollout(reader, "alpha")
 
-    with pytest.raises(InputError, match="call: expected a number below 2, got 7"):
+    with pytest.raises(InputError, match=r"call: expected a number below 2 \(the first call is 0\), got 7"):
         await replay_page(reader, {"rollout": [rollout.id], "call": ["7"]})
     with pytest.raises(NotFoundError):
         await replay_page(reader, {"rollout": ["nobody"]})

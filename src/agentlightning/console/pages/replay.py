@@ -60,7 +60,7 @@ def _current(one: Recorded, query: Query) -> int:
         return found[0]
     current = number(query, "call", 0) or 0
     if one.calls and current >= len(one.calls):
-        raise InputError(f"call: expected a number below {len(one.calls)}, got {current}")
+        raise InputError(f"call: expected a number below {len(one.calls)} (the first call is 0), got {current}")
     return current
 
 
