@@ -105,6 +105,13 @@ async def test_settings_of_a_rule_are_given_and_checked(store: LightningStore) -
         await changed(store, credit="discounted", credit_settings={"gamma": 2.0})
 
 
+async def test_weights_of_rewards_that_no_rollout_has_are_refused(store: LightningStore) -> None:
+    await made(store)
+
+    with pytest.raises(ConfigError, match=r"weights: expected names of .*, got sytle, which no rollout has"):
+        await changed(store, weights={"sytle": 1.0})
+
+
 async def test_other_weights_make_other_rewards(store: LightningStore) -> None:
     earned = [Earned(group="a", replica=n, reward=float(n), named={"style": float(3 - n)}) for n in range(4)]
     await made(store, earned)

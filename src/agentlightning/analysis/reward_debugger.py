@@ -184,6 +184,7 @@ async def what_if(
     groups, problems = record.groups, dict[str, str]()
     if change.scorer is not None:
         groups, problems = await _rescored(store, record, change.scorer)
+    _check_weights(change, groups)
     try:
         after = await _advantages(store, record, changed, groups)
     except OverflowError:
@@ -226,6 +227,16 @@ def changed_algorithm(algorithm: LightningRL, change: RewardChange) -> Lightning
     if not changes and change.scorer is None:
         raise ConfigError("what-if: expected a credit rule, an advantage, weights or a reward function, got none")
     return replace(algorithm, **changes)
+
+
+def _check_weights(change: RewardChange, groups: Sequence[Sequence[Trajectory]]) -> None:
+    """ConfigError where a weight is given to a reward that no rollout has: no rollout would have a reward then."""
+    known = {name for members in groups for trajectory in members for name in trajectory.rewards}
+    unknown = sorted(set(change.weights or ()) - known)
+    if unknown and known:
+        raise ConfigError(
+            f"weights: expected names of {', '.join(sorted(known))}, got {', '.join(unknown)[:200]}, which no rollout has"
+        )
 
 
 async def _advantages(
