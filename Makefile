@@ -28,10 +28,10 @@ demo: .venv/.demo
 	$(call install,.venv,--editable .)
 	touch $@
 
-# Tests are compiled once, while mypy keeps one core busy, and not by each of the four processes.
+# Tests are compiled once, while mypy keeps one core busy, and not by each of three processes.
 test: install node-packages servers
 	$(MAKE) -j 2 lint bytecode
-	$(BIN)/pytest -m "not slow" -n 4 --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "not slow" -n 3 --dist loadfile $(ARGS)
 
 test-slow: install node-packages servers browser frameworks coding-agents .venv-clients-langchain/.installed .venv-vllm/.installed .venv-verl/.installed
 	$(BIN)/pytest -m "slow and not long" -n 2 --dist loadfile $(ARGS)

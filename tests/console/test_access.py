@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from agentlightning.console.access import SESSION_S, Access, Sessions
-from agentlightning.console.shell import PLACES
+from agentlightning.console.parts import PLACES
 from agentlightning.gateway.authentication import Authentication
 from agentlightning.store.sql.store import SqlLightningStore
 

@@ -57,6 +57,7 @@ def test_a_new_critic_says_0_of_every_state(llama: Path) -> None:
     assert learner(llama).values([row(), sequence([3, 4], [(1, 2)])]) == [[0.0] * len(TOKENS), [0.0, 0.0]]
 
 
+@pytest.mark.slow
 def test_the_critic_learns_the_returns_of_the_states_before_the_tokens(llama: Path) -> None:
     critic = taught(llama, 150)
     (values,) = critic.values([row()])

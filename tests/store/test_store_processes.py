@@ -17,6 +17,8 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.open import open_store
 from agentlightning.types import NewRollout
 
+pytestmark = pytest.mark.slow
+
 KEY = "key-of-the-tests"
 PROCESSES = 8
 AT_ONCE = 2048
@@ -47,8 +49,6 @@ CLAIMER = """
 import asyncio, sys
 from agentlightning.store.open import open_store
 from agentlightning.types import Finish, WorkerStatus
-
-pytestmark = pytest.mark.slow
 
 async def main(url, key, run_id, worker_id):
     worker = WorkerStatus(id=worker_id, run_id=run_id, host=worker_id, pid=1, running=0, seen_ns=0)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -185,6 +186,7 @@ def test_any_history_of_rollouts_follows_the_model() -> None:
     run_state_machine_as_test(lambda: RolloutMachine(lambda clock: sql_store("memory://", clock)), settings=HISTORIES)
 
 
+@pytest.mark.slow
 def test_any_history_of_rollouts_follows_the_model_on_redis(redis: RedisServer) -> None:
     def store_with(clock: Clock) -> LightningStore:
         return RedisLightningStore(redis.url(), now_ns=clock)

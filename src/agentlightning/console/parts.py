@@ -18,6 +18,18 @@ Query = Mapping[str, Sequence[str]]
 S = TypeVar("S", bound=str)
 
 MAX_CELL_CHARS = 400
+PLACES = {
+    "/": "Runs",
+    "/rollouts": "Rollouts",
+    "/compare": "Compare",
+    "/rewards": "Rewards",
+    "/bottlenecks": "Bottlenecks",
+    "/suggestions": "Suggestions",
+    "/alerts": "Alerts",
+    "/prompts": "Prompts",
+    "/models": "Models",
+}
+"""Pages that the navigation leads to; the others are reached from these."""
 
 
 def first(query: Query, name: str, default: str = "") -> str:

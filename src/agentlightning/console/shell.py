@@ -28,7 +28,7 @@ from agentlightning.console.pages.run import live_part, run_page
 from agentlightning.console.pages.runs import runs_page
 from agentlightning.console.pages.side import side_page
 from agentlightning.console.pages.suggestions import suggestions_page
-from agentlightning.console.parts import Query, choice, first, number
+from agentlightning.console.parts import PLACES, Query, choice, first, number
 from agentlightning.console.reader import Reader
 from agentlightning.errors import AgentLightningError
 
@@ -36,18 +36,6 @@ log = logging.getLogger(__name__)
 
 Page = Callable[[Reader, Query], Awaitable[Html]]
 
-PLACES = {
-    "/": "Runs",
-    "/rollouts": "Rollouts",
-    "/compare": "Compare",
-    "/rewards": "Rewards",
-    "/bottlenecks": "Bottlenecks",
-    "/suggestions": "Suggestions",
-    "/alerts": "Alerts",
-    "/prompts": "Prompts",
-    "/models": "Models",
-}
-"""Pages that the navigation leads to; the others are reached from these."""
 TICK_MS = 2000
 PLAY_MS = 2500
 """Time for which a replay that plays shows a call."""
