@@ -8,7 +8,7 @@ the rights of whoever types it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from agentlightning.algorithms.advantage import ADVANTAGES
 from agentlightning.algorithms.credit import CREDIT
@@ -40,7 +40,7 @@ from agentlightning.console.parts import (
     table,
 )
 from agentlightning.console.reader import Reader
-from agentlightning.errors import AgentLightningError, ConfigError, InputError, NotFoundError
+from agentlightning.errors import AgentLightningError, ConfigError, InputError, NotFoundError, printable
 from agentlightning.store.base import RolloutQuery
 from agentlightning.store.summary_types import SummaryQuery
 from agentlightning.types import CallCredit, Run
@@ -130,10 +130,11 @@ async def what_if_view(reader: Reader, run: Run, query: Query) -> Html:
     """A step's rollouts as the run learned from them, and under the change of the address."""
     step, last = number(query, "step"), run.summary.get("step")
     step = step if step is not None else last if isinstance(last, int) else 1
-    parts = [await _change_form(reader, run, step, query)]
+    names = await _reward_names(reader, run, step)
+    parts = [_change_form(run, step, query, names)]
     options: list[str] = []
     try:
-        change, options = _asked_change(query)
+        change, options = _asked_change(query, names)
         if options:
             typed = command("what-if", run.id, f"--step {step}", *options)
             check_readable(run, typed)
@@ -144,12 +145,15 @@ async def what_if_view(reader: Reader, run: Run, query: Query) -> Html:
     return join([*parts, *_own_function(run, command("what-if", run.id, f"--step {step}", *options))])
 
 
-def _asked_change(query: Query) -> tuple[RewardChange, list[str]]:
+def _asked_change(query: Query, names: Sequence[str]) -> tuple[RewardChange, list[str]]:
     """The change of the address, and the same as options of the command. InputError or ConfigError for what is none."""
     credit, advantage = choice(query, "credit", ("", *RULES)), choice(query, "advantage", ("", *ADVANTAGES))
     sets = [part.strip() for part in first(query, "settings").split(",") if part.strip()]
     pairs = zip(query.get("reward", ()), query.get("weight", ()), strict=False)
-    weights = {name: _weight(text) for name, text in pairs if text}
+    stored = {
+        printable(name): name for name in names
+    }  # a form has no character that a terminal or a reader's eye obeys
+    weights = {stored.get(name, name): _weight(text) for name, text in pairs if text}
     weighed = ",".join(f"{name}={weight:g}" for name, weight in weights.items())
     given = [("--credit", credit), *(("--credit-set", one) for one in sets), ("--advantage", advantage)]
     change = RewardChange(
@@ -168,19 +172,22 @@ def _weight(text: str) -> float:
         raise InputError(f"weight: expected a number, got {text[:80]!r}") from None
 
 
-async def _change_form(reader: Reader, run: Run, step: int, query: Query) -> Html:
+async def _reward_names(reader: Reader, run: Run, step: int) -> list[str]:
     try:
         some = await read_rewarded(reader.store, run.id, [step], limit=MAX_LISTED)
     except NotFoundError:
-        some = []
-    names = sorted({name for one in some for name in one.rewards})
+        return []
+    return sorted({name for one in some for name in one.rewards})
+
+
+def _change_form(run: Run, step: int, query: Query, names: Sequence[str]) -> Html:
     given = dict(zip(query.get("reward", ()), query.get("weight", ()), strict=False))
     weights = [
         element(
             "label",
             f"{name} ",
             element("input", type="hidden", name="reward", value=name),
-            element("input", type="number", step="any", name="weight", value=given.get(name)),
+            element("input", type="number", step="any", name="weight", value=given.get(printable(name))),
         )
         for name in names
     ]
