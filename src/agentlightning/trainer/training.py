@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -150,9 +150,10 @@ class Training:
             loop.hung_processes = processes.hung
             if config.agent.given:
                 await processes.start_workers(self._progress.note)
+            watch = LoadWatch(store=processes.store, logger=loop.metric_logger)
             async with (
                 TraceExport(config.tracing.export, folder, processes.store, self._progress.note),
-                LoadWatch(store=processes.store, logger=loop.metric_logger),
+                watch if config.trainer.health_checks else nullcontext(),
             ):
                 step = await processes.beside(self._lease.during(loop.run(resume)))
             result = await self._leave(processes.store, step)

@@ -13,6 +13,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from notes import Notes
 from pydantic import ValidationError
 
 from agentlightning.config_alerts import AlertRuleConfig, AlertsConfig
@@ -34,7 +35,6 @@ from agentlightning.trainer.monitor.alert_state import (
 from agentlightning.trainer.monitor.health_checks import Alarm, History
 from agentlightning.trainer.monitor.load_watch import LoadWatch
 from agentlightning.trainer.monitor.metric_logger import MetricLogger
-from agentlightning.trainer.progress import Silent
 from agentlightning.types import NewRollout
 
 LOW = {"low": AlertRuleConfig(metric="train/reward_mean", below=0.5, steps=2)}
@@ -124,21 +124,6 @@ def test_what_no_step_shows_is_told(load: Load, name: str) -> None:
 )
 def test_what_is_usual_is_not_told(load: Load) -> None:
     assert load_alarms(load) == []
-
-
-class Notes(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[InMemoryLightningStore]:
-    async with InMemoryLightningStore() as opened:
-        await opened.create_run("test", {"alerts": {"rules": {"low": {}}}}, "run")
-        yield opened
 
 
 def logger(store: InMemoryLightningStore, root: Path) -> tuple[MetricLogger, Notes]:

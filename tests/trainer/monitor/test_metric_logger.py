@@ -1,10 +1,10 @@
 """What becomes of a run's numbers: store, metrics.jsonl, summary, and the notes of the guard."""
 
 import math
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from notes import Notes
 
 from agentlightning.config import parse_config
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -21,22 +21,6 @@ from agentlightning.trainer.monitor.metrics import (
     path_of,
     policy_of,
 )
-from agentlightning.trainer.progress import Silent
-
-
-class Notes(Silent):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[InMemoryLightningStore]:
-    async with InMemoryLightningStore() as opened:
-        await opened.create_run("test", {}, "run")
-        yield opened
 
 
 def watch(

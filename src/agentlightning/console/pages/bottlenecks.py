@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agentlightning.analysis.bottlenecks import Bottleneck, BottleneckReport, Lane, in_words
+from agentlightning.analysis.bottlenecks import LATEST, Bottleneck, BottleneckReport, Lane, in_words
 from agentlightning.analysis.run_bottlenecks import read_bottlenecks
 from agentlightning.console.lanes import LANES, lanes
 from agentlightning.console.markup import Html, element, join
@@ -13,7 +13,6 @@ from agentlightning.console.parts import Query, number, run_link, shown, table
 from agentlightning.console.reader import Reader
 from agentlightning.types import Run
 
-STEPS = 10
 MEANINGS: Mapping[str, str] = {
     "sampler": "had a call of the policy",
     "gateway": "had a call, of a policy or an external model; its own work on a call is not recorded apart from the model's",
@@ -35,8 +34,8 @@ async def bottlenecks_page(reader: Reader, query: Query) -> Html:
     run = await chosen_run(reader, query, "/bottlenecks", "Bottlenecks")
     if not isinstance(run, Run):
         return run
-    latest = number(query, "steps", STEPS) or STEPS
-    found = await read_bottlenecks(reader.store, run.id, latest)
+    latest = number(query, "steps")
+    found = await read_bottlenecks(reader.store, run.id, LATEST if latest is None else latest)
     head = [element("h1", "Bottlenecks"), element("p", run_link(run.id), " ", run.name)]
     if not found.steps:
         return join([*head, element("p", "no training step has ended yet", class_="none")])

@@ -12,7 +12,8 @@ from agentlightning.console.markup import Html, element, join, url
 from agentlightning.console.pages.choose import chosen_run
 from agentlightning.console.parts import Query, clipped, first, number, run_link, table, when
 from agentlightning.console.reader import Reader
-from agentlightning.errors import InputError
+from agentlightning.errors import InputError, MissingExtraError
+from agentlightning.prompts.templates import Template
 from agentlightning.types import JSON, Checkpoint, Resource, Run
 
 MAX_ROWS = 200
@@ -56,7 +57,7 @@ async def prompts_page(reader: Reader, query: Query) -> Html:
         return run
     found = [one for one in await reader.resources(run.id) if one.kind == "prompt_template"]
     if not found:
-        none = "this run has no prompt template; prompts that are optimised get their versions here"
+        none = f"this run has no prompt template; add one with: agl prompts add {run.id} NAME FILE"
         return join([*_head("Prompts", run), element("p", none, class_="none")])
     shown = _shown(found, first(query, "name"), number(query, "version"))
     rows = (
@@ -117,9 +118,11 @@ def _shown(found: Sequence[Resource], name: str, version: int | None) -> Resourc
 
 
 def _text(value: JSON) -> str:
-    """The template's text; a value of another form as JSON."""
-    text = value.get("template", value.get("text"))
-    return text if isinstance(text, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode()
+    """The template's text, or its messages; a value that is no template as JSON."""
+    try:
+        return "\n".join(Template.parse(value).lines())
+    except (InputError, MissingExtraError):
+        return orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode()
 
 
 def _difference(before: str, after: str) -> Html:

@@ -16,6 +16,7 @@ from agentlightning.analysis.reward_statistics import Disagreement, RewardDistri
 from agentlightning.analysis.rewarded_rollouts import OWN, latest_steps, read_rewarded
 from agentlightning.console.histogram import histogram
 from agentlightning.console.markup import Html, element, join, url
+from agentlightning.console.pages.choose import chosen_run
 from agentlightning.console.pages.rewards_changes import command, explain_view, hidden, what_if_view
 from agentlightning.console.parts import (
     Query,
@@ -47,9 +48,9 @@ View = Callable[[Reader, Run, Query], Awaitable[Html]]
 
 async def rewards_page(reader: Reader, query: Query) -> Html:
     """The view of the address; without a run, runs to choose from."""
-    if not (run_id := first(query, "run")):
-        return await _choose_run(reader)
-    run = await reader.run(run_id)
+    run = await chosen_run(reader, query, "/rewards", "Rewards")
+    if not isinstance(run, Run):
+        return run
     names = tuple(VIEWS)
     view = choice(query, "view", names)
     place = {"run": run.id, "step": first(query, "step")}
@@ -73,14 +74,6 @@ async def rewards_page(reader: Reader, query: Query) -> Html:
             content,
         ]
     )
-
-
-async def _choose_run(reader: Reader) -> Html:
-    links = [
-        [element("a", run.id, href=url("/rewards", {"run": run.id})), run.name, run.state]
-        for run in await reader.runs()
-    ]
-    return join([element("h1", "Rewards"), table(["run", "name", "state"], links, "Runs, newest first")])
 
 
 async def _distribution_view(reader: Reader, run: Run, query: Query) -> Html:

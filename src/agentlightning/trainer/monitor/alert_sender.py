@@ -58,6 +58,7 @@ class AlertSender:
         """
         self._url = _webhook(settings.webhook_env)
         self._command = settings.command
+        self._sends = self._url is not None or bool(self._command)
         self._run_id = run_id
         self._file, self._sent = folder / FILE, folder / SENT
         self._tell = tell
@@ -80,7 +81,7 @@ class AlertSender:
             with contextlib.suppress(orjson.JSONDecodeError, KeyError, TypeError):
                 row = orjson.loads(line)
                 self._known.add((row["step"], row["name"]))
-        if self._url is not None or self._command:
+        if self._sends:
             self._background.start("alerts", self._send_for_ever)
         else:
             self._idle.set()
@@ -90,7 +91,7 @@ class AlertSender:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), END_S)
         await self._background.stop()
-        if (self._url is not None or self._command) and (left := len(self._lines(self._position()))):
+        if self._sends and (left := len(self._lines(self._position()))):
             self._tell(f"{left} alerts were not sent; they are in {FILE}, and are sent when the run is resumed")
 
     def put(self, step: int, alarm: Alarm) -> None:
@@ -106,7 +107,7 @@ class AlertSender:
         except OSError as error:
             self._torn = True
             self._failure(FILE, f"cannot be written: {error.strerror}")
-        if self._url is not None or self._command:
+        if self._sends:
             self._idle.clear()
             self._news.set()
 
