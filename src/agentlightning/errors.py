@@ -13,6 +13,7 @@
     │   └── ConflictError            the change contradicts what is recorded (a rollout consumed twice, a stale lease)
     ├── EngineError                  sampling or learning failed
     │   └── LearnerLostError         the learner ended, and what it had learned since the last checkpoint with it
+    ├── BudgetSpentError             a prompt search's budget: it ends with the best candidate so far
     ├── GatewayError                 the gateway cannot start or serve (port in use)
     └── MissingExtraError            an optional dependency is absent; names the extra to install
 
@@ -99,6 +100,10 @@ class EngineError(AgentLightningError):
 
 class LearnerLostError(EngineError):
     """The learner ended, and what it had learned since the last checkpoint with it."""
+
+
+class BudgetSpentError(AgentLightningError):
+    """The budget of a prompt search is spent: it ends with the best candidate so far, which is a result and no failure."""
 
 
 class GatewayError(AgentLightningError):

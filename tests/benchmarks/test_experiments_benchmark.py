@@ -103,7 +103,7 @@ def test_a_run_that_was_interrupted_is_resumed(tmp_path: Path) -> None:
     done = benchmark("--example", "calculator", "--seeds", "1", "--work", str(tmp_path))
     assert done.returncode == 1  # there is too little of it to go on from
     assert f"--runs {folder}/runs --resume a-run failed" in done.stderr
-    assert "a-run: no such run" in done.stderr
+    assert "there is no store yet" in done.stderr
     assert float((folder / "train.wall").read_text()) > 10, "its earlier time counts"
 
 
