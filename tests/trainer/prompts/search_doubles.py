@@ -42,14 +42,14 @@ RUN = "run"
 START = "Answer {question}."
 
 
-def config(templates: Mapping[str, Any] | None = None, **optimize: Any) -> Config:
+def config(texts: Mapping[str, Any] | None = None, **optimize: Any) -> Config:
     return parse_config(
         {
             "model": {"path": "m"},
             "agent": {"run": "a.py:f"},
             "data": {"train": "t", "val": "v"},
             "algorithm": {"name": "a.py:Search"},
-            "prompts": {"templates": templates or {"system": START}},
+            "prompts": {"templates": texts or {"system": START}},
             "external": {
                 "writer": {
                     "url": "https://h/v1",
@@ -173,8 +173,8 @@ class GreedySearch(PromptAlgorithm):
                     [ScoreRequest(candidate=one, split="train", tasks=tasks) for one in (best, child)]
                 )
                 if sum(one.reward for one in after) > sum(one.reward for one in before):
+                    means[child.number] = await self._val(run, child)
                     best = child
-                    means[best.number] = await self._val(run, best)
         except BudgetSpentError as spent:
             reason = str(spent)
         return SearchResult(best=best, mean=means.get(best.number), reason=reason, means=means)

@@ -1,4 +1,4 @@
-"""A prompt search over a store: candidates, rollouts, answers and budgets are recorded, and a kill anywhere changes nothing."""
+"""A prompt search over a store: candidates, rollouts, answers and budgets are recorded, and a kill changes nothing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from loop_doubles import EVERY, Countdown, Crash, Crashing
-from search_doubles import RUN, START, GreedySearch, Writer, config, prompted_agents, searching, text_of
+from search_doubles import RUN, START, WORDS, GreedySearch, Writer, config, prompted_agents, searching, text_of
 
 from agentlightning.algorithms.prompts.search import ScoreRequest, SearchResult
-from agentlightning.errors import AgentError, BudgetSpentError, EngineError, InputError, NoCallsError
+from agentlightning.errors import AgentError, BudgetSpentError, EngineError, InputError
 from agentlightning.store.base import LightningStore, RolloutQuery
 from agentlightning.store.prompt_candidates import read_candidates, validation_rewards
 from agentlightning.store.sql.store import InMemoryLightningStore
@@ -23,9 +23,11 @@ async def all_rollouts(store: LightningStore) -> list[Rollout]:
     return await store.rollouts(RolloutQuery(run_id=RUN))
 
 
-async def whole_search(store: Any, folder: Path, writer: Writer, **optimize: Any) -> SearchResult:
+async def whole_search(
+    store: Any, folder: Path, writer: Writer, rounds: int = len(WORDS), **optimize: Any
+) -> SearchResult:
     async with searching(store, folder, writer, config(**optimize)) as search:
-        return await GreedySearch().search(search, 0)
+        return await GreedySearch(rounds=rounds).search(search, 0)
 
 
 async def test_a_search_finds_the_words_that_are_rewarded(tmp_path: Path) -> None:
@@ -186,7 +188,7 @@ async def test_a_search_that_is_asked_to_end_ends_before_the_next_batch(tmp_path
 async def test_a_search_that_is_killed_anywhere_goes_on_and_asks_nothing_twice(tmp_path: Path, every: int) -> None:
     async with InMemoryLightningStore() as store, prompted_agents(store):
         writer = Writer(store)
-        expected = await whole_search(store, tmp_path / "whole", writer)
+        expected = await whole_search(store, tmp_path / "whole", writer, 2)
         counted, asked = len(await all_rollouts(store)), writer.prompts
         candidates = await read_candidates(store, RUN)
     ticks = 0
@@ -195,10 +197,10 @@ async def test_a_search_that_is_killed_anywhere_goes_on_and_asks_nothing_twice(t
         async with InMemoryLightningStore() as store, prompted_agents(store):
             writer, survived = Writer(store), True
             try:
-                await whole_search(Crashing(store, Countdown(ticks)), tmp_path / f"{ticks}", writer)
+                await whole_search(Crashing(store, Countdown(ticks)), tmp_path / f"{ticks}", writer, 2)
             except Crash:
                 survived = False
-            assert await whole_search(store, tmp_path / f"{ticks}", writer) == expected
+            assert await whole_search(store, tmp_path / f"{ticks}", writer, 2) == expected
             assert writer.prompts == asked
             assert len(await all_rollouts(store)) == counted
             assert await read_candidates(store, RUN) == candidates
