@@ -12,9 +12,6 @@ from dataclasses import dataclass
 
 from agentlightning.algorithms.prompts.search import PromptCandidate, RolloutScore, ScoreRequest
 
-MIN_BATCHES = 2
-"""A race that stands even goes on up to this many batches; one that is behind ends at once."""
-
 
 def sign_test_wealth(wins: int, losses: int) -> float:
     """The wealth of a bettor who begins with 1 and bets that wins are more likely than losses.
@@ -49,8 +46,8 @@ class Race:
     """One candidate against its parent, over tasks in a fixed order, then over further replicas of the same tasks.
 
     Pairs with equal rewards say nothing. It ends with `accepted` where the wealth reaches 1 / alpha, and without where
-    the candidate is behind at the end of a batch, or still not ahead after the second, or where the rollouts that are
-    left could not decide it: ending it early makes no wrong acceptance.
+    the candidate is behind at the end of a batch, or still not ahead after more tasks than one batch has, or where the
+    rollouts that are left could not decide it: ending it early makes no wrong acceptance.
     """
 
     def __init__(self, parent: PromptCandidate, child: PromptCandidate, order: Sequence[int], rule: RaceRule) -> None:
@@ -61,14 +58,12 @@ class Race:
         """None: not decided yet."""
         self._order = tuple(order)
         self._rule = rule
-        self._batches = 0
-        self._place = 0
 
     def wanted(self) -> tuple[ScoreRequest, ScoreRequest] | None:
         """The next rollouts, of the parent and of the child; None where the race is over."""
         if self.accepted is not None:
             return None
-        replica, start = divmod(self._place, len(self._order))
+        replica, start = divmod(self._counted(), len(self._order))
         tasks = self._order[start : start + min(self._rule.batch, self._left())]
         parent, child = (
             ScoreRequest(candidate=one, split="val", tasks=tasks, replica=replica) for one in (self.parent, self.child)
@@ -81,23 +76,24 @@ class Race:
             self.wins += after.reward > before.reward
             self.losses += after.reward < before.reward
             self.ties += after.reward == before.reward
-        self._place += len(child)
-        self._batches += 1
         self.accepted = self._decision()
 
     def sentence(self) -> str:
         """The count, in words."""
         return f"better on {self.wins}, worse on {self.losses}, equal on {self.ties}"
 
+    def _counted(self) -> int:
+        return self.wins + self.losses + self.ties
+
     def _left(self) -> int:
-        return self._rule.max_rollouts // 2 - self._place
+        return self._rule.max_rollouts // 2 - self._counted()
 
     def _decision(self) -> bool | None:
         enough = 1 / self._rule.alpha
         if sign_test_wealth(self.wins, self.losses) >= enough:
             return True
         behind = self.wins < self.losses
-        even = self.wins == self.losses and self._batches >= MIN_BATCHES
+        even = self.wins == self.losses and self._counted() > self._rule.batch
         hopeless = sign_test_wealth(self.wins + max(0, self._left()), self.losses) < enough
         return False if behind or even or hopeless else None
 
