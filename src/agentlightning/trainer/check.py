@@ -29,7 +29,7 @@ class CheckResult:
     attempts: list[Attempt]
     calls: list[Call]
     rewards: list[Reward]
-    feedback: str
+    feedback: str = ""
     """Words that came with them; '' where there are none."""
     success: float
     """Mean final reward at the training temperature over the first training tasks."""
