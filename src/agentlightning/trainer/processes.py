@@ -132,7 +132,8 @@ class Processes:
             self._folder.create(self._config)
             # The server goes last: it finishes what it accepted.
             stack.push_async_callback(self._supervisor.stop)
-            self._progress.phase("starting: model", 0, 3)
+            if self._configs:
+                self._progress.phase("starting: model", 0, 3)
             for name in self._hub_models:
                 self._progress.note(f"model.path {name}: no such folder here; asking the Hugging Face hub")
             # In a thread: a download takes minutes in which Ctrl-C must be heard.
@@ -161,7 +162,8 @@ class Processes:
                 log = self._folder.path / "logs" / "console.log"
                 shown = console_process(read, self._supervisor.server_key, log, self._secret_variables)
                 self._progress.note(f"console {await stack.enter_async_context(shown)}")
-            self._progress.phase("starting: sampler and learner", 2, 3)
+            if self._configs:
+                self._progress.phase("starting: sampler and learner", 2, 3)
             served = await starting
             chosen = {
                 one.device for alias, one in self._engines.items() if self._configs[alias].engine.device == "auto"
